@@ -1,0 +1,24 @@
+"""The cost of a model, from its own formula: floating-point operations of its matrix products.
+
+A multiply-add counts two. Norms, softmax and the optimizer are left out: below 2 % at the sizes of the papers. The test
+``tests/test_flops.py`` holds the formula against what XLA counts in the compiled step.
+"""
+
+from jaxgrow.models.gpt2 import GPT2Config
+
+
+def forward(config: GPT2Config, tokens: int, length: int | None = None) -> float:
+    """FLOPs of a forward pass over ``tokens`` tokens in sequences of ``length`` (the config's context, if left out).
+
+    A token and layer: ``2 * (4 D HK + 2 D F)`` in the kernels, ``4 * T HK`` in scores and their weighted sum (the whole
+    square is computed, also under a causal mask); ``2 D V`` in the head.
+    """
+    c = config
+    width = c.heads * c.head_dim
+    layer = 2 * (4 * c.embed * width + 2 * c.embed * c.mlp) + 4 * (length or c.context) * width
+    return float(tokens) * (c.layers * layer + 2 * c.embed * c.vocab)
+
+
+def train(config: GPT2Config, tokens: int, length: int | None = None) -> float:
+    """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted."""
+    return 3 * forward(config, tokens, length)

@@ -1,0 +1,228 @@
+"""How one named axis changes size: a pair of linear maps, as data.
+
+A growth is a plain dict ``{axis name: AxisMap}``; axes that it does not name stay as they are. Growths are pytrees:
+print them, save them, differentiate through them, and combine them with `swap`, `dual` and `compose`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxgrow.axes import LAYERS
+
+
+@struct.dataclass
+class Rows:
+    """A sparse matrix ``[new, old]``: ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``.
+
+    Copies, means and sums are this, with one or a few terms a row. Applied by gathering, never by a matrix product, so a
+    copy is exact to the bit on every device and runs at the speed of memory.
+    """
+
+    index: np.ndarray  # int [new, terms]
+    weight: np.ndarray  # float [new, terms]
+    old: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.index.shape[0], self.old)
+
+
+Matrix: TypeAlias = Rows | np.ndarray | jax.Array
+
+
+@struct.dataclass
+class AxisMap:
+    """How one axis changes size; both matrices are ``[new, old]``.
+
+    ``write`` acts on leaves that write the axis, ``read`` on leaves that contract it away. The function of a network is
+    kept when ``read.T @ write == I`` and ``write`` only copies: a reader then receives what it received before.
+    """
+
+    write: Matrix
+    read: Matrix
+
+    @property
+    def new(self) -> int:
+        return self.write.shape[0]
+
+    @property
+    def old(self) -> int:
+        return self.write.shape[1]
+
+
+Growth: TypeAlias = Mapping[str, AxisMap]
+
+
+def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
+    """New unit ``i`` is a copy of old unit ``index[i]``; its readers share the old weight among the copies.
+
+    ``write[i, j] = [index[i] = j]``, ``read[i, j] = write[i, j] / copies of j``. This is Net2Net's map (Chen et al.,
+    2016, Eq. 2), and de-coalescing's (Zou et al., 2024, section 3.2). ``read.T @ write == I`` if each unit is copied.
+
+    Raises:
+      ValueError: an index outside ``0 .. old - 1``.
+    """
+    index = np.asarray(index, np.int32)
+    if index.ndim != 1 or index.size == 0 or index.min() < 0 or index.max() >= old:
+        raise ValueError(f"select needs a list of units in 0 .. {old - 1}, but got {index.tolist()}")
+    copies = np.bincount(index, minlength=old)
+    ones = np.ones((len(index), 1))
+    return AxisMap(
+        write=Rows(index[:, None], ones, old),
+        read=Rows(index[:, None], ones / copies[index, None], old),
+    )
+
+
+def tile(old: int, times: int) -> AxisMap:
+    """``[x, x, ..]``: copies lie ``old`` apart."""
+    return select(np.tile(np.arange(old), times), old)
+
+
+def repeat(old: int, times: int) -> AxisMap:
+    """``[x0, x0, .., x1, x1, ..]``: copies lie side by side."""
+    return select(np.repeat(np.arange(old), times), old)
+
+
+def identity(size: int) -> AxisMap:
+    return select(np.arange(size), size)
+
+
+def blocks(m: AxisMap, size: int) -> AxisMap:
+    """The map that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``. Needs `Rows`."""
+    return AxisMap(_blocks(m.write, size), _blocks(m.read, size))
+
+
+def swap(growth: Growth) -> dict[str, AxisMap]:
+    """The growth the other way: ``write, read = read.T, write.T``. Growing becomes coalescing.
+
+    Where ``read.T @ write == I``, ``grow(swap(g), grow(g, s)) == s``. An involution.
+    """
+    return {name: AxisMap(write=transpose(m.read), read=transpose(m.write)) for name, m in growth.items()}
+
+
+def dual(growth: Growth) -> dict[str, AxisMap]:
+    """How gradients travel: ``write, read = read, write``.
+
+    Where ``g`` keeps the function, ``grad at grow(g, s) == grow(dual(g), grad at s)``; and for every ``g``,
+    ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. An involution.
+    """
+    return {name: AxisMap(write=m.read, read=m.write) for name, m in growth.items()}
+
+
+def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
+    """The growth ``first``, then ``second``, as one: products of maps, axis by axis.
+
+    Raises:
+      ValueError: an axis leaves ``first`` with another size than ``second`` expects.
+    """
+    out = {**first, **second}
+    for name in first.keys() & second.keys():
+        a, b = second[name], first[name]
+        if a.old != b.new:
+            raise ValueError(f"axis {name!r}: the first growth ends at size {b.new}, the second starts at size {a.old}")
+        out[name] = AxisMap(matmul(a.write, b.write), matmul(a.read, b.read))
+    return out
+
+
+def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bool:
+    """Whether the growth keeps the function of every network, whatever its weights (up to rounding).
+
+    Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies. On the axes that a norm averages over
+    (``normed``) every old unit must be copied equally often, or mean and variance change. Stacked layers must stay as
+    they are: copying a layer changes the function to first order (Zou et al., 2024; measured in ``tests/test_laws.py``).
+    """
+    for name, m in growth.items():
+        write, read = dense(m.write), dense(m.read)
+        copies = (write == 1).sum(0)
+        only_copies = ((write == 0) | (write == 1)).all() and ((write == 1).sum(1) == 1).all()
+        if not only_copies or not np.allclose(read.T @ write, np.eye(m.old), rtol=0, atol=1e-6):
+            return False
+        if name in normed and len(set(copies.tolist())) > 1:
+            return False
+        if name == LAYERS and not (m.new == m.old and (write == np.eye(m.old)).all()):
+            return False
+    return True
+
+
+# --- matrices, sparse or dense ---
+
+
+def apply(m: Matrix, x: Any, dim: int) -> Any:
+    """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array."""
+    xp = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
+    if not isinstance(m, Rows):
+        m = xp.asarray(m, x.dtype)
+        product = np.tensordot(m, x, (1, dim)) if xp is np else jnp.tensordot(m, x, (1, dim), precision="highest")
+        return xp.moveaxis(product, 0, dim)
+    column = (slice(None),) + (None,) * (x.ndim - dim - 1)
+    total = None
+    for k in range(m.index.shape[1]):
+        term = _take(x, m.index[:, k], dim)
+        weight = m.weight[:, k]
+        if not (isinstance(weight, np.ndarray) and (weight == 1).all()):
+            term = term * xp.asarray(weight, x.dtype)[column]
+        total = term if total is None else total + term
+    return total
+
+
+def _take(x: Any, index: Any, dim: int) -> Any:
+    if isinstance(x, np.ndarray) and isinstance(index, np.ndarray):
+        return np.take(x, index, dim)
+    if isinstance(x, jax.core.Tracer) and isinstance(index, np.ndarray):
+        # Known while tracing: a few runs of neighbours are slices, which compile to plain copies; a gather does not.
+        runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
+        if len(runs) <= 64:
+            return jnp.concatenate([jax.lax.slice_in_dim(x, r[0], r[-1] + 1, axis=dim) for r in runs], dim)
+    return jnp.take(x, jnp.asarray(index), dim, mode="clip")
+
+
+def dense(m: Matrix) -> np.ndarray:
+    if not isinstance(m, Rows):
+        return np.asarray(m)
+    out = np.zeros(m.shape)
+    np.add.at(out, (np.arange(m.shape[0])[:, None], m.index), m.weight)
+    return out
+
+
+def transpose(m: Matrix) -> Matrix:
+    return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
+
+
+def matmul(a: Matrix, b: Matrix) -> Matrix:
+    if not (isinstance(a, Rows) and isinstance(b, Rows)):
+        a, b = (dense(m) if isinstance(m, Rows) else m for m in (a, b))
+        return a @ b
+    index = b.index[a.index].reshape(a.shape[0], -1)
+    weight = (a.weight[..., None] * b.weight[a.index]).reshape(a.shape[0], -1)
+    return _from_entries(Rows(index, weight, b.old))
+
+
+def _from_entries(m: Rows, transposed: bool = False) -> Rows:
+    """The same matrix, or its transpose, with as few terms a row as it needs; short rows end in terms of weight 0."""
+    i, j = np.repeat(np.arange(m.shape[0]), m.index.shape[1]), m.index.reshape(-1)
+    new, old = m.shape
+    if transposed:
+        i, j, new, old = j, i, old, new
+    flat, where = np.unique(i.astype(np.int64) * old + j, return_inverse=True)
+    weight = np.zeros(len(flat))
+    np.add.at(weight, where.reshape(-1), m.weight.reshape(-1))
+    flat, weight = flat[weight != 0], weight[weight != 0]
+    i, j = np.divmod(flat, old)
+    count = np.bincount(i, minlength=new)
+    k = np.arange(len(i)) - (np.cumsum(count) - count)[i]
+    shape = (new, max(1, int(count.max(initial=0))))
+    out = Rows(np.zeros(shape, np.int32), np.zeros(shape), old)
+    out.index[i, k], out.weight[i, k] = j, weight
+    return out
+
+
+def _blocks(m: Matrix, size: int) -> Rows:
+    if not isinstance(m, Rows):
+        raise TypeError("blocks() takes a map made of Rows: a dense map over blocks of units is np.kron(map, identity)")
+    index = (m.index[:, None, :] * size + np.arange(size)[None, :, None]).reshape(-1, m.index.shape[1])
+    return Rows(index.astype(np.int32), np.repeat(m.weight, size, 0), m.old * size)

@@ -1,0 +1,1 @@
+"""Model families: small Flax modules whose parameters name their axes."""

@@ -1,0 +1,172 @@
+"""Published growth operators, each a short function that returns a growth: data for `jaxgrow.grow`.
+
+Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names that the models here use:
+``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads stay whole: their dimensions are another axis.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from jaxgrow.maps import AxisMap, blocks, select, swap, tile
+
+Sizes: TypeAlias = Mapping[str, int]
+Groups: TypeAlias = Sequence[Sequence[int]] | Literal["far", "adjacent"]
+
+
+def far(old: int, new: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of units ``new`` apart: ``far(4, 2) == ((0, 2), (1, 3))``; the pairs of the published code."""
+    _divides("far", old, new)
+    return tuple(tuple(range(i, old, new)) for i in range(new))
+
+
+def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of neighbours: ``adjacent(4, 2) == ((0, 1), (2, 3))``; the paper's pairs of layers."""
+    _divides("adjacent", old, new)
+    return tuple(tuple(range(i * (old // new), (i + 1) * (old // new))) for i in range(new))
+
+
+def decoalesce(
+    sizes: Sizes, *, heads: Groups | None = None, mlp: Groups | None = None, layers: Groups | None = None
+) -> dict[str, AxisMap]:
+    """From the coalesced model back to one of ``sizes``: copies outputs, divides inputs by the group size.
+
+    For a kernel (column convention): ``W = T_out W' F_in``, ``T[j, i] = [j in group i]``, ``F = T.T / group size``; layers
+    are copied. Zou et al., ICLR 2024, section 3.2; the parameter table is the axis names of the model.
+
+    Args:
+      sizes: of the *large* model.
+      heads: groups of heads that are one head in the small model: any partition, e.g. ``((0, 2), (1, 3))``, or ``"far"``
+        or ``"adjacent"`` for pairs. The residual stream follows, in as many equal blocks.
+      mlp: groups of MLP units; if left out they follow the heads, in as many equal blocks, as in the published mapper.
+      layers: groups of layers.
+
+    Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function if ``layers`` is left
+    out and the groups of heads are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
+    never does.
+
+    Raises:
+      ValueError: groups that are no partition of the axis.
+    """
+    growth = {}
+    if heads is not None:
+        by_head = _partition("heads", sizes["heads"], heads)
+        growth["heads"] = by_head
+        growth["embed"] = blocks(by_head, _per_head(sizes, "embed"))
+        if mlp is None:
+            growth["mlp"] = blocks(by_head, _per_head(sizes, "mlp"))
+    if mlp is not None:
+        growth["mlp"] = _partition("mlp", sizes["mlp"], mlp)
+    if layers is not None:
+        growth["layers"] = _partition("layers", sizes["layers"], layers)
+    return growth
+
+
+def coalesce(
+    sizes: Sizes, *, heads: Groups | None = None, mlp: Groups | None = None, layers: Groups | None = None
+) -> dict[str, AxisMap]:
+    """From a model of ``sizes`` to a smaller one: mean over merged outputs, sum over merged inputs, mean over layers.
+
+    ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments, same errors. Zou et al.,
+    ICLR 2024, Eq. 1 and 2.
+    """
+    return swap(decoalesce(sizes, heads=heads, mlp=mlp, layers=layers))
+
+
+def stack(sizes: Sizes, layers: int) -> dict[str, AxisMap]:
+    """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019)."""
+    old = sizes["layers"]
+    return {"layers": select(np.arange(_deeper("stack", old, layers)) % old, old)}
+
+
+def interleave(sizes: Sizes, layers: int) -> dict[str, AxisMap]:
+    """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO)."""
+    old = sizes["layers"]
+    return {"layers": select(np.arange(_deeper("interleave", old, layers)) * old // layers, old)}
+
+
+def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
+    """Function-preserving initialisation: new units copy random old ones, their readers share the weight.
+
+    ``g(i) = i`` for old units, else uniform over them; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, Chen et al.,
+    ACL 2022, section 3.3: Net2Net's map, Chen et al., ICLR 2016, Eq. 2, with whole heads).
+
+    Args:
+      target: new sizes of any of ``embed``, ``heads``, ``mlp``; any size not smaller than the old one.
+
+    Keeps the function but for norms: exact only if every unit of ``embed`` is copied equally often, which random copies
+    are not; ask `preserves_function`.
+
+    Raises:
+      ValueError: an axis that cannot be widened this way, or a target smaller than the model.
+    """
+    rng = np.random.default_rng(seed)
+    growth = {}
+    for name in sorted(target):
+        if name not in ("embed", "heads", "mlp"):
+            raise ValueError(f"fpi widens embed, heads and mlp, not {name!r}: stack() and interleave() add layers")
+        old, new = sizes[name], target[name]
+        if new < old:
+            raise ValueError(f"axis {name!r}: fpi cannot take {old} to {new}; coalesce() makes models smaller")
+        growth[name] = select(np.concatenate([np.arange(old), rng.integers(0, old, new - old)]), old)
+    return growth
+
+
+net2net = fpi
+
+
+def hypercloning(sizes: Sizes, times: int) -> dict[str, AxisMap]:
+    """``W' = tile(W, (k, k)) / k``, vectors tiled: k times the width, the same function (Samragh et al., 2024)."""
+    return {name: tile(sizes[name], times) for name in ("embed", "heads", "mlp")}
+
+
+def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
+    """The map of de-coalescing: unit ``j`` of the large axis copies the group that it is in."""
+    if isinstance(groups, str):
+        if groups not in ("far", "adjacent"):
+            raise ValueError(f"axis {axis!r}: groups are 'far', 'adjacent' or a partition, not {groups!r}")
+        _divides(f"axis {axis!r}: {groups} pairs", size, 2, "groups of two need an even size; name the groups instead")
+        groups = (far if groups == "far" else adjacent)(size, size // 2)
+    count = np.zeros(size, int)
+    of = np.zeros(size, int)
+    outside = sorted({j for g in groups for j in g if not 0 <= j < size})
+    for i, group in enumerate(groups):
+        inside = [j for j in group if 0 <= j < size]
+        np.add.at(count, inside, 1)
+        of[inside] = i
+    wrong = [
+        f"{what} {units}"
+        for what, units in (
+            (f"outside 0 .. {size - 1}:", outside),
+            ("in no group:", np.flatnonzero(count == 0).tolist()),
+            ("in two groups:", np.flatnonzero(count > 1).tolist()),
+        )
+        if units
+    ]
+    if any(len(g) == 0 for g in groups):
+        wrong.append("an empty group")
+    if wrong:
+        raise ValueError(
+            f"axis {axis!r}: the groups must hold each of its {size} units exactly once, but there are units "
+            + "; ".join(wrong)
+        )
+    return select(of, len(groups))
+
+
+def _per_head(sizes: Sizes, axis: str) -> int:
+    _divides(
+        f"axis {axis!r} follows the heads in equal blocks", sizes[axis], sizes["heads"], "give its groups yourself"
+    )
+    return sizes[axis] // sizes["heads"]
+
+
+def _divides(what: str, size: int, by: int, way_out: str = "name the groups instead") -> None:
+    if by < 1 or size % by:
+        raise ValueError(f"{what}: {size} is not a multiple of {by}; {way_out}")
+
+
+def _deeper(what: str, old: int, new: int) -> int:
+    if new < old:
+        raise ValueError(f"axis 'layers': {what} cannot take {old} to {new}; coalesce() makes models smaller")
+    return new
