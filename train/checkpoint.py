@@ -1,0 +1,98 @@
+"""Checkpoints of a run: models, data iterator and record, written together, in the background, whole or not at all."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from train.errors import UserError, is_full_disk
+from train.step import Model
+
+
+class Checkpoints:
+    """The checkpoints in ``folder``. ``record`` is JSON: where the run is, and what it has cost so far."""
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = folder
+        self._orbax = self._open(keep)
+
+    def _open(self, keep: int):
+        return ocp.training.Checkpointer(
+            self.folder,
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+            cleanup_tmp_directories=True,  # what a killed save left behind
+        )
+
+    def save(self, step: int, models: dict[str, Model], data: Any, record: dict[str, Any]) -> None:
+        """Starts saving; returns as soon as the arrays may change."""
+        trees = {name: _tree(model) for name, model in models.items()}
+        self._orbax.save_checkpointables_async(
+            step, {"models": trees, "data": data}, force=True, custom_metadata=record
+        )
+
+    def restore(self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, sharding: Any):
+        """``(models, record)`` of the newest whole checkpoint, or None if there is none; ``data`` moves to its position.
+
+        ``shapes`` tells from a record which models its checkpoint holds. A damaged checkpoint is reported and set aside.
+
+        Raises:
+          UserError: there are checkpoints, but none is whole.
+        """
+        damaged = []
+        for info in reversed(self._orbax.checkpoints):
+            try:
+                record = self._orbax.checkpointables_metadata(info.step).custom_metadata
+                expected = shapes(record)
+                abstract = jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                    {name: _tree(model) for name, model in expected.items()},
+                )
+                found = self._orbax.load_checkpointables(info.step, {"models": abstract, "data": data})
+            except Exception as error:
+                damaged.append((info.step, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+                continue
+            for step, why in damaged:
+                print(f"checkpoint {step} is damaged ({why}); using {info.step}", file=sys.stderr)
+                (self.folder / str(step)).rename(self.folder / f"damaged-{step}")
+            if damaged:
+                self._orbax.reload()
+            trees = found["models"]
+            return {n: Model(trees[n]["params"], trees[n].get("opt"), m.config) for n, m in expected.items()}, record
+        if damaged:
+            raise UserError(
+                f"no checkpoint in {self.folder} is whole ({'; '.join(f'{s}: {w}' for s, w in damaged)}); "
+                "move the folder away to start anew"
+            )
+        return None
+
+    def wait(self) -> None:
+        self._orbax.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            self._orbax.close()
+        except Exception as late:
+            if error is None or not is_full_disk(error):
+                raise late
+
+
+def _tree(model: Model) -> dict[str, Any]:
+    return {"params": model.params} | ({} if model.opt is None else {"opt": model.opt})
+
+
+def load(folder: str | Path, name: str = "large") -> dict[str, Any]:
+    """The parameters of the model ``name`` in the newest checkpoint of a run, as NumPy arrays."""
+    with ocp.training.Checkpointer(Path(folder).resolve() / "checkpoints") as checkpoints:
+        if checkpoints.latest is None:
+            raise UserError(f"there is no checkpoint in {folder}")
+        metadata = checkpoints.checkpointables_metadata(checkpoints.latest).metadata["models"]
+        abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata[name]["params"])
+        found = checkpoints.load_checkpointables(checkpoints.latest, {"models": {name: {"params": abstract}}})
+        return found["models"][name]["params"]

@@ -1,0 +1,152 @@
+"""What a run is: one frozen dataclass, made by ``config()`` of a Python file, overridden by ``--set a.b=c``."""
+
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxgrow.models.gpt2 import GPT2Config
+from train.data import Data
+from train.errors import UserError
+from train.optim import Optim
+from train.plan import Method, Plan, Scratch
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run. ``steps`` is the budget of the model from scratch; a method's stages are fractions of it."""
+
+    name: str
+    model: GPT2Config
+    steps: int
+    batch: int  # sequences of the model's context, over all devices and micro-batches
+    data: Data = field(default_factory=Data)
+    optim: Optim = field(default_factory=Optim)
+    method: Method = field(default_factory=Scratch)
+    accumulate: int = 1  # micro-batches that a batch is divided into
+    parallel: Literal["pmap", "mesh"] = "pmap"
+    seed: int = 0  # of initialisation and data order
+    eval_every: int = 100  # steps
+    eval_batches: int = 8
+    log_every: int = 10
+    checkpoint_every: int = 500
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
+
+    @property
+    def plan(self) -> Plan:
+        return self.method.plan(self.model, self.optim, self.steps)
+
+
+def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
+    """The experiment of a config file, with ``a.b=c`` overrides.
+
+    Raises:
+      UserError: the file is missing, breaks, or does not define ``config() -> Experiment``; or an override does not fit.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no config {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        experiment = module.config()
+    except Exception as error:
+        raise UserError(f"config {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"config {path}: config() must return an Experiment, not {type(experiment).__name__}")
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise UserError(f"--set takes a.b=c, not {override!r}")
+        experiment = _set(experiment, name.split("."), text, name)
+    try:
+        _ = experiment.plan
+    except ValueError as error:
+        raise UserError(f"config {path}: {error}") from error
+    return experiment
+
+
+def as_json(experiment: Experiment) -> dict[str, Any]:
+    """Everything that decides what a run computes; equal for equal runs."""
+    tagged = dataclasses.asdict(experiment) | {
+        "method": {type(experiment.method).__name__: dataclasses.asdict(experiment.method)}
+    }
+    return json.loads(json.dumps(tagged))
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """``["optim.peak_lr: 0.01 and 0.02", ..]``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{name}.{k}".lstrip("."))]
+    return [] if old == new else [f"{name}: {old!r} and {new!r}"]
+
+
+def _set(node: Any, path: list[str], text: str, name: str) -> Any:
+    """``node`` with the field at ``path`` set. Items of tuples are named by number: ``method.up.0.lr``."""
+    head, *rest = path
+    if isinstance(node, tuple):
+        if not head.isdigit() or int(head) >= len(node):
+            raise UserError(f"--set {name}: {head!r} is none of the items 0 .. {len(node) - 1}")
+        i = int(head)
+        return (
+            *node[:i],
+            _set(node[i], rest, text, name) if rest else _parse(text, type(node[i]), name),
+            *node[i + 1 :],
+        )
+    if not dataclasses.is_dataclass(node):
+        raise UserError(f"--set {name}: nothing has a field {head!r} here, the value is {node!r}")
+    types_ = typing.get_type_hints(type(node))
+    if head not in types_:
+        near = difflib.get_close_matches(head, types_, cutoff=0.5) or sorted(types_)
+        raise UserError(f"--set {name}: {type(node).__name__} has no field {head!r}; did you mean {' or '.join(near)}?")
+    value = _set(getattr(node, head), rest, text, name) if rest else _parse(text, types_[head], name)
+    try:
+        return dataclasses.replace(node, **{head: value})  # type: ignore[type-var]
+    except ValueError as error:
+        raise UserError(f"--set {name}={text}: {error}") from error
+
+
+def _parse(text: str, hint: Any, name: str) -> Any:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    for option in _options(hint):
+        if option is float and type(value) is int:
+            return float(value)
+        if isinstance(option, str) and value == option:  # a literal
+            return value
+        if isinstance(option, type) and type(value) is option:
+            return value
+        if option is str:
+            return text
+    raise UserError(f"--set {name}: {text!r} is no {_spell(hint)}")
+
+
+def _options(hint: Any) -> list[Any]:
+    """What a type hint allows: literal strings and plain types, in order."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [o for arg in typing.get_args(hint) for o in _options(arg)]
+    if origin is Literal:
+        return list(typing.get_args(hint))
+    return [tuple] if origin is not None else [hint]
+
+
+def _spell(hint: Any) -> str:
+    return " or ".join(repr(o) if isinstance(o, str) else getattr(o, "__name__", str(o)) for o in _options(hint))

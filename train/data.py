@@ -1,0 +1,285 @@
+"""Corpora: read, tokenised once into a file of tokens, then served in windows; deterministic, sharded, resumable.
+
+Every source takes the same path: documents, pieces, tokens on disk, windows. Where no validation text is named, every
+k-th piece is held out.
+"""
+
+import gzip
+import hashlib
+import itertools
+import json
+import lzma
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from train.errors import UserError
+
+_PIECE = 1 << 16  # characters; long documents are tokenised and held out in pieces of this size
+
+
+@dataclass(frozen=True)
+class Data:
+    """A corpus and its tokens.
+
+    ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always there. ``"text"`` is a
+    file or folder of ``.txt``, ``.xz`` and ``.gz`` files at ``path``. ``"tfds"`` is the tensorflow-datasets corpus ``name``,
+    prepared or to be prepared under ``path``; it is read without TensorFlow.
+    """
+
+    source: Literal["stdlib", "text", "tfds"] = "stdlib"
+    path: str | None = None
+    valid_path: str | None = None  # validation text of its own, for "text"
+    name: str | None = None  # for "tfds", e.g. "wiki40b/en"
+    field: str = "text"  # the feature that holds a document, for "tfds"
+    tokenizer: str = "bytes"  # or a tokenizer.json, or a folder with vocab.json and merges.txt
+    valid_fraction: float = 0.02  # held out, where there is no validation text or split
+    cache: str = "~/.cache/jaxgrow"
+
+    def __post_init__(self):
+        if not 0 < self.valid_fraction <= 0.5:
+            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
+        if self.source == "text" and self.path is None:
+            raise ValueError("data.source=text needs data.path, a file or folder of .txt, .xz or .gz")
+        if self.source == "tfds" and self.name is None:
+            raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    train: np.ndarray  # memory-mapped, one axis
+    valid: np.ndarray
+    vocab: int
+
+
+def tokens(data: Data) -> Tokens:
+    """The corpus as tokens, from the cache if it was tokenised before.
+
+    Raises:
+      UserError: the corpus or the tokenizer is missing, empty or unreadable.
+    """
+    encode, vocab, identity = _tokenizer(data.tokenizer)
+    corpus = {"stdlib": _stdlib, "text": _text, "tfds": _tfds}[data.source](data)
+    key = json.dumps([asdict(data), identity, corpus.identity], sort_keys=True)
+    folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
+    if not folder.exists():
+        _tokenise(corpus, encode, vocab, data, folder)
+    dtype = _dtype(vocab)
+    train, valid = (np.memmap(folder / part, dtype, "r") for part in ("train", "valid"))
+    return Tokens(train, valid, vocab)
+
+
+class Windows:
+    """Windows of ``length + 1`` tokens, ``length`` apart: each token is predicted once an epoch. A source for grain."""
+
+    def __init__(self, tokens: np.ndarray, length: int):
+        self.tokens, self.length = tokens, length
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.length)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32)
+
+
+def batches(tokens: np.ndarray, length: int, batch: int, seed: int) -> Any:
+    """An endless iterator of int32 [batch, length + 1], reshuffled each epoch; ``batch`` is this process's part.
+
+    Processes see disjoint windows. Its state (``get_state``, ``set_state``) goes into the checkpoint.
+
+    Raises:
+      UserError: fewer windows than one batch.
+    """
+    import grain
+
+    source = Windows(tokens, length)
+    processes = jax.process_count()
+    if len(source) < batch * processes:
+        raise UserError(
+            f"the training text has {len(source)} windows of {length} tokens, less than one batch of {batch * processes}"
+        )
+    windows = grain.MapDataset.source(source).seed(seed).shuffle().repeat()[jax.process_index() :: processes]
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4 * batch)
+    return iter(windows.to_iter_dataset(options).batch(batch))
+
+
+def validation(tokens: np.ndarray, length: int, batch: int, count: int) -> list[np.ndarray]:
+    """The same ``count`` batches always, spread over the validation text; ``batch`` is the global one.
+
+    Fewer batches if the text is short.
+
+    Raises:
+      UserError: not even one batch.
+    """
+    source = Windows(tokens, length)
+    count = min(count, len(source) // batch)
+    if count == 0:
+        raise UserError(
+            f"the validation text has {len(source)} windows of {length} tokens, less than one batch of {batch}; "
+            "raise data.valid_fraction, or lower batch"
+        )
+    chosen = np.linspace(0, len(source) - 1, count * batch).astype(int).reshape(count, batch)
+    mine = np.array_split(chosen, jax.process_count(), axis=1)[jax.process_index()]
+    return [np.stack([source[i] for i in row]) for row in mine]
+
+
+# --- corpora: documents with a name for what they were read from ---
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    identity: Any  # JSON; changes when the text does
+    train: Iterator[str]  # documents
+    valid: Iterator[str] | None  # None: hold some of ``train`` out
+
+
+def _stdlib(data: Data) -> _Corpus:
+    root = Path(sysconfig.get_path("stdlib"))
+    skip = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
+    files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
+    return _files(files, f"the standard library under {root}")
+
+
+def _text(data: Data) -> _Corpus:
+    def found(name: str) -> list[Path]:
+        path = Path(name).expanduser()
+        if not path.exists():
+            raise UserError(f"there is no corpus at {path}")
+        if path.is_file():
+            return [path]
+        return sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".xz", ".gz") and p.is_file())
+
+    assert data.path is not None
+    corpus = _files(found(data.path), data.path)
+    if data.valid_path is None:
+        return corpus
+    valid = _files(found(data.valid_path), data.valid_path)
+    return _Corpus([corpus.identity, valid.identity], corpus.train, valid.train)
+
+
+def _files(files: list[Path], where: str) -> _Corpus:
+    if not files:
+        raise UserError(f"no text in {where}: there is no .txt, .xz or .gz file")
+    return _Corpus([(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files], map(_read, files), None)
+
+
+def _read(path: Path) -> str:
+    opened = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    try:
+        with opened(path, "rb") as f:
+            return f.read().decode("utf-8", errors="replace")
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _tfds(data: Data) -> _Corpus:
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(data.name, data_dir=data.path, file_format="array_record")
+        builder.download_and_prepare()
+    except Exception as error:
+        raise UserError(
+            f"tensorflow-datasets cannot prepare {data.name!r} ({type(error).__name__}: {error}); some corpora need TensorFlow "
+            f"for this: run tfds.builder({data.name!r}, file_format='array_record').download_and_prepare() once where it is "
+            "installed, and name the folder in data.path"
+        ) from error
+
+    def documents(split: str) -> Iterator[str]:
+        for example in builder.as_data_source(split):
+            if data.field not in example:
+                raise UserError(f"{data.name} has no feature {data.field!r}, only {', '.join(example)}; set data.field")
+            yield example[data.field].decode("utf-8", errors="replace")
+
+    split = next((s for s in ("validation", "test") if s in builder.info.splits), None)
+    identity = [builder.info.full_name, {k: s.num_examples for k, s in builder.info.splits.items()}]
+    return _Corpus(identity, documents("train"), documents(split) if split else None)
+
+
+# --- tokens ---
+
+
+def _tokenizer(name: str) -> tuple[Any, int, Any]:
+    """``(encode a list of documents' pieces, vocabulary size, identity)``. A document ends in token ``encode(None)``."""
+    if name == "bytes":
+
+        def encode(pieces: list[str] | None):
+            # No text holds a zero byte, so it ends documents.
+            return [0] if pieces is None else [np.frombuffer(p.encode(), np.uint8) for p in pieces]
+
+        return encode, 256, "bytes"
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            tokenizer = Tokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            files = [path / "vocab.json", path / "merges.txt"]
+        else:
+            tokenizer = Tokenizer.from_file(str(path))
+            files = [path]
+    except Exception as error:
+        raise UserError(
+            f"no tokenizer at {path} ({error}): a tokenizer.json, or a folder of vocab.json and merges.txt"
+        ) from error
+    end = next((i for t in ("<|endoftext|>", "</s>", "[SEP]") if (i := tokenizer.token_to_id(t)) is not None), None)
+
+    def encode(pieces: list[str] | None):
+        if pieces is None:
+            return [] if end is None else [end]
+        return [e.ids for e in tokenizer.encode_batch(pieces, add_special_tokens=False)]
+
+    return encode, tokenizer.get_vocab_size(), [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+
+
+def _dtype(vocab: int) -> type:
+    return np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32
+
+
+def _tokenise(corpus: _Corpus, encode: Any, vocab: int, data: Data, folder: Path) -> None:
+    """Writes ``folder/train`` and ``folder/valid``; the folder appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    every = round(1 / data.valid_fraction)
+    try:
+        with open(work / "train", "wb") as train, open(work / "valid", "wb") as valid:
+            count = itertools.count(1)
+
+            def part(_: str) -> Any:
+                return valid if corpus.valid is None and next(count) % every == 0 else train
+
+            _write(corpus.train, encode, vocab, part)
+            if corpus.valid is not None:
+                _write(corpus.valid, encode, vocab, lambda _: valid)
+        for name in ("train", "valid"):
+            if (work / name).stat().st_size == 0:
+                raise UserError(f"the {name} text of the corpus is empty: {data}")
+        try:
+            work.rename(folder)
+        except OSError:
+            if not folder.exists():  # another process may have finished the same work
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write(documents: Iterator[str], encode: Any, vocab: int, part: Any) -> None:
+    bar = tqdm(documents, desc="tokenise", unit=" documents", disable=None, leave=False)
+    for document in bar:
+        pieces = [document[i : i + _PIECE] for i in range(0, len(document), _PIECE)]
+        if not pieces:
+            continue
+        ends = [[]] * (len(pieces) - 1) + [encode(None)]
+        for piece, ids, end in zip(pieces, encode(pieces), ends, strict=True):
+            out = part(piece)
+            for values in (ids, end):
+                out.write(np.asarray(values, _dtype(vocab)).tobytes())

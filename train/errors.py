@@ -1,0 +1,36 @@
+"""What is wrong with the input, as opposed to the program."""
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Wrong input, said in one line: what, where, and the way out. The scripts print it and exit with 2."""
+
+
+def exits_cleanly(main: Callable[[], None]) -> None:
+    """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback."""
+    try:
+        main()
+    except UserError as error:
+        sys.exit(_say(str(error), 2))
+    except KeyboardInterrupt:
+        sys.exit(_say("interrupted; the same command continues from the last checkpoint", 130))
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        sys.exit(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether ``error`` comes from a disk without space, however deep; storage libraries wrap the system's error."""
+    while error is not None:
+        if getattr(error, "errno", None) in (28, 122) or "No space left" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _say(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,79 @@
+"""What a run has cost so far, and its log: one JSON object a line in ``metrics.jsonl``, the same in TensorBoard."""
+
+import json
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+class Ledger:
+    """Counts tokens, FLOPs and seconds over all phases. Validation is a measurement, not a cost: its time is left out.
+
+    ``record`` is what `record()` returned when a checkpoint was saved: counting goes on from there, and lines that were
+    logged later are cut off, for they will come again.
+    """
+
+    def __init__(self, folder: Path, record: dict[str, Any] | None = None):
+        record = record or {"tokens": 0, "flops": 0.0, "seconds": 0.0, "steps": 0, "phases": [], "bytes": 0}
+        self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
+        self.phases: list[dict[str, Any]] = record["phases"]
+        self._before, self._start = record["seconds"], time.monotonic()
+        self._log = open(folder / "metrics.jsonl", "ab")
+        self._log.truncate(record["bytes"])
+        self._events = EventFileWriter(str(folder / "tensorboard"))
+        self._events.add_event(Event(wall_time=time.time(), step=self.steps, file_version="brain.Event:2"))
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.monotonic() - self._start
+
+    @contextmanager
+    def paused(self):
+        """Time spent inside does not count."""
+        before = self.seconds
+        yield
+        self._before, self._start = before, time.monotonic()
+
+    def begin(self, phase: str, parameters: int) -> None:
+        """Opens the account of a phase."""
+        self.phases.append(
+            {"phase": phase, "parameters": parameters, "steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
+        )
+
+    def add(self, *, flops: float, tokens: int = 0, steps: int = 0) -> None:
+        self.flops, self.tokens, self.steps = self.flops + flops, self.tokens + tokens, self.steps + steps
+        account = self.phases[-1]
+        account["flops"] += flops
+        account["tokens"] += tokens
+        account["steps"] += steps
+
+    def log(self, step: int, **values: float) -> None:
+        """Writes a line: totals of the run so far, and ``values`` at ``step`` of the phase."""
+        totals = {"tokens": self.tokens, "flops": self.flops, "seconds": round(self.seconds, 3)}
+        line = {"phase": self.phases[-1]["phase"], "step": step, **totals, **values}
+        self._log.write(json.dumps(line).encode() + b"\n")
+        self._log.flush()
+        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in (values | totals).items()])
+        self._events.add_event(Event(wall_time=time.time(), step=self.steps, summary=summary))
+
+    def record(self) -> dict[str, Any]:
+        """Everything that a run needs to go on counting from here, as JSON."""
+        if self.phases:
+            self.phases[-1]["seconds"] = self.seconds - sum(p["seconds"] for p in self.phases[:-1])
+        return {
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "phases": [dict(p) for p in self.phases],
+            "bytes": self._log.tell(),
+        }
+
+    def close(self) -> None:
+        self._log.close()
+        self._events.close()

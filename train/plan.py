@@ -1,0 +1,253 @@
+"""A training run is a plan: a tuple of phases. `Train` trains a named model; the others make a model from earlier ones.
+
+Methods differ only in the plan that they build. Models live under names between the phases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeAlias
+
+import jax
+import optax
+
+from jaxgrow.grow import grow
+from jaxgrow.merge import correct, interpolate
+from jaxgrow.models import gpt2
+from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.moments import Policy, grow_optimizer
+from jaxgrow.operators import Groups, coalesce, decoalesce
+from train.optim import Optim
+from train.step import Model
+
+
+Models: TypeAlias = Mapping[str, Model]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which heads, MLP units and layers of a model are one unit of the next smaller one (`jaxgrow.operators.coalesce`)."""
+
+    heads: Groups | None = "far"
+    mlp: Groups | None = None
+    layers: Groups | None = "adjacent"
+    tied: Literal["norm", "paper"] = "norm"  # what a tied head does with the 1/k: exact, or as in the published code
+
+    def growth(self, large: GPT2Config, operator):
+        return operator(_sizes(large), heads=self.heads, mlp=self.mlp, layers=self.layers)
+
+    def axes(self, config: GPT2Config):
+        axes = gpt2.axes(config)
+        return gpt2.paper_tied_axes(axes) if self.tied == "paper" else axes
+
+    def small(self, large: GPT2Config) -> GPT2Config:
+        return gpt2.resized(large, self.growth(large, coalesce))
+
+
+@dataclass(frozen=True)
+class Train:
+    """Trains the model ``name``; a model that does not exist yet is initialised from ``config``."""
+
+    name: str
+    steps: int
+    optim: Optim
+    config: GPT2Config
+
+    reads = property(lambda self: (self.name,))
+    writes = property(lambda self: self.name)
+
+
+@dataclass(frozen=True)
+class Coalesce:
+    """``target = C(source)``."""
+
+    source: str
+    target: str
+    grouping: Grouping
+    moments: Policy = "drop"
+
+    reads = property(lambda self: (self.source,))
+    writes = property(lambda self: self.target)
+
+    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return _grown(models[self.source], self.grouping, coalesce, models[self.source].config, tx, self.moments)
+
+
+@dataclass(frozen=True)
+class Decoalesce:
+    """``target = D(source)``, of the sizes of the model ``like``."""
+
+    source: str
+    target: str
+    like: str
+    grouping: Grouping
+    moments: Policy = "drop"
+
+    reads = property(lambda self: (self.source, self.like))
+    writes = property(lambda self: self.target)
+
+    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return _grown(models[self.source], self.grouping, decoalesce, models[self.like].config, tx, self.moments)
+
+
+@dataclass(frozen=True)
+class Interpolate:
+    """``before = (1 - alpha) before + alpha up``. The optimizer state is that of ``up``, if it has one."""
+
+    before: str
+    up: str
+    alpha: float
+
+    reads = property(lambda self: (self.before, self.up))
+    writes = property(lambda self: self.before)
+
+    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        before, up = models[self.before], models[self.up]
+        return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
+
+
+@dataclass(frozen=True)
+class Correct:
+    """``before = before + alpha D(small - C(before))``. The optimizer state is ``small``'s, grown by ``moments``."""
+
+    before: str
+    small: str
+    grouping: Grouping
+    alpha: float = 1.0
+    moments: Policy = "drop"
+
+    reads = property(lambda self: (self.before, self.small))
+    writes = property(lambda self: self.before)
+
+    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        before, small = models[self.before], models[self.small]
+        up = _grown(small, self.grouping, decoalesce, before.config, tx, self.moments)
+        growth, axes = self.grouping.growth(before.config, decoalesce), self.grouping.axes(before.config)
+        return Model(correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config)
+
+
+Transform: TypeAlias = Coalesce | Decoalesce | Interpolate | Correct
+Phase: TypeAlias = Train | Transform
+Plan: TypeAlias = tuple[Phase, ...]
+
+
+def describe(phase: Phase) -> str:
+    """A phase's name in logs and tables."""
+    if isinstance(phase, Train):
+        return f"train {phase.name}"
+    return f"{type(phase).__name__.lower()} {' '.join(phase.reads)}"
+
+
+def live(plan: Plan, done: int) -> set[str]:
+    """The models that phases after the first ``done`` still read, and the one that the plan is for."""
+    names = {plan[-1].writes}
+    for phase in reversed(plan[done:]):
+        names.discard(phase.writes)
+        names |= set(phase.reads)
+    return names
+
+
+def _grown(model: Model, grouping: Grouping, operator, large: GPT2Config, tx, moments: Policy) -> Model:
+    growth, axes = grouping.growth(large, operator), grouping.axes(model.config)
+    params = grow(growth, model.params, axes)
+    keep = moments != "drop" and model.opt is not None
+    opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments) if keep else None
+    return Model(params, opt, gpt2.resized(model.config, growth))
+
+
+def _sizes(config: GPT2Config) -> dict[str, int]:
+    return {f.name: getattr(config, f.name) for f in fields(config) if f.type is int}
+
+
+# --- methods: what builds a plan ---
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """One model, trained to the end of a fully decayed schedule."""
+
+    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
+        return (Train("large", steps, optim, model),)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The training of one level. What is None is as in the experiment."""
+
+    steps: float  # as a fraction of the experiment's steps
+    lr: float = 1.0  # times the experiment's peak learning rate
+    warmup: int | None = None
+    floor: float | None = None
+    schedule: Literal["cosine", "linear", "wsd"] | None = None
+
+    def optim(self, base: Optim) -> Optim:
+        own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
+        return replace(base, peak_lr=base.peak_lr * self.lr, **own)
+
+
+@dataclass(frozen=True)
+class VCycle:
+    """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
+
+    ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every level, the smallest
+    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``.
+    """
+
+    down: tuple[Stage, ...] = (Stage(0.05),)
+    up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
+    grouping: Grouping = field(default_factory=Grouping)
+    alpha: float = 0.25  # weighs the small model's part
+    correction: bool = False
+    moments_down: Policy = "drop"
+    moments_up: Policy = "drop"
+
+    def __post_init__(self):
+        if len(self.up) != len(self.down) + 1:
+            raise ValueError(
+                f"a V-cycle of {len(self.down) + 1} levels needs {len(self.down) + 1} stages up, but has {len(self.up)}"
+            )
+
+    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
+        names = ["large", *(f"coarse{i}" for i in range(1, len(self.up)))]
+        configs = [model]
+        for _ in self.down:
+            configs.append(self.grouping.small(configs[-1]))
+
+        def train(level: int, stage: Stage) -> Train:
+            return Train(names[level], round(stage.steps * steps), stage.optim(optim), configs[level])
+
+        plan: list[Phase] = []
+        for level, stage in enumerate(self.down):
+            plan += [train(level, stage), Coalesce(names[level], names[level + 1], self.grouping, self.moments_down)]
+        plan.append(train(len(self.down), self.up[0]))
+        for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
+            large, small = names[level], names[level + 1]
+            if self.correction:
+                plan.append(Correct(large, small, self.grouping, self.alpha, self.moments_up))
+            else:
+                plan.append(Decoalesce(small, "up", large, self.grouping, self.moments_up))
+                plan.append(Interpolate(large, "up", self.alpha))
+            plan.append(train(level, stage))
+        return tuple(phase for phase in plan if not isinstance(phase, Train) or phase.steps or phase.name == "large")
+
+
+Method: TypeAlias = Scratch | VCycle
+
+
+def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:
+    """The live models after the first ``done`` phases, as shapes: what a checkpoint of that moment holds."""
+    models: dict[str, Model] = {}
+    for i, phase in enumerate(plan[:done]):
+        if isinstance(phase, Train):
+            models[phase.name] = jax.eval_shape(lambda p=phase: start(p, models, tx, jax.random.key(0)))
+        else:
+            models[phase.writes] = jax.eval_shape(lambda m, p=phase: p.run(m, tx), models)
+        models = {name: m for name, m in models.items() if name in live(plan, i + 1)}
+    return models
+
+
+def start(phase: Train, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
+    """The model that a `Train` begins with, complete with optimizer state."""
+    model = models.get(phase.name)
+    params = gpt2.init(phase.config, key) if model is None else model.params
+    opt = tx.init(params) if model is None or model.opt is None else model.opt
+    return Model(params, opt, phase.config)

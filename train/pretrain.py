@@ -1,0 +1,238 @@
+"""Runs the plan of a config: ``python -m train.pretrain CONFIG [--workdir DIR] [--set a.b=c ...]``.
+
+A run that was stopped, however, goes on with the same command and ends as if it had never been stopped.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxgrow import flops
+from train import data as corpora
+from train.checkpoint import Checkpoints
+from train.config import Experiment, as_json, differences, load
+from train.errors import UserError, exits_cleanly
+from train.ledger import Ledger
+from train.optim import learning_rate, transformation
+from train.parallel import AXIS, local_batch, mapped, replicated
+from train.plan import Train, Transform, describe, live, shapes, start
+from train.step import Model, eval_step, train_step
+
+
+def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
+    """Runs the plan, or what is left of it, in ``workdir``; returns what is in ``workdir/result.json``.
+
+    Raises:
+      UserError: bad input, a loss that is not finite, or SIGTERM (after saving).
+    """
+    folder = claim(workdir, experiment)
+    if (folder / "result.json").exists():
+        return json.loads((folder / "result.json").read_text())
+    tokens = corpora.tokens(experiment.data)
+    config = experiment.model
+    if tokens.vocab > config.vocab:
+        raise UserError(
+            f"the tokenizer has {tokens.vocab} tokens, but model.vocab is {config.vocab}; raise it to as many"
+        )
+    try:
+        mine = local_batch(experiment.batch // experiment.accumulate) * experiment.accumulate
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    data = corpora.batches(tokens.train, config.context, mine, experiment.seed)
+    held_out = corpora.validation(tokens.valid, config.context, experiment.batch, experiment.eval_batches)
+
+    tx = transformation(experiment.optim)
+    plan = experiment.plan
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        found = checkpoints.restore(lambda r: _expected(plan, r, tx), data, replicated())
+        models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None})
+        ledger = Ledger(folder, record["ledger"])
+        work = _Work(experiment, checkpoints, ledger, data, held_out, tx, models)
+        with work.bar:
+            for i in range(record["phase"], len(plan)):
+                phase = plan[i]
+                if isinstance(phase, Train):
+                    work.train(i, phase, record["step"] if i == record["phase"] else 0)
+                else:
+                    work.transform(phase)
+                work.models = {name: m for name, m in work.models.items() if name in live(plan, i + 1)}
+        checkpoints.wait()
+        result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss}
+        ledger.close()
+    _write(folder / "result.json", result)
+    return result
+
+
+def claim(workdir: str | Path, experiment: Experiment) -> Path:
+    """Makes ``workdir`` the work directory of ``experiment``.
+
+    Raises:
+      UserError: it belongs to another experiment already.
+    """
+    folder = Path(workdir).expanduser().resolve()
+    mine, config = as_json(experiment), folder / "config.json"
+    if config.exists():
+        other = differences(json.loads(config.read_text()), mine)
+        if other:
+            raise UserError(
+                f"{folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
+            )
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(config, mine)
+    return folder
+
+
+@dataclass
+class _Work:
+    """A run in progress: what the phases share."""
+
+    experiment: Experiment
+    checkpoints: Checkpoints
+    ledger: Ledger
+    data: Any
+    held_out: list[np.ndarray]
+    tx: Any
+    models: dict[str, Model]
+    val_loss: float = math.nan
+
+    def __post_init__(self):
+        e = self.experiment
+        self._train = mapped(train_step(self.tx, e.accumulate, AXIS), e.parallel, donate=True)
+        self._eval = mapped(eval_step(AXIS), e.parallel)
+        self._stop = Stop()
+        tokens = e.batch * e.model.context
+        total = sum(p.steps * flops.train(p.config, tokens) for p in e.plan if isinstance(p, Train))
+        self.bar = tqdm(  # in FLOPs, so that the time left is right for small and large models alike
+            total=total,
+            initial=self.ledger.flops,
+            disable=None,
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+        )
+
+    def train(self, i: int, phase: Train, done: int) -> None:
+        """Trains ``phase.name``, from step ``done`` of phase ``i`` of the plan."""
+        e, tokens = self.experiment, self.experiment.batch * phase.config.context
+        cost = flops.train(phase.config, tokens)
+        name = describe(phase)
+        self.bar.set_description_str(f"{e.name}: {name}")
+        if done == 0:
+            key = jax.random.fold_in(jax.random.key(e.seed), i)
+            fresh = jax.jit(lambda models: start(phase, models, self.tx, key))(self.models)
+            # The state will be donated, so it must share no memory with a model that is kept.
+            self.models[phase.name] = jax.device_put(jax.tree.map(jnp.copy, fresh), replicated())
+            self.ledger.begin(name, _count(fresh))
+        model = self.models.pop(phase.name)
+        kept = {n: m for n, m in self.models.items() if n in live(e.plan, i + 1)}
+        unread: tuple[int, Any] | None = None
+        for step in range(done, phase.steps):
+            lr = learning_rate(phase.optim, phase.steps, step)
+            model, metrics = self._train(model, next(self.data), np.float32(lr))
+            self.ledger.add(flops=cost, tokens=tokens, steps=1)
+            step += 1
+            last, stop = step == phase.steps, self._stop.asked
+            if step % e.log_every == 0 or last or stop:
+                self._log(unread)  # the one before: the device need not wait for the host
+                unread = (step, metrics | {"lr": lr})
+            if step % e.eval_every == 0 or last:
+                unread = self._log(unread)
+                self.val_loss = self.validate(model)
+                self.ledger.log(step, val_loss=self.val_loss)
+                tqdm.write(f"{name}: step {step}, validation loss {self.val_loss:.4f}", file=sys.stderr)
+            if step % e.checkpoint_every == 0 or last or stop:
+                unread = self._log(unread)
+                record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
+                self.checkpoints.save(self.ledger.steps, kept | {phase.name: model}, self.data, record)
+            if stop:
+                self.checkpoints.wait()
+                raise UserError(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
+        self.models[phase.name] = model
+
+    def transform(self, phase: Transform) -> None:
+        name = describe(phase)
+        self.bar.set_description_str(f"{self.experiment.name}: {name}")
+        program = jax.jit(lambda models: phase.run(models, self.tx)).lower(self.models).compile()
+        result = program(self.models)
+        self.models[phase.writes] = result
+        self.ledger.begin(name, _count(result))
+        cost = program.cost_analysis() or {}
+        self.ledger.add(flops=max(0.0, cost.get("flops", 0.0)))
+        self.val_loss = self.validate(result)
+        self.ledger.log(0, val_loss=self.val_loss)
+        self.ledger.record()
+
+    def validate(self, model: Model) -> float:
+        with self.ledger.paused():
+            model = model.replace(opt=None)
+            return float(np.mean([float(self._eval(model, batch)) for batch in self.held_out]))
+
+    def _log(self, unread: tuple[int, Any] | None) -> None:
+        if unread is None:
+            return
+        step, metrics = unread
+        values = {k: float(v) for k, v in metrics.items()}
+        bad = [f"{k} is {v}" for k, v in values.items() if not math.isfinite(v)]
+        if bad:
+            raise UserError(
+                f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1]['phase']}; the last good checkpoint is kept in "
+                f"{self.checkpoints.folder}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
+            )
+        self.ledger.log(step, **values)
+        self.bar.n = self.ledger.flops
+        self.bar.set_postfix_str(
+            f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"
+        )
+
+
+class Stop:
+    """Whether SIGTERM came: preemption, or a polite kill."""
+
+    def __init__(self):
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, *_):
+        self.asked = True
+
+
+def _expected(plan, record: dict[str, Any], tx) -> dict[str, Model]:
+    """The models in the checkpoint of a record, as shapes: those of earlier phases, and the one in training."""
+    i = record["phase"]
+    models = shapes(plan, i + 1, tx)
+    return models
+
+
+def _count(model: Model) -> int:
+    return sum(x.size for x in jax.tree.leaves(model.params))
+
+
+def _write(path: Path, content: Any) -> None:
+    """Writes JSON; the file appears whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m train.pretrain", description=__doc__)
+    parser.add_argument("config", help="a Python file with config() -> Experiment")
+    parser.add_argument("--workdir", help="where the run lives (default: runs/<name of the experiment>)")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
+    arguments = parser.parse_args()
+    experiment = load(arguments.config, arguments.set)
+    run(experiment, arguments.workdir or Path("runs") / experiment.name)
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)
