@@ -29,10 +29,11 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
       ValueError: a map whose old size is not the size of its axis, or an axis that no leaf has; all in one message.
     """
     _check(growth, params, axes)
-    return jax.tree.map(lambda names, x: _leaf(growth, names, x), axes, params, is_leaf=is_names)
+    return jax.tree.map(lambda names, x: grow_leaf(growth, names, x), axes, params, is_leaf=is_names)
 
 
-def _leaf(growth: maps.Growth, names: Names, x: Any) -> Any:
+def grow_leaf(growth: maps.Growth, names: Names, x: Any) -> Any:
+    """`grow` for one leaf, whose shape is taken to fit."""
     steps = [(dim, growth[axis(n)], reads(n)) for dim, n in enumerate(names) if axis(n) in growth]
     if not steps:
         return x

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jaxgrow.axes import Tree
-from jaxgrow.grow import grow
+from jaxgrow.grow import grow, grow_leaf
 from jaxgrow.maps import AxisMap, Growth, Rows, dual
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
@@ -66,13 +66,12 @@ def grow_optimizer(
         if owner is None:
             return x
         field = path.removesuffix("/" + owner).rsplit("/", 1)[-1]
-        like = ({"w": x}, {"w": names[owner]})
+        on = names[owner]
         if field == "born":
             if policy == "asymmetric":
-                age = grow(travel, {"w": jnp.broadcast_to(x, shapes[owner])}, like[1])["w"]
-                kept = grow(travel, {"w": jnp.ones(shapes[owner], bool)}, like[1])["w"]
-                return jnp.where(kept, age, clocks[0].count)
-            return grow(travel, *like)["w"] if jnp.shape(x) == shapes[owner] else x
+                kept = grow_leaf(travel, on, jnp.ones(shapes[owner], bool))
+                return jnp.where(kept, grow_leaf(travel, on, jnp.broadcast_to(x, shapes[owner])), clocks[0].count)
+            return grow_leaf(travel, on, x) if jnp.shape(x) == shapes[owner] else x
         if jnp.shape(x) != shapes[owner]:
             raise ValueError(
                 f"optimizer state {path}: shape {jnp.shape(x)} is not its parameter's {shapes[owner]}; use 'drop'"
@@ -80,10 +79,10 @@ def grow_optimizer(
         if field not in _POWER:
             raise ValueError(f"optimizer state {path}: {field!r} is none of {', '.join(_POWER)}; use policy 'drop'")
         if policy != "exact":
-            return grow(travel, *like)["w"]
+            return grow_leaf(travel, on, x)
         if _POWER[field] == 1:
-            return grow(dual(growth), *like)["w"]
-        return jnp.square(grow(dual(growth), {"w": jnp.sqrt(x)}, like[1])["w"])
+            return grow_leaf(dual(growth), on, x)
+        return jnp.square(grow_leaf(dual(growth), on, jnp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 

@@ -18,12 +18,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = folder
-        self._orbax = self._open(keep)
-
-    def _open(self, keep: int):
-        return ocp.training.Checkpointer(
-            self.folder,
-            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+        self._orbax = ocp.training.Checkpointer(
+            str(self.folder),
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,  # what a killed save left behind
         )
 
@@ -34,7 +31,9 @@ class Checkpoints:
             step, {"models": trees, "data": data}, force=True, custom_metadata=record
         )
 
-    def restore(self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, sharding: Any):
+    def restore(
+        self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, sharding: Any
+    ) -> tuple[dict[str, Model], dict[str, Any]] | None:
         """``(models, record)`` of the newest whole checkpoint, or None if there is none; ``data`` moves to its position.
 
         ``shapes`` tells from a record which models its checkpoint holds. A damaged checkpoint is reported and set aside.
@@ -45,7 +44,7 @@ class Checkpoints:
         damaged = []
         for info in reversed(self._orbax.checkpoints):
             try:
-                record = self._orbax.checkpointables_metadata(info.step).custom_metadata
+                record: Any = self._orbax.checkpointables_metadata(info.step).custom_metadata
                 expected = shapes(record)
                 abstract = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -89,7 +88,7 @@ def _tree(model: Model) -> dict[str, Any]:
 
 def load(folder: str | Path, name: str = "large") -> dict[str, Any]:
     """The parameters of the model ``name`` in the newest checkpoint of a run, as NumPy arrays."""
-    with ocp.training.Checkpointer(Path(folder).resolve() / "checkpoints") as checkpoints:
+    with ocp.training.Checkpointer(str(Path(folder).resolve() / "checkpoints")) as checkpoints:
         if checkpoints.latest is None:
             raise UserError(f"there is no checkpoint in {folder}")
         metadata = checkpoints.checkpointables_metadata(checkpoints.latest).metadata["models"]

@@ -12,10 +12,10 @@ import lzma
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -106,7 +106,7 @@ def batches(tokens: np.ndarray, length: int, batch: int, seed: int) -> Any:
         raise UserError(
             f"the training text has {len(source)} windows of {length} tokens, less than one batch of {batch * processes}"
         )
-    windows = grain.MapDataset.source(source).seed(seed).shuffle().repeat()[jax.process_index() :: processes]
+    windows = grain.MapDataset.source(cast(Any, source)).seed(seed).shuffle().repeat()[jax.process_index() :: processes]
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4 * batch)
     return iter(windows.to_iter_dataset(options).batch(batch))
 
@@ -183,6 +183,7 @@ def _read(path: Path) -> str:
 def _tfds(data: Data) -> _Corpus:
     import tensorflow_datasets as tfds
 
+    assert data.name is not None
     try:
         builder = tfds.builder(data.name, data_dir=data.path, file_format="array_record")
         builder.download_and_prepare()
@@ -194,7 +195,7 @@ def _tfds(data: Data) -> _Corpus:
         ) from error
 
     def documents(split: str) -> Iterator[str]:
-        for example in builder.as_data_source(split):
+        for example in builder.as_data_source(split=split):
             if data.field not in example:
                 raise UserError(f"{data.name} has no feature {data.field!r}, only {', '.join(example)}; set data.field")
             yield example[data.field].decode("utf-8", errors="replace")
@@ -206,46 +207,47 @@ def _tfds(data: Data) -> _Corpus:
 
 # --- tokens ---
 
+Encode: TypeAlias = Callable[
+    [list[str]], tuple[list[Any], list[int]]
+]  # pieces -> (ids of each, ids that end the document)
 
-def _tokenizer(name: str) -> tuple[Any, int, Any]:
-    """``(encode a list of documents' pieces, vocabulary size, identity)``. A document ends in token ``encode(None)``."""
+
+def _tokenizer(name: str) -> tuple[Encode, int, Any]:
+    """``(encode, vocabulary size, identity)``."""
     if name == "bytes":
-
-        def encode(pieces: list[str] | None):
-            # No text holds a zero byte, so it ends documents.
-            return [0] if pieces is None else [np.frombuffer(p.encode(), np.uint8) for p in pieces]
-
-        return encode, 256, "bytes"
+        return _bytes, 256, "bytes"
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     path = Path(name).expanduser()
+    files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
     try:
         if path.is_dir():
-            tokenizer = Tokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            files = [path / "vocab.json", path / "merges.txt"]
+            tokenizer = Tokenizer(models.BPE.from_file(*map(str, files)))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
         else:
             tokenizer = Tokenizer.from_file(str(path))
-            files = [path]
     except Exception as error:
         raise UserError(
             f"no tokenizer at {path} ({error}): a tokenizer.json, or a folder of vocab.json and merges.txt"
         ) from error
     end = next((i for t in ("<|endoftext|>", "</s>", "[SEP]") if (i := tokenizer.token_to_id(t)) is not None), None)
 
-    def encode(pieces: list[str] | None):
-        if pieces is None:
-            return [] if end is None else [end]
-        return [e.ids for e in tokenizer.encode_batch(pieces, add_special_tokens=False)]
+    def encode(pieces: list[str]) -> tuple[list[Any], list[int]]:
+        ids = [e.ids for e in tokenizer.encode_batch(pieces, add_special_tokens=False)]
+        return ids, [] if end is None else [end]
 
     return encode, tokenizer.get_vocab_size(), [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+
+
+def _bytes(pieces: list[str]) -> tuple[list[Any], list[int]]:
+    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [0]  # no text holds a zero byte, so it ends documents
 
 
 def _dtype(vocab: int) -> type:
     return np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32
 
 
-def _tokenise(corpus: _Corpus, encode: Any, vocab: int, data: Data, folder: Path) -> None:
+def _tokenise(corpus: _Corpus, encode: Encode, vocab: int, data: Data, folder: Path) -> None:
     """Writes ``folder/train`` and ``folder/valid``; the folder appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
@@ -254,12 +256,12 @@ def _tokenise(corpus: _Corpus, encode: Any, vocab: int, data: Data, folder: Path
         with open(work / "train", "wb") as train, open(work / "valid", "wb") as valid:
             count = itertools.count(1)
 
-            def part(_: str) -> Any:
+            def part() -> Any:
                 return valid if corpus.valid is None and next(count) % every == 0 else train
 
             _write(corpus.train, encode, vocab, part)
             if corpus.valid is not None:
-                _write(corpus.valid, encode, vocab, lambda _: valid)
+                _write(corpus.valid, encode, vocab, lambda: valid)
         for name in ("train", "valid"):
             if (work / name).stat().st_size == 0:
                 raise UserError(f"the {name} text of the corpus is empty: {data}")
@@ -272,14 +274,13 @@ def _tokenise(corpus: _Corpus, encode: Any, vocab: int, data: Data, folder: Path
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _write(documents: Iterator[str], encode: Any, vocab: int, part: Any) -> None:
+def _write(documents: Iterator[str], encode: Encode, vocab: int, part: Callable[[], Any]) -> None:
     bar = tqdm(documents, desc="tokenise", unit=" documents", disable=None, leave=False)
     for document in bar:
         pieces = [document[i : i + _PIECE] for i in range(0, len(document), _PIECE)]
         if not pieces:
             continue
-        ends = [[]] * (len(pieces) - 1) + [encode(None)]
-        for piece, ids, end in zip(pieces, encode(pieces), ends, strict=True):
-            out = part(piece)
-            for values in (ids, end):
-                out.write(np.asarray(values, _dtype(vocab)).tobytes())
+        ids, end = encode(pieces)
+        ids[-1] = np.concatenate([ids[-1], end])
+        for piece in ids:
+            part().write(np.asarray(piece, _dtype(vocab)).tobytes())

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
@@ -23,7 +23,7 @@ class Ledger:
         self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
         self.phases: list[dict[str, Any]] = record["phases"]
         self._before, self._start = record["seconds"], time.monotonic()
-        self._log = open(folder / "metrics.jsonl", "ab")
+        self._log = (folder / "metrics.jsonl").open("ab")
         self._log.truncate(record["bytes"])
         self._events = EventFileWriter(str(folder / "tensorboard"))
         self._events.add_event(Event(wall_time=time.time(), step=self.steps, file_version="brain.Event:2"))

@@ -19,7 +19,6 @@ from jaxgrow.operators import Groups, coalesce, decoalesce
 from train.optim import Optim
 from train.step import Model
 
-
 Models: TypeAlias = Mapping[str, Model]
 
 
@@ -149,8 +148,9 @@ def live(plan: Plan, done: int) -> set[str]:
 def _grown(model: Model, grouping: Grouping, operator, large: GPT2Config, tx, moments: Policy) -> Model:
     growth, axes = grouping.growth(large, operator), grouping.axes(model.config)
     params = grow(growth, model.params, axes)
-    keep = moments != "drop" and model.opt is not None
-    opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments) if keep else None
+    opt = None
+    if moments != "drop" and model.opt is not None:
+        opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments)
     return Model(params, opt, gpt2.resized(model.config, growth))
 
 
@@ -233,15 +233,28 @@ class VCycle:
 Method: TypeAlias = Scratch | VCycle
 
 
+def after(plan: Plan, i: int, models: Models, result: Model) -> dict[str, Model]:
+    """The models after phase ``i``, which gave ``result``: those that are still needed.
+
+    A transformation uses up the optimizer state of what it reads, so that a model that is kept costs its parameters only.
+    """
+    phase = plan[i]
+    out = dict(models)
+    if not isinstance(phase, Train):
+        out |= {name: replace(models[name], opt=None) for name in phase.reads}
+    out[phase.writes] = result
+    return {name: model for name, model in out.items() if name in live(plan, i + 1)}
+
+
 def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:
-    """The live models after the first ``done`` phases, as shapes: what a checkpoint of that moment holds."""
+    """The models after the first ``done`` phases, as shapes: what a checkpoint of that moment holds."""
     models: dict[str, Model] = {}
     for i, phase in enumerate(plan[:done]):
-        if isinstance(phase, Train):
-            models[phase.name] = jax.eval_shape(lambda p=phase: start(p, models, tx, jax.random.key(0)))
-        else:
-            models[phase.writes] = jax.eval_shape(lambda m, p=phase: p.run(m, tx), models)
-        models = {name: m for name, m in models.items() if name in live(plan, i + 1)}
+
+        def run(models, phase=phase):
+            return start(phase, models, tx, jax.random.key(0)) if isinstance(phase, Train) else phase.run(models, tx)
+
+        models = after(plan, i, models, jax.eval_shape(run, models))
     return models
 
 

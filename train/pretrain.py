@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from train.errors import UserError, exits_cleanly
 from train.ledger import Ledger
 from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.plan import Train, Transform, describe, live, shapes, start
+from train.plan import Train, Transform, after, describe, shapes, start
 from train.step import Model, eval_step, train_step
 
 
@@ -55,18 +55,18 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     tx = transformation(experiment.optim)
     plan = experiment.plan
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        found = checkpoints.restore(lambda r: _expected(plan, r, tx), data, replicated())
-        models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None})
+        found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
+        models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "val_loss": math.nan})
         ledger = Ledger(folder, record["ledger"])
-        work = _Work(experiment, checkpoints, ledger, data, held_out, tx, models)
+        work = _Work(experiment, checkpoints, ledger, data, held_out, tx, models, record["val_loss"])
         with work.bar:
             for i in range(record["phase"], len(plan)):
                 phase = plan[i]
                 if isinstance(phase, Train):
-                    work.train(i, phase, record["step"] if i == record["phase"] else 0)
+                    result = work.train(i, phase, record["step"] if i == record["phase"] else 0)
                 else:
-                    work.transform(phase)
-                work.models = {name: m for name, m in work.models.items() if name in live(plan, i + 1)}
+                    result = work.transform(phase)
+                work.models = after(plan, i, work.models, result)
         checkpoints.wait()
         result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss}
         ledger.close()
@@ -105,7 +105,7 @@ class _Work:
     held_out: list[np.ndarray]
     tx: Any
     models: dict[str, Model]
-    val_loss: float = math.nan
+    val_loss: float
 
     def __post_init__(self):
         e = self.experiment
@@ -121,7 +121,7 @@ class _Work:
             bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
         )
 
-    def train(self, i: int, phase: Train, done: int) -> None:
+    def train(self, i: int, phase: Train, done: int) -> Model:
         """Trains ``phase.name``, from step ``done`` of phase ``i`` of the plan."""
         e, tokens = self.experiment, self.experiment.batch * phase.config.context
         cost = flops.train(phase.config, tokens)
@@ -131,10 +131,11 @@ class _Work:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
             fresh = jax.jit(lambda models: start(phase, models, self.tx, key))(self.models)
             # The state will be donated, so it must share no memory with a model that is kept.
-            self.models[phase.name] = jax.device_put(jax.tree.map(jnp.copy, fresh), replicated())
+            model = jax.device_put(jax.tree.map(jnp.copy, fresh), replicated())
             self.ledger.begin(name, _count(fresh))
-        model = self.models.pop(phase.name)
-        kept = {n: m for n, m in self.models.items() if n in live(e.plan, i + 1)}
+        else:
+            model = self.models[phase.name]
+        self.models.pop(phase.name, None)
         unread: tuple[int, Any] | None = None
         for step in range(done, phase.steps):
             lr = learning_rate(phase.optim, phase.steps, step)
@@ -153,28 +154,27 @@ class _Work:
             if step % e.checkpoint_every == 0 or last or stop:
                 unread = self._log(unread)
                 record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
-                self.checkpoints.save(self.ledger.steps, kept | {phase.name: model}, self.data, record)
+                self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()
                 raise UserError(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
-        self.models[phase.name] = model
+        return model
 
-    def transform(self, phase: Transform) -> None:
+    def transform(self, phase: Transform) -> Model:
         name = describe(phase)
         self.bar.set_description_str(f"{self.experiment.name}: {name}")
         program = jax.jit(lambda models: phase.run(models, self.tx)).lower(self.models).compile()
         result = program(self.models)
-        self.models[phase.writes] = result
         self.ledger.begin(name, _count(result))
         cost = program.cost_analysis() or {}
         self.ledger.add(flops=max(0.0, cost.get("flops", 0.0)))
         self.val_loss = self.validate(result)
         self.ledger.log(0, val_loss=self.val_loss)
-        self.ledger.record()
+        return result
 
     def validate(self, model: Model) -> float:
         with self.ledger.paused():
-            model = model.replace(opt=None)
+            model = replace(model, opt=None)
             return float(np.mean([float(self._eval(model, batch)) for batch in self.held_out]))
 
     def _log(self, unread: tuple[int, Any] | None) -> None:
@@ -204,13 +204,6 @@ class Stop:
 
     def _ask(self, *_):
         self.asked = True
-
-
-def _expected(plan, record: dict[str, Any], tx) -> dict[str, Model]:
-    """The models in the checkpoint of a record, as shapes: those of earlier phases, and the one in training."""
-    i = record["phase"]
-    models = shapes(plan, i + 1, tx)
-    return models
 
 
 def _count(model: Model) -> int:

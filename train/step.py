@@ -1,5 +1,6 @@
 """The train step and the validation loss: pure functions of one device, which `train.parallel` maps over all."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ class Model:
 
 def loss(model: Model, tokens: jax.Array) -> jax.Array:
     """Mean cross-entropy of the next token, nats; ``tokens`` is int [batch, length + 1]."""
-    logits_BTV = GPT2(model.config).apply({"params": model.params}, tokens[:, :-1])
+    logits_BTV: Any = GPT2(model.config).apply({"params": model.params}, tokens[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, tokens[:, 1:]).mean()
 
 
@@ -33,7 +34,7 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str):
     """
 
     def gradient(model: Model, tokens: jax.Array):
-        return jax.value_and_grad(lambda params: loss(model.replace(params=params), tokens))(model.params)
+        return jax.value_and_grad(lambda params: loss(replace(model, params=params), tokens))(model.params)
 
     def step(model: Model, tokens: jax.Array, lr: jax.Array):
         if accumulate == 1:
@@ -49,7 +50,7 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str):
         value, grads = jax.lax.pmean((value, grads), axis)
         updates, opt = tx.update(grads, model.opt, model.params)
         params = jax.tree.map(lambda p, u: p - lr * u, model.params, updates)
-        return model.replace(params=params, opt=opt), {"loss": value, "grad_norm": optax.tree.norm(grads)}
+        return replace(model, params=params, opt=opt), {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
     return step
 

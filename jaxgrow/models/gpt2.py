@@ -75,10 +75,8 @@ class GPT2(nn.Module):
         x_BTD = (table_VD[tokens_BT] + places_TD[: tokens_BT.shape[1]]).astype(dtype)
         x_BTD, rms_L = run_stack(lambda w, x: block.apply({"params": w}, x), blocks, x_BTD, remat=c.remat, rms=rms)
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", 1e-5, dtype, name="final_norm")(x_BTD)
-        if c.tied:
-            head_DV = table_VD.T
-        else:
-            head_DV = self.param("head_kernel", named(init, "embed" + READ, "vocab"), (c.embed, c.vocab))
+        head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
+        head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         logits_BTV = jnp.einsum(
             "btd,dv->btv", x_BTD, head_DV.astype(dtype), preferred_element_type=jnp.promote_types(dtype, jnp.float32)
         )
