@@ -182,10 +182,12 @@ def _read(path: Path) -> str:
 
 def _tfds(data: Data) -> _Corpus:
     import tensorflow_datasets as tfds
+    import tensorflow_datasets.text  # registers the text corpora, which the line above does only with TensorFlow
 
     assert data.name is not None
+    folder = None if data.path is None else Path(data.path).expanduser()
     try:
-        builder = tfds.builder(data.name, data_dir=data.path, file_format="array_record")
+        builder = tfds.builder(data.name, data_dir=folder, file_format="array_record")
         builder.download_and_prepare()
     except Exception as error:
         raise UserError(
