@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -154,11 +155,11 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
 
 def apply(m: Matrix, x: Any, dim: int) -> Any:
     """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array."""
-    xp = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
+    xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     if not isinstance(m, Rows):
         m = xp.asarray(m, x.dtype)
-        product = np.tensordot(m, x, (1, dim)) if xp is np else jnp.tensordot(m, x, (1, dim), precision="highest")
-        return xp.moveaxis(product, 0, dim)
+        precision = {} if xp is np else {"precision": "highest"}  # accelerators round matrix products by default
+        return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
     column = (slice(None),) + (None,) * (x.ndim - dim - 1)
     total = None
     for k in range(m.index.shape[1]):

@@ -88,7 +88,7 @@ def grow_optimizer(
 
 
 class RebiasState(NamedTuple):
-    count: chex.Array  # int32 [], steps taken
+    count: chex.Array  # type: ignore[assignment]  # int32 [], steps taken
     born: Tree  # int32, a scalar a parameter or its shape: the step count at which a moment began
 
 

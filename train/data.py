@@ -197,7 +197,7 @@ def _tfds(data: Data) -> _Corpus:
         ) from error
 
     def documents(split: str) -> Iterator[str]:
-        for example in builder.as_data_source(split=split):
+        for example in cast(Any, builder).as_data_source(split):
             if data.field not in example:
                 raise UserError(f"{data.name} has no feature {data.field!r}, only {', '.join(example)}; set data.field")
             yield example[data.field].decode("utf-8", errors="replace")

@@ -1,7 +1,7 @@
 """What the model families share. Shapes in names: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, L layers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,7 @@ class MLP(nn.Module):
         return Linear(("mlp" + READ, "embed"), (self.mlp, self.embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
 
 
-def attention_kernel(dtype: Any, head_dim: int) -> str | None:
+def attention_kernel(dtype: Any, head_dim: int) -> Literal["cudnn"] | None:
     """cuDNN's fused attention, where it exists: jax's default is XLA's own, on every GPU."""
     fits = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0
     return "cudnn" if jax.default_backend() == "gpu" and fits else None
