@@ -17,7 +17,7 @@ def config() -> Experiment:
     method = VCycle(
         down=(Stage(0.05, warmup=5_000),),  # the published first stage is all warm-up
         up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
-        grouping=Grouping(heads="far", layers="adjacent"),
+        groupings=(Grouping(heads="far", layers="adjacent"),),
         alpha=0.25,
     )
     return replace(scratch(), name="gpt_base_vcycle", method=method)

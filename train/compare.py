@@ -26,7 +26,7 @@ def compare(configs: list[Experiment], seeds: list[int], fractions: list[float],
         return Run(experiment.name, seed, folder)
 
     first = configs[0]
-    shorter = [replace(first, name=f"{first.name}-x{f:g}", steps=round(f * first.steps)) for f in fractions]
+    shorter = [replace(first, name=f"{first.name}-x{f:g}", steps=max(1, round(f * first.steps))) for f in fractions]
     return Comparison(
         [[one(e, seed) for seed in seeds] for e in configs], [[one(e, seed) for seed in seeds] for e in shorter]
     )

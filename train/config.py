@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import traceback
 import types
 import typing
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from typing import Any, Literal
 from jaxgrow.models.gpt2 import GPT2Config
 from train.data import Data
 from train.errors import UserError
-from train.optim import Optim
-from train.plan import Method, Plan, Scratch
+from train.optim import Optim, transformation
+from train.plan import Method, Plan, Scratch, shapes
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
       UserError: the file is missing, breaks, or does not define ``config() -> Experiment``; or an override does not fit.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"there is no config {path}")
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"there is no config {path}: a Python file, .py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -65,7 +66,9 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
         spec.loader.exec_module(module)
         experiment = module.config()
     except Exception as error:
-        raise UserError(f"config {path}: {type(error).__name__}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise UserError(f"config {where}: {type(error).__name__}: {error}") from error
     if not isinstance(experiment, Experiment):
         raise UserError(f"config {path}: config() must return an Experiment, not {type(experiment).__name__}")
     for override in overrides:
@@ -73,8 +76,11 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
         if not equals:
             raise UserError(f"--set takes a.b=c, not {override!r}")
         experiment = _set(experiment, name.split("."), text, name)
+    wrong = _misfits(experiment)
+    if wrong:
+        raise UserError(f"config {path}: {'; '.join(wrong)}")
     try:
-        _ = experiment.plan
+        shapes(experiment.plan, len(experiment.plan), transformation(experiment.optim))
     except ValueError as error:
         raise UserError(f"config {path}: {error}") from error
     return experiment
@@ -126,16 +132,35 @@ def _parse(text: str, hint: Any, name: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = text
-    for option in _options(hint):
-        if option is float and type(value) is int:
-            return float(value)
-        if isinstance(option, str) and value == option:  # a literal
-            return value
-        if isinstance(option, type) and type(value) is option:
-            return value
-        if option is str:
-            return text
+    if _fits(value, hint):
+        return float(value) if type(value) is int and int not in _options(hint) else value
+    if str in _options(hint):
+        return text
     raise UserError(f"--set {name}: {text!r} is no {_spell(hint)}")
+
+
+def _misfits(node: Any, name: str = "") -> list[str]:
+    """``["optim.warmup: 'long' is no int", ..]``: every field whose value is not of its type."""
+    if isinstance(node, tuple):
+        return [m for i, item in enumerate(node) for m in _misfits(item, f"{name}.{i}")]
+    if not dataclasses.is_dataclass(node):
+        return []
+    found = []
+    for key, hint in typing.get_type_hints(type(node)).items():
+        value, path = getattr(node, key), f"{name}.{key}".lstrip(".")
+        found += _misfits(value, path) if _fits(value, hint) else [f"{path}: {value!r} is no {_spell(hint)}"]
+    return found
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is Literal:
+        return value in args
+    if origin is not None:  # tuple[item, ...], Sequence[item]
+        return isinstance(value, origin) and all(_fits(item, args[0]) for item in value)
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def _options(hint: Any) -> list[Any]:
@@ -145,8 +170,10 @@ def _options(hint: Any) -> list[Any]:
         return [o for arg in typing.get_args(hint) for o in _options(arg)]
     if origin is Literal:
         return list(typing.get_args(hint))
-    return [tuple] if origin is not None else [hint]
+    return [hint]
 
 
 def _spell(hint: Any) -> str:
-    return " or ".join(repr(o) if isinstance(o, str) else getattr(o, "__name__", str(o)) for o in _options(hint))
+    return " or ".join(
+        o.__name__ if isinstance(o, type) else repr(o) if isinstance(o, str) else str(o) for o in _options(hint)
+    )

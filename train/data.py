@@ -228,6 +228,8 @@ def _tokenizer(name: str) -> tuple[Encode, int, Any]:
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
         else:
             tokenizer = Tokenizer.from_file(str(path))
+            tokenizer.no_truncation()  # of whole documents, to the context of the model that it was saved with
+            tokenizer.no_padding()
     except Exception as error:
         raise UserError(
             f"no tokenizer at {path} ({error}): a tokenizer.json, or a folder of vocab.json and merges.txt"
@@ -266,7 +268,9 @@ def _tokenise(corpus: _Corpus, encode: Encode, vocab: int, data: Data, folder: P
                 _write(corpus.valid, encode, vocab, lambda: valid)
         for name in ("train", "valid"):
             if (work / name).stat().st_size == 0:
-                raise UserError(f"the {name} text of the corpus is empty: {data}")
+                raise UserError(
+                    f"the {name} text of the corpus is empty: {data}; name more text, or raise data.valid_fraction"
+                )
         try:
             work.rename(folder)
         except OSError:

@@ -1,5 +1,6 @@
 """What is wrong with the input, as opposed to the program."""
 
+import logging
 import sys
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ class UserError(Exception):
 
 def exits_cleanly(main: Callable[[], None]) -> None:
     """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs tracebacks of errors that it also raises
     try:
         main()
     except UserError as error:
@@ -17,9 +19,11 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         sys.exit(_say("interrupted; the same command continues from the last checkpoint", 130))
     except Exception as error:
-        if not is_full_disk(error):
-            raise
-        sys.exit(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
+        if is_full_disk(error):
+            sys.exit(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
+        if isinstance(error, OSError):  # a folder that may not be written, a file where a folder should be
+            sys.exit(_say(str(error), 2))
+        raise
 
 
 def is_full_disk(error: BaseException | None) -> bool:

@@ -25,6 +25,7 @@ class Ledger:
         self._before, self._start = record["seconds"], time.monotonic()
         self._log = (folder / "metrics.jsonl").open("ab")
         self._log.truncate(record["bytes"])
+        self._log.seek(0, 2)
         self._events = EventFileWriter(str(folder / "tensorboard"))
         self._events.add_event(Event(wall_time=time.time(), step=self.steps, file_version="brain.Event:2"))
 
@@ -40,7 +41,8 @@ class Ledger:
         self._before, self._start = before, time.monotonic()
 
     def begin(self, phase: str, parameters: int) -> None:
-        """Opens the account of a phase."""
+        """Opens the account of a phase, and closes the one before."""
+        self._settle()
         self.phases.append(
             {"phase": phase, "parameters": parameters, "steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
         )
@@ -52,9 +54,11 @@ class Ledger:
         account["tokens"] += tokens
         account["steps"] += steps
 
-    def log(self, step: int, **values: float) -> None:
-        """Writes a line: totals of the run so far, and ``values`` at ``step`` of the phase."""
-        totals = {"tokens": self.tokens, "flops": self.flops, "seconds": round(self.seconds, 3)}
+    def totals(self) -> dict[str, float]:
+        return {"tokens": self.tokens, "flops": self.flops, "seconds": round(self.seconds, 3)}
+
+    def log(self, step: int, totals: dict[str, float], **values: float) -> None:
+        """Writes a line: what the run had cost, and ``values``, at ``step`` of the phase."""
         line = {"phase": self.phases[-1]["phase"], "step": step, **totals, **values}
         self._log.write(json.dumps(line).encode() + b"\n")
         self._log.flush()
@@ -63,8 +67,7 @@ class Ledger:
 
     def record(self) -> dict[str, Any]:
         """Everything that a run needs to go on counting from here, as JSON."""
-        if self.phases:
-            self.phases[-1]["seconds"] = self.seconds - sum(p["seconds"] for p in self.phases[:-1])
+        self._settle()
         return {
             "tokens": self.tokens,
             "flops": self.flops,
@@ -73,6 +76,11 @@ class Ledger:
             "phases": [dict(p) for p in self.phases],
             "bytes": self._log.tell(),
         }
+
+    def _settle(self) -> None:
+        """The open phase took the time that no earlier one did."""
+        if self.phases:
+            self.phases[-1]["seconds"] = self.seconds - sum(p["seconds"] for p in self.phases[:-1])
 
     def close(self) -> None:
         self._log.close()

@@ -4,7 +4,7 @@ Methods differ only in the plan that they build. Models live under names between
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 import jax
@@ -194,7 +194,7 @@ class VCycle:
 
     down: tuple[Stage, ...] = (Stage(0.05),)
     up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
-    grouping: Grouping = field(default_factory=Grouping)
+    groupings: tuple[Grouping, ...] = (Grouping(),)  # one a level that is coalesced, or one for all
     alpha: float = 0.25  # weighs the small model's part
     correction: bool = False
     moments_down: Policy = "drop"
@@ -205,26 +205,31 @@ class VCycle:
             raise ValueError(
                 f"a V-cycle of {len(self.down) + 1} levels needs {len(self.down) + 1} stages up, but has {len(self.up)}"
             )
+        if len(self.groupings) not in (1, len(self.down)):
+            raise ValueError(
+                f"groupings are one for all, or one for each of {len(self.down)} levels down, not {len(self.groupings)}"
+            )
 
     def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
         names = ["large", *(f"coarse{i}" for i in range(1, len(self.up)))]
         configs = [model]
-        for _ in self.down:
-            configs.append(self.grouping.small(configs[-1]))
+        groupings = self.groupings * len(self.down) if len(self.groupings) == 1 else self.groupings
+        for grouping in groupings:
+            configs.append(grouping.small(configs[-1]))
 
         def train(level: int, stage: Stage) -> Train:
             return Train(names[level], round(stage.steps * steps), stage.optim(optim), configs[level])
 
         plan: list[Phase] = []
         for level, stage in enumerate(self.down):
-            plan += [train(level, stage), Coalesce(names[level], names[level + 1], self.grouping, self.moments_down)]
+            plan += [train(level, stage), Coalesce(names[level], names[level + 1], groupings[level], self.moments_down)]
         plan.append(train(len(self.down), self.up[0]))
         for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
             large, small = names[level], names[level + 1]
             if self.correction:
-                plan.append(Correct(large, small, self.grouping, self.alpha, self.moments_up))
+                plan.append(Correct(large, small, groupings[level], self.alpha, self.moments_up))
             else:
-                plan.append(Decoalesce(small, "up", large, self.grouping, self.moments_up))
+                plan.append(Decoalesce(small, "up", large, groupings[level], self.moments_up))
                 plan.append(Interpolate(large, "up", self.alpha))
             plan.append(train(level, stage))
         return tuple(phase for phase in plan if not isinstance(phase, Train) or phase.steps or phase.name == "large")

@@ -11,11 +11,12 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from tqdm import tqdm
 
 from jaxgrow import flops
@@ -28,6 +29,8 @@ from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
 from train.plan import Train, Transform, after, describe, shapes, start
 from train.step import Model, eval_step, train_step
+
+_Unread: TypeAlias = tuple[int, dict[str, float], dict[str, Any]]  # step, totals then, metrics on the device
 
 
 def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
@@ -111,6 +114,7 @@ class _Work:
         e = self.experiment
         self._train = mapped(train_step(self.tx, e.accumulate, AXIS), e.parallel, donate=True)
         self._eval = mapped(eval_step(AXIS), e.parallel)
+        self._norm = jax.jit(optax.tree.norm)
         self._stop = Stop()
         tokens = e.batch * e.model.context
         total = sum(p.steps * flops.train(p.config, tokens) for p in e.plan if isinstance(p, Train))
@@ -129,30 +133,30 @@ class _Work:
         self.bar.set_description_str(f"{e.name}: {name}")
         if done == 0:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
-            fresh = jax.jit(lambda models: start(phase, models, self.tx, key))(self.models)
+            program = jax.jit(lambda models: start(phase, models, self.tx, key)).lower(self.models)
+            self.ledger.begin(name, _count(program.out_info))
             # The state will be donated, so it must share no memory with a model that is kept.
-            model = jax.device_put(jax.tree.map(jnp.copy, fresh), replicated())
-            self.ledger.begin(name, _count(fresh))
+            model = jax.device_put(jax.tree.map(jnp.copy, program.compile()(self.models)), replicated())
         else:
             model = self.models[phase.name]
         self.models.pop(phase.name, None)
-        unread: tuple[int, Any] | None = None
+        unread: _Unread | None = None
         for step in range(done, phase.steps):
             lr = learning_rate(phase.optim, phase.steps, step)
             model, metrics = self._train(model, next(self.data), np.float32(lr))
             self.ledger.add(flops=cost, tokens=tokens, steps=1)
             step += 1
             last, stop = step == phase.steps, self._stop.asked
-            if step % e.log_every == 0 or last or stop:
+            if step % e.log_every == 0 or last:
                 self._log(unread)  # the one before: the device need not wait for the host
-                unread = (step, metrics | {"lr": lr})
+                unread = (step, self.ledger.totals(), metrics | {"lr": lr})
             if step % e.eval_every == 0 or last:
                 unread = self._log(unread)
-                self.val_loss = self.validate(model)
-                self.ledger.log(step, val_loss=self.val_loss)
+                self.validate(step, model)
                 tqdm.write(f"{name}: step {step}, validation loss {self.val_loss:.4f}", file=sys.stderr)
             if step % e.checkpoint_every == 0 or last or stop:
                 unread = self._log(unread)
+                self._finite(step, metrics | {"parameter_norm": self._norm(model.params)})
                 record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
@@ -163,24 +167,40 @@ class _Work:
     def transform(self, phase: Transform) -> Model:
         name = describe(phase)
         self.bar.set_description_str(f"{self.experiment.name}: {name}")
-        program = jax.jit(lambda models: phase.run(models, self.tx)).lower(self.models).compile()
+        lowered = jax.jit(lambda models: phase.run(models, self.tx)).lower(self.models)
+        self.ledger.begin(name, _count(lowered.out_info))
+        program = lowered.compile()
         result = program(self.models)
-        self.ledger.begin(name, _count(result))
         cost = program.cost_analysis() or {}
         self.ledger.add(flops=max(0.0, cost.get("flops", 0.0)))
-        self.val_loss = self.validate(result)
-        self.ledger.log(0, val_loss=self.val_loss)
+        self.validate(0, result)
         return result
 
-    def validate(self, model: Model) -> float:
+    def validate(self, step: int, model: Model) -> None:
+        model = jax.block_until_ready(replace(model, opt=None))  # what still runs is a cost, what follows is none
         with self.ledger.paused():
-            model = replace(model, opt=None)
-            return float(np.mean([float(self._eval(model, batch)) for batch in self.held_out]))
+            value = np.mean([float(self._eval(model, batch)) for batch in self.held_out])
+        values = self._finite(step, {"val_loss": value})
+        self.val_loss = values["val_loss"]
+        self.ledger.log(step, self.ledger.totals(), **values)
 
-    def _log(self, unread: tuple[int, Any] | None) -> None:
+    def _log(self, unread: _Unread | None) -> None:
         if unread is None:
             return
-        step, metrics = unread
+        step, totals, metrics = unread
+        values = self._finite(step, metrics)
+        self.ledger.log(step, totals, **values)
+        self.bar.n = self.ledger.flops
+        self.bar.set_postfix_str(
+            f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"
+        )
+
+    def _finite(self, step: int, metrics: dict[str, Any]) -> dict[str, float]:
+        """The metrics as numbers.
+
+        Raises:
+          UserError: one of them is NaN or infinite.
+        """
         values = {k: float(v) for k, v in metrics.items()}
         bad = [f"{k} is {v}" for k, v in values.items() if not math.isfinite(v)]
         if bad:
@@ -188,11 +208,7 @@ class _Work:
                 f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1]['phase']}; the last good checkpoint is kept in "
                 f"{self.checkpoints.folder}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
             )
-        self.ledger.log(step, **values)
-        self.bar.n = self.ledger.flops
-        self.bar.set_postfix_str(
-            f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"
-        )
+        return values
 
 
 class Stop:

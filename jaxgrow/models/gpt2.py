@@ -72,7 +72,7 @@ class GPT2(nn.Module):
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
 
-        x_BTD = (table_VD[tokens_BT] + places_TD[: tokens_BT.shape[1]]).astype(dtype)
+        x_BTD = (table_VD[tokens_BT] + places_TD[None, : tokens_BT.shape[1]]).astype(dtype)
         x_BTD, rms_L = run_stack(lambda w, x: block.apply({"params": w}, x), blocks, x_BTD, remat=c.remat, rms=rms)
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", 1e-5, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)

@@ -27,7 +27,7 @@ class Linear(nn.Module):
         bias = self.param("bias", named(nn.initializers.zeros, *outputs), self.shape[self.contract :])
         inner = (tuple(range(x.ndim - self.contract, x.ndim)), tuple(range(self.contract)))
         y = jax.lax.dot_general(x, kernel.astype(self.dtype), (inner, ((), ())))
-        return y + bias.astype(self.dtype)
+        return y + jnp.broadcast_to(bias.astype(self.dtype), y.shape)
 
 
 class LayerNorm(nn.Module):
@@ -48,6 +48,7 @@ class LayerNorm(nn.Module):
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+        scale, bias = (jnp.broadcast_to(p, x.shape) for p in (scale, bias))
         return (x * scale + bias).astype(self.dtype)
 
 

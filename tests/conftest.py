@@ -1,0 +1,22 @@
+"""What every test runs under: four host devices, no silent broadcasting over ranks, hypothesis without chance."""
+
+import os
+
+import chex
+import jax
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+chex.set_n_cpu_devices(4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
+settings.load_profile("law")
+
+
+@pytest.fixture(scope="module")
+def x64():
+    """Algebra in float64, for the modules that ask: what trains a model asks for the default, float32."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,162 @@
+"""Configs: Python files that return a frozen dataclass, and what ``--set`` does to it."""
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import runs
+
+from train.config import as_json, differences, load
+from train.errors import UserError
+from train.plan import Scratch, Stage, Train, VCycle
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))  # configs import each other, as under `python -m` at the root
+
+
+@pytest.fixture
+def path(tmp_path):
+    return runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_config_loads_and_is_named_as_its_file(path):
+    experiment = load(path)
+    assert experiment.name == path.stem
+    assert isinstance(experiment.plan[-1], Train) and experiment.plan[-1].config == experiment.model
+
+
+def test_an_experiment_survives_its_file(tmp_path):
+    experiment = runs.experiment(tmp_path, method=runs.VCYCLE)
+    assert load(runs.script(tmp_path, experiment)) == experiment
+
+
+def test_nothing_in_an_experiment_can_be_changed_in_place(path):
+    experiment = load(path)
+    for part in (experiment, experiment.model, experiment.data, experiment.optim, experiment.method):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, dataclasses.fields(part)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "value"),
+    [
+        ("seed=3", "seed", 3),
+        ("name=other", "name", "other"),
+        ("name=7", "name", "7"),
+        ("parallel=mesh", "parallel", "mesh"),
+        ("optim.peak_lr=3e-4", "optim.peak_lr", 3e-4),
+        ("optim.peak_lr=1", "optim.peak_lr", 1.0),
+        ("model.remat=True", "model.remat", True),
+        ("data.path=a=b", "data.path", "a=b"),
+        ("data.path=None", "data.path", None),
+        ("method.alpha=0.5", "method.alpha", 0.5),
+        ("method.up.1.lr=3", "method.up.1.lr", 3.0),
+        ("method.up.0.warmup=5", "method.up.0.warmup", 5),
+        ("method.groupings.0.mlp=((0, 3), (1, 2))", "method.groupings.0.mlp", ((0, 3), (1, 2))),
+        ("method.groupings.0.layers=None", "method.groupings.0.layers", None),
+    ],
+)
+def test_set_overrides_one_field(tmp_path, override, where, value):
+    base = runs.experiment(tmp_path, method=runs.VCYCLE)
+    base = dataclasses.replace(base, model=dataclasses.replace(base.model, mlp=4))
+    if value is None and where == "data.path":  # the only source that needs none
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, source="stdlib"))
+    experiment = load(runs.script(tmp_path, base), [override])
+    found = functools.reduce(lambda node, key: node[int(key)] if key.isdigit() else getattr(node, key), where.split("."), experiment)
+    assert found == value and type(found) is type(value)
+    assert len(differences(as_json(base), as_json(experiment))) == 1
+
+
+def test_overrides_are_applied_in_order(path):
+    assert load(path, ["steps=3", "steps=5", "method.up.0.lr=3"]).steps == 5
+    assert load(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr == 3 * load(path).optim.peak_lr
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("optim.peak_rl=1", "Optim has no field 'peak_rl'; did you mean peak_lr?"),
+        ("optim.warm=1", "did you mean warmup?"),
+        ("stepz=1", "Experiment has no field 'stepz'; did you mean steps"),
+        ("model.qqqqq=1", "did you mean context or dtype or embed or head_dim or heads or layers or mlp or remat or"),
+        ("method.dwon.0.lr=1", "VCycle has no field 'dwon'; did you mean down"),
+        ("method.up.2.lr=1", "'2' is none of the items 0 .. 1"),
+        ("method.up.first.lr=1", "'first' is none of the items 0 .. 1"),
+        ("name.first=1", "nothing has a field 'first' here, the value is 'tiny'"),
+        ("steps", "--set takes a.b=c, not 'steps'"),
+        ("steps=many", "'many' is no int"),
+        ("steps=1e5", "'1e5' is no int"),
+        ("steps=True", "'True' is no int"),
+        ("model.tied=1", "'1' is no bool"),
+        ("optim.peak_lr=fast", "'fast' is no float"),
+        ("parallel=tpu", "'tpu' is no 'pmap' or 'mesh'"),
+        ("method=VCycle", "'VCycle' is no Scratch or VCycle"),
+        ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.plan.Stage, ...]"),
+        ("method.moments_up=most", "'most' is no 'drop' or 'copy' or 'exact' or 'asymmetric'"),
+        ("steps=0", "steps must be at least 1, but is 0"),
+        ("accumulate=3", "a batch of 8 cannot be divided into 3 micro-batches"),
+        ("optim.b1=2", "b1 lies between 0 and 1, but is 2.0"),
+        ("optim.peak_lr=-1", "peak_lr and clip are positive"),
+        ("data.valid_fraction=0.7", "valid_fraction lies between 0 and 0.5, but is 0.7"),
+        ("data.source=tfds", "data.source=tfds needs data.name"),
+        ("model.layers=0", "at least 1 of layers (is 0)"),
+        ("model.heads=3", "axis 'heads': far pairs: 3 is not a multiple of 2"),
+        ("model.layers=3", "axis 'layers': adjacent pairs: 3 is not a multiple of 2"),
+        ("method.groupings.0.mlp=((0, 1), (1, 2))", "in two groups: [1]"),
+        ("method.moments_down=asymmetric", "axis 'heads': policy 'asymmetric' needs a growth that copies units, 2 to 1"),
+    ],
+)
+def test_set_refuses(path, override, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        load(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def config(:", "SyntaxError: "),
+        ("x = 1", "AttributeError: module 'broken' has no attribute 'config'"),
+        ("def config(): return {'steps': 3}", "config() must return an Experiment, not dict"),
+        ("def config():\n    return 1 / 0", "broken.py, line 2: ZeroDivisionError: "),
+        ("import no_such_module", "broken.py, line 1: ModuleNotFoundError: "),
+        ("from train.optim import Optim\nconfig = lambda: Optim(peak_rl=1)", "line 2: TypeError: "),
+        ("from train.optim import Optim\nconfig = lambda: Optim(peak_lr='x')", "line 2: TypeError: "),
+    ],
+)
+def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        load(tmp_path / "broken.py")
+    assert str(tmp_path / "broken.py") in str(error.value)
+
+
+def test_a_value_of_the_wrong_type_is_refused_in_a_file_as_on_the_command_line(tmp_path):
+    wrong = runs.experiment(tmp_path, seed="one", method=VCycle(down=(Stage("half"),)), parallel="tpu")
+    with pytest.raises(UserError) as error:
+        load(runs.script(tmp_path, wrong))
+    for says in ("seed: 'one' is no int", "parallel: 'tpu' is no 'pmap' or 'mesh'", "method.down.0.steps: 'half' is no float"):
+        assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["absent.py", "config.yaml", "."])
+def test_a_missing_config_is_named(tmp_path, name):
+    (tmp_path / "config.yaml").write_text("steps: 3")
+    with pytest.raises(UserError, match="there is no config"):
+        load(tmp_path / name)
+
+
+def test_differences_name_fields_and_methods(tmp_path):
+    one = runs.experiment(tmp_path)
+    assert differences(as_json(one), as_json(one)) == []
+    other = dataclasses.replace(one, steps=9, optim=dataclasses.replace(one.optim, peak_lr=0.5))
+    assert differences(as_json(one), as_json(other)) == ["optim.peak_lr: 0.01 and 0.5", "steps: 8 and 9"]
+    assert as_json(dataclasses.replace(one, method=Scratch())) == as_json(one)
+    assert differences(as_json(one), as_json(dataclasses.replace(one, method=VCycle())))

@@ -1,0 +1,81 @@
+"""A GPT-2 of a few hundred numbers: no two sizes alike, no norm or bias at its initial value."""
+
+from collections.abc import Iterator
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrow.maps import Growth
+from jaxgrow.models import gpt2
+
+WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
+BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
+# Compiling is what these tests cost: XLA need not optimize what runs once.
+quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def config(tied: bool = True, dtype: str = "float64", **widths: int) -> gpt2.GPT2Config:
+    return gpt2.GPT2Config(vocab=11, context=7, head_dim=5, tied=tied, dtype=dtype, **{**WIDTHS, **widths})
+
+
+@cache
+def axes(config: gpt2.GPT2Config):
+    return gpt2.axes(config)
+
+
+def params(config: gpt2.GPT2Config, seed: int = 0, dtype: str = "float64"):
+    """Random leaves of order one half; norm scales around one."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, x):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return jnp.asarray(rng.normal(size=x.shape) / 2 + (name == "scale"), dtype)
+
+    shapes = jax.eval_shape(partial(gpt2.init, config), jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(0, 11, (batch, length)))
+
+
+@cache
+def forward(config: gpt2.GPT2Config):
+    """``(params, tokens) -> logits``."""
+    return quick_jit(lambda p, t: gpt2.GPT2(config).apply({"params": p}, t))
+
+
+@cache
+def gradient(config: gpt2.GPT2Config):
+    """``(params, tokens) -> gradient`` of the loss of predicting each next token."""
+
+    def loss(p, t):
+        log_p = jax.nn.log_softmax(gpt2.GPT2(config).apply({"params": p}, t[:, :-1]))
+        return -jnp.take_along_axis(log_p, t[:, 1:, None], -1).mean()
+
+    return quick_jit(jax.grad(loss))
+
+
+def random_groups(size: int, into: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """A partition of ``size`` units into groups of random units and random sizes, none empty."""
+    rng = np.random.default_rng(seed)
+    cuts = np.sort(rng.choice(np.arange(1, size), into - 1, replace=False))
+    return tuple(tuple(map(int, g)) for g in np.split(rng.permutation(size), cuts))
+
+
+def of(growth: Growth, old: dict[str, int]) -> dict[str, int]:
+    """The sizes after a growth."""
+    return {**old, **{name: m.new for name, m in growth.items()}}
+
+
+def pairs(a, b) -> Iterator[tuple[str, jax.Array, jax.Array]]:
+    """``(path, leaf of a, leaf of b)``."""
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), x, y
+
+
+def distance(a, b) -> float:
+    """The largest difference of any two numbers of two trees."""
+    return max(float(jnp.abs(x - y).max()) for _, x, y in pairs(a, b))
