@@ -19,7 +19,7 @@ def config() -> Experiment:
         steps=2200,
         batch=16,
         data=Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz"),
-        optim=Optim(peak_lr=1e-2, schedule="linear", warmup=100),
+        optim=Optim(peak_lr=1e-2, schedule="wsd", decay=0.5, warmup=100),
         eval_every=100,
         eval_batches=64,
         log_every=20,

@@ -1,13 +1,15 @@
 """`grow`: the one function that applies a growth to a parameter tree."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow import maps
 from jaxgrow.axes import Names, Tree, axis, is_names, leaves, reads, sizes
+
+_PART = 1 << 20  # bytes of a result that are worked on at a time: a fraction of a core's cache
 
 
 def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
@@ -34,14 +36,38 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
 
 def grow_leaf(growth: maps.Growth, names: Names, x: Any) -> Any:
     """`grow` for one leaf, whose shape is taken to fit."""
-    steps = [(dim, growth[axis(n)], reads(n)) for dim, n in enumerate(names) if axis(n) in growth]
-    if not steps:
+    along = [growth.get(axis(n)) for n in names]
+    if not any(along):
         return x
-    dtype = x.dtype
-    x = x.astype(jnp.promote_types(dtype, jnp.float32))
-    for dim, m, read in sorted(steps, key=lambda s: s[1].new / s[1].old):  # shrink first: less to move
-        x = maps.apply(m.read if read else m.write, x, dim)
-    return x.astype(dtype)
+    matrices = [m and (m.read if reads(n) else m.write) for m, n in zip(along, names, strict=True)]
+    if isinstance(x, np.ndarray) and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(matrices)):
+        out = np.empty([size if m is None else m.shape[0] for m, size in zip(matrices, x.shape, strict=True)], x.dtype)
+        _fill(out, matrices, x)
+        return out
+    return _contract(matrices, x).astype(x.dtype)
+
+
+def _contract(matrices: Sequence[maps.Matrix | None], x: Any) -> Any:
+    steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
+    for dim, m in sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1]):  # shrink first: less to move
+        x = maps.apply(m, x, dim)
+    return x
+
+
+def _fill(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray) -> None:
+    """``out = x`` contracted, in parts that fit a cache: then only source and result travel through memory."""
+    first, *rest = matrices
+    rows = _PART // max(1, out[:1].nbytes)
+    if rows >= len(out) or not (first is None or isinstance(first, maps.Rows)):
+        out[...] = _contract(matrices, x)
+        return
+    for i in range(0, len(out), max(1, rows)):
+        j = i + max(1, rows)
+        part = x[i:j] if first is None else maps.apply(first.rows(i, j), x, 0)
+        if rows <= 1 and out.ndim > 1:
+            _fill(out[i], rest, part[0])
+        else:
+            out[i:j] = _contract([None, *rest], part)
 
 
 def _check(growth: maps.Growth, params: Tree, axes: Tree) -> None:

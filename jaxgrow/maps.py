@@ -32,6 +32,9 @@ class Rows:
     def shape(self) -> tuple[int, int]:
         return (self.index.shape[0], self.old)
 
+    def rows(self, start: int, stop: int) -> "Rows":
+        return Rows(self.index[start:stop], self.weight[start:stop], self.old)
+
 
 Matrix: TypeAlias = Rows | np.ndarray | jax.Array
 
@@ -154,31 +157,58 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
 
 
 def apply(m: Matrix, x: Any, dim: int) -> Any:
-    """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array."""
+    """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array.
+
+    Plain copies keep their dtype; sums and products are float32 or better. May be a view of ``x``.
+    """
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
     if not isinstance(m, Rows):
-        m = xp.asarray(m, x.dtype)
+        m, x = xp.asarray(m, dtype), x.astype(dtype)
         precision = {} if xp is np else {"precision": "highest"}  # accelerators round matrix products by default
         return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
-    column = (slice(None),) + (None,) * (x.ndim - dim - 1)
-    total = None
-    for k in range(m.index.shape[1]):
-        term = _take(x, m.index[:, k], dim)
-        weight = m.weight[:, k]
-        if not (isinstance(weight, np.ndarray) and (weight == 1).all()):
-            term = term * xp.asarray(weight, x.dtype)[column]
-        total = term if total is None else total + term
-    return total
+    terms = [_take(x, m.index[:, k], dim) for k in range(m.index.shape[1])]
+    first = m.weight.flat[0] if isinstance(m.weight, np.ndarray) and (m.weight == m.weight.flat[0]).all() else None
+    if first == 1 and len(terms) == 1:
+        return terms[0]
+    terms = [term.astype(dtype, copy=False) for term in terms]
+    if first is not None:
+        return sum(terms[1:], terms[0]) * xp.asarray(first, dtype)
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    terms = [term * xp.expand_dims(xp.asarray(m.weight[:, k], dtype), others) for k, term in enumerate(terms)]
+    return sum(terms[1:], terms[0])
 
 
 def _take(x: Any, index: Any, dim: int) -> Any:
-    if isinstance(x, np.ndarray) and isinstance(index, np.ndarray):
-        return np.take(x, index, dim)
-    if isinstance(x, jax.core.Tracer) and isinstance(index, np.ndarray):
-        # Known while tracing: a few runs of neighbours are slices, which compile to plain copies; a gather does not.
-        runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
-        if len(runs) <= 64:
-            return jnp.concatenate([jax.lax.slice_in_dim(x, r[0], r[-1] + 1, axis=dim) for r in runs], dim)
+    if not isinstance(index, np.ndarray):
+        return jnp.take(x, index, dim, mode="clip")
+    # Neighbours mostly stay neighbours: whole blocks of them are moved.
+    cuts = np.flatnonzero(np.diff(index) != 1) + 1
+    if len(cuts) == 0:
+        return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
+    size = int(np.gcd.reduce([*cuts, *index[cuts], index[0], len(index), x.shape[dim]]))
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    x, index = x.reshape(*before, -1, size, *after), index[::size] // size
+    if isinstance(x, np.ndarray):
+        x = np.take(x, index, dim)
+    elif isinstance(x, jax.core.Tracer):
+        x = _slices(x, index, dim)
+    else:
+        x = jnp.take(x, jnp.asarray(index), dim, mode="clip")
+    return x.reshape(*before, -1, *after)
+
+
+def _slices(x: jax.Array, index: np.ndarray, dim: int) -> jax.Array:
+    """An index known while tracing, as slices and broadcasts: they compile to plain copies and fuse, a gather does not."""
+    times = int((index == index[0]).sum())
+    if times > 1 and np.array_equal(index, np.repeat(index[::times], times)):
+        return jnp.repeat(_slices(x, index[::times], dim), times, dim)
+    step = np.diff(index)
+    if len(index) > 1 and step[0] > 0 and (step == step[0]).all():
+        return jax.lax.slice_in_dim(x, index[0], index[-1] + 1, step[0], axis=dim)
+    runs = np.split(index, np.flatnonzero(step != 1) + 1)
+    if len(runs) <= 64:
+        return jnp.concatenate([jax.lax.slice_in_dim(x, r[0], r[-1] + 1, axis=dim) for r in runs], dim)
     return jnp.take(x, jnp.asarray(index), dim, mode="clip")
 
 

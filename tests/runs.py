@@ -3,10 +3,13 @@
 import json
 import random
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxgrow.models.gpt2 import GPT2Config
 from train.config import Experiment
@@ -14,15 +17,27 @@ from train.data import Data
 from train.optim import Optim
 from train.plan import Stage, VCycle
 
-# What several tests compile is compiled once; the processes that they start read it, too.
-COMPILED = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
-jax.config.update("jax_compilation_cache_dir", COMPILED.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-jax.config.update("jax_disable_most_optimizations", True)
-
+_COMPILED = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 4 and 4 of 8 steps
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """Compiling is what these tests cost: inside, nothing is compiled twice, by this process or one that it starts."""
+    settings = {  # here, and by default
+        "jax_compilation_cache_dir": (_COMPILED.name, None),
+        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
+        "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
+        "jax_disable_most_optimizations": (True, False),
+    }
+    for name, (here, _) in settings.items():
+        jax.config.update(name, here)
+    reset_cache()
+    yield
+    for name, (_, default) in settings.items():
+        jax.config.update(name, default)
+    reset_cache()
 
 
 def corpus(folder: Path, files: int = 8) -> Path:
@@ -54,7 +69,9 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
 def script(folder: Path, experiment: Experiment) -> str:
     """A config file of ``experiment``; its path."""
     path = folder / f"{experiment.name}.py"
-    imports = "from jaxgrow.models.gpt2 import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
+    imports = (
+        "from jaxgrow.models.gpt2 import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
+    )
     imports += "from train.optim import Optim\nfrom train.plan import *\n\n\n"
     path.write_text(f"{imports}def config():\n    return {experiment!r}\n")
     return str(path)

@@ -70,7 +70,9 @@ def test_set_overrides_one_field(tmp_path, override, where, value):
     if value is None and where == "data.path":  # the only source that needs none
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, source="stdlib"))
     experiment = load(runs.script(tmp_path, base), [override])
-    found = functools.reduce(lambda node, key: node[int(key)] if key.isdigit() else getattr(node, key), where.split("."), experiment)
+    found = functools.reduce(
+        lambda node, key: node[int(key)] if key.isdigit() else getattr(node, key), where.split("."), experiment
+    )
     assert found == value and type(found) is type(value)
     assert len(differences(as_json(base), as_json(experiment))) == 1
 
@@ -102,6 +104,7 @@ def test_overrides_are_applied_in_order(path):
         ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.plan.Stage, ...]"),
         ("method.moments_up=most", "'most' is no 'drop' or 'copy' or 'exact' or 'asymmetric'"),
         ("steps=0", "steps must be at least 1, but is 0"),
+        ("seed=-1", "seed lies between 0 and 2^32 - 1, but is -1"),
         ("accumulate=3", "a batch of 8 cannot be divided into 3 micro-batches"),
         ("optim.b1=2", "b1 lies between 0 and 1, but is 2.0"),
         ("optim.peak_lr=-1", "peak_lr and clip are positive"),
@@ -111,7 +114,10 @@ def test_overrides_are_applied_in_order(path):
         ("model.heads=3", "axis 'heads': far pairs: 3 is not a multiple of 2"),
         ("model.layers=3", "axis 'layers': adjacent pairs: 3 is not a multiple of 2"),
         ("method.groupings.0.mlp=((0, 1), (1, 2))", "in two groups: [1]"),
-        ("method.moments_down=asymmetric", "axis 'heads': policy 'asymmetric' needs a growth that copies units, 2 to 1"),
+        (
+            "method.moments_down=asymmetric",
+            "axis 'heads': policy 'asymmetric' needs a growth that copies units, 2 to 1",
+        ),
     ],
 )
 def test_set_refuses(path, override, says):
@@ -142,7 +148,11 @@ def test_a_value_of_the_wrong_type_is_refused_in_a_file_as_on_the_command_line(t
     wrong = runs.experiment(tmp_path, seed="one", method=VCycle(down=(Stage("half"),)), parallel="tpu")
     with pytest.raises(UserError) as error:
         load(runs.script(tmp_path, wrong))
-    for says in ("seed: 'one' is no int", "parallel: 'tpu' is no 'pmap' or 'mesh'", "method.down.0.steps: 'half' is no float"):
+    for says in (
+        "seed: 'one' is no int",
+        "parallel: 'tpu' is no 'pmap' or 'mesh'",
+        "method.down.0.steps: 'half' is no float",
+    ):
         assert says in str(error.value)
 
 

@@ -137,7 +137,10 @@ def test_the_dual_is_the_adjoint_of_the_swap(row):
 @rows()
 def test_composing_multiplies_maps(row):
     _, axes, small = model()
-    again = {**hypercloning(tiny.of(row.growth, OLD), 2), "layers": select([1, 0, 1], tiny.of(row.growth, OLD)["layers"])}
+    again = {
+        **hypercloning(tiny.of(row.growth, OLD), 2),
+        "layers": select([1, 0, 1], tiny.of(row.growth, OLD)["layers"]),
+    }
     two_steps = grow(again, grow(row.growth, small, axes), axes)
     chex.assert_trees_all_close(grow(compose(again, row.growth), small, axes), two_steps, rtol=0, atol=1e-15)
 
@@ -150,6 +153,13 @@ def test_growths_of_different_axes_commute_to_the_bit(row):
     others = {name: tile(size, 2) for name, size in sizes.items() if name not in row.growth}
     one = grow(others, grow(row.growth, small, axes), axes)
     chex.assert_trees_all_equal(one, grow(row.growth, grow(others, small, axes), axes))
+
+
+@rows()
+def test_numpy_and_jit_agree_to_the_bit(row):
+    _, axes, small = model()
+    compiled = tiny.quick_jit(lambda p: grow(row.growth, p, axes))
+    chex.assert_trees_all_equal(compiled(small), grow(row.growth, small, axes))
 
 
 # --- the function of a model ---
@@ -184,7 +194,7 @@ def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
 @rows(KEEPING)
 def test_gradients_grow_by_the_dual_where_the_function_is_kept_and_not_like_weights(row):
     config, axes, small = model()
-    gradient = tiny.gradient(config)(small, tiny.tokens())
+    gradient = jax.device_get(tiny.gradient(config)(small, tiny.tokens()))
     large_gradient = tiny.gradient(resized(config, row.growth))(grow(row.growth, small, axes), tiny.tokens())
     chex.assert_trees_all_close(large_gradient, grow(dual(row.growth), gradient, axes), rtol=0, atol=TOLERANCE)
     scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(large_gradient))

@@ -1,6 +1,7 @@
 """A GPT-2 of a few hundred numbers: no two sizes alike, no norm or bias at its initial value."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -17,28 +18,32 @@ quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level":
 
 
 def config(tied: bool = True, dtype: str = "float64", **widths: int) -> gpt2.GPT2Config:
-    return gpt2.GPT2Config(vocab=11, context=7, head_dim=5, tied=tied, dtype=dtype, **{**WIDTHS, **widths})
+    return gpt2.GPT2Config(**{"vocab": 11, "context": 7, "head_dim": 5, **WIDTHS, **widths}, tied=tied, dtype=dtype)
+
+
+@cache
+def shapes(config: gpt2.GPT2Config):
+    return jax.eval_shape(partial(gpt2.init, replace(config, dtype="float32")), jax.random.key(0))
 
 
 @cache
 def axes(config: gpt2.GPT2Config):
-    return gpt2.axes(config)
+    return gpt2.axes(replace(config, dtype="float32"))  # names need no x64
 
 
 def params(config: gpt2.GPT2Config, seed: int = 0, dtype: str = "float64"):
-    """Random leaves of order one half; norm scales around one."""
+    """Random leaves of order one half; norm scales around one. NumPy: algebra on it needs no compiler."""
     rng = np.random.default_rng(seed)
 
     def leaf(path, x):
         name = jax.tree_util.keystr(path[-1:], simple=True)
-        return jnp.asarray(rng.normal(size=x.shape) / 2 + (name == "scale"), dtype)
+        return (rng.normal(size=x.shape) / 2 + (name == "scale")).astype(jnp.dtype(dtype))
 
-    shapes = jax.eval_shape(partial(gpt2.init, config), jax.random.key(0))
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
+    return jax.tree_util.tree_map_with_path(leaf, shapes(config))
 
 
-def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).integers(0, 11, (batch, length)))
+def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 11, (batch, length))
 
 
 @cache
@@ -70,12 +75,12 @@ def of(growth: Growth, old: dict[str, int]) -> dict[str, int]:
     return {**old, **{name: m.new for name, m in growth.items()}}
 
 
-def pairs(a, b) -> Iterator[tuple[str, jax.Array, jax.Array]]:
+def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """``(path, leaf of a, leaf of b)``."""
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        yield jax.tree_util.keystr(path, simple=True, separator="/"), x, y
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(x), np.asarray(y)
 
 
 def distance(a, b) -> float:
     """The largest difference of any two numbers of two trees."""
-    return max(float(jnp.abs(x - y).max()) for _, x, y in pairs(a, b))
+    return max(float(np.abs(x - y).max()) for _, x, y in pairs(a, b))

@@ -56,7 +56,8 @@ class Checkpoints:
                 continue
             for step, why in damaged:
                 print(f"checkpoint {step} is damaged ({why}); using {info.step}", file=sys.stderr)
-                (self.folder / str(step)).rename(self.folder / f"damaged-{step}")
+                times = len(list(self.folder.glob(f"damaged-{step}.*")))
+                (self.folder / str(step)).rename(self.folder / f"damaged-{step}.{times}")
             if damaged:
                 self._orbax.reload()
             trees = found["models"]
@@ -93,5 +94,7 @@ def load(folder: str | Path, name: str = "large") -> dict[str, Any]:
             raise UserError(f"there is no checkpoint in {folder}")
         metadata = checkpoints.checkpointables_metadata(checkpoints.latest).metadata["models"]
         abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata[name]["params"])
-        found = checkpoints.load_checkpointables(checkpoints.latest, {"models": {name: {"params": abstract}}})
+        some = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+        with ocp.Context(pytree_options=some):
+            found = checkpoints.load_checkpointables(checkpoints.latest, {"models": {name: {"params": abstract}}})
         return found["models"][name]["params"]

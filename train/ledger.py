@@ -67,20 +67,22 @@ class Ledger:
 
     def record(self) -> dict[str, Any]:
         """Everything that a run needs to go on counting from here, as JSON."""
-        self._settle()
+        seconds = self._settle()
         return {
             "tokens": self.tokens,
             "flops": self.flops,
-            "seconds": self.seconds,
+            "seconds": seconds,
             "steps": self.steps,
             "phases": [dict(p) for p in self.phases],
             "bytes": self._log.tell(),
         }
 
-    def _settle(self) -> None:
-        """The open phase took the time that no earlier one did."""
+    def _settle(self) -> float:
+        """The seconds until now; the open phase took what no earlier one did."""
+        seconds = self.seconds
         if self.phases:
-            self.phases[-1]["seconds"] = self.seconds - sum(p["seconds"] for p in self.phases[:-1])
+            self.phases[-1]["seconds"] = seconds - sum(p["seconds"] for p in self.phases[:-1])
+        return seconds
 
     def close(self) -> None:
         self._log.close()

@@ -9,7 +9,8 @@ import math
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +28,7 @@ from train.errors import UserError, exits_cleanly
 from train.ledger import Ledger
 from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.plan import Train, Transform, after, describe, shapes, start
+from train.plan import Interpolate, Train, Transform, after, describe, shapes, start
 from train.step import Model, eval_step, train_step
 
 _Unread: TypeAlias = tuple[int, dict[str, float], dict[str, Any]]  # step, totals then, metrics on the device
@@ -60,19 +61,18 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "val_loss": math.nan})
-        ledger = Ledger(folder, record["ledger"])
-        work = _Work(experiment, checkpoints, ledger, data, held_out, tx, models, record["val_loss"])
-        with work.bar:
-            for i in range(record["phase"], len(plan)):
-                phase = plan[i]
-                if isinstance(phase, Train):
-                    result = work.train(i, phase, record["step"] if i == record["phase"] else 0)
-                else:
-                    result = work.transform(phase)
-                work.models = after(plan, i, work.models, result)
-        checkpoints.wait()
-        result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss}
-        ledger.close()
+        with closing(Ledger(folder, record["ledger"])) as ledger:
+            work = _Work(experiment, checkpoints, ledger, data, held_out, tx, models, record["val_loss"])
+            with work.bar:
+                for i in range(record["phase"], len(plan)):
+                    phase = plan[i]
+                    if isinstance(phase, Train):
+                        result = work.train(i, phase, record["step"] if i == record["phase"] else 0)
+                    else:
+                        result = work.transform(phase)
+                    work.models = after(plan, i, work.models, result)
+            checkpoints.wait()
+            result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss}
     _write(folder / "result.json", result)
     return result
 
@@ -133,10 +133,12 @@ class _Work:
         self.bar.set_description_str(f"{e.name}: {name}")
         if done == 0:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
-            program = jax.jit(lambda models: start(phase, models, self.tx, key)).lower(self.models)
-            self.ledger.begin(name, _count(program.out_info))
             # The state will be donated, so it must share no memory with a model that is kept.
-            model = jax.device_put(jax.tree.map(jnp.copy, program.compile()(self.models)), replicated())
+            fresh = jax.jit(lambda models: jax.tree.map(jnp.copy, start(phase, models, self.tx, key))).lower(
+                self.models
+            )
+            self.ledger.begin(name, _count(fresh.out_info))
+            model = jax.device_put(fresh.compile()(self.models), replicated())
         else:
             model = self.models[phase.name]
         self.models.pop(phase.name, None)
@@ -158,6 +160,9 @@ class _Work:
                 unread = self._log(unread)
                 self._finite(step, metrics | {"parameter_norm": self._norm(model.params)})
                 record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
+                record["groups"] = {
+                    describe(p): asdict(p.grouping) for p in e.plan if not isinstance(p, Train | Interpolate)
+                }
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()

@@ -77,9 +77,12 @@ class GPT2(nn.Module):
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", 1e-5, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        logits_BTV = jnp.einsum(
-            "btd,dv->btv", x_BTD, head_DV.astype(dtype), preferred_element_type=jnp.promote_types(dtype, jnp.float32)
+        logits_NV = jnp.matmul(  # N = B T
+            x_BTD.reshape(-1, c.embed),
+            head_DV.astype(dtype),
+            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
         )
+        logits_BTV = logits_NV.reshape(*tokens_BT.shape, c.vocab)
         return (logits_BTV, rms_L) if rms else logits_BTV
 
 

@@ -1,0 +1,63 @@
+"""What the benchmarks share: alternated timing, medians with quartiles, results with their date and machine."""
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each side reports, round by round. All take part in every round, in an order that turns around each time.
+
+    Noise of the machine then hits all of them alike, and ratios within a round are trustworthy where times are not.
+    """
+    out: dict[str, list[Any]] = {name: [] for name in sides}
+    for i in range(rounds):
+        for name in list(sides)[:: 1 if i % 2 == 0 else -1]:
+            out[name].append(sides[name]())
+    return out
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q1": q1, "q3": q3, "min": min(values), "max": max(values)}
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
+    """Of ``over / under`` within each round."""
+    return summary([a / b for a, b in zip(over, under, strict=True)])
+
+
+def shown(s: Mapping[str, float], digits: int = 2) -> str:
+    return f"{s['median']:.{digits}f} [{s['q1']:.{digits}f}, {s['q3']:.{digits}f}]"
+
+
+def environment(*packages: str) -> dict[str, Any]:
+    """When, where, and with which versions. The load says how quiet the machine was."""
+    info = Path("/proc/cpuinfo")
+    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.system()} {platform.machine()}, {models[0] if models else platform.processor()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
+    }
+
+
+def save(path: str | None, result: Mapping[str, Any]) -> None:
+    if path:
+        Path(path).write_text(json.dumps(_rounded(result), indent=1) + "\n")
+
+
+def _rounded(x: Any) -> Any:
+    if isinstance(x, float):
+        return float(f"{x:.4g}")
+    if isinstance(x, Mapping):
+        return {k: _rounded(v) for k, v in x.items()}
+    return [_rounded(v) for v in x] if isinstance(x, (list, tuple)) else x

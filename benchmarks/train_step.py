@@ -1,0 +1,263 @@
+"""Tokens a second of the training step, against Hugging Face's PyTorch GPT-2 of the same size, on the same processor.
+
+    python benchmarks/train_step.py [--json FILE] [--layers 6] [--embed 384] [--batch 8] [--rounds 12]
+
+Same weights, tokens, float32, batch, AdamW, weight decay and clipping on both sides; no dropout. Each side lives in a
+process of its own with all cores; rounds alternate, and ratios are taken within a round. Both losses, over the first
+steps, must agree: both then do the same work. On a GPU it prints the model-FLOPs utilisation of GPT-2 124M in bfloat16
+instead; PyTorch is not needed there.
+"""
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
+
+from benchmarks.common import alternate, environment, ratios, save, shown, summary
+
+LR, B1, B2, EPS, DECAY, CLIP = 6e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
+PEAK = {"H100": 989.5e12, "H200": 989.5e12, "A100": 312e12}  # dense bfloat16 FLOP/s
+
+_step: Callable[[], float]  # of this worker process: one training step, returns the loss
+
+
+def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    global _step
+    torch.set_num_threads(threads)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=size["vocab"],
+            n_positions=size["context"],
+            n_layer=size["layers"],
+            n_embd=size["embed"],
+            n_head=size["heads"],
+            n_inner=size["mlp"],
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            use_cache=False,
+            attn_implementation="sdpa",
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ).train()
+    ours = _weights(size)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.from_numpy(_hugging_face(ours, name).reshape(p.shape)))
+    parameters = list(model.parameters())
+    assert sum(p.numel() for p in parameters) == _count(ours)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": DECAY},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(B1, B2), eps=EPS, fused=True)
+    tokens = torch.from_numpy(_tokens(size, batch)).long()
+
+    def step() -> float:
+        logits = model(input_ids=tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    _step = step
+
+
+def start_jax(size: dict[str, Any], batch: int) -> None:
+    import jax
+
+    from jaxgrow.models.gpt2 import GPT2Config
+    from train.optim import Optim, transformation
+    from train.parallel import AXIS, mapped
+    from train.step import Model, train_step
+
+    global _step
+    params = jax.tree.map(jax.numpy.asarray, _weights(size))
+    tx = transformation(Optim(b1=B1, b2=B2, eps=EPS, weight_decay=DECAY, clip=CLIP))
+    model = Model(params, jax.jit(tx.init)(params), GPT2Config(**size))
+    run = mapped(train_step(tx, 1, AXIS), "pmap", donate=True)
+    tokens = _tokens(size, batch)
+
+    def step() -> float:
+        nonlocal model
+        model, metrics = run(model, tokens, np.float32(LR))
+        return float(metrics["loss"])
+
+    _step = step
+
+
+def timed(steps: int) -> tuple[float, float, list[float]]:
+    """Seconds a step, seconds of processor time a step, and the losses."""
+    start, cpu = time.perf_counter(), time.process_time()
+    losses = [_step() for _ in range(steps)]
+    return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps, losses
+
+
+def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[str, Any]:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])  # the workers inherit it
+    starts = {
+        "torch": (start_torch, (size, batch, cores)),
+        "jax": (start_jax, (size, batch)),
+        "jax, remat": (start_jax, (size | {"remat": True}, batch)),
+    }
+    context = multiprocessing.get_context("spawn")
+    workers = {
+        name: ProcessPoolExecutor(1, context, initializer, arguments)
+        for name, (initializer, arguments) in starts.items()
+    }
+    losses = {name: w.submit(timed, 3).result()[2] for name, w in workers.items()}  # and compiles
+    for name, values in losses.items():
+        np.testing.assert_allclose(values, losses["torch"], rtol=1e-3, err_msg=f"{name} and torch do different work")
+    rounds_of = alternate({name: lambda w=w: w.submit(timed, 1).result() for name, w in workers.items()}, rounds)
+    for w in workers.values():
+        w.shutdown()
+    tokens = batch * size["context"]
+    wall = {name: [r[0] for r in reports] for name, reports in rounds_of.items()}
+    cpu = {name: [r[1] for r in reports] for name, reports in rounds_of.items()}
+    return {
+        name: {
+            "tokens_per_second": summary([tokens / s for s in wall[name]]),
+            "speed_over_torch": ratios(wall["torch"], wall[name]),
+            "speed_over_torch_in_processor_time": ratios(cpu["torch"], cpu[name]),
+            "first_losses": losses[name],
+        }
+        for name in workers
+    }
+
+
+def utilisation(batches: list[int], steps: int = 20) -> dict[str, Any]:
+    """Model-FLOPs utilisation of GPT-2 124M at T = 1024 in bfloat16 on one GPU, by batch size and remat."""
+    import jax
+
+    from jaxgrow import flops
+    from jaxgrow.models.gpt2 import GPT2Config
+
+    kind = jax.devices()[0].device_kind
+    peak = next((flops_s for name, flops_s in PEAK.items() if name in kind), None)
+    out = {}
+    for batch in batches:
+        for remat in (False, True):
+            config = GPT2Config(dtype="bfloat16", remat=remat)
+            name = f"B={batch}{', remat' if remat else ''}"
+            try:
+                start_jax(dataclasses.asdict(config), batch)
+                timed(3)
+                seconds = [timed(steps)[0] for _ in range(5)]
+            except jax.errors.JaxRuntimeError as error:  # out of memory
+                print(f"{name:>16} {str(error).splitlines()[0][:90]}")
+                continue
+            tokens = batch * config.context
+            out[name] = {"tokens_per_second": summary([tokens / s for s in seconds])}
+            line = f"{name:>16} {shown(out[name]['tokens_per_second'], 0)} tokens/s"
+            if peak:
+                out[name]["mfu"] = summary([flops.train(config, tokens) / s / peak for s in seconds])
+                line += f", MFU {shown(out[name]['mfu'], 3)}"
+            print(line)
+    return {"device": kind, "peak_flops": peak, "steps": out}
+
+
+def _tokens(size: dict[str, Any], batch: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, size["vocab"], (batch, size["context"] + 1), dtype=np.int32)
+
+
+def _weights(size: dict[str, Any]) -> Any:
+    """GPT-2's initial weights in our tree, the same in every process."""
+    import jax
+
+    from jaxgrow.models import gpt2
+
+    config = gpt2.GPT2Config(**size)
+    shapes = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+
+    def fresh(path, x):
+        last = path[-1].key
+        if last in ("scale", "bias"):
+            return np.full(x.shape, last == "scale", np.float32)
+        return 0.02 * rng.standard_normal(x.shape, np.float32)
+
+    return jax.tree_util.tree_map_with_path(fresh, shapes)
+
+
+def _hugging_face(ours: Any, name: str) -> np.ndarray:
+    """The weight that Hugging Face's GPT-2 calls ``name``."""
+    names = {"weight": "kernel", "bias": "bias"}
+    match name.split("."):
+        case ["transformer", "wte", "weight"]:
+            return ours["token_embedding"]
+        case ["transformer", "wpe", "weight"]:
+            return ours["position_embedding"]
+        case ["transformer", "ln_f", leaf]:
+            return ours["final_norm"][{"weight": "scale", "bias": "bias"}[leaf]]
+        case ["transformer", "h", i, ("ln_1" | "ln_2") as norm, leaf]:
+            ln = ours["blocks"]["attention_norm" if norm == "ln_1" else "mlp_norm"]
+            return ln[{"weight": "scale", "bias": "bias"}[leaf]][int(i)]
+        case ["transformer", "h", i, "attn", "c_attn", leaf]:
+            attention = ours["blocks"]["attention"]
+            parts = [attention[n][names[leaf]][int(i)] for n in ("query", "key", "value")]
+            parts = [p.reshape(*p.shape[:-2], -1) for p in parts]  # heads and their dimensions are one axis there
+            return np.concatenate(parts, -1)
+        case ["transformer", "h", i, "attn", "c_proj", leaf]:
+            return ours["blocks"]["attention"]["out"][names[leaf]][int(i)]
+        case ["transformer", "h", i, "mlp", ("c_fc" | "c_proj") as linear, leaf]:
+            return ours["blocks"]["mlp"]["up" if linear == "c_fc" else "down"][names[leaf]][int(i)]
+    raise KeyError(name)
+
+
+def _count(tree: Any) -> int:
+    import jax
+
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--embed", type=int, default=384, help="a multiple of 64, the size of a head")
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="with 1, trust processor time")
+    parser.add_argument("--json", help="where to write the result")
+    a = parser.parse_args()
+
+    import jax  # here, so that the worker of PyTorch pays nothing for it
+
+    result = environment("jax", "jaxlib", "flax", "optax")
+    if jax.default_backend() == "gpu":
+        save(a.json, result | utilisation([8, 16, 32, 64]))
+        return
+    size = {"vocab": a.vocab, "context": a.context, "layers": a.layers, "embed": a.embed}
+    size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
+    result = environment("jax", "jaxlib", "flax", "optax", "torch", "transformers")
+    sides = compare(size, a.batch, a.rounds, a.cores)
+    print(f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, batch {a.batch}, {a.rounds} rounds")
+    print(f"{'':>12} {'tokens/s':>22} {'speed over torch':>20} {'in processor time':>20}   first losses")
+    for name, side in sides.items():
+        losses = " ".join(f"{x:.4f}" for x in side["first_losses"])
+        columns = f"{shown(side['tokens_per_second'], 0):>22} {shown(side['speed_over_torch']):>20}"
+        print(f"{name:>12} {columns} {shown(side['speed_over_torch_in_processor_time']):>20}   {losses}")
+    save(
+        a.json, result | {"size": size | {"batch": a.batch}, "rounds": a.rounds, "cores_used": a.cores, "sides": sides}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Growing and coalescing: gigabytes a second against a plain copy, and peak memory.
+
+    python benchmarks/transform.py [--params 1.5e9 | --scale small] [--only WORD] [--json FILE]
+
+Trees have the shape of GPT-2, in float32; the larger tree of each transform has ``--params`` parameters. Speed: a plain
+copy of that larger tree takes turns with the transform in one process; the ratio is 1 for a transform as fast as copying.
+Memory: the peak of a process of its own, above its libraries, over source + result + one largest leaf. Measured for NumPy
+leaves (checkpoints on the host), and for jax arrays under ``jit``.
+"""
+
+import argparse
+import multiprocessing
+import re
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
+
+from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from jaxgrow import grow, operators, swap
+from jaxgrow.models import gpt2
+
+# The growth, from the sizes of the large tree. All go from half the size, but coalescing goes to it.
+GROWTHS: dict[str, Callable[[dict], dict]] = {
+    "hypercloning": lambda large: operators.hypercloning({k: v // 2 for k, v in large.items()}, 2),
+    "stack": lambda large: operators.stack({"layers": large["layers"] // 2}, large["layers"]),
+    "interleave": lambda large: operators.interleave({"layers": large["layers"] // 2}, large["layers"]),
+    "decoalesce far": lambda large: operators.decoalesce(large, heads="far", layers="far"),
+    "decoalesce adjacent": lambda large: operators.decoalesce(large, heads="adjacent", layers="adjacent"),
+    "coalesce far": lambda large: operators.coalesce(large, heads="far", layers="far"),
+    "coalesce adjacent": lambda large: operators.coalesce(large, heads="adjacent", layers="adjacent"),
+}
+
+
+def config_of(params: float) -> gpt2.GPT2Config:
+    """The largest GPT-2 of at most so many parameters in about XL's proportions: twice as many layers as heads."""
+
+    def config(heads: int) -> gpt2.GPT2Config:
+        return gpt2.GPT2Config(layers=2 * heads, heads=heads, embed=64 * heads, mlp=256 * heads)
+
+    heads = 2  # even, to be halved
+    while sum(x.size for x in jax.tree.leaves(shapes(config(heads + 2)))) <= params:
+        heads += 2
+    return config(heads)
+
+
+def shapes(config: gpt2.GPT2Config) -> Any:
+    return jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
+
+
+def size(tree: Any) -> int:
+    """In bytes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def filled(shape: jax.ShapeDtypeStruct, as_jax: bool) -> Any:
+    """Random numbers, without temporary arrays that a peak would show."""
+    numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    out = np.empty(shape.shape, shape.dtype)
+    flat = out.reshape(-1)
+    for i in range(0, flat.size, numbers.size):
+        flat[i : i + numbers.size] = numbers[: flat.size - i]
+    return jnp.asarray(out) if as_jax else out
+
+
+def prepared(name: str, params: float, as_jax: bool) -> tuple[Callable, Any, Any, Any]:
+    """``(transform, source, shapes of the result, shapes of the larger tree)``; the transform is compiled."""
+    config = config_of(params)
+    large = vars(config)
+    growth = GROWTHS[name]({n: large[n] for n in ("layers", "heads", "embed", "mlp")})
+    axes = gpt2.axes(config)
+    down = name.startswith("coalesce")
+    start = config if down else gpt2.resized(config, swap(growth))
+    result = jax.eval_shape(lambda p: grow(growth, p, axes), shapes(start))
+
+    def transform(tree):
+        return grow(growth, tree, axes)
+
+    if as_jax:
+        transform = jax.jit(transform).lower(shapes(start)).compile()
+    source = jax.tree.map(lambda x: filled(x, as_jax), shapes(start))
+    return transform, source, result, shapes(config)
+
+
+def speed(name: str, params: float, as_jax: bool, rounds: int) -> dict[str, Any]:
+    transform, source, result, larger = prepared(name, params, as_jax)
+    large = source if size(source) == size(larger) else jax.tree.map(lambda x: filled(x, as_jax), larger)
+    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree)) if as_jax else lambda tree: jax.tree.map(np.copy, tree)
+
+    def timed(run: Callable, tree: Any) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run(tree))  # the result is freed within the time, on both sides
+        return time.perf_counter() - start
+
+    sides = {"copy": lambda: timed(copy, large), "transform": lambda: timed(transform, source)}
+    alternate(sides, 1)
+    seconds = alternate(sides, rounds)
+    return {
+        "gigabytes_per_second": summary([size(larger) / s / 1e9 for s in seconds["transform"]]),
+        "copy_gigabytes_per_second": summary([size(larger) / s / 1e9 for s in seconds["copy"]]),
+        "speed_over_copy": ratios(seconds["copy"], seconds["transform"]),
+        "source_gigabytes": size(source) / 1e9,
+        "result_gigabytes": size(result) / 1e9,
+    }
+
+
+def memory(name: str, params: float, as_jax: bool) -> float:
+    """Peak over source + result + one largest leaf; to be called in a fresh process."""
+    jax.block_until_ready(jnp.zeros(1))
+    libraries = _status("VmRSS")
+    transform, source, result, _ = prepared(name, params, as_jax)
+    out = jax.block_until_ready(transform(source))
+    peak = _status("VmHWM") - libraries
+    leaf = max(map(size, jax.tree.leaves((source, result))))
+    return peak / (size(source) + size(out) + leaf)
+
+
+def _status(field: str) -> int:
+    """A field of this process's /proc status, in bytes."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def alone(function: Callable, *args: Any) -> Any:
+    """The function's value, from a fresh process, which gives all its memory back."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as worker:
+        return worker.submit(function, *args).result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", type=float, default=1.5e9, help="of the larger tree; needs 11 bytes of memory each")
+    parser.add_argument("--scale", choices=["small"], help="small: a tree of 1e8 parameters")
+    parser.add_argument("--only", default="", help="transforms whose name has this word")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", help="where to write the result")
+    a = parser.parse_args()
+    params = 1e8 if a.scale == "small" else a.params
+    free = int(re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
+    if params * 11 > free:
+        params = free / 11
+        print(f"{free / 1e9:.0f} GB of memory are free: a tree of {params:.2g} parameters is used instead")
+
+    result: dict[str, Any] = environment("jax", "jaxlib", "numpy")
+    result |= {"parameters": sum(x.size for x in jax.tree.leaves(shapes(config_of(params)))), "transforms": {}}
+    print(f"{result['machine']}, {result['cores']} cores; {result['parameters']:.3g} parameters, {a.rounds} rounds")
+    print(f"{'':>26} {'GB/s':>19} {'GB/s of a copy':>19} {'ratio':>19} {'peak memory':>12}")
+    for kind in ("numpy", "jit"):
+        for name in GROWTHS:
+            if a.only in name:
+                row = alone(speed, name, params, kind == "jit", a.rounds)
+                row["peak_over_source_result_leaf"] = alone(memory, name, params, kind == "jit")
+                columns = (row["gigabytes_per_second"], row["copy_gigabytes_per_second"], row["speed_over_copy"])
+                text = " ".join(f"{shown(c):>19}" for c in columns)
+                print(f"{kind + ' ' + name:>26} {text} {row['peak_over_source_result_leaf']:>12.2f}", flush=True)
+                result["transforms"][f"{kind} {name}"] = row
+    save(a.json, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Comparisons: costs read off logs, by hand on synthetic runs, and the script that runs what is missing."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+from train import compare, pretrain
+from train.errors import exits_cleanly
+from train.report import Comparison, Run, frontier_budget
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+def made(folder: Path, name: str, curve: list[tuple], seed: int = 0, **result) -> Run:
+    """A finished run with validation losses ``(phase, step, cost, loss)``; its FLOPs are 10 times its seconds."""
+    folder = folder / f"{name}-{seed}"
+    folder.mkdir()
+    lines = [{"phase": p, "step": s, "flops": 10.0 * c, "seconds": c, "val_loss": v} for p, s, c, v in curve]
+    lines.insert(1, {"phase": curve[0][0], "step": 1, "flops": 0.0, "seconds": 0, "loss": -1.0})  # no validation
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, _, cost, loss = curve[-1]
+    phase = {"phase": "train large", "parameters": 50, "steps": 4, "tokens": 100, "flops": 10.0 * cost, "seconds": cost}
+    values = {"tokens": 100, "flops": 10.0 * cost, "seconds": cost, "val_loss": loss, "phases": [phase]}
+    (folder / "result.json").write_text(json.dumps(values | result))
+    return Run(name, seed, folder)
+
+
+SCRATCH = [("train large", s, float(10 * s), v) for s, v in ((1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0))]
+CYCLE = [
+    ("train large", 1, 2.0, 5.0),  # the first phase has the last one's name, and reached the loss before
+    ("train large", 2, 4.0, 2.0),
+    ("train coarse1", 1, 6.0, 1.0),
+    ("train large", 1, 20.0, 4.0),
+    ("train large", 2, 24.0, 3.5),
+    ("train large", 3, 28.0, 2.5),
+    ("train large", 4, 32.0, 2.0),
+]
+
+
+def test_the_cost_of_a_loss_is_read_between_two_validations_of_the_last_phase(tmp_path):
+    run = made(tmp_path, "cycle", CYCLE)
+    assert run.cost_to(3.0, "seconds") == 26.0  # half way from 3.5 to 2.5
+    assert run.cost_to(3.0, "flops") == 260.0
+    assert run.cost_to(3.5, "seconds") == 24.0
+    assert run.cost_to(4.5, "seconds") == 20.0  # had it at the first validation of the phase
+    assert run.cost_to(1.9, "seconds") is None  # though a small model had 1.0
+    assert made(tmp_path, "scratch", SCRATCH).cost_to(3.0, "seconds") == 40.0
+
+
+def test_the_first_time_counts_where_the_loss_rises_again(tmp_path):
+    curve = [("train large", s, float(s), v) for s, v in ((1, 4.0), (2, 2.0), (3, 3.0), (4, 1.0))]
+    assert made(tmp_path, "wavy", curve).cost_to(2.5, "seconds") == 1.75
+
+
+def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
+    ends = [(100.0, 4.0), (10.0, 6.0), (1000.0, 3.0)]
+    frontier = [made(tmp_path, f"x{c:g}", [("train large", 1, c / 10, v)]) for c, v in ends]
+    assert frontier_budget(frontier, 5.0) == pytest.approx(math.sqrt(10 * 100))
+    assert frontier_budget(frontier, 3.75) == pytest.approx(10**2.25)
+    assert frontier_budget(frontier, 3.0) == pytest.approx(1000)
+    assert frontier_budget(frontier, 2.9) is None and frontier_budget(frontier, 6.1) is None
+
+
+@pytest.fixture
+def comparison(tmp_path) -> Comparison:
+    slow = [(p, s, 2 * c, v) for p, s, c, v in SCRATCH]
+    short = [("train large", 1, 10.0, 6.0), ("train large", 2, 20.0, 4.0)]
+    return Comparison(
+        [
+            [made(tmp_path, "scratch", SCRATCH), made(tmp_path, "scratch", slow, seed=1)],
+            [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", CYCLE, seed=1)],
+        ],
+        [[made(tmp_path, "scratch-x0.5", short), made(tmp_path, "scratch-x0.5", short, seed=1)]],
+    )
+
+
+def test_savings_by_hand(comparison):
+    scratch, cycle, short = comparison.rows()
+    assert scratch["saved_flops"] == [0, 0] and scratch["flops"] == 1
+    assert cycle["saved_flops"] == pytest.approx([1 - 26 / 40, 1 - 26 / 80])  # each seed against its own baseline
+    assert cycle["saved_seconds"] == cycle["saved_flops"]
+    assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2)
+    assert cycle["loss"] == [2.0, 2.0] and cycle["seeds"] == [0, 1] and cycle["tokens_per_parameter"] == 2.0
+    assert cycle["saved_frontier"] == [None, None]  # better than all of the frontier
+    assert short["saved_flops"] == [None, None] and short["saved_frontier"] == pytest.approx([0, 0])
+
+
+def test_the_table_says_what_was_not_reached(comparison, tmp_path):
+    lines = comparison.table().splitlines()
+    row = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[1:-1]] for line in lines[2:5]}
+    assert row["cycle"][-3:] == ["51.2 % [35.0 %, 67.5 %]", "51.2 % [35.0 %, 67.5 %]", "not reached"]
+    assert row["scratch-x0.5"][-3] == "not reached"
+    comparison.plot(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_some_seeds_that_do_not_reach_a_loss_are_counted(tmp_path):
+    far = [(p, s, c, v + 2) for p, s, c, v in CYCLE]
+    scratch = [made(tmp_path, "scratch", SCRATCH, seed=s) for s in (0, 1)]
+    table = Comparison([scratch, [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", far, seed=1)]], []).table()
+    assert "not reached by 1 of 2 seeds" in table
+
+
+# --- the script ---
+
+
+def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, capsys):
+    scratch = runs.experiment(tmp_path, name="scratch")
+    cycle = runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE)
+    configs = [runs.script(tmp_path, e) for e in (scratch, cycle)]
+    folder = tmp_path / "runs"
+    options = ["--seeds", "3", "--frontier", "0.5", "--workdir", str(folder), "--set", "eval_batches=1"]
+    monkeypatch.setattr(sys, "argv", ["compare", *configs, *options])
+    exits_cleanly(compare.main)
+    assert {p.parent.name for p in folder.glob("*/result.json")} == {
+        "scratch-seed3",
+        "cycle-seed3",
+        "scratch-x0.5-seed3",
+    }
+    assert json.loads((folder / "scratch-x0.5-seed3" / "result.json").read_text())["steps"] == 4
+    config = json.loads((folder / "scratch-seed3" / "config.json").read_text())
+    assert (config["eval_batches"], config["seed"]) == (1, 3)
+    first = {name: (folder / name).read_bytes() for name in ("compare.md", "compare.json")}
+    assert (folder / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    assert first["compare.md"].decode() in capsys.readouterr().out
+    rows = {row["run"]: row for row in json.loads(first["compare.json"])}
+    assert rows.keys() == {"scratch", "cycle", "scratch-x0.5"} and rows["scratch"]["saved_flops"] == [0.0]
+
+    monkeypatch.setattr(pretrain, "train_step", None)  # would fail if anything was trained
+    exits_cleanly(compare.main)
+    assert {name: (folder / name).read_bytes() for name in first} == first

@@ -1,0 +1,170 @@
+"""GPT-2: the names and shapes of its parameters, and its function against the equations.
+
+Tolerance 1e-10: float64 through three layers.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow import sizes
+from jaxgrow.axes import leaves
+from jaxgrow.models import gpt2
+from jaxgrow.operators import hypercloning, stack
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-10
+GOLDEN = Path(__file__).parent / "golden" / "gpt2.txt"
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    for tied in (True, False):
+        config = tiny.config(tied=tied)
+        lines.append(f"# {config}")
+        lines += [f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(config), tiny.axes(config))]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_axis_names_are_config_fields(tied):
+    config = tiny.config(tied=tied)
+    found = sizes(tiny.params(config), tiny.axes(config))
+    assert found == {name: getattr(config, name) for name in found}
+    assert set(found) == {"vocab", "context", "layers", "embed", "heads", "head_dim", "mlp"}
+
+
+def test_resized_is_the_config_of_the_grown_model():
+    config = tiny.config()
+    grown = gpt2.resized(config, {**hypercloning(tiny.WIDTHS, 2), **stack(tiny.WIDTHS, 5)})
+    assert grown == replace(config, layers=5, embed=12, heads=6, mlp=18)
+
+
+def test_published_tied_axes_exchange_readers_and_writers_around_the_blocks():
+    axes = gpt2.axes(tiny.config(tied=True, dtype="float32"))
+    published = gpt2.paper_tied_axes(axes)
+    assert published["token_embedding"] == ("vocab", "embed.in")
+    assert published["position_embedding"] == ("context", "embed.in")
+    assert published["final_norm"] == {"scale": ("embed",), "bias": ("embed",)}
+    assert published["blocks"] == axes["blocks"]
+    assert gpt2.paper_tied_axes(published) == axes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"heads": 0, "mlp": -1}, r"a GPT-2 needs at least 1 of heads \(is 0\), mlp \(is -1\)"),
+        ({"dtype": "float16"}, "dtype is 'float32', 'bfloat16' or 'float64', not 'float16'"),
+    ],
+)
+def test_config_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        gpt2.GPT2Config(**wrong)
+
+
+def test_initial_values():
+    """Kernels and tables N(0, .02); what writes into the residual stream N(0, .02 / sqrt(2 L)); every layer its own."""
+    config = gpt2.GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
+    with jax.enable_x64(False):
+        params = tiny.quick_jit(lambda k: gpt2.init(config, k))(jax.random.key(0))
+    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert x.dtype == jnp.float32
+        if path.endswith("bias") or path.endswith("scale"):
+            np.testing.assert_array_equal(x, 1.0 if path.endswith("scale") else 0.0)
+            continue
+        std = 0.02 / 6**0.5 if "out/" in path or "down/" in path else 0.02
+        np.testing.assert_allclose(x.std(), std, rtol=0.03, err_msg=path)
+        if path.startswith("blocks"):
+            assert abs(np.corrcoef(x[0].ravel(), x[1].ravel())[0, 1]) < 0.1, path
+
+
+# --- the function ---
+
+
+def norm(x, p):
+    """``(x - mean) / sqrt(var + 1e-5) * scale + bias`` of one position."""
+    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p["scale"] + p["bias"]
+
+
+def attention(x, p, i):
+    """Position by position, head by head: ``sum_s softmax_s(q_t k_s / sqrt(K)) v_s``, s up to t."""
+    (T, _), H, K = x.shape, *p["query"]["bias"][i].shape
+    out = np.zeros_like(x) + p["out"]["bias"][i]
+    for h in range(H):
+        q, k, v = (x @ p[n]["kernel"][i][:, h] + p[n]["bias"][i][h] for n in ("query", "key", "value"))
+        for t in range(T):
+            weight = np.array([np.exp(q[t] @ k[s] / np.sqrt(K)) for s in range(t + 1)])
+            out[t] += (weight / weight.sum()) @ v[: t + 1] @ p["out"]["kernel"][i][h]
+    return out
+
+
+def mlp(x, p, i):
+    h = x @ p["up"]["kernel"][i] + p["up"]["bias"][i]
+    h = h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+    return h @ p["down"]["kernel"][i] + p["down"]["bias"][i]
+
+
+def logits(params, tokens):
+    """GPT-2 of one sequence: ``x += attention(norm(x)); x += mlp(norm(x))`` layer by layer, then norm and head."""
+    b = params["blocks"]
+    x = np.stack([params["token_embedding"][w] + params["position_embedding"][t] for t, w in enumerate(tokens)])
+    for i in range(len(b["mlp"]["up"]["bias"])):
+
+        def normed(x, name, i=i):
+            return np.stack([norm(row, {k: v[i] for k, v in b[name].items()}) for row in x])
+
+        x = x + attention(normed(x, "attention_norm"), b["attention"], i)
+        x = x + mlp(normed(x, "mlp_norm"), b["mlp"], i)
+    x = np.stack([norm(row, params["final_norm"]) for row in x])
+    return x @ params.get("head_kernel", params["token_embedding"].T)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_logits_are_those_of_the_equations(tied):
+    config = tiny.config(tied=tied, layers=3)
+    params, tokens = tiny.params(config), tiny.tokens(2, 7)
+    expected = np.stack([logits(params, sequence) for sequence in tokens])
+    np.testing.assert_allclose(tiny.forward(config)(params, tokens), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_the_future_changes_no_bit_of_the_past():
+    config = tiny.config()
+    params, tokens = tiny.params(config), tiny.tokens(2, 7)
+    other = tokens.copy()
+    other[:, 4:] = (other[:, 4:] + 3) % config.vocab
+    one, two = (np.asarray(tiny.forward(config)(params, t)) for t in (tokens, other))
+    np.testing.assert_array_equal(one[:, :4], two[:, :4])
+    assert (one[:, 4:] != two[:, 4:]).any(-1).all()
+
+
+def test_rematerialising_changes_no_gradient():
+    config = tiny.config()
+    params, tokens = tiny.params(config), tiny.tokens()
+    plain, remat = (tiny.gradient(c)(params, tokens) for c in (config, replace(config, remat=True)))
+    chex.assert_trees_all_close(remat, plain, rtol=0, atol=TOLERANCE)
+    for remat in (False, True):
+        model = gpt2.GPT2(replace(config, remat=remat))
+        program = jax.make_jaxpr(model.apply)({"params": params}, tokens)
+        assert ("remat" in str(program)) == remat
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2), ("float32", 1e-5)])
+def test_low_precision_keeps_logits_in_float32(dtype, close):
+    config = tiny.config(dtype=dtype)
+    params = tiny.params(config, dtype="float32")
+    low = tiny.forward(config)(params, tiny.tokens())
+    exact = tiny.forward(tiny.config())(tiny.params(tiny.config()), tiny.tokens())
+    assert low.dtype == jnp.float32
+    assert exact.dtype == jnp.float64
+    assert 0 < jnp.abs(low - exact).max() < close * exact.std()

@@ -1,0 +1,262 @@
+"""Maps by hand, in integers: read this file to see what each one does. Then what holds for every map.
+
+Integers, halves and quarters are exact in float64, so the tolerance is none; random dense products get 1e-12.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgrow import AxisMap, Rows, compose, dual, grow, swap
+from jaxgrow.maps import apply, blocks, dense, identity, matmul, repeat, select, tile, transpose
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def equal(a, b):
+    np.testing.assert_array_equal(dense(a) if isinstance(a, Rows) else a, b)
+
+
+# --- by hand ---
+
+
+def test_select_copies_writers_and_shares_readers():
+    m = select([0, 1, 1], old=2)
+    equal(m.write, [[1, 0], [0, 1], [0, 1]])
+    equal(m.read, [[1, 0], [0, 0.5], [0, 0.5]])
+    assert (m.old, m.new) == (2, 3)
+    bias, kernel = np.array([10.0, 20.0]), np.array([[10.0], [20.0]])
+    equal(grow({"a": m}, bias, ("a",)), [10, 20, 20])
+    equal(grow({"a": m}, kernel, ("a.in", "b")), [[10], [10], [10]])
+
+
+def test_a_kernel_is_read_times_kernel_times_write():
+    kernel = np.array([[6.0, 12.0], [18.0, 24.0]])
+    maps = {"a": select([0, 1, 1], 2), "b": select([1, 0], 2)}
+    equal(grow(maps, kernel, ("a.in", "b")), [[12, 6], [12, 9], [12, 9]])
+
+
+def test_tile_keeps_the_order_of_the_whole_and_repeat_of_the_units():
+    x = np.array([1, 2, 3], float)
+    equal(apply(tile(3, 2).write, x, 0), [1, 2, 3, 1, 2, 3])
+    equal(apply(repeat(3, 2).write, x, 0), [1, 1, 2, 2, 3, 3])
+    equal(apply(tile(3, 2).read, 2 * x, 0), [1, 2, 3, 1, 2, 3])
+    equal(identity(3).write, np.eye(3))
+    equal(identity(3).read, np.eye(3))
+
+
+def test_blocks_move_whole_heads():
+    m = blocks(select([1, 0, 1], 2), size=2)
+    x = np.array([1, 2, 3, 4], float)
+    equal(apply(m.write, x, 0), [3, 4, 1, 2, 3, 4])
+    equal(m.write, np.kron([[0, 1], [1, 0], [0, 1]], np.eye(2)))
+    equal(m.read, np.kron([[0, 0.5], [1, 0], [0, 0.5]], np.eye(2)))
+
+
+def test_swap_takes_means_of_writers_and_sums_of_readers():
+    down = swap({"a": select([0, 1, 1], 2)})
+    equal(down["a"].write, [[1, 0, 0], [0, 0.5, 0.5]])
+    equal(down["a"].read, [[1, 0, 0], [0, 1, 1]])
+    equal(grow(down, np.array([10.0, 20.0, 40.0]), ("a",)), [10, 30])
+    equal(grow(down, np.array([10.0, 20.0, 40.0]), ("a.in",)), [10, 60])
+
+
+def test_dual_exchanges_writers_and_readers():
+    growth = {"a": select([0, 1, 1], 2)}
+    equal(grow(dual(growth), np.array([10.0, 20.0]), ("a",)), [10, 10, 10])
+    equal(grow(dual(growth), np.array([10.0, 20.0]), ("a.in",)), [10, 20, 20])
+
+
+def test_compose_is_one_after_the_other_and_keeps_what_only_one_names():
+    first, second = {"a": select([0, 1, 1], 2), "b": tile(2, 2)}, {"a": select([2, 0], 3), "c": tile(3, 2)}
+    both = compose(second, first)
+    assert set(both) == {"a", "b", "c"}
+    equal(both["a"].write, [[0, 1], [1, 0]])
+    equal(both["a"].read, [[0, 0.5], [1, 0]])
+    equal(both["b"].write, dense(first["b"].write))
+    equal(both["c"].read, dense(second["c"].read))
+
+
+def test_sparse_products_use_as_few_terms_as_they_need():
+    pairs, fours = swap({"a": tile(2, 2)})["a"].write, swap({"a": tile(1, 4)})["a"].write
+    assert pairs.index.shape == (2, 2)
+    assert matmul(swap({"a": tile(1, 2)})["a"].write, pairs).index.shape == fours.index.shape == (1, 4)
+    assert matmul(pairs, tile(2, 2).write).index.shape == (2, 1)
+    empty = transpose(select([2, 2], 4).write)
+    equal(empty, [[0, 0], [0, 0], [1, 1], [0, 0]])
+
+
+# --- for every map ---
+
+SIZES = st.sampled_from([1, 2, 3, 5, 7])
+
+
+@st.composite
+def rows(draw, new=None, old=None):
+    """Any sparse matrix: repeated columns, zero weights, rows that sum to anything."""
+    new, old, terms = new or draw(SIZES), old or draw(SIZES), draw(st.integers(1, 3))
+    index = draw(st.lists(st.integers(0, old - 1), min_size=new * terms, max_size=new * terms))
+    weight = draw(st.lists(st.integers(-3, 3), min_size=new * terms, max_size=new * terms))
+    return Rows(np.array(index, np.int32).reshape(new, terms), np.array(weight, float).reshape(new, terms), old)
+
+
+@given(st.data())
+def test_rows_are_matrices(data):
+    a = data.draw(rows())
+    b, size = data.draw(rows(new=a.old)), data.draw(st.integers(1, 3))
+    equal(transpose(a), dense(a).T)
+    equal(transpose(transpose(a)), dense(a))
+    equal(matmul(a, b), dense(a) @ dense(b))
+    equal(blocks(AxisMap(a, a), size).write, np.kron(dense(a), np.eye(size)))
+    x = np.arange(2.0 * b.old * 3).reshape(2, b.old, 3)
+    equal(apply(b, x, 1), np.einsum("no,aob->anb", dense(b), x))
+    equal(apply(b, x, 1), apply(dense(b), x, 1))
+
+
+@given(st.integers(1, 9), st.data())
+def test_a_random_partition_round_trips(size, data):
+    groups = tiny.random_groups(size, data.draw(st.integers(1, size)), seed=data.draw(st.integers(0, 99)))
+    of = np.zeros(size, int)
+    for i, group in enumerate(groups):
+        of[list(group)] = i
+    m = select(of, len(groups))
+    np.testing.assert_allclose(dense(m.read).T @ dense(m.write), np.eye(len(groups)), rtol=0, atol=1e-15)
+    for law in (swap, dual):
+        twice = law(law({"a": m}))["a"]
+        equal(twice.write, dense(m.write))
+        equal(twice.read, dense(m.read))
+    over_there_and_back = compose(swap({"a": m}), {"a": m})["a"]
+    np.testing.assert_allclose(dense(over_there_and_back.write), np.eye(len(groups)), rtol=0, atol=1e-15)
+
+
+# --- where a map runs ---
+
+
+def test_numpy_stays_numpy_jax_stays_jax_and_what_no_map_touches_is_not_copied():
+    growth, axes = {"a": tile(3, 2)}, {"x": ("a",), "y": ("b",)}
+    x, y = np.arange(3.0), np.arange(5.0)
+    grown = grow(growth, {"x": x, "y": y}, axes)
+    assert type(grown["x"]) is np.ndarray
+    assert grown["y"] is y
+    on_device = grow(growth, {"x": jnp.asarray(x), "y": y}, axes)
+    assert isinstance(on_device["x"], jax.Array)
+    brain = grow(growth, {"x": x.astype(ml_dtypes.bfloat16), "y": y}, axes)
+    assert brain["x"].dtype == ml_dtypes.bfloat16
+    wide = {"a": AxisMap(jnp.eye(3), jnp.eye(3))}
+    assert isinstance(grow(wide, {"x": x, "y": y}, axes)["x"], jax.Array)
+
+
+INDICES = {
+    "a slice": np.arange(2, 6),
+    "every other unit": np.arange(0, 6, 2),
+    "tiled": np.tile(np.arange(6), 3),
+    "repeated": np.repeat(np.arange(6), 2),
+    "repeated unevenly": np.arange(20) * 6 // 20,
+    "blocks": np.array([4, 5, 0, 1, 4, 5]),
+    "reversed": np.arange(6)[::-1],
+    "one unit": np.array([5, 5, 5]),
+    "scattered": np.random.default_rng(0).integers(0, 6, 200),
+}
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_numpy_eager_and_jit_agree_with_a_plain_gather_to_the_bit(index):
+    """However a selection runs, as slices, blocks or a gather, with the map known while compiling or not."""
+    m = select(index, 6)
+    x = np.random.default_rng(1).normal(size=(2, 6, 3))
+    share = 1 / np.bincount(index, minlength=6)[index]
+    for matrix, expected in ((m.write, x[:, index]), (m.read, x[:, index] * share[:, None])):
+        equal(apply(matrix, x, 1), expected)
+        equal(apply(matrix, jnp.asarray(x), 1), expected)
+        equal(tiny.quick_jit(lambda x, matrix=matrix: apply(matrix, x, 1))(x), expected)
+        equal(tiny.quick_jit(lambda matrix, x: apply(matrix, x, 1))(matrix, x), expected)
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 50_000), (6, 50_000, 2), (50_000, 6, 2), (2, 2, 150_000), (600_000,)])
+def test_numpy_leaves_larger_than_a_cache_grow_as_small_ones_do(shape):
+    """4.8 MB is more than is worked on at once. Twice every unit of every axis and back, then of one axis alone."""
+    x = np.random.default_rng(0).normal(size=shape)
+    axes = tuple("abc"[: x.ndim])
+    up = {name: repeat(size, 2) for name, size in zip(axes, shape, strict=True)}
+    expected = x
+    for dim in range(x.ndim):
+        expected = np.repeat(expected, 2, dim)
+    large = grow(up, x, axes)
+    equal(large, expected)
+    equal(grow(swap(up), large, axes), x)
+    if x.ndim > 1:
+        equal(grow({"b": up["b"]}, x, axes), np.repeat(x, 2, 1))
+
+
+def test_a_growth_is_a_pytree():
+    growth = {"a": select([0, 1, 1], 2)}
+    assert len(jax.tree.leaves(growth)) == 4
+    again = jax.tree.map(lambda x: x, growth)
+    chex.assert_trees_all_equal(again, growth)
+    assert again["a"].old == 2
+
+
+def test_shapes_grow_without_arrays():
+    shape = jax.eval_shape(lambda x: grow({"a": tile(3, 2)}, x, ("a", "b")), jax.ShapeDtypeStruct((3, 5), "bfloat16"))
+    assert (shape.shape, shape.dtype) == ((6, 5), jnp.bfloat16)
+
+
+def test_dense_maps_apply_and_are_learned_through():
+    rng = np.random.default_rng(0)
+    write, read = rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
+    x, y = rng.normal(size=(2, 3)), rng.normal(size=(3, 7))
+    axes = {"x": ("b", "a"), "y": ("a.in", "c")}
+
+    def grown(growth):
+        return grow(growth, {"x": x, "y": y}, axes)
+
+    out = grown({"a": AxisMap(write, read)})
+    np.testing.assert_allclose(out["x"], x @ write.T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(out["y"], read @ y, rtol=0, atol=1e-12)
+
+    gradient = jax.grad(lambda m: grown({"a": m})["x"].sum() + grown({"a": m})["y"].sum())(
+        AxisMap(jnp.asarray(write), jnp.asarray(read))
+    )
+    np.testing.assert_allclose(gradient.write, np.tile(x.sum(0), (5, 1)), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(gradient.read, np.tile(y.sum(1), (5, 1)), rtol=0, atol=1e-12)
+
+
+def test_dense_and_sparse_maps_compose():
+    a = np.random.default_rng(0).normal(size=(5, 3))
+    mixed = compose({"a": AxisMap(a, a)}, {"a": select([0, 1, 1], 2)})["a"]
+    equal(mixed.write, a @ [[1, 0], [0, 1], [0, 1]])
+    equal(compose({"a": identity(5)}, {"a": AxisMap(a, a)})["a"].read, a)
+
+
+def test_sums_are_taken_in_float32_or_better():
+    """Seven bfloat16 ones: sevenths, rounded to bfloat16, add up to less than one."""
+    mean = swap({"a": tile(1, 7)})
+    x = np.ones(7, ml_dtypes.bfloat16)
+    equal(grow(mean, x, ("a",)), np.ones(1, ml_dtypes.bfloat16))
+    in_bfloat16 = sum(x * ml_dtypes.bfloat16(1 / 7))
+    assert in_bfloat16 < 1
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize("index", [[0, 2], [-1, 0], [], [[0, 1]]])
+def test_select_needs_units_that_exist(index):
+    with pytest.raises(ValueError, match=r"select needs a list of units in 0 \.\. 1, but got"):
+        select(index, 2)
+
+
+def test_blocks_of_a_dense_map_are_refused():
+    with pytest.raises(TypeError, match=r"np\.kron"):
+        blocks(AxisMap(np.eye(2), np.eye(2)), 3)
+
+
+def test_compose_names_the_axis_and_both_sizes():
+    with pytest.raises(ValueError, match="axis 'a': the first growth ends at size 4, the second starts at size 3"):
+        compose({"a": tile(3, 2)}, {"a": tile(2, 2)})

@@ -1,0 +1,284 @@
+"""Optimizer state across a growth: what each policy does, which are exact, and Adam's bias where entries restart.
+
+Tolerance 1e-12, in float64: gradients of a tiny GPT-2, squared, and powers of b2 close to one. Where nothing restarts,
+equality is to the bit.
+"""
+
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxgrow import dual, grow, grow_optimizer, swap
+from jaxgrow.maps import AxisMap, select, tile
+from jaxgrow.models.gpt2 import resized
+from jaxgrow.moments import RebiasState, rebias
+from jaxgrow.operators import hypercloning, stack
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-12
+B1, B2 = 0.9, 0.999
+# Clipping sees the norm of all gradients, which growing changes: nothing is exact behind a clip that acts. This does not.
+ADAMW = optax.chain(
+    optax.clip_by_global_norm(1e3), optax.scale_by_adam(B1, B2), rebias(B1, B2), optax.add_decayed_weights(0.1)
+)
+OPTIMIZERS = {
+    "adam": optax.adam(0.1),
+    "adamw with clipping and rebias": ADAMW,
+    "sgd with momentum": optax.sgd(0.1, momentum=0.9),
+    "lion": optax.lion(0.1),
+    "rmsprop": optax.rmsprop(0.1),
+    "adagrad": optax.adagrad(0.1),
+    "adam over two micro-batches": optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+}
+# A model of two leaves: one unit of "a" becomes three, the other stays.
+AXES = {"w": ("a.in", "b"), "v": ("a",)}
+THREE = {"a": select([0, 0, 1, 0], 2)}
+SMALL = {"w": np.array([[0.3, -0.5, 0.7], [0.2, 1.1, -1.3]]), "v": np.array([0.5, -0.7])}
+
+
+@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS)
+def tx(request):
+    return request.param
+
+
+def close(a, b, atol=TOLERANCE):
+    chex.assert_trees_all_close(a, b, rtol=0, atol=atol)
+
+
+def gradients(like, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), like) for _ in range(steps)]
+
+
+def run(tx, params, state, gs):
+    """The updates of each step, and the last state."""
+    out = []
+    for g in gs:
+        updates, state = tx.update(g, state, params)
+        out.append(updates)
+    return out, state
+
+
+def trained(tx, steps=3):
+    return run(tx, SMALL, tx.init(SMALL), gradients(SMALL, steps))[1]
+
+
+def of_adam(state):
+    return next(s for s in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(s))
+
+
+def _is_adam(x):
+    return isinstance(x, optax.ScaleByAdamState)
+
+
+# --- policies ---
+
+
+def test_dropping_is_a_fresh_start(tx):
+    fresh = tx.init(grow(THREE, SMALL, AXES))
+    chex.assert_trees_all_equal(grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "drop"), fresh)
+
+
+@pytest.mark.parametrize("policy", ["copy", "exact"])
+def test_other_policies_give_a_state_that_the_grown_model_can_use(tx, policy):
+    large = grow(THREE, SMALL, AXES)
+    state = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, policy)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, tx.init(large))
+    run(tx, large, state, gradients(large, 1))
+
+
+def test_policies_by_hand():
+    state = optax.ScaleByAdamState(
+        count=jnp.asarray(5), mu={"w": jnp.asarray([[6.0], [2]]), "v": jnp.asarray([12.0, 2])},
+        nu={"w": jnp.asarray([[36.0], [4]]), "v": jnp.asarray([144.0, 4])},
+    )  # fmt: skip
+    params = {"w": np.ones((2, 1)), "v": np.ones(2)}
+
+    def moments(policy, tx=None, state=state):
+        tx = tx or optax.scale_by_adam()
+        adam = of_adam(grow_optimizer(tx, state, THREE, params, AXES, policy))
+        assert adam.count == 5
+        return [x.reshape(-1).tolist() for x in (adam.mu["w"], adam.mu["v"], adam.nu["w"], adam.nu["v"])]
+
+    assert moments("copy") == [[6, 6, 2, 6], [12, 12, 2, 12], [36, 36, 4, 36], [144, 144, 4, 144]]
+    close(moments("exact"), [[6, 6, 2, 6], [4, 4, 2, 4], [36, 36, 4, 36], [16, 16, 4, 16]])
+    clocked = (state, RebiasState(jnp.asarray(5), {"w": jnp.asarray(0), "v": jnp.asarray(0)}))
+    first = moments("asymmetric", optax.chain(optax.scale_by_adam(), rebias(B1, B2)), clocked)
+    assert first == [[6, 0, 2, 0], [12, 0, 2, 0], [36, 0, 4, 0], [144, 0, 4, 0]]
+
+
+# --- exactness ---
+
+
+def test_exact_moments_are_those_of_training_a_grown_gpt2():
+    """A step after growing is growing after the step. Gradients are those of the two models, not grown ones."""
+    config = tiny.config()
+    growth, axes, small = hypercloning(tiny.WIDTHS, 2), tiny.axes(config), tiny.params(config)
+    large, tx = grow(growth, small, axes), optax.scale_by_adam(B1, B2)
+    step = jax.jit(tx.update)
+    state = tx.init(small)
+    for seed in (0, 1):
+        _, state = step(tiny.gradient(config)(small, tiny.tokens(seed=seed)), state)
+    grown = grow_optimizer(tx, jax.device_get(state), growth, small, axes, "exact")
+    _, after = step(tiny.gradient(config)(small, tiny.tokens(seed=2)), state)
+    _, grown = step(tiny.gradient(resized(config, growth))(large, tiny.tokens(seed=2)), grown)
+    close(grown, grow_optimizer(tx, jax.device_get(after), growth, small, axes, "exact"))
+
+
+@pytest.mark.parametrize("policy", ["exact", "copy"])
+def test_exact_moments_are_those_of_training_the_grown_model_and_copied_ones_are_not(tx, policy):
+    growth = {"a": tile(2, 2)}
+    first, then = gradients(SMALL, 2), gradients(SMALL, 1, seed=1)
+    _, before = run(tx, SMALL, tx.init(SMALL), first)
+    _, after = run(tx, SMALL, before, then)
+    grown = grow_optimizer(tx, before, growth, SMALL, AXES, policy)
+    _, grown = run(tx, grow(growth, SMALL, AXES), grown, [grow(dual(growth), g, AXES) for g in then])
+    expected = grow_optimizer(tx, after, growth, SMALL, AXES, "exact")
+    if policy == "exact":
+        close(grown, expected)
+    else:
+        assert tiny.distance(grown, expected) > 1e-3
+
+
+def test_coalescing_sums_the_first_moments_of_twins_exactly():
+    """Coming back from the grown model, mu is what the small one would have; nu, too, where twins had equal gradients."""
+    growth, tx = {"a": tile(2, 3)}, optax.scale_by_adam()
+    state, large = trained(tx), grow({"a": tile(2, 3)}, SMALL, AXES)
+    up = grow_optimizer(tx, state, growth, SMALL, AXES, "exact")
+    close(grow_optimizer(tx, up, swap(growth), large, AXES, "exact"), state)
+
+    _, unlike = run(tx, large, tx.init(large), gradients(large, 3))
+    summed = grow(dual(swap(growth)), gradients(large, 3), [AXES] * 3)
+    _, expected = run(tx, SMALL, tx.init(SMALL), summed)
+    down = grow_optimizer(tx, unlike, swap(growth), large, AXES, "exact")
+    close(down.mu, expected.mu)
+    for path, bound, nu in tiny.pairs(down.nu, expected.nu):
+        assert (bound >= nu).all(), path
+        assert (bound > 1.01 * nu).any(), path
+
+
+# --- restarting single entries ---
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_rebias_changes_no_bit_where_nothing_restarted(jit):
+    plain, clocked = optax.scale_by_adam(B1, B2), optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+    gs = gradients(SMALL, 5)
+    plain, clocked = (
+        optax.GradientTransformation(tx.init, jax.jit(tx.update) if jit else tx.update) for tx in (plain, clocked)
+    )
+    chex.assert_trees_all_equal(
+        run(plain, SMALL, plain.init(SMALL), gs)[0], run(clocked, SMALL, clocked.init(SMALL), gs)[0]
+    )
+
+
+@pytest.mark.parametrize("b2", [0.999, 0.95])
+def test_a_restarted_entry_is_a_fresh_adam_and_a_kept_one_goes_on(b2):
+    """Growing twice, too: each generation of twins counts from its own first step."""
+    tx, fresh = (
+        optax.chain(optax.scale_by_adam(B1, b2, eps=0), rebias(B1, b2)),
+        optax.scale_by_adam(B1, b2, eps=0),
+    )
+    vector, axes = {"v": SMALL["v"]}, {"v": ("a",)}
+    first, second = {"a": tile(2, 2)}, {"a": tile(4, 2)}
+    # Copies that see other gradients: every entry can be told from every other.
+    long = [{"v": g} for g in np.random.default_rng(1).normal(size=(14, 8))]
+
+    def columns(gs, start, stop):
+        return [{"v": jnp.asarray(g["v"][start:stop])} for g in gs]
+
+    middle, large = grow(first, vector, axes), grow(second, grow(first, vector, axes), axes)
+    _, state = run(tx, vector, tx.init(vector), columns(long[:3], 0, 2))
+    state = grow_optimizer(tx, state, first, vector, axes, "asymmetric")
+    one, state = run(tx, middle, state, columns(long[3:8], 0, 4))
+    state = grow_optimizer(tx, state, second, middle, axes, "asymmetric")
+    two, _ = run(tx, large, state, columns(long[8:], 0, 8))
+
+    def expected(born, start, stop):
+        zeros = {"v": jnp.zeros(stop - start)}
+        return run(fresh, zeros, fresh.init(zeros), columns(long[born:], start, stop))[0]
+
+    for start, stop, born in ((0, 2, 0), (2, 4, 3), (4, 8, 8)):
+        updates = [{"v": u["v"][start:stop]} for u in (one if born < 8 else []) + two]
+        close(updates, expected(born, start, stop)[-len(updates) :])
+
+
+def test_every_axis_restarts_its_own_copies():
+    tx = ADAMW
+    state = grow_optimizer(tx, trained(tx), {"a": tile(2, 2), "b": tile(3, 2)}, SMALL, AXES, "asymmetric")
+    kept = np.zeros((4, 6), bool)
+    kept[:2, :3] = True
+    assert ((of_adam(state).mu["w"] != 0) == kept).all()
+    np.testing.assert_array_equal(state[2].born["w"], np.where(kept, 0, 3))
+
+
+def test_copied_clocks_follow_their_units():
+    state = grow_optimizer(ADAMW, trained(ADAMW), {"a": tile(2, 2)}, SMALL, AXES, "asymmetric")
+    large = grow({"a": tile(2, 2)}, SMALL, AXES)
+    again = grow_optimizer(ADAMW, state, {"a": select([3, 0], 4)}, large, AXES, "copy")
+    assert again[2].born["v"].tolist() == [3, 0]
+    assert again[2].born["v"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    ("b2", "overshoot"), [(0.999, {1: 3.16, 12: 6.57, 200: 2.35}), (0.95, {1: 0.447, 12: 1.055, 200: 1.0})]
+)
+def test_without_rebias_a_restarted_entry_moves_too_far(b2, overshoot):
+    """Zero moments under a large step count and a constant gradient: ``(1 - b1^j) / sqrt(1 - b2^j)`` times the step."""
+    tx = optax.scale_by_adam(B1, b2, eps=0)
+    clocked = optax.chain(tx, rebias(B1, b2))
+    one = {"v": jnp.ones(1)}
+    late = jnp.asarray(100_000, jnp.int32)
+    adam = tx.init(one)._replace(count=late)
+    naive, right = (
+        jax.jit(lambda state, tx=tx: jax.lax.scan(lambda s, _: tx.update(one, s)[::-1], state, None, 200)[1])(state)
+        for tx, state in ((tx, adam), (clocked, (adam, RebiasState(late, {"v": late}))))
+    )
+    for step, factor in overshoot.items():
+        np.testing.assert_allclose(naive["v"][step - 1], factor, rtol=0.005)
+    np.testing.assert_allclose(right["v"], 1, rtol=1e-9)
+
+
+# --- errors ---
+
+
+def raises(message):
+    return pytest.raises(ValueError, match=re.escape(message))
+
+
+def test_asymmetric_needs_a_clock_and_copies():
+    adam, state = optax.adam(0.1), trained(optax.adam(0.1))
+    with raises("policy 'asymmetric' restarts single entries: chain jaxgrow.moments.rebias(b1, b2) after Adam"):
+        grow_optimizer(adam, state, THREE, SMALL, AXES, "asymmetric")
+    with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 1"):
+        grow_optimizer(ADAMW, trained(ADAMW), swap({"a": tile(1, 2)}), SMALL, AXES, "asymmetric")
+    mix = AxisMap(np.ones((3, 2)), np.ones((3, 2)))
+    with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 3"):
+        grow_optimizer(ADAMW, trained(ADAMW), {"a": mix}, SMALL, AXES, "asymmetric")
+
+
+def test_moments_of_unknown_kind_are_refused():
+    tx = optax.adadelta(0.1)
+    with raises("'e_g' is none of mu, trace, acc_grads, nu, sum_of_squares; use policy 'drop'"):
+        grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "exact")
+    tx = optax.adafactor(0.1)
+    with raises("use 'drop'"):
+        grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")
+    grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "drop")
+
+
+def test_stacked_layers_carry_their_moments():
+    """Depth: a copy of a layer takes its moments along; what has no layers keeps its own."""
+    small = tiny.params(tiny.config())
+    state = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
+    axes = tiny.axes(tiny.config())
+    grown = grow_optimizer(optax.scale_by_adam(), state, stack(tiny.WIDTHS, 4), small, axes, "copy")
+    chex.assert_trees_all_equal(grown.mu["blocks"], jax.tree.map(lambda x: np.concatenate([x, x]), state.mu["blocks"]))
+    assert grown.mu["token_embedding"] is small["token_embedding"]

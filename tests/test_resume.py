@@ -1,0 +1,268 @@
+"""A run that was stopped, however, continues with the same command and ends as if it had never been stopped."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import chex
+import jax
+import pytest
+import runs
+
+from train import pretrain
+from train.checkpoint import Checkpoints, load
+from train.errors import UserError
+from train.optim import transformation
+from train.parallel import replicated
+from train.plan import shapes
+
+pytestmark = pytest.mark.xdist_group("resume")
+METHOD = replace(runs.VCYCLE, moments_up="exact")
+
+
+class Killed(BaseException):
+    """What nothing catches, like a power cut."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An experiment, and the folder of its run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    # Lines, validations and checkpoints fall on different steps, so that a checkpoint has lines half way.
+    experiment = runs.experiment(folder, method=METHOD, log_every=3, eval_every=4, checkpoint_every=1)
+    pretrain.run(experiment, folder / "run")
+    return experiment, folder / "run"
+
+
+def assert_same_end(folder: Path, whole: Path) -> None:
+    assert runs.log(folder) == runs.log(whole)
+    chex.assert_trees_all_equal(load(folder), load(whole))
+
+
+def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
+    pretrain.run(whole[0], tmp_path)
+    assert_same_end(tmp_path, whole[1])
+
+
+def test_a_run_stopped_at_every_checkpoint_ends_with_the_same_bits(tmp_path, monkeypatch, whole):
+    """Before the 1st, after the 2nd, before the 3rd, ..: on each side of every phase, until nothing is left to stop."""
+    save, reached = Checkpoints.save, []
+
+    def stopping(self, step, models, data, record):
+        before = step % 2 == 1
+        if before and step not in reached:
+            reached.append(step)
+            raise Killed
+        save(self, step, models, data, record)
+        if not before and step not in reached:
+            reached.append(step)
+            self.wait()
+            raise Killed
+
+    monkeypatch.setattr(Checkpoints, "save", stopping)
+    steps = 10
+    for _ in range(steps):
+        with pytest.raises(Killed):
+            pretrain.run(whole[0], tmp_path)
+    pretrain.run(whole[0], tmp_path)
+    assert reached == list(range(1, steps + 1))
+    assert_same_end(tmp_path, whole[1])
+
+
+def test_a_finished_run_is_not_run_again(monkeypatch, whole):
+    monkeypatch.setattr(pretrain, "train_step", None)
+    assert pretrain.run(*whole)["steps"] == 10
+
+
+# --- signals ---
+
+COMMAND = [sys.executable, "-m", "train.pretrain"]
+# The command, but killed from within as soon as the 4th checkpoint is being written.
+MID_SAVE = """
+import os, signal, sys
+from train import pretrain
+from train.checkpoint import Checkpoints
+save = Checkpoints.save
+def killed(self, step, *rest):
+    save(self, step, *rest)
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+Checkpoints.save = killed
+pretrain.main()
+"""
+
+
+def spawn(command: list[str], folder: Path) -> subprocess.Popen:
+    root = Path(pretrain.__file__).parent.parent
+    cache = {name.upper(): str(getattr(jax.config, name)) for name in ("jax_compilation_cache_dir",)}
+    environment = os.environ | cache | {
+        "PYTHONPATH": str(root),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+    }  # fmt: skip
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def until(process: subprocess.Popen, reached) -> None:
+    for _ in range(1200):
+        if reached():
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def test_kill_9_in_a_save_between_phases_and_at_random(tmp_path, whole):
+    config = runs.script(tmp_path, whole[0])
+    run = tmp_path / "run"
+    arguments = [config, "--workdir", str(run)]
+
+    process = spawn([sys.executable, "-c", MID_SAVE, *arguments], tmp_path)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (run / "checkpoints" / "4").exists()  # it was in the middle
+
+    process = spawn([*COMMAND, *arguments], tmp_path)
+    until(process, lambda: '"decoalesce' in (run / "metrics.jsonl").read_text())
+    time.sleep(random.random())
+    process.kill()
+    process.communicate()
+
+    pretrain.run(whole[0], run)
+    assert_same_end(run, whole[1])
+
+
+def test_sigterm_saves_says_so_and_exits_with_an_error(tmp_path, monkeypatch, capsys, whole):
+    rate, calls = pretrain.learning_rate, count(1)
+
+    def interrupted(*arguments):
+        if next(calls) == 4:  # the second step of the second phase: no step that is logged
+            signal.raise_signal(signal.SIGTERM)
+        return rate(*arguments)
+
+    experiment = replace(whole[0], checkpoint_every=100)
+    pretrain.run(experiment, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain, "learning_rate", interrupted)
+        patch.setattr(sys, "argv", ["pretrain", runs.script(tmp_path, experiment), "--workdir", str(tmp_path / "run")])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            pretrain.exits_cleanly(pretrain.main)
+    assert exit.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == "error: stopped by SIGTERM, saved at step 2 of train coarse1; the same command continues"
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
+    pretrain.run(experiment, tmp_path / "run")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+# --- damage ---
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, whole):
+    """The folder of a run that was stopped after its 5th checkpoint."""
+    folder = tmp_path_factory.mktemp("stopped")
+    save = Checkpoints.save
+
+    def stopping(self, step, *rest):
+        save(self, step, *rest)
+        if step == 5:
+            self.wait()
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stopping)
+        with pytest.raises(Killed):
+            pretrain.run(whole[0], folder / "run")
+    return folder / "run"
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["truncated", "deleted"])
+def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys, whole, stopped, damage):
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    for path in files(run / "checkpoints" / "5"):
+        damage(path)
+    pretrain.run(whole[0], run)
+    assert "checkpoint 5 is damaged" in (said := capsys.readouterr().err) and "; using 4" in said
+    assert_same_end(run, whole[1])
+    assert (run / "checkpoints" / "damaged-5.0").is_dir()  # set aside, not lost
+
+
+def restored(experiment, folder: Path):
+    data = pretrain.corpora.batches(pretrain.corpora.tokens(experiment.data).train, 8, 8, 0)
+    tx = transformation(experiment.optim)
+    with Checkpoints(folder) as checkpoints:
+        models, record = checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())
+    return models, record | {"data": data.get_state()}
+
+
+def test_no_single_damaged_file_goes_unnoticed(tmp_path, capsys, whole, stopped):
+    """Whichever file of a checkpoint is cut, what is restored is that checkpoint, whole, or the one before."""
+    good = {step: None for step in (4, 5)}
+    for step in good:
+        folder = tmp_path / f"only-{step}"
+        shutil.copytree(stopped / "checkpoints" / str(step), folder / str(step))
+        good[step] = restored(whole[0], folder)
+    noticed = 0
+    for path in files(stopped / "checkpoints" / "5"):
+        folder = tmp_path / "damaged"
+        shutil.copytree(stopped / "checkpoints", folder)
+        cut(folder / path.relative_to(stopped / "checkpoints"))
+        models, record = restored(whole[0], folder)
+        step = record["ledger"]["steps"]
+        noticed += step == 4
+        chex.assert_trees_all_equal(models, good[step][0])
+        assert record == good[step][1], path
+        shutil.rmtree(folder)
+    assert noticed > 3  # arrays, metadata, the position in the data
+
+
+def test_a_checkpoint_damaged_twice_is_set_aside_twice(tmp_path, whole, stopped):
+    for _ in range(2):
+        shutil.copytree(stopped / "checkpoints", tmp_path, dirs_exist_ok=True)
+        for path in files(tmp_path / "5"):
+            cut(path)
+        assert restored(whole[0], tmp_path)[1]["ledger"]["steps"] == 4
+    assert len(list(tmp_path.glob("damaged-5.*"))) == 2
+
+
+def test_without_a_whole_checkpoint_the_run_stops_with_one_line(tmp_path, whole, stopped):
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    for path in files(run / "checkpoints"):
+        cut(path)
+    before = runs.log(run)
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(5: .*; 4: .*\); move the folder away"):
+        pretrain.run(whole[0], run)
+    assert runs.log(run) == before

@@ -1,0 +1,182 @@
+"""The train step: one pure function, mapped by pmap or over a mesh, equal to plain full-batch arithmetic on one device."""
+
+from collections import Counter
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import runs
+
+from jaxgrow.models import gpt2
+from train import pretrain, step
+from train.optim import Optim, transformation
+from train.parallel import AXIS, local_batch, mapped, replicated
+from train.step import Model, eval_step, loss, train_step
+
+LR = np.float32(0.5)
+TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
+WAYS = [("pmap", 1), ("pmap", 2), ("pmap", 4), ("mesh", 1), ("mesh", 4)]  # and micro-batches
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+def model(tx) -> Model:
+    params = gpt2.init(runs.MODEL, jax.random.key(0))
+    return jax.device_put(Model(params, tx.init(params), runs.MODEL), replicated())
+
+
+def reference(tx, steps: int):
+    """Plain full-batch training on one device, written without anything of `train.step` but the loss."""
+    first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))
+    params = gpt2.init(runs.MODEL, jax.random.key(0))
+    state = tx.init(params)
+    for _ in range(steps):
+        value, grads = first(params, TOKENS)
+        updates, state = tx.update(grads, state, params)
+        params = jax.tree.map(lambda p, u: p - LR * u, params, updates)
+    norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(jax.device_get(grads))))
+    return params, state, {"loss": float(value), "grad_norm": norm}
+
+
+def test_there_are_several_devices():
+    assert jax.device_count() == 4
+
+
+# Plain descent keeps the scale of the gradient, which Adam forgets: a sum over 4 devices where a mean belongs shows.
+@pytest.mark.parametrize(("how", "accumulate"), WAYS)
+def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, accumulate):
+    tx = optax.identity()
+    params, _, expected = reference(tx, steps=3)
+    run, found = mapped(train_step(tx, accumulate, AXIS), how), model(tx)
+    for _ in range(3):
+        found, metrics = run(found, TOKENS, LR)
+    # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
+    chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
+
+
+def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
+    tx = transformation(Optim(clip=0.1, eps=1e-3))  # large, or Adam blows up the rounding where gradients vanish
+    params, state, _ = reference(tx, steps=3)
+    results = []
+    for how in ("pmap", "mesh"):
+        run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), model(tx)
+        for _ in range(3):
+            found, _ = run(found, TOKENS, LR)
+        results.append(jax.device_get((found.params, found.opt)))
+    for found in results:
+        chex.assert_trees_all_close(found, jax.device_get((params, state)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["pmap", "mesh"])
+def test_the_validation_loss_is_the_mean_over_the_whole_batch(how):
+    found = mapped(eval_step(AXIS), how)(replace(model(optax.identity()), opt=None), TOKENS)
+    expected = jax.jit(loss)(model(optax.identity()), TOKENS)
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_next_token():
+    at = replace(model(optax.identity()), opt=None)
+    logits = np.asarray(gpt2.GPT2(runs.MODEL).apply({"params": at.params}, TOKENS[:, :-1]), np.float64)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(p, TOKENS[:, 1:, None], -1)).mean()
+    assert float(loss(at, TOKENS)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_batch_that_devices_cannot_share_is_refused():
+    assert local_batch(8) == 8
+    with pytest.raises(ValueError, match="a batch of 6 cannot be divided among 4 devices; use a multiple of 4"):
+        local_batch(6)
+
+
+def test_the_step_is_pure_and_never_calls_the_host():
+    tx = transformation(Optim())
+    at = jax.eval_shape(lambda: model(tx))
+    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, TOKENS[:4], LR)
+    assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}  # the mean over devices
+    assert "callback" not in str(jaxpr)
+
+
+# --- in the loop ---
+
+
+@pytest.mark.parametrize("how", ["pmap", "mesh"])
+def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
+    traces, compiled = Counter(), []
+
+    def counted(model, tokens):
+        traces[model.config.layers, model.opt is None] += 1
+        return loss(model, tokens)
+
+    def noting(function, how, *, donate=False):
+        run = mapped(function, how, donate=donate)
+
+        def train(*arguments):
+            caplog.clear()
+            with jax.log_compiles():
+                result = run(*arguments)
+            compiled.append(sum(r.message.startswith("Compiling") for r in caplog.records))
+            return result
+
+        return train if donate else run
+
+    monkeypatch.setattr(step, "loss", counted)
+    monkeypatch.setattr(pretrain, "mapped", noting)
+    pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
+    # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is still there.
+    assert compiled == [1, 0, *[1, 0, 0, 0], *[0, 0, 0, 0]]
+    assert traces == {(layers, validated): 1 for layers in (1, 2) for validated in (False, True)}
+
+
+class Watched:
+    """A metric on the device that tells when the host reads it."""
+
+    def __init__(self, value, note):
+        self.value, self.note = value, note
+
+    def __float__(self):
+        self.note()
+        return float(self.value)
+
+
+def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path, monkeypatch):
+    events = []
+
+    def watching(function, how, *, donate=False):
+        run = mapped(function, how, donate=donate)
+        if not donate:
+            return run
+
+        def train(*arguments):
+            number = sum(kind == "sent" for kind, _ in events) + 1
+            events.append(("sent", number))
+            result, metrics = run(*arguments)
+            return result, {k: Watched(v, lambda: events.append(("read", number))) for k, v in metrics.items()}
+
+        return train
+
+    monkeypatch.setattr(pretrain, "mapped", watching)
+    changes = {"steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 8}
+    pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+    order = list(dict.fromkeys(events))
+    expected = [
+        "sent 1",
+        "sent 2",
+        "sent 3",
+        "sent 4",
+        "read 2",
+        "sent 5",
+        "sent 6",
+        "read 4",
+        "sent 7",
+        "sent 8",
+        "read 6",
+    ]
+    assert [f"{kind} {number}" for kind, number in order] == [*expected, "read 8"]
