@@ -145,11 +145,11 @@ def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
 
 
 def test_a_value_of_the_wrong_type_is_refused_in_a_file_as_on_the_command_line(tmp_path):
-    wrong = runs.experiment(tmp_path, seed="one", method=VCycle(down=(Stage("half"),)), parallel="tpu")
+    wrong = runs.experiment(tmp_path, name=3, method=VCycle(down=(Stage("half"),)), parallel="tpu")
     with pytest.raises(UserError) as error:
         load(runs.script(tmp_path, wrong))
     for says in (
-        "seed: 'one' is no int",
+        "name: 3 is no str",
         "parallel: 'tpu' is no 'pmap' or 'mesh'",
         "method.down.0.steps: 'half' is no float",
     ):

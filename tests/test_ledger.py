@@ -2,7 +2,7 @@
 
 import json
 import math
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import jax
 import pytest
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 
 
 def test_totals_are_the_sums_over_phases(finished):
-    experiment, folder, result = finished
+    _, folder, result = finished
     assert [p["phase"] for p in result["phases"]] == [
         "train large", "coalesce large", "train coarse1", "decoalesce coarse1 large", "interpolate large up", "train large",
     ]  # fmt: skip
@@ -79,13 +79,13 @@ def test_every_line_tells_the_cost_at_its_own_step(finished):
         spent += own["flops"] * (line["step"] / own["steps"] if own["steps"] else 1)
         assert line["flops"] == pytest.approx(spent)
         assert ("loss" in line) != ("val_loss" in line)
-    assert all(a["seconds"] <= b["seconds"] for a, b in zip(lines, lines[1:], strict=False))
+    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(lines))
     assert lines[-1]["seconds"] <= result["seconds"]
     assert lines[-1]["val_loss"] == result["val_loss"]
 
 
 def test_a_line_of_training_has_loss_gradient_norm_and_learning_rate(finished):
-    experiment, folder, _ = finished
+    _, folder, _ = finished
     lines = [line for line in runs.log(folder) if "loss" in line]
     assert all({"loss", "grad_norm", "lr"} <= line.keys() for line in lines)
     # Steps 3 and 4 of 4, at twice the peak of 0.01: after a warm-up of 2, the top and the middle of a cosine.

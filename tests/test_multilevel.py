@@ -157,6 +157,13 @@ def test_interpolation_ends_at_either_model_to_the_bit(dtype):
     chex.assert_trees_all_equal(interpolate(m, u, 1.0), u)
 
 
+def test_low_precision_is_rounded_once():
+    m, u = (tiny.params(tiny.config(**SMALL), seed, "bfloat16") for seed in (1, 2))
+    wide = jax.tree.map(lambda a, b: 0.7 * a.astype("float32") + 0.3 * b.astype("float32"), m, u)
+    m, u = (jax.tree.map(jnp.asarray, p) for p in (m, u))  # jax keeps bfloat16 where NumPy does not
+    chex.assert_trees_all_equal(interpolate(m, u, 0.3), jax.tree.map(lambda x: x.astype("bfloat16"), wide))
+
+
 def test_the_coarse_part_is_interpolated(m, s, up, down):
     """``C(I) == (1 - a) C(M) + a s``."""
     close(down(interpolate(m, up(s), 0.25)), combine(0.75, down(m), 0.25, s))
@@ -218,15 +225,15 @@ def test_standard_deviations_of_a_fresh_model_after_each_step():
 # --- training after de-coalescing ---
 
 
-def test_twins_stay_twins_to_the_bit_without_interpolation_and_part_with_it():
+def test_twins_stay_twins_without_interpolation_and_part_with_it(m):
     """No dropout, so that copies see the same gradient for ever: the model stays in the range of D.
 
-    Sizes that fill vector registers: in what remains beside them, a compiler sums in another order.
+    To the bit if the compiler sums for all units in one order, which it does not promise. Where a gradient is zero, Adam
+    divides that difference by its eps, 1e-8, and moves by .01 of it.
     """
-    large = {"heads": 4, "head_dim": 8, "embed": 16, "mlp": 32}
-    config = tiny.config(**large)
-    growth = decoalesce(large, heads="far")
-    small = tiny.params(tiny.config(**{**large, **tiny.of(swap(growth), {})}))
+    config = tiny.config(**LARGE)
+    growth = decoalesce(LARGE, heads="far")
+    small = tiny.params(tiny.config(**{**SMALL, "layers": 4}))
     tx = optax.adamw(0.01)
 
     @tiny.quick_jit
@@ -246,8 +253,8 @@ def test_twins_stay_twins_to_the_bit_without_interpolation_and_part_with_it():
     up = grow(growth, small, AXES)
     locked = train(up)
     assert tiny.distance(locked, up) > 0.01
-    chex.assert_trees_all_equal(locked, project(locked))
-    parted = train(interpolate(tiny.params(config, seed=1), up, 0.5))
+    close(locked, project(locked), atol=0.01 * TOLERANCE / 1e-8)
+    parted = train(interpolate(m, up, 0.5))
     for path, x, coarse in tiny.pairs(parted, project(parted)):
         assert np.linalg.norm(x - coarse) > 0.1 * np.linalg.norm(x), path
 

@@ -209,6 +209,13 @@ def test_function_preserving_initialisation():
     close(grown["head_kernel"], head)
 
 
+def test_function_preserving_initialisation_draws_among_all_old_units():
+    """35 draws among 3 heads: each within three standard deviations of a third; another seed, other draws."""
+    one, other = (fpi({"heads": 3}, {"heads": 38}, seed=seed)["heads"].write.index[3:, 0] for seed in (0, 1))
+    assert (np.abs(np.bincount(one, minlength=3) - 35 / 3) < 3 * (35 * 2 / 9) ** 0.5).all()
+    assert (one != other).any()
+
+
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_hypercloning(k, tied):
@@ -235,6 +242,7 @@ def test_hypercloning(k, tied):
         (stack, 3, 5, [0, 1, 2, 0, 1]),
         (interleave, 3, 6, [0, 0, 1, 1, 2, 2]),
         (interleave, 3, 5, [0, 0, 1, 1, 2]),
+        (interleave, 2, 5, [0, 0, 0, 1, 1]),
     ],
 )
 def test_copies_of_layers(operator, old, new, sources):

@@ -105,18 +105,18 @@ class MLP(nn.Module):
 def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
     """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
 
-    By cuDNN's fused kernel where it exists: jax's default is XLA's own, on every GPU. Elsewhere written out, because
-    `jax.nn.dot_product_attention` rounds the scores of a float64 model to float32.
+    On a GPU by cuDNN's fused kernel, which has to be asked for. `jax.nn.dot_product_attention` rounds scores to float32, so
+    a float64 model, which is there to check mathematics, has its own lines.
     """
-    dtype, length, head_dim = q_BTHK.dtype, q_BTHK.shape[1], q_BTHK.shape[-1]
-    if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
-        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation="cudnn")
-    wide = jnp.promote_types(dtype, jnp.float32)
-    scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK, preferred_element_type=wide) / head_dim**0.5
+    dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
+    if dtype != jnp.float64:
+        fused = jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0
+        kernel = "cudnn" if fused else None
+        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation=kernel)
+    scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
     if causal:
-        past_TS = jnp.tri(length, dtype=bool)
-        scores_BHTS = jnp.where(past_TS[None, None], scores_BHTS, -jnp.inf)
-    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS).astype(dtype), v_BTHK)
+        scores_BHTS = jnp.where(jnp.tri(q_BTHK.shape[1], dtype=bool)[None, None], scores_BHTS, -jnp.inf)
+    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
 
 
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args) -> Any:
