@@ -9,7 +9,7 @@ import numpy as np
 from jaxgrow import maps
 from jaxgrow.axes import Names, Tree, axis, is_names, leaves, reads, sizes
 
-_PART = 1 << 20  # bytes of a result that are worked on at a time: a fraction of a core's cache
+_PART = 2 << 20  # bytes of a result that are worked on at a time: small enough for a cache, large enough for Python
 
 
 def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
@@ -47,10 +47,12 @@ def grow_leaf(growth: maps.Growth, names: Names, x: Any) -> Any:
     return _contract(matrices, x).astype(x.dtype)
 
 
-def _contract(matrices: Sequence[maps.Matrix | None], x: Any) -> Any:
+def _contract(matrices: Sequence[maps.Matrix | None], x: Any, out: np.ndarray | None = None) -> Any:
+    """The result, which may be ``out``, an array that it may be written to."""
     steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
-    for dim, m in sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1]):  # shrink first: less to move
-        x = maps.apply(m, x, dim)
+    steps.sort(key=lambda s: s[1].shape[0] / s[1].shape[1])  # shrink first: less to move
+    for i, (dim, m) in enumerate(steps):
+        x = maps.apply(m, x, dim, out if i == len(steps) - 1 else None)
     return x
 
 
@@ -59,15 +61,20 @@ def _fill(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray
     first, *rest = matrices
     rows = _PART // max(1, out[:1].nbytes)
     if rows >= len(out) or not (first is None or isinstance(first, maps.Rows)):
-        out[...] = _contract(matrices, x)
-        return
+        return _put(out, matrices, x)
     for i in range(0, len(out), max(1, rows)):
         j = i + max(1, rows)
         part = x[i:j] if first is None else maps.apply(first.rows(i, j), x, 0)
         if rows <= 1 and out.ndim > 1:
             _fill(out[i], rest, part[0])
         else:
-            out[i:j] = _contract([None, *rest], part)
+            _put(out[i:j], [None, *rest], part)
+
+
+def _put(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray) -> None:
+    result = _contract(matrices, x, out)
+    if result is not out:
+        out[...] = result
 
 
 def _check(growth: maps.Growth, params: Tree, axes: Tree) -> None:

@@ -156,10 +156,11 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
 # --- matrices, sparse or dense ---
 
 
-def apply(m: Matrix, x: Any, dim: int) -> Any:
+def apply(m: Matrix, x: Any, dim: int, out: np.ndarray | None = None) -> Any:
     """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array.
 
-    Plain copies keep their dtype; sums and products are float32 or better. May be a view of ``x``.
+    Plain copies keep their dtype; sums and products are float32 or better. The result may be a view of ``x``, or ``out``, an
+    array that it may be written to.
     """
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -167,11 +168,10 @@ def apply(m: Matrix, x: Any, dim: int) -> Any:
         m, x = xp.asarray(m, dtype), x.astype(dtype)
         precision = {} if xp is np else {"precision": "highest"}  # accelerators round matrix products by default
         return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
-    terms = [_take(x, m.index[:, k], dim) for k in range(m.index.shape[1])]
     first = m.weight.flat[0] if isinstance(m.weight, np.ndarray) and (m.weight == m.weight.flat[0]).all() else None
-    if first == 1 and len(terms) == 1:
-        return terms[0]
-    terms = [term.astype(dtype, copy=False) for term in terms]
+    if first == 1 and m.index.shape[1] == 1:
+        return _take(x, m.index[:, 0], dim, out)
+    terms = [_take(x, m.index[:, k], dim).astype(dtype, copy=False) for k in range(m.index.shape[1])]
     if first is not None:
         return sum(terms[1:], terms[0]) * xp.asarray(first, dtype)
     others = tuple(d for d in range(x.ndim) if d != dim)
@@ -179,7 +179,7 @@ def apply(m: Matrix, x: Any, dim: int) -> Any:
     return sum(terms[1:], terms[0])
 
 
-def _take(x: Any, index: Any, dim: int) -> Any:
+def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
     if not isinstance(index, np.ndarray):
         return jnp.take(x, index, dim, mode="clip")
     # Neighbours mostly stay neighbours: whole blocks of them are moved.
@@ -190,6 +190,9 @@ def _take(x: Any, index: Any, dim: int) -> Any:
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     x, index = x.reshape(*before, -1, size, *after), index[::size] // size
     if isinstance(x, np.ndarray):
+        if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
+            np.take(x, index, dim, out.reshape(*before, -1, size, *after), "clip")  # "raise" would make a copy first
+            return out
         x = np.take(x, index, dim)
     elif isinstance(x, jax.core.Tracer):
         x = _slices(x, index, dim)

@@ -66,13 +66,15 @@ class GPT2(nn.Module):
     def __call__(self, tokens_BT, *, rms: bool = False):
         c = self.config
         dtype = jnp.dtype(c.dtype)
+        if tokens_BT.shape[1] > c.context:
+            raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed"), (c.vocab, c.embed))
         places_TD = self.param("position_embedding", named(init, "context", "embed"), (c.context, c.embed))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
 
-        x_BTD = (table_VD[tokens_BT] + places_TD[None, : tokens_BT.shape[1]]).astype(dtype)
+        x_BTD = (jnp.take(table_VD, tokens_BT, axis=0) + places_TD[None, : tokens_BT.shape[1]]).astype(dtype)
         x_BTD, rms_L = run_stack(lambda w, x: block.apply({"params": w}, x), blocks, x_BTD, remat=c.remat, rms=rms)
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", 1e-5, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
