@@ -1,4 +1,4 @@
-"""The best recipe found on a 0.2 M parameter GPT: a V-cycle in depth, corrected, under one schedule, moments carried.
+"""The demo's V-cycle on Wikipedia, its last phase half of the steps.
 
     python -m train.compare configs/wiki_scratch.py configs/wiki_vcycle.py configs/wiki_vcycle_paper.py \\
         --seeds 0,1 --frontier 0.4,0.6,0.8 --workdir runs/wiki
@@ -12,4 +12,6 @@ from train.config import Experiment
 
 
 def config() -> Experiment:
-    return replace(scratch(), name="wiki_vcycle", method=METHOD)
+    small, final = METHOD.up
+    method = replace(METHOD, up=(small, replace(final, steps=0.5)))
+    return replace(scratch(), name="wiki_vcycle", method=method)

@@ -186,7 +186,7 @@ def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
     cuts = np.flatnonzero(np.diff(index) != 1) + 1
     if len(cuts) == 0:
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
-    size = int(np.gcd.reduce([*cuts, *index[cuts], index[0], len(index), x.shape[dim]]))
+    size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     x, index = x.reshape(*before, -1, size, *after), index[::size] // size
     if isinstance(x, np.ndarray):
