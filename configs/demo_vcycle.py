@@ -3,7 +3,7 @@
     python -m train.compare configs/demo_scratch.py configs/demo_vcycle.py
 
 The large model trains for 5 % of the steps, its half-depth coalescence for 40 % at a constant rate, then the corrected large
-model for 55 % while the rate falls to zero. Adam's moments travel both ways, so no stage warms up again.
+model for 60 % while the rate falls to zero. Adam's moments travel both ways, so no stage warms up again.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from train.plan import Grouping, Stage, VCycle
 
 METHOD = VCycle(
     down=(Stage(0.05),),
-    up=(Stage(0.4, warmup=50, floor=1.0), Stage(0.55, warmup=0, schedule="linear")),
+    up=(Stage(0.4, warmup=50, floor=1.0), Stage(0.6, warmup=0, schedule="linear")),
     groupings=(Grouping(heads=None, layers="far"),),
     alpha=1.0,
     correction=True,
