@@ -129,7 +129,7 @@ def run_stack(apply: Callable, stacked: Any, x: jax.Array, *, remat: bool, rms: 
     """``x`` through all blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
 
     One scan, so that compile time does not grow with depth. ``remat`` keeps the results of each block's projections for
-    the backward pass and recomputes the rest, attention too: a quarter of the memory, and on a CPU also faster.
+    the backward pass and recomputes the rest, attention too: less memory, and on a CPU also faster (README, "Speed").
     """
 
     def body(x, w):
