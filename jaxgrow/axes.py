@@ -52,8 +52,8 @@ def leaves(params: Tree, axes: Tree) -> Iterator[tuple[str, Any, Names]]:
     Raises:
       ValueError: the two trees differ in structure, or a leaf does not name each of its axes; every such leaf is listed.
     """
-    arrays = {_path(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
-    names = {_path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
+    arrays = {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
     wrong = [f"{p}: has no axis names" for p in arrays if p not in names]
     wrong += [f"{p}: is named, but the parameters have no such leaf" for p in names if p not in arrays]
     wrong += [
@@ -63,8 +63,8 @@ def leaves(params: Tree, axes: Tree) -> Iterator[tuple[str, Any, Names]]:
     ]
     if wrong:
         raise ValueError("the axes tree does not fit the parameters:\n  " + "\n  ".join(wrong))
-    for path, x in arrays.items():
-        yield path, x, names[path]
+    for name, x in arrays.items():
+        yield name, x, names[name]
 
 
 def sizes(params: Tree, axes: Tree) -> dict[str, int]:
@@ -75,15 +75,16 @@ def sizes(params: Tree, axes: Tree) -> dict[str, int]:
     """
     seen: dict[str, tuple[int, str]] = {}
     wrong = []
-    for path, x, names in leaves(params, axes):
+    for leaf, x, names in leaves(params, axes):
         for name, size in zip(names, np.shape(x), strict=True):
-            before = seen.setdefault(axis(name), (size, path))
+            before = seen.setdefault(axis(name), (size, leaf))
             if before[0] != size:
-                wrong.append(f"axis {axis(name)!r} has size {before[0]} in {before[1]}, but {size} in {path}")
+                wrong.append(f"axis {axis(name)!r} has size {before[0]} in {before[1]}, but {size} in {leaf}")
     if wrong:
         raise ValueError("one axis has one size; give these axes different names:\n  " + "\n  ".join(wrong))
     return {name: size for name, (size, _) in seen.items()}
 
 
-def _path(key_path: tuple) -> str:
+def path(key_path: tuple) -> str:
+    """``"blocks/mlp/up/kernel"``: a leaf's name in errors, and what an optimizer state is matched by."""
     return jax.tree_util.keystr(key_path, simple=True, separator="/")

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Tree, path
 from jaxgrow.grow import grow
 from jaxgrow.maps import Growth, swap
 
@@ -42,10 +42,7 @@ def _mix(x, y, a, b):
 
 def _same_shapes(a: Tree, b: Tree) -> None:
     def shapes(tree):
-        return {
-            jax.tree_util.keystr(p, simple=True, separator="/"): x.shape
-            for p, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        return {path(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
     left, right = shapes(a), shapes(b)
     wrong = [

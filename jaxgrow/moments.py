@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Tree, is_names, path
 from jaxgrow.grow import grow, grow_leaf
 from jaxgrow.maps import AxisMap, Growth, Rows, dual
 
@@ -51,8 +51,8 @@ def grow_optimizer(
     """
     if policy == "drop":
         return tx.init(grow(growth, params, axes))
-    names = {_path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=lambda a: isinstance(a, tuple))}
-    shapes = {_path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
+    shapes = {path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
     clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
     if policy == "asymmetric" and not clocks:
         raise ValueError("policy 'asymmetric' restarts single entries: chain jaxgrow.moments.rebias(b1, b2) after Adam")
@@ -61,11 +61,11 @@ def grow_optimizer(
     )
 
     def leaf(key_path, x):
-        path = _path(key_path)
-        owner = max((p for p in shapes if path.endswith("/" + p)), key=len, default=None)
+        name = path(key_path)
+        owner = max((p for p in shapes if name.endswith("/" + p)), key=len, default=None)
         if owner is None:
             return x
-        field = path.removesuffix("/" + owner).rsplit("/", 1)[-1]
+        field = name.removesuffix("/" + owner).rsplit("/", 1)[-1]
         on = names[owner]
         if field == "born":
             if policy == "asymmetric":
@@ -74,10 +74,10 @@ def grow_optimizer(
             return grow_leaf(travel, on, x) if jnp.shape(x) == shapes[owner] else x
         if jnp.shape(x) != shapes[owner]:
             raise ValueError(
-                f"optimizer state {path}: shape {jnp.shape(x)} is not its parameter's {shapes[owner]}; use 'drop'"
+                f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shapes[owner]}; use 'drop'"
             )
         if field not in _POWER:
-            raise ValueError(f"optimizer state {path}: {field!r} is none of {', '.join(_POWER)}; use policy 'drop'")
+            raise ValueError(f"optimizer state {name}: {field!r} is none of {', '.join(_POWER)}; use policy 'drop'")
         if policy != "exact":
             return grow_leaf(travel, on, x)
         if _POWER[field] == 1:
@@ -133,7 +133,3 @@ def _first_copies(growth: Growth) -> dict[str, AxisMap]:
 
 def _is_clock(x) -> bool:
     return isinstance(x, RebiasState)
-
-
-def _path(key_path) -> str:
-    return jax.tree_util.keystr(key_path, simple=True, separator="/")

@@ -134,7 +134,8 @@ class Comparison:
         axes = figure.subplots()
         for i, runs in enumerate(self.runs):
             for run in runs:
-                for phase, points in _segments(run):
+                parts = _segments(run)
+                for points in parts:
                     full = points[0]["phase"] == run.curve[-1]["phase"]
                     axes.plot(
                         [p["flops"] for p in points],
@@ -142,7 +143,7 @@ class Comparison:
                         color=f"C{i}",
                         linestyle="-" if full else ":",
                         alpha=1 if run is runs[0] else 0.4,
-                        label=run.name if run is runs[0] and phase == len(_segments(run)) - 1 else None,
+                        label=run.name if run is runs[0] and points is parts[-1] else None,
                     )
         if self.frontier:
             ends = sorted(
@@ -158,14 +159,14 @@ class Comparison:
         figure.savefig(path, dpi=120)
 
 
-def _segments(run: Run) -> list[tuple[int, list[dict[str, Any]]]]:
+def _segments(run: Run) -> list[list[dict[str, Any]]]:
     """The curve, cut where the phase changes."""
     parts: list[list[dict[str, Any]]] = []
     for line in run.curve:
         if not parts or parts[-1][-1]["phase"] != line["phase"] or parts[-1][-1]["step"] >= line["step"]:
             parts.append([])
         parts[-1].append(line)
-    return list(enumerate(parts))
+    return parts
 
 
 def _spread(values: Sequence[float], form: str) -> str:
