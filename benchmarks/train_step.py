@@ -96,7 +96,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     def step() -> float:
         nonlocal model
-        model, metrics = run(model, tokens, np.float32(LR))
+        model, metrics = run(model, tokens, np.float32(LR), None)
         return float(metrics["loss"])
 
     _step = step

@@ -7,8 +7,10 @@ A multiply-add counts two. Norms, softmax and the optimizer are left out: below 
 from jaxgrow.models.gpt2 import GPT2Config
 
 
-def forward(config: GPT2Config, tokens: int, length: int | None = None) -> float:
+def forward(config: GPT2Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
     """FLOPs of a forward pass over ``tokens`` tokens in sequences of ``length`` (the config's context, if left out).
+
+    ``layers``: how many ran, a mean perhaps (the config's, if left out).
 
     A token and layer: ``2 * (4 D HK + 2 D F)`` in the kernels, ``4 * T HK`` in scores and their weighted sum (the whole
     square is computed, also under a causal mask); ``2 D V`` in the head.
@@ -16,9 +18,9 @@ def forward(config: GPT2Config, tokens: int, length: int | None = None) -> float
     c = config
     width = c.heads * c.head_dim
     layer = 2 * (4 * c.embed * width + 2 * c.embed * c.mlp) + 4 * (length or c.context) * width
-    return float(tokens) * (c.layers * layer + 2 * c.embed * c.vocab)
+    return float(tokens) * ((c.layers if layers is None else layers) * layer + 2 * c.embed * c.vocab)
 
 
-def train(config: GPT2Config, tokens: int, length: int | None = None) -> float:
+def train(config: GPT2Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted."""
-    return 3 * forward(config, tokens, length)
+    return 3 * forward(config, tokens, length, layers)

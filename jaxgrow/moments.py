@@ -4,6 +4,7 @@ A state leaf belongs to the parameter whose path ends its own and whose shape it
 state. Counters pass through.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
 import chex
@@ -62,19 +63,19 @@ def grow_optimizer(
 
     def leaf(key_path, x):
         name = path(key_path)
-        owner = max((p for p in shapes if name.endswith("/" + p)), key=len, default=None)
-        if owner is None:
+        mine = owner(name, shapes)
+        if mine is None:
             return x
-        field = name.removesuffix("/" + owner).rsplit("/", 1)[-1]
-        on = names[owner]
+        field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
+        on = names[mine]
         if field == "born":
             if policy == "asymmetric":
-                kept = grow_leaf(travel, on, jnp.ones(shapes[owner], bool))
-                return jnp.where(kept, grow_leaf(travel, on, jnp.broadcast_to(x, shapes[owner])), clocks[0].count)
-            return grow_leaf(travel, on, x) if jnp.shape(x) == shapes[owner] else x
-        if jnp.shape(x) != shapes[owner]:
+                kept = grow_leaf(travel, on, jnp.ones(shapes[mine], bool))
+                return jnp.where(kept, grow_leaf(travel, on, jnp.broadcast_to(x, shapes[mine])), clocks[0].count)
+            return grow_leaf(travel, on, x) if jnp.shape(x) == shapes[mine] else x
+        if jnp.shape(x) != shapes[mine]:
             raise ValueError(
-                f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shapes[owner]}; use 'drop'"
+                f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shapes[mine]}; use 'drop'"
             )
         if field not in _POWER:
             raise ValueError(f"optimizer state {name}: {field!r} is none of {', '.join(_POWER)}; use policy 'drop'")
@@ -85,6 +86,11 @@ def grow_optimizer(
         return jnp.square(grow_leaf(dual(growth), on, jnp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def owner(name: str, params: Iterable[str]) -> str | None:
+    """The parameter that the leaf ``name`` of an optimizer state belongs to: the longest path that ends the leaf's own."""
+    return max((p for p in params if name.endswith("/" + p)), key=len, default=None)
 
 
 class RebiasState(NamedTuple):

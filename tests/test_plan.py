@@ -141,7 +141,7 @@ def models():
 
 
 def run(phase, models):
-    return jax.jit(lambda models: phase.run(models, TX))(models)
+    return jax.jit(lambda models: phase.run(models, TX, None))(models)
 
 
 @pytest.mark.parametrize("policy", ["drop", "copy", "exact"])
@@ -205,11 +205,11 @@ def test_the_published_tied_head_is_another_growth(models):
 
 def test_asymmetric_moments_need_a_growth_and_a_clock(models):
     with pytest.raises(ValueError, match="needs a growth that copies units, 4 to 2"):
-        Coalesce("large", "coarse1", GROUPING, "asymmetric").run(models, TX)
+        Coalesce("large", "coarse1", GROUPING, "asymmetric").run(models, TX, None)
     adam = optax.scale_by_adam()
     with pytest.raises(ValueError, match=r"chain jaxgrow\.moments\.rebias"):
         small = replace(models["coarse1"], opt=adam.init(models["coarse1"].params))
-        Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric").run(models | {"coarse1": small}, adam)
+        Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric").run(models | {"coarse1": small}, adam, None)
     found = run(Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric"), models)
     mu = found.opt[1].mu["token_embedding"]  # head i of the small model is heads i and i + 2 of the large one
     chex.assert_trees_all_equal(mu[:, :4], models["coarse1"].opt[1].mu["token_embedding"])

@@ -61,7 +61,11 @@ class Checkpoints:
             if damaged:
                 self._orbax.reload()
             trees = found["models"]
-            return {n: Model(trees[n]["params"], trees[n].get("opt"), m.config) for n, m in expected.items()}, record
+            models = {
+                n: Model(trees[n]["params"], trees[n].get("opt"), m.config, trees[n].get("sensitivity"))
+                for n, m in expected.items()
+            }
+            return models, record
         if damaged:
             raise UserError(
                 f"no checkpoint in {self.folder} is whole ({'; '.join(f'{s}: {w}' for s, w in damaged)}); "
@@ -84,7 +88,8 @@ class Checkpoints:
 
 
 def _tree(model: Model) -> dict[str, Any]:
-    return {"params": model.params} | ({} if model.opt is None else {"opt": model.opt})
+    rest = {"opt": model.opt, "sensitivity": model.sensitivity}
+    return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
 
 
 def load(folder: str | Path, name: str = "large") -> dict[str, Any]:

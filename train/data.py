@@ -131,6 +131,27 @@ def validation(tokens: np.ndarray, length: int, batch: int, count: int) -> list[
     return [np.stack([source[i] for i in row]) for row in mine]
 
 
+def probe(tokens: np.ndarray, length: int, batch: int, used: int, micro: int, count: int) -> np.ndarray:
+    """Micro-batches ``[count, micro, length + 1]`` of validation text that `validation` (``used`` batches of ``batch``) does
+    not read: what decides how to train must not be what judges it. The same in every process.
+
+    Raises:
+      UserError: there is not enough of it.
+    """
+    source = Windows(tokens, length)
+    taken = np.linspace(0, len(source) - 1, min(used, len(source) // batch) * batch).astype(int)
+    free = np.setdiff1d(np.arange(len(source)), taken)
+    if len(free) < count * micro:
+        raise UserError(
+            f"measuring sensitivities needs {count} micro-batches of {micro} windows beside those that evaluation reads, but "
+            f"the validation text has {len(free)} left; lower eval_batches or sensitivity.batches, or raise data.valid_fraction"
+        )
+    if not count:
+        return np.zeros((0, micro, length + 1), np.int32)
+    chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
+    return np.stack([np.stack([source[i] for i in row]) for row in chosen])
+
+
 # --- corpora: documents with a name for what they were read from ---
 
 

@@ -44,25 +44,30 @@ class Ledger:
         """Opens the account of a phase, and closes the one before."""
         self._settle()
         self.phases.append(
-            {"phase": phase, "parameters": parameters, "steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
+            {"phase": phase, "parameters": parameters}
+            | {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0, "layers": 0.0}
         )
 
-    def add(self, *, flops: float, tokens: int = 0, steps: int = 0) -> None:
+    def add(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
+        """``layers``: how many ran, the sum over steps."""
         self.flops, self.tokens, self.steps = self.flops + flops, self.tokens + tokens, self.steps + steps
         account = self.phases[-1]
         account["flops"] += flops
         account["tokens"] += tokens
         account["steps"] += steps
+        account["layers"] += layers
 
     def totals(self) -> dict[str, float]:
         return {"tokens": self.tokens, "flops": self.flops, "seconds": round(self.seconds, 3)}
 
-    def log(self, step: int, totals: dict[str, float], **values: float) -> None:
+    def log(self, step: int, totals: dict[str, float], **values: float | list[float]) -> None:
         """Writes a line: what the run had cost, and ``values``, at ``step`` of the phase."""
         line = {"phase": self.phases[-1]["phase"], "step": step, **totals, **values}
         self._log.write(json.dumps(line).encode() + b"\n")
         self._log.flush()
-        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in (values | totals).items()])
+        flat = {f"{k}/{i}": x for k, v in values.items() if isinstance(v, list) for i, x in enumerate(v)}
+        flat |= {k: v for k, v in (values | totals).items() if not isinstance(v, list)}
+        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in flat.items()])
         self._events.add_event(Event(wall_time=time.time(), step=self.steps, summary=summary))
 
     def record(self) -> dict[str, Any]:

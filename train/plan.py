@@ -3,13 +3,19 @@
 Methods differ only in the plan that they build. Models live under names between the phases.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
+from jaxgrow import flops
+from jaxgrow.drop import LayerDrop, Sensitivity, schedule, sensitivity
 from jaxgrow.grow import grow
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import gpt2
@@ -17,7 +23,7 @@ from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, coalesce, decoalesce
 from train.optim import Optim
-from train.step import Model
+from train.step import Model, loss
 
 Models: TypeAlias = Mapping[str, Model]
 
@@ -47,12 +53,68 @@ class Train:
     """Trains the model ``name``; a model that does not exist yet is initialised from ``config``."""
 
     name: str
-    steps: int
+    steps: int  # that its schedules are made for
     optim: Optim
     config: GPT2Config
+    drop: LayerDrop | None = None
+    begin: int = 0  # the part of the steps that this phase runs: begin .. end - 1
+    until: int | None = None
 
     reads = property(lambda self: (self.name,))
     writes = property(lambda self: self.name)
+    end = property(lambda self: self.steps if self.until is None else self.until)
+
+    @cached_property
+    def cost(self) -> float:
+        """FLOPs a token, expected: those of the layers kept on average."""
+        if self.drop is None:
+            return flops.train(self.config, 1)
+        times = range(self.begin + 1, self.end + 1, max(1, (self.end - self.begin) // 100))
+        # Every sensitivity gives the same mean, where it can.
+        some = np.zeros(self.config.layers)
+        kept = [schedule(self.drop, self.config.layers, t, self.steps, some).sum() for t in times]
+        return flops.train(self.config, 1, layers=float(np.mean(kept)))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How much the loss of the model ``name`` depends on each of its layers, on held-out text (`jaxgrow.drop.sensitivity`)."""
+
+    name: str
+    sensitivity: Sensitivity
+
+    reads = property(lambda self: (self.name,))
+    writes = property(lambda self: self.name)
+
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+        model = models[self.name]
+
+        def at(kept, tokens):
+            return loss(model, tokens, kept)
+
+        found = sensitivity(at, model.config.layers, held_out, self.sensitivity.kind)
+        return replace(model, sensitivity=found)
+
+    def cost(self, config: GPT2Config, held_out: np.ndarray) -> float:
+        """FLOPs: a skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
+        tokens, layers = held_out[..., 1:].size, config.layers
+        if self.sensitivity.kind == "taylor":
+            return 2 * flops.forward(config, tokens)
+        return flops.forward(config, tokens) + layers * flops.forward(config, tokens, layers=layers - 1)
+
+
+def training(name: str, steps: int, optim: Optim, config: GPT2Config, drop: LayerDrop | None) -> tuple["Phase", ...]:
+    """The phases of one training. With sensitivities, SBLD's Algorithm 2: all layers, measure, drop, and again if asked to."""
+    if drop is None or drop.sensitivity is None:
+        return (Train(name, steps, optim, config, drop),)
+    s = drop.sensitivity
+    cuts = [round(s.after * steps)]
+    while s.every and cuts[-1] + max(1, round(s.every * steps)) < steps:
+        cuts.append(cuts[-1] + max(1, round(s.every * steps)))
+    phases: list[Phase] = [Train(name, steps, optim, config, None, 0, cuts[0])]
+    for begin, until in itertools.pairwise([*cuts, steps]):
+        phases += [Measure(name, s), Train(name, steps, optim, config, drop, begin, until)]
+    return tuple(phases)
 
 
 @dataclass(frozen=True)
@@ -67,7 +129,7 @@ class Coalesce:
     reads = property(lambda self: (self.source,))
     writes = property(lambda self: self.target)
 
-    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
         return _grown(models[self.source], self.grouping, coalesce, models[self.source].config, tx, self.moments)
 
 
@@ -84,7 +146,7 @@ class Decoalesce:
     reads = property(lambda self: (self.source, self.like))
     writes = property(lambda self: self.target)
 
-    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
         return _grown(models[self.source], self.grouping, decoalesce, models[self.like].config, tx, self.moments)
 
 
@@ -99,7 +161,7 @@ class Interpolate:
     reads = property(lambda self: (self.before, self.up))
     writes = property(lambda self: self.before)
 
-    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
         before, up = models[self.before], models[self.up]
         return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
 
@@ -117,14 +179,14 @@ class Correct:
     reads = property(lambda self: (self.before, self.small))
     writes = property(lambda self: self.before)
 
-    def run(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
         before, small = models[self.before], models[self.small]
         up = _grown(small, self.grouping, decoalesce, before.config, tx, self.moments)
         growth, axes = self.grouping.growth(before.config, decoalesce), self.grouping.axes(before.config)
         return Model(correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config)
 
 
-Transform: TypeAlias = Coalesce | Decoalesce | Interpolate | Correct
+Transform: TypeAlias = Measure | Coalesce | Decoalesce | Interpolate | Correct
 Phase: TypeAlias = Train | Transform
 Plan: TypeAlias = tuple[Phase, ...]
 
@@ -165,8 +227,10 @@ def _sizes(config: GPT2Config) -> dict[str, int]:
 class Scratch:
     """One model, trained to the end of a fully decayed schedule."""
 
+    drop: LayerDrop | None = None
+
     def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
-        return (Train("large", steps, optim, model),)
+        return training("large", steps, optim, model, self.drop)
 
 
 @dataclass(frozen=True)
@@ -178,6 +242,7 @@ class Stage:
     warmup: int | None = None
     floor: float | None = None
     schedule: Literal["cosine", "linear", "wsd"] | None = None
+    drop: LayerDrop | None = None
 
     def optim(self, base: Optim) -> Optim:
         own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
@@ -217,13 +282,14 @@ class VCycle:
         for grouping in groupings:
             configs.append(grouping.small(configs[-1]))
 
-        def train(level: int, stage: Stage) -> Train:
-            return Train(names[level], round(stage.steps * steps), stage.optim(optim), configs[level])
+        def train(level: int, stage: Stage) -> tuple[Phase, ...]:
+            return training(names[level], round(stage.steps * steps), stage.optim(optim), configs[level], stage.drop)
 
         plan: list[Phase] = []
         for level, stage in enumerate(self.down):
-            plan += [train(level, stage), Coalesce(names[level], names[level + 1], groupings[level], self.moments_down)]
-        plan.append(train(len(self.down), self.up[0]))
+            plan += train(level, stage)
+            plan.append(Coalesce(names[level], names[level + 1], groupings[level], self.moments_down))
+        plan += train(len(self.down), self.up[0])
         for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
             large, small = names[level], names[level + 1]
             if self.correction:
@@ -231,7 +297,7 @@ class VCycle:
             else:
                 plan.append(Decoalesce(small, "up", large, groupings[level], self.moments_up))
                 plan.append(Interpolate(large, "up", self.alpha))
-            plan.append(train(level, stage))
+            plan += train(level, stage)
         return tuple(phase for phase in plan if not isinstance(phase, Train) or phase.steps or phase.name == "large")
 
 
@@ -257,7 +323,9 @@ def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str,
     for i, phase in enumerate(plan[:done]):
 
         def run(models, phase=phase):
-            return start(phase, models, tx, jax.random.key(0)) if isinstance(phase, Train) else phase.run(models, tx)
+            if isinstance(phase, Train):
+                return start(phase, models, tx, jax.random.key(0))
+            return phase.run(models, tx, jnp.zeros((1, 1, 2), int))
 
         models = after(plan, i, models, jax.eval_shape(run, models))
     return models
@@ -268,4 +336,4 @@ def start(phase: Train, models: Models, tx: optax.GradientTransformation, key: j
     model = models.get(phase.name)
     params = gpt2.init(phase.config, key) if model is None else model.params
     opt = tx.init(params) if model is None or model.opt is None else model.opt
-    return Model(params, opt, phase.config)
+    return Model(params, opt, phase.config, None if model is None else model.sensitivity)

@@ -25,13 +25,15 @@ from train import data as corpora
 from train.checkpoint import Checkpoints
 from train.config import Experiment, as_json, differences, load
 from train.errors import UserError, exits_cleanly
+from train.gates import Gates
 from train.ledger import Ledger
 from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.plan import Interpolate, Train, Transform, after, describe, shapes, start
+from train.plan import Interpolate, Measure, Train, Transform, after, describe, shapes, start
 from train.step import Model, eval_step, train_step
 
-_Unread: TypeAlias = tuple[int, dict[str, float], dict[str, Any]]  # step, totals then, metrics on the device
+# Step, totals then, metrics on the device, keep probabilities.
+_Unread: TypeAlias = tuple[int, dict[str, float], dict[str, Any], np.ndarray | None]
 
 
 def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
@@ -55,14 +57,17 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
     data = corpora.batches(tokens.train, config.context, mine, experiment.seed)
     held_out = corpora.validation(tokens.valid, config.context, experiment.batch, experiment.eval_batches)
+    plan = experiment.plan
+    probes = max((p.sensitivity.batches for p in plan if isinstance(p, Measure)), default=0)
+    micro = experiment.batch // experiment.accumulate // jax.device_count()
+    probe = corpora.probe(tokens.valid, config.context, experiment.batch, experiment.eval_batches, micro, probes)
 
     tx = transformation(experiment.optim)
-    plan = experiment.plan
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "val_loss": math.nan})
         with closing(Ledger(folder, record["ledger"])) as ledger:
-            work = _Work(experiment, checkpoints, ledger, data, held_out, tx, models, record["val_loss"])
+            work = _Work(experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["val_loss"])
             with work.bar:
                 for i in range(record["phase"], len(plan)):
                     phase = plan[i]
@@ -106,18 +111,23 @@ class _Work:
     ledger: Ledger
     data: Any
     held_out: list[np.ndarray]
+    probe: np.ndarray
     tx: Any
     models: dict[str, Model]
     val_loss: float
 
     def __post_init__(self):
         e = self.experiment
-        self._train = mapped(train_step(self.tx, e.accumulate, AXIS), e.parallel, donate=True)
+        self._steps = {
+            frozen: mapped(train_step(self.tx, e.accumulate, AXIS, frozen=frozen), e.parallel, donate=True)
+            for frozen in (False, True)
+        }
+        self._run = jax.jit(lambda phase, models, probe: phase.run(models, self.tx, probe), static_argnums=0)
         self._eval = mapped(eval_step(AXIS), e.parallel)
         self._norm = jax.jit(optax.tree.norm)
         self._stop = Stop()
         tokens = e.batch * e.model.context
-        total = sum(p.steps * flops.train(p.config, tokens) for p in e.plan if isinstance(p, Train))
+        total = sum((p.end - p.begin) * tokens * p.cost for p in e.plan if isinstance(p, Train))
         self.bar = tqdm(  # in FLOPs, so that the time left is right for small and large models alike
             total=total,
             initial=self.ledger.flops,
@@ -128,7 +138,6 @@ class _Work:
     def train(self, i: int, phase: Train, done: int) -> Model:
         """Trains ``phase.name``, from step ``done`` of phase ``i`` of the plan."""
         e, tokens = self.experiment, self.experiment.batch * phase.config.context
-        cost = flops.train(phase.config, tokens)
         name = describe(phase)
         self.bar.set_description_str(f"{e.name}: {name}")
         if done == 0:
@@ -142,16 +151,21 @@ class _Work:
         else:
             model = self.models[phase.name]
         self.models.pop(phase.name, None)
+        layers, gates = phase.config.layers, None
+        if phase.drop is not None:
+            gates = Gates(phase.drop, layers, phase.steps, e.accumulate, e.seed, model.sensitivity)
+        run = self._steps[phase.drop is not None and phase.drop.dropped == "freeze"]
         unread: _Unread | None = None
-        for step in range(done, phase.steps):
+        for step in range(max(done, phase.begin), phase.end):
             lr = learning_rate(phase.optim, phase.steps, step)
-            model, metrics = self._train(model, next(self.data), np.float32(lr))
-            self.ledger.add(flops=cost, tokens=tokens, steps=1)
+            probs, kept, ran = (None, None, layers) if gates is None else gates(step)
+            model, metrics = run(model, next(self.data), np.float32(lr), kept)
+            self.ledger.add(flops=flops.train(phase.config, tokens, layers=ran), tokens=tokens, steps=1, layers=ran)
             step += 1
-            last, stop = step == phase.steps, self._stop.asked
+            last, stop = step == phase.end, self._stop.asked
             if step % e.log_every == 0 or last:
                 self._log(unread)  # the one before: the device need not wait for the host
-                unread = (step, self.ledger.totals(), metrics | {"lr": lr})
+                unread = (step, self.ledger.totals(), metrics | {"lr": lr, "layers": ran}, probs)
             if step % e.eval_every == 0 or last:
                 unread = self._log(unread)
                 self.validate(step, model)
@@ -161,7 +175,7 @@ class _Work:
                 self._finite(step, metrics | {"parameter_norm": self._norm(model.params)})
                 record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
                 record["groups"] = {
-                    describe(p): asdict(p.grouping) for p in e.plan if not isinstance(p, Train | Interpolate)
+                    describe(p): asdict(p.grouping) for p in e.plan if not isinstance(p, Train | Measure | Interpolate)
                 }
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
@@ -172,10 +186,15 @@ class _Work:
     def transform(self, phase: Transform) -> Model:
         name = describe(phase)
         self.bar.set_description_str(f"{self.experiment.name}: {name}")
-        lowered = jax.jit(lambda models: phase.run(models, self.tx)).lower(self.models)
+        lowered = self._run.lower(phase, self.models, self.probe)
         self.ledger.begin(name, _count(lowered.out_info))
+        if isinstance(phase, Measure):
+            result = self._run(phase, self.models, self.probe[: phase.sensitivity.batches])
+            self.ledger.add(flops=phase.cost(result.config, self.probe))
+            self._finite(0, {f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(result.sensitivity))})
+            return result
         program = lowered.compile()
-        result = program(self.models)
+        result = program(self.models, self.probe)
         cost = program.cost_analysis() or {}
         self.ledger.add(flops=max(0.0, cost.get("flops", 0.0)))
         self.validate(0, result)
@@ -192,9 +211,9 @@ class _Work:
     def _log(self, unread: _Unread | None) -> None:
         if unread is None:
             return
-        step, totals, metrics = unread
+        step, totals, metrics, probs = unread
         values = self._finite(step, metrics)
-        self.ledger.log(step, totals, **values)
+        self.ledger.log(step, totals, **values, **({} if probs is None else {"keep": [round(float(p), 4) for p in probs]}))
         self.bar.n = self.ledger.flops
         self.bar.set_postfix_str(
             f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes import READ, Tree, axis, is_names, named, reads, split
+from jaxgrow.drop.execution import Kept
 from jaxgrow.maps import Growth
 from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, run_stack, stacked_init
 
@@ -40,20 +41,23 @@ class Block(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD, scale=None):
+        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
         c = self.config
+        scale = 1 if scale is None else scale.astype(self.dtype)
         init = nn.initializers.normal(0.02)
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)  # the residual stream adds 2 L of these
         h_BTD = LayerNorm("embed", 1e-5, self.dtype, name="attention_norm")(x_BTD)
-        x_BTD = x_BTD + SelfAttention(c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, name="attention")(
-            h_BTD
-        )
+        attention = SelfAttention(c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, name="attention")
+        x_BTD = x_BTD + scale * attention(h_BTD)
         h_BTD = LayerNorm("embed", 1e-5, self.dtype, name="mlp_norm")(x_BTD)
-        return x_BTD + MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD)
+        return x_BTD + scale * MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD)
 
 
 class GPT2(nn.Module):
     """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; ``rms=True`` adds each layer's RMS [L].
+
+    ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled.
 
     A tied head uses the table both ways, as a writer into the residual stream and as a reader of the final norm's output.
     The table is declared as a writer, so growing copies it; the final norm is declared as a *reader* of ``embed``, so it
@@ -63,7 +67,7 @@ class GPT2(nn.Module):
     config: GPT2Config
 
     @nn.compact
-    def __call__(self, tokens_BT, *, rms: bool = False):
+    def __call__(self, tokens_BT, *, rms: bool = False, kept: Kept | None = None):
         c = self.config
         dtype = jnp.dtype(c.dtype)
         if tokens_BT.shape[1] > c.context:
@@ -75,7 +79,14 @@ class GPT2(nn.Module):
         blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
 
         x_BTD = (jnp.take(table_VD, tokens_BT, axis=0) + places_TD[None, : tokens_BT.shape[1]]).astype(dtype)
-        x_BTD, rms_L = run_stack(lambda w, x: block.apply({"params": w}, x), blocks, x_BTD, remat=c.remat, rms=rms)
+        x_BTD, rms_L = run_stack(
+            lambda w, x, *scale: block.apply({"params": w}, x, *scale),
+            blocks,
+            x_BTD,
+            remat=c.remat,
+            rms=rms,
+            kept=kept,
+        )
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", 1e-5, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)

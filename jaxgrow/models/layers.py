@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.core import meta
 
 from jaxgrow.axes import LAYERS, READ, named
+from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
 
 
 class Linear(nn.Module):
@@ -110,9 +112,10 @@ def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
     """
     dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
     if dtype != jnp.float64:
-        fused = jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0
-        kernel = "cudnn" if fused else None
-        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation=kernel)
+        if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
+            return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation="cudnn")
+        mask = np.tri(q_BTHK.shape[1], dtype=bool)[None, None] if causal else None
+        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, mask=mask)
     scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
     if causal:
         scores_BHTS = jnp.where(jnp.tri(q_BTHK.shape[1], dtype=bool)[None, None], scores_BHTS, -jnp.inf)
@@ -125,18 +128,39 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args) -> Any:
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: LAYERS})
 
 
-def run_stack(apply: Callable, stacked: Any, x: jax.Array, *, remat: bool, rms: bool = False) -> tuple[Any, Any]:
-    """``x`` through all blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
+def run_stack(
+    apply: Callable, stacked: Any, x: jax.Array, *, remat: bool, rms: bool = False, kept: Kept | None = None
+) -> tuple[Any, Any]:
+    """``x`` through the blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
 
-    One scan, so that compile time does not grow with depth. ``remat`` keeps the results of each block's projections for
-    the backward pass and recomputes the rest, attention too: less memory, and on a CPU also faster (README, "Speed").
+    One scan, so that compile time does not grow with depth. ``apply(w, x) -> x`` is a block; with ``kept.scaling ==
+    "sublayer"``, ``apply(w, x, scale)``. ``remat`` keeps the results of each block's projections for the backward pass and
+    recomputes the rest, attention too: less memory, and on a CPU also faster (README, "Speed"). ``kept`` says which blocks
+    run (None: all); those that do not cost nothing but their zero gradients.
     """
+    kept = kept or Kept(None)
+    if rms and kept.layers is not None:
+        raise ValueError("the RMS of each layer's output is that of a pass through all of them: leave out kept")
+    layers, scale = kept.layers, kept.scale
+    if layers is not None:
+        layers = unbatched(layers)
+        if layers.dtype != bool:
+            # The kept layers' weights are copied once, which costs less than adding into all gradients at every layer.
+            stacked, scale = jax.tree.map(
+                lambda a: a.at[layers].get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds"),
+                (stacked, scale),
+            )
+            layers = None
+    layer = scaled(apply, kept)
+    if remat:
+        saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
+    if layers is not None:
+        return conditional(lambda inputs, x: layer(inputs[0], x, inputs[1]))(layers, (stacked, scale), x), None
 
-    def body(x, w):
-        y = apply(w, x)
+    def body(x, inputs):
+        w, scale = inputs
+        y = layer(w, x, scale)
         return y, jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean()) if rms else None
 
-    if remat:
-        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        body = jax.checkpoint(body, prevent_cse=False, policy=kept)
-    return jax.lax.scan(body, x, stacked)
+    return jax.lax.scan(body, x, (stacked, scale))

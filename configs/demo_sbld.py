@@ -1,0 +1,17 @@
+"""Sensitivity-based layer dropping (Zeng et al., AAAI 2023; the formulas are our reconstruction) on the demo's model.
+
+    python -m train.compare configs/demo_scratch.py configs/demo_pld.py configs/demo_sbld.py
+
+All layers for 5 % of the steps, one measurement, then PLD's mean keep probability, divided by the sensitivities.
+"""
+
+from dataclasses import replace
+
+from configs.demo_scratch import config as scratch
+from jaxgrow.drop import LayerDrop, Sensitivity
+from train.config import Experiment
+from train.plan import Scratch
+
+
+def config() -> Experiment:
+    return replace(scratch(), name="demo_sbld", method=Scratch(LayerDrop(theta=0.5, sensitivity=Sensitivity())))

@@ -1,0 +1,13 @@
+"""SBLD (Zeng et al., 2023; our reconstruction) at 12 layers, theta 0.9. Run it as `wiki12_scratch.py` says."""
+
+from dataclasses import replace
+
+from configs.wiki12_scratch import config as scratch
+from jaxgrow.drop import LayerDrop, Sensitivity
+from train.config import Experiment
+from train.plan import Scratch
+
+
+def config() -> Experiment:
+    drop = LayerDrop(theta=0.9, sensitivity=Sensitivity())
+    return replace(scratch(), name="wiki12_sbld90", method=Scratch(drop))

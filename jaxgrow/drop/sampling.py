@@ -1,0 +1,58 @@
+"""Which layers a step keeps: gates, a pure function of keep probabilities and (seed, step, micro-step), never of a device.
+
+All replicas must drop the same layers: where each draws its own, a step lasts as long as the unluckiest one's.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxgrow.drop.schedules import LayerDrop, schedule
+
+GRID = 1 << 20  # systematic sampling works in integers, on probabilities rounded to this grid: counts are then exact
+
+
+def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
+    """Independent gates, bool [layers]: ``P(gate_l) = probs_l``."""
+    return jax.random.bernoulli(key, jnp.asarray(probs))
+
+
+def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = None) -> jax.Array:
+    """Gates, bool [layers], with ``P(gate_l) = probs_l``, of which floor or ceil of ``sum(probs)`` are open, never else.
+
+    With C the running sum of probabilities and one u in (0, 1], layer l is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``.
+    Gates of different layers are not independent. Draws that share ``count_key`` and probabilities keep equally many, each
+    still with these marginals: what one scan over micro-batches needs.
+    """
+    count_key = jax.random.fold_in(key, 0) if count_key is None else count_key
+    p = jnp.round(jnp.asarray(probs) * GRID).astype(jnp.int32)
+    sure = p >= GRID
+    c = jnp.cumsum(jnp.where(sure, 0, p))
+    more = c[-1] % GRID  # u up to here: one layer more than otherwise
+    first = jax.random.randint(count_key, (), 1, GRID + 1) <= more
+    u = jax.random.randint(key, (), jnp.where(first, 1, more + 1), jnp.where(first, more, GRID) + 1)
+    before = jnp.concatenate([jnp.zeros(1, c.dtype), c[:-1]])
+    return sure | ((c - u) // GRID > (before - u) // GRID)
+
+
+def gates(
+    drop: LayerDrop,
+    layers: int,
+    steps: int,
+    t: ArrayLike,
+    *,
+    seed: int,
+    micro: int = 1,
+    sensitivity: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``(keep probabilities [layers], gates bool [micro, layers])`` of step ``t = 1 .. steps``.
+
+    Independent ones for the ``cond`` execution, systematic ones for ``gather``.
+    """
+    probs = schedule(drop, layers, t, steps, sensitivity)
+    key = jax.random.fold_in(jax.random.key(seed), t)
+    keys = jax.vmap(lambda m: jax.random.fold_in(key, m))(jnp.arange(1, micro + 1))
+    if drop.execution == "cond":
+        return probs, lax.map(lambda k: sample(k, probs), keys)
+    return probs, lax.map(lambda k: systematic(k, probs, jax.random.fold_in(key, 0)), keys)

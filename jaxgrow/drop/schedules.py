@@ -1,0 +1,114 @@
+"""When and where layers are dropped: keep probabilities over time and depth. Pure and jittable.
+
+``l = 1 .. L`` counts layers, ``t`` steps, ``T`` all steps of the phase, ``theta`` the keep probability of the whole model.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxgrow.drop.allocation import Sensitivity, allocate, blocked
+
+
+@dataclass(frozen=True)
+class LayerDrop:
+    """How a phase of training drops layers: schedule, scaling, execution. `schedule` gives the probabilities.
+
+    =============================== ======================================== =========================================
+    method                          fields                                   source
+    =============================== ======================================== =========================================
+    PLD                             (the defaults)                           Zhang & He, NeurIPS 2020
+    SBLD                            ``sensitivity=Sensitivity()``            Zeng et al., AAAI 2023, reconstructed
+    stochastic depth, linear decay  ``time="constant"``                      Huang et al. 2016
+    LayerDrop                       ``time="constant", depth="uniform",      Fan et al. 2019
+                                    scale="none", theta=0.8``
+    LayerSkip's dropping            ``time="layerskip", depth="layerskip",   Elhoushi et al. 2024
+                                    scale="none"``
+    dropping that decreases         ``reverse=True``, ``recovery=0.1``
+    =============================== ======================================== =========================================
+    """
+
+    theta: float = 0.5  # what theta(t) goes to
+    time: Literal["pld", "constant", "linear", "layerskip"] = "pld"
+    depth: Literal["linear", "algorithm1", "uniform", "layerskip"] = "linear"  # without a sensitivity
+    gamma: float = 100.0  # of time="pld", in units of 1/T; the paper's 100
+    reverse: bool = False  # time runs backwards: dropping decreases
+    recovery: float = 0.0  # the last fraction of the steps, which keeps every layer
+    sensitivity: Sensitivity | None = None  # SBLD: depth by measured sensitivities
+    scale: Literal["sublayer", "block", "none"] = "sublayer"
+    execution: Literal["cond", "gather"] = "cond"
+    dropped: Literal["momentum", "freeze"] = "momentum"  # what the optimizer does with layers that no micro-batch ran
+
+    def __post_init__(self):
+        for name, low in (("theta", 0.05), ("recovery", 0.0)):
+            if not low <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} lies between {low} and 1, but is {getattr(self, name)}")
+        if self.gamma < 0:
+            raise ValueError(f"gamma must not be negative, but is {self.gamma}")
+        if self.recovery == 1:
+            raise ValueError("recovery=1.0 leaves no step that drops layers; use no layer drop")
+
+
+def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
+    """The keep probability of the whole model at time ``t`` of ``steps``: 1 - (1 - limit) * amount(t / T).
+
+    ============ ==================================== ==========================================================
+    time         amount(u)                            source
+    ============ ==================================== ==========================================================
+    pld          1 - exp(-gamma u)                    Zhang & He: (1 - limit) exp(-gamma t / T) + limit
+    constant     1                                    Huang et al., Fan et al.
+    linear       u
+    layerskip    2^u - 1                              Elhoushi et al.
+    ============ ==================================== ==========================================================
+
+    With ``recovery`` r, u = t / ((1 - r) T), and theta = 1 after that. ``reverse`` takes 1 - u for u. The steps of a phase
+    are t = 1 .. T, as in Algorithm 1 of PLD.
+    """
+    last = (1 - drop.recovery) * steps
+    at = jnp.clip(jnp.asarray(t) / last, 0, 1)
+    at = 1 - at if drop.reverse else at
+    amount = {
+        "pld": lambda: 1 - jnp.exp(-drop.gamma * at),
+        "constant": lambda: jnp.ones_like(at),
+        "linear": lambda: at,
+        "layerskip": lambda: 2**at - 1,
+    }[drop.time]()
+    return 1 - (1 - drop.theta) * jnp.where(jnp.asarray(t) > last, 0, amount)
+
+
+def schedule(
+    drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity: ArrayLike | None = None
+) -> jax.Array:
+    """Keep probabilities ``[layers]`` at time ``t`` of ``steps``.
+
+    ============ ======================================= =======================================================
+    depth        p_l                                     source
+    ============ ======================================= =======================================================
+    linear       1 - l / L (1 - theta)                   Zhang & He's equation; Huang et al.'s linear decay
+    algorithm1   1 - (l - 1) / L (1 - theta)             Zhang & He's Algorithm 1: the first layer is always kept
+    uniform      theta                                   Fan et al.
+    layerskip    1 - (2^((l - 1) / (L - 1)) - 1)         Elhoushi et al.
+                 (1 - theta)
+    ============ ======================================= =======================================================
+
+    With ``drop.sensitivity``, `allocate` divides the same mean keep probability as "linear" by the ``sensitivity``
+    [layers] that was measured.
+    """
+    now = theta(drop, t, steps)
+    if drop.sensitivity is not None:
+        if sensitivity is None:
+            raise ValueError("this layer drop goes by sensitivities: measure them first, and pass them on")
+        s = drop.sensitivity
+        never = blocked(jnp.asarray(sensitivity), s.share, s.block, s.allow)
+        return allocate(sensitivity, now, blocked=never, beta=s.beta, p_min=s.p_min)
+    place = jnp.arange(1, layers + 1, dtype=now.dtype)
+    amount = {
+        "linear": lambda: place / layers,
+        "algorithm1": lambda: (place - 1) / layers,
+        "uniform": lambda: jnp.ones_like(place),
+        "layerskip": lambda: 2 ** ((place - 1) / max(layers - 1, 1)) - 1,
+    }[drop.depth]()
+    return 1 - amount * (1 - now)

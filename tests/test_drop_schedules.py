@@ -1,0 +1,269 @@
+"""Keep probabilities over time and depth, their allocation by sensitivity, and the gates drawn from them."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgrow.drop import LayerDrop, Sensitivity, allocate, blocked, gates, sample, schedule, systematic, theta
+from jaxgrow.drop.sampling import GRID
+
+TOLERANCE = 1e-12  # float64, numbers of order one
+STEPS = 1000
+PLD = LayerDrop(theta=0.5)
+ALL = [
+    replace(PLD, time=time, depth=depth, reverse=reverse)
+    for time in ("pld", "constant", "linear", "layerskip")
+    for depth in ("linear", "algorithm1", "uniform", "layerskip")
+    for reverse in (False, True)
+]
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def over_time(drop, times=range(STEPS + 1)):
+    return np.array(jax.vmap(lambda t: theta(drop, t, STEPS))(jnp.array(list(times), float)))
+
+
+def at(drop, t, layers=5, **rest):
+    return np.asarray(schedule(drop, layers, jnp.asarray(t, float), STEPS, **rest))
+
+
+# --- time ---
+
+
+def test_pld_is_its_equation():
+    t = np.arange(STEPS + 1)
+    expected = (1 - 0.5) * np.exp(-100 / STEPS * t) + 0.5
+    np.testing.assert_allclose(over_time(PLD), expected, rtol=0, atol=TOLERANCE)
+    assert over_time(PLD)[0] == 1
+    assert abs(over_time(PLD)[-1] - 0.5) <= 0.5 * np.exp(-100) + TOLERANCE
+
+
+@pytest.mark.parametrize("time", ["pld", "linear", "layerskip"])
+def test_dropping_grows_from_none_to_the_limit_and_backwards_if_reversed(time):
+    drop = replace(PLD, time=time, theta=0.3)
+    values = over_time(drop)
+    assert values[0] == 1
+    assert (np.diff(values) <= 0).all()
+    assert values[-1] == pytest.approx(0.3, abs=1e-9)
+    assert (values >= 0.3 - TOLERANCE).all()
+    np.testing.assert_allclose(over_time(replace(drop, reverse=True)), values[::-1], rtol=0, atol=1e-9)
+
+
+def test_constant_and_gamma_zero():
+    assert (over_time(replace(PLD, time="constant", theta=0.8)) == 1 - (1 - 0.8)).all()
+    assert (over_time(replace(PLD, gamma=0.0)) == 1).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_recovery_keeps_every_layer_at_the_end(reverse):
+    drop = replace(PLD, time="linear", reverse=reverse, recovery=0.25)
+    values = over_time(drop)
+    assert (values[751:] == 1).all()
+    assert values[0 if reverse else 750] == pytest.approx(0.5)
+    assert values[750 if reverse else 0] == 1
+
+
+# --- depth ---
+
+
+def test_depth_by_hand():
+    still = {"time": "constant", "theta": 0.2}
+    np.testing.assert_allclose(at(LayerDrop(depth="linear", **still), 1, 4), [0.8, 0.6, 0.4, 0.2], atol=TOLERANCE)
+    np.testing.assert_allclose(at(LayerDrop(depth="algorithm1", **still), 1, 4), [1, 0.8, 0.6, 0.4], atol=TOLERANCE)
+    np.testing.assert_allclose(at(LayerDrop(depth="uniform", **still), 1, 4), [0.2] * 4, atol=TOLERANCE)
+    skip = 1 - 0.8 * (np.exp(np.arange(4) * np.log(2) / 3) - 1)
+    np.testing.assert_allclose(at(LayerDrop(depth="layerskip", **still), 1, 4), skip, atol=TOLERANCE)
+    assert at(LayerDrop(depth="layerskip", **still), 1, 1) == 1
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 12])
+@pytest.mark.parametrize("t", [0, 3, 700])
+def test_the_sum_of_keep_probabilities(layers, t):
+    now = float(theta(PLD, float(t), STEPS))
+    p = at(PLD, t, layers)
+    assert p[-1] == pytest.approx(now, abs=TOLERANCE)
+    assert (np.diff(p) <= 0).all()
+    assert p.sum() == pytest.approx(layers - (1 - now) * (layers + 1) / 2, abs=1e-9)
+    first = at(replace(PLD, depth="algorithm1"), t, layers)
+    assert first[0] == 1
+    assert first.sum() == pytest.approx(layers - (1 - now) * (layers - 1) / 2, abs=1e-9)
+
+
+@pytest.mark.parametrize("drop", ALL, ids=lambda d: f"{d.time}-{d.depth}{'-reverse' * d.reverse}")
+def test_every_schedule_is_probabilities_and_jittable(drop):
+    found = jax.jit(jax.vmap(lambda t: schedule(drop, 7, t, STEPS)))(jnp.arange(0, STEPS + 1, 50) * 1.0)
+    assert found.shape == (21, 7)
+    assert ((found >= 0.5 - 1e-9) & (found <= 1)).all()
+    np.testing.assert_allclose(found[7], at(drop, 350, 7), rtol=0, atol=TOLERANCE)
+
+
+def test_theta_one_keeps_everything():
+    for drop in (*ALL, replace(PLD, sensitivity=Sensitivity())):
+        for t in (0, 1, STEPS):
+            p = at(replace(drop, theta=1.0), t, sensitivity=np.arange(5.0))
+            assert (p == 1).all()
+
+
+# --- allocation by sensitivity ---
+
+CASES = st.tuples(
+    st.integers(4, 30), st.floats(0.05, 1), st.floats(0, 3), st.floats(0.0, 0.5), st.integers(0, 3), st.integers(0, 99)
+)
+
+
+def case(layers, now, beta, p_min, never, seed):
+    rng = np.random.default_rng(seed)
+    s, costs = rng.exponential(size=layers), rng.uniform(0.5, 2, layers)
+    block = np.isin(np.arange(layers), rng.choice(layers, never, replace=False))
+    return s, now, {"blocked": block, "beta": beta, "p_min": p_min, "costs": costs}
+
+
+def budget(now, layers):
+    return 1 - (1 - now) * (layers + 1) / (2 * layers)
+
+
+@given(CASES)
+def test_allocation_meets_its_budget_and_keeps_what_is_blocked(values):
+    s, now, rest = case(*values)
+    p = np.asarray(allocate(s, now, **rest))
+    weights = rest["costs"] / rest["costs"].sum()
+    least = (weights * np.where(rest["blocked"], 1, rest["p_min"])).sum()
+    assert (weights * p).sum() == pytest.approx(max(least, budget(now, len(s))), abs=1e-9)
+    assert (p[rest["blocked"]] == 1).all()
+    assert (p >= rest["p_min"]).all()
+    assert (p <= 1).all()
+
+
+@given(CASES)
+def test_allocation_rises_with_sensitivity_and_knows_no_order_of_layers(values):
+    s, now, rest = case(*values)
+    p = np.asarray(allocate(s, now, **rest))
+    order = np.random.default_rng(1).permutation(len(s))
+    moved = allocate(s[order], now, **rest | {"blocked": rest["blocked"][order], "costs": rest["costs"][order]})
+    np.testing.assert_allclose(moved, p[order], rtol=0, atol=1e-9)
+    free = ~rest["blocked"]
+    assert (np.diff(p[free][np.argsort(s[free])]) >= -TOLERANCE).all()
+
+
+def test_pld_is_a_special_case_of_allocation():
+    for layers, now in itertools.product((4, 12, 24), (0.3, 0.5, 0.9)):
+        s = layers - np.arange(1.0, layers + 1)
+        p = allocate(s, now, beta=(layers - 1) / layers, p_min=0.0)
+        np.testing.assert_allclose(p, 1 - np.arange(1, layers + 1) / layers * (1 - now), rtol=0, atol=1e-13)
+
+
+def test_without_differences_or_beta_dropping_is_uniform():
+    np.testing.assert_allclose(allocate(np.full(6, 0.7), 0.5), budget(0.5, 6), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(allocate(np.arange(6.0), 0.5, beta=0.0), budget(0.5, 6), rtol=0, atol=TOLERANCE)
+
+
+def test_block_and_allow_lists_by_hand():
+    s = [0.1, 0.9, 0.5, 0.7, 0.3, 0.2]
+    np.testing.assert_array_equal(blocked(s, 0.1), [1, 1, 0, 0, 0, 1])  # the most sensitive, the first and the last
+    np.testing.assert_array_equal(blocked(s, 0.3, ()), [0, 1, 0, 1, 0, 0])  # ceil(1.8)
+    np.testing.assert_array_equal(blocked(s, 0.3, (2,), (1,)), [0, 0, 1, 1, 0, 0])
+    np.testing.assert_array_equal(blocked(s, 0.0, ()), [0] * 6)
+    with pytest.raises(ValueError, match=r"layers \[6\] of a block or allow list are none of the 6 layers"):
+        blocked(s, 0.1, (6,))
+
+
+def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
+    drop = LayerDrop(theta=0.6, sensitivity=Sensitivity(p_min=0.0))
+    for t in (1, 20, 900):
+        assert at(drop, t, 12, sensitivity=np.arange(12.0)).sum() == pytest.approx(at(LayerDrop(0.6), t, 12).sum())
+    with pytest.raises(ValueError, match="measure them first"):
+        schedule(drop, 12, 1, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (lambda: LayerDrop(theta=0.0), "theta lies between 0.05 and 1, but is 0.0"),
+        (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
+        (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
+        (lambda: Sensitivity(share=2.0), "share lies between 0 and 1, but is 2.0"),
+        (lambda: Sensitivity(batches=0), "batches must be at least 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(bad, says):
+    with pytest.raises(ValueError, match=says):
+        bad()
+
+
+# --- gates ---
+
+P = np.array([1.0, 0.9, 0.35, 0.5, 0.125, 1.0, 0.7])
+
+
+def test_independent_gates_have_the_mean_and_the_variance_of_bernoulli_ones():
+    draws = 4000
+    drawn = np.asarray(jax.vmap(lambda k: sample(k, P))(jax.random.split(jax.random.key(0), draws)))
+    sigma = np.sqrt((P * (1 - P)).sum() / draws)
+    assert abs(drawn.sum(-1).mean() - P.sum()) < 4 * sigma
+    assert drawn[:, [0, 5]].all()
+    assert drawn.sum(-1).std() == pytest.approx(np.sqrt((P * (1 - P)).sum()), rel=0.1)
+
+
+def systematic_by_definition(p, u):
+    """Keep l if floor(C_l - u) > floor(C_(l-1) - u), in integers of one GRID-th."""
+    sure = p >= GRID
+    c = np.concatenate([[0], np.cumsum(np.where(sure, 0, p))])
+    return sure | ((c[1:] - u) // GRID > (c[:-1] - u) // GRID)
+
+
+def test_marginals_of_systematic_sampling_are_exact():
+    """By enumerating every u there is: no chance is involved."""
+    p = np.round(P * GRID).astype(np.int64)
+    u = np.arange(1, GRID + 1)[:, None]
+    kept = systematic_by_definition(p, u)
+    np.testing.assert_array_equal(kept.sum(0), p)
+    assert set(kept.sum(-1)) == {int(P.sum()), int(P.sum()) + 1}
+
+
+@pytest.mark.parametrize("p", [P, np.array([0.5, 0.5]), np.array([1.0, 1.0]), np.linspace(1, 0.5, 12)], ids=str)
+def test_drawn_gates_are_those_of_the_definition_in_the_right_shares(p):
+    draws = 4000
+    drawn = np.asarray(jax.jit(jax.vmap(lambda k: systematic(k, p)))(jax.random.split(jax.random.key(0), draws)))
+    exact = np.round(p * GRID).astype(np.int64)
+    possible = {tuple(systematic_by_definition(exact, u)) for u in range(1, GRID + 1, 64)}
+    assert {tuple(row) for row in drawn} <= possible
+    assert set(drawn.sum(-1)) <= {int(np.floor(p.sum())), int(np.ceil(p.sum()))}
+    assert (abs(drawn.mean(0) - p) <= 4 * np.sqrt(p * (1 - p) / draws)).all()
+
+
+def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals():
+    keys = jax.random.split(jax.random.key(3), 1500)
+
+    def step(key):
+        return jax.vmap(lambda k: systematic(k, P, key))(jax.random.split(jax.random.fold_in(key, 1), 3))
+
+    drawn = np.asarray(jax.jit(jax.vmap(step))(keys))  # [steps, micro-steps, layers]
+    counts = drawn.sum(-1)
+    assert (counts == counts[:, :1]).all()
+    assert len(np.unique(counts)) == 2
+    assert (abs(drawn.mean((0, 1)) - P) <= 4 * np.sqrt(P * (1 - P) / len(keys))).all()
+    assert (drawn[:, 0] != drawn[:, 1]).any()
+
+
+@pytest.mark.parametrize("execution", ["cond", "gather"])
+def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
+    drop = replace(PLD, time="constant", execution=execution)
+
+    def draw(seed, step, micro=3):
+        return np.asarray(gates(drop, 12, STEPS, step, seed=seed, micro=micro)[1])
+
+    np.testing.assert_array_equal(draw(5, 7), draw(5, 7))
+    again = jax.jit(jax.vmap(partial(lambda t: gates(drop, 12, STEPS, t, seed=5, micro=3)[1])))(jnp.arange(5, 9))
+    np.testing.assert_array_equal(again[2], draw(5, 7))  # drawn alone or with others
+    many = [draw(seed, step) for seed, step in itertools.product(range(3), range(20))]
+    assert len({g.tobytes() for g in many}) > 50
+    assert any((g[0] != g[1]).any() for g in many)
+    if execution == "cond":
+        np.testing.assert_array_equal(draw(5, 7, 1)[0], draw(5, 7)[0])
