@@ -65,7 +65,9 @@ def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, 
             made[name] = Side(config, batch, kept)
             ideal[name] = flops.train(config, batch * config.context, layers=count) / dense
         losses = {kind: made[f"{kind}, {count} kept"].loss for kind in kinds}
-        np.testing.assert_allclose(list(losses.values()), losses["cond"], rtol=1e-5, err_msg=f"{losses}: different work")
+        np.testing.assert_allclose(
+            list(losses.values()), losses["cond"], rtol=1e-5, err_msg=f"{losses}: different work"
+        )
     return made, ideal
 
 

@@ -1,6 +1,6 @@
 """Progressive layer dropping (Zhang & He, 2020) on the demo's model: theta 0.5, gamma 100 / T, the paper's scaling.
 
-    python -m train.compare configs/demo_scratch.py configs/demo_pld.py configs/demo_sbld.py
+python -m train.compare configs/demo_scratch.py configs/demo_pld.py configs/demo_sbld.py
 """
 
 from dataclasses import replace

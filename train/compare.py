@@ -2,8 +2,9 @@
 
 ``python -m train.compare BASELINE CONFIG ... [--seeds 0,1] [--frontier 0.4,0.6,0.8] [--workdir DIR] [--set a.b=c ...]``
 
-Writes ``compare.md``, ``compare.png`` and ``compare.json`` into the work directory. ``--frontier`` also runs the baseline
-with these fractions of its budget, each fully decayed: what one gets from scratch for less.
+Writes ``compare.md``, ``compare.png``, ``compare.json`` and, where layers are dropped, ``compare_keep.png`` into the work
+directory. ``--frontier`` also runs the baseline with these fractions of its budget, each fully decayed: what one gets from
+scratch for less.
 """
 
 import argparse
@@ -59,7 +60,10 @@ def main() -> None:
     (arguments.workdir / "compare.md").write_text(table)
     (arguments.workdir / "compare.json").write_text(json.dumps(comparison.rows(), indent=1) + "\n")
     comparison.plot(arguments.workdir / "compare.png")
-    print(f"\n{table}\nplot: {arguments.workdir / 'compare.png'}")
+    plots = [arguments.workdir / "compare.png"]
+    if comparison.plot_keep(arguments.workdir / "compare_keep.png"):
+        plots.append(arguments.workdir / "compare_keep.png")
+    print(f"\n{table}\nplots: {', '.join(map(str, plots))}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What a step of layer dropping is given: which layers to run, as arguments, known on the host before the step starts."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,8 @@ class Gates:
     """
 
     def __init__(self, drop: LayerDrop, layers: int, steps: int, micro: int, seed: int, sensitivity: jax.Array | None):
-        self._drop, self._first, self._chunk = drop, -1, None
+        self._drop, self._first = drop, -1
+        self._chunk: Any = None
         measured = None if sensitivity is None else np.asarray(sensitivity)
 
         def draw(t):
@@ -37,7 +40,9 @@ class Gates:
         probs, open_ = (x[step - first] for x in self._chunk)
         if (probs >= 1).all():
             return probs, None, float(len(probs))
-        layers = np.stack([np.flatnonzero(g) for g in open_]).astype(np.int32) if self._drop.execution == "gather" else open_
+        layers = (
+            np.stack([np.flatnonzero(g) for g in open_]).astype(np.int32) if self._drop.execution == "gather" else open_
+        )
         scale = None
         if self._drop.scale != "none":
             scale = np.broadcast_to((1 / probs).astype(np.float32), open_.shape)

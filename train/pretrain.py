@@ -213,7 +213,9 @@ class _Work:
             return
         step, totals, metrics, probs = unread
         values = self._finite(step, metrics)
-        self.ledger.log(step, totals, **values, **({} if probs is None else {"keep": [round(float(p), 4) for p in probs]}))
+        self.ledger.log(
+            step, totals, **values, **({} if probs is None else {"keep": [round(float(p), 4) for p in probs]})
+        )
         self.bar.n = self.ledger.flops
         self.bar.set_postfix_str(
             f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,30 @@ class Run:
         return json.loads((self.folder / "result.json").read_text())
 
     @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @cached_property
     def curve(self) -> list[dict[str, Any]]:
         """The lines of the log that hold a validation loss."""
-        lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
-        return [line for line in lines if "val_loss" in line]
+        return [line for line in self.log if "val_loss" in line]
+
+    @cached_property
+    def keep(self) -> list[dict[str, Any]]:
+        """The lines that hold keep probabilities: those of steps that dropped layers."""
+        return [line for line in self.log if "keep" in line]
+
+    def step_seconds(self, i: int) -> float | None:
+        """The median time of a step of phase ``i``, between lines of the log; None if it has fewer than two lines.
+
+        Without compilation, which falls into the first interval, and without validation.
+        """
+        phases = self.result["phases"]
+        before = sum(p["tokens"] for p in phases[:i])
+        after = before + phases[i]["tokens"]
+        lines = [line for line in self.log if "loss" in line and before < line["tokens"] <= after]
+        times = [(b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in itertools.pairwise(lines)]
+        return median(times) if times else None
 
     @property
     def loss(self) -> float:
@@ -120,11 +140,13 @@ class Comparison:
         text += "with several, the mean and in brackets each. Validation is not counted, everything else is.\n"
         phases = [
             [runs[0].name, p["phase"], f"{p['parameters']:,}", f"{p['steps']:,}", f"{p['tokens']:,}",
+             f"{p['layers'] / p['steps']:.2f}" if p["steps"] else "", _milliseconds(runs, i),
              f"{p['flops'] / runs[0].result['flops']:.1%}", f"{p['seconds']:.1f}"]
             for runs in self.runs
-            for p in runs[0].result["phases"]
+            for i, p in enumerate(runs[0].result["phases"])
         ]  # fmt: skip
-        return f"{text}\n{_markdown(['run', 'phase', 'parameters', 'steps', 'tokens', 'FLOPs', 'seconds'], phases)}\n"
+        head = ["run", "phase", "parameters", "steps", "tokens", "layers run", "ms a step", "FLOPs", "seconds"]
+        return f"{text}\n{_markdown(head, phases)}\n"
 
     def plot(self, path: Path) -> None:
         """Validation loss against FLOPs; small models dotted, the frontier as crosses."""
@@ -157,6 +179,29 @@ class Comparison:
         axes.set_ylabel("validation loss (nats a token)")
         axes.legend()
         figure.savefig(path, dpi=120)
+
+    def plot_keep(self, path: Path) -> bool:
+        """Keep probability over depth and time, of each config that drops layers; False, and no plot, if none does."""
+        from matplotlib.figure import Figure
+
+        runs = [runs[0] for runs in self.runs if runs[0].keep]
+        if not runs:
+            return False
+        figure = Figure(figsize=(8, 1 + 2 * len(runs)), layout="constrained")
+        for axes, run in zip(figure.subplots(len(runs), 1, squeeze=False)[:, 0], runs, strict=True):
+            steps, probs = [line["step"] for line in run.keep], np.transpose([line["keep"] for line in run.keep])
+            image = axes.pcolormesh(steps, range(1, len(probs) + 1), probs, vmin=0, vmax=1, shading="nearest")
+            axes.set_title(run.name)
+            axes.set_xlabel("step")
+            axes.set_ylabel("layer")
+            figure.colorbar(image, ax=axes, label="keep probability")
+        figure.savefig(path, dpi=120)
+        return True
+
+
+def _milliseconds(runs: Sequence[Run], i: int) -> str:
+    times = [t for r in runs if (t := r.step_seconds(i)) is not None]
+    return _spread([1000 * t for t in times], "{:.1f}") if times else ""
 
 
 def _segments(run: Run) -> list[list[dict[str, Any]]]:

@@ -30,8 +30,8 @@ class Kept:
     ========== ============================================= ==================================================================
     """
 
-    layers: jax.Array | None
-    scale: jax.Array | None = None
+    layers: jax.Array | np.ndarray | None
+    scale: jax.Array | np.ndarray | None = None
     scaling: Literal["block", "sublayer"] = struct.field(pytree_node=False, default="block")
 
 
@@ -203,6 +203,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
         else:
             raise ValueError(f"{block.__name__} is called more than {len(open_)} times, but there are no more gates")
         alone = module.clone(parent=None, name=None)
+        assert module.scope is not None  # a module that is called is bound
         keys = {name: module.make_rng(name) for name in module.scope.rngs if name != "params"}
 
         def apply(variables, x, *rest):

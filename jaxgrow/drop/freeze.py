@@ -14,7 +14,8 @@ def freeze(before: Tree, after: Tree, kept: Kept, params: Tree, axes: Tree) -> T
     Both are trees of parameters and of optimizer state, whose leaves belong to those of ``params`` by path and shape, as in
     `jaxgrow.moments`. PLD's "no update" of a dropped layer. Adam's step count goes on, as for all.
     """
-    if kept.layers is None:
+    layers = kept.layers
+    if layers is None:
         return after
     names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
     shapes = {path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
@@ -23,10 +24,10 @@ def freeze(before: Tree, after: Tree, kept: Kept, params: Tree, axes: Tree) -> T
         mine = owner(path(key_path), shapes)
         if mine is None or names[mine][0] != LAYERS or jnp.shape(new) != shapes[mine]:
             return new
-        if kept.layers.dtype == bool:
-            ran = kept.layers.reshape(-1, kept.layers.shape[-1]).any(0)
+        if layers.dtype == bool:
+            ran = layers.reshape(-1, layers.shape[-1]).any(0)
         else:
-            ran = jnp.zeros(len(new), bool).at[kept.layers.reshape(-1)].set(True)
+            ran = jnp.zeros(len(new), bool).at[layers.reshape(-1)].set(True)
         return jnp.where(ran.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     return jax.tree_util.tree_map_with_path(leaf, before, after)

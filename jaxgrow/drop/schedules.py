@@ -79,9 +79,7 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     return 1 - (1 - drop.theta) * jnp.where(jnp.asarray(t) > last, 0, amount)
 
 
-def schedule(
-    drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity: ArrayLike | None = None
-) -> jax.Array:
+def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity: ArrayLike | None = None) -> jax.Array:
     """Keep probabilities ``[layers]`` at time ``t`` of ``steps``.
 
     ============ ======================================= =======================================================

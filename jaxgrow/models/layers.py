@@ -147,7 +147,11 @@ def run_stack(
         if layers.dtype != bool:
             # The kept layers' weights are copied once, which costs less than adding into all gradients at every layer.
             stacked, scale = jax.tree.map(
-                lambda a: a.at[layers].get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds"),
+                lambda a: (
+                    jnp.asarray(a)
+                    .at[layers]
+                    .get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
+                ),
                 (stacked, scale),
             )
             layers = None

@@ -1,0 +1,388 @@
+"""Two ways not to run a layer: equal to each other and to the dense stack, to the bit, and nothing done for what is dropped."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import linen as nn
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxgrow.drop import Kept, LayerDrop, conditional, dropping, gates, sample
+from jaxgrow.models import gpt2
+from jaxgrow.models.layers import run_stack
+
+LAYERS = 5
+PROBS = np.array([1.0, 0.8, 0.7, 0.6, 0.5])
+TOLERANCE = 1e-12  # float64, numbers of order one
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# --- expectations, by enumerating gates, in float64 ---
+
+
+def linear_stack(seed=0, layers=LAYERS, width=3):
+    """Sublayers f_l(x) = x B_l and g_l(x) = x C_l of a linear model."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(2, layers, width, width)) / 3, rng.normal(size=(4, width))
+
+
+def block(w, x, scale=1.0):
+    b, c = w
+    h = x + scale * (x @ b)
+    return h + scale * (h @ c)
+
+
+def expectation(probs, drawn, weights, x, scaling, scale=None):
+    """Of the stack's output, over all gates, ``drawn`` being their keep probabilities."""
+    scale = None if scaling is None else (1 / probs if scale is None else scale)
+    run = jax.jit(
+        lambda g: run_stack(block, tuple(weights), x, remat=False, kept=Kept(g, scale, scaling or "block"))[0]
+    )
+    total = 0
+    for g in itertools.product([False, True], repeat=len(probs)):
+        g = np.array(g)
+        total = total + np.prod(np.where(g, drawn, 1 - drawn)) * np.asarray(run(g))
+    return total
+
+
+def dense_linear(weights, x, excess=None):
+    for i in range(len(weights[0])):
+        b, c = weights[0][i], weights[1][i]
+        more = 0 if excess is None else excess[i] * (b @ c)
+        x = x @ ((np.eye(len(b)) + b) @ (np.eye(len(b)) + c) + more)
+    return x
+
+
+@pytest.mark.usefixtures("float64")
+def test_block_scaling_is_unbiased_and_sublayer_scaling_biased_as_its_algebra_says():
+    weights, x = linear_stack()
+    found = expectation(PROBS, PROBS, weights, x, "block")
+    np.testing.assert_allclose(found, dense_linear(weights, x), rtol=0, atol=TOLERANCE)
+    published = expectation(PROBS, PROBS, weights, x, "sublayer")
+    np.testing.assert_allclose(published, dense_linear(weights, x, 1 / PROBS - 1), rtol=0, atol=TOLERANCE)
+    assert abs(published - dense_linear(weights, x)).max() > 0.05
+    assert abs(expectation(PROBS, PROBS, weights, x, None) - dense_linear(weights, x)).max() > 0.05
+
+
+@pytest.mark.usefixtures("float64")
+def test_block_scaling_is_unbiased_for_any_one_block():
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(1, 3, 3)), rng.normal(size=(4, 3))
+
+    def curved(w, x):
+        return jnp.tanh(x @ w) * x
+
+    outputs = [
+        run_stack(curved, w, x, remat=False, kept=Kept(np.array([g]), np.array([1 / 0.3])))[0] for g in (0 > 1, 1 > 0)
+    ]
+    np.testing.assert_allclose(0.7 * outputs[0] + 0.3 * outputs[1], curved(w[0], x), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("float64")
+def test_sampling_with_one_probability_and_scaling_with_the_next_is_biased():
+    """What a published client does: it draws with p_(l-1), and scales with 1 / p_l."""
+    weights, x = linear_stack()
+    before = np.concatenate([[1.0], PROBS[:-1]])
+    wrong = expectation(PROBS, before, weights, x, "block")
+    assert abs(wrong - dense_linear(weights, x)).max() > 0.05
+    probs, drawn = gates(LayerDrop(time="constant"), LAYERS, 10, 3, seed=0)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 1)
+    np.testing.assert_array_equal(drawn[0], sample(key, probs))  # ours: the gates of the p that scales
+
+
+# --- the two executions, on the real model ---
+
+GATES = np.array([True, False, True, True, False])
+SCALE = np.array([1.0, 2.0, 1.25, 1.5, 2.0], np.float32)
+MODES = [(dtype, remat) for dtype in ("float32", "bfloat16") for remat in (False, True)]
+
+
+def config(dtype="float32", remat=False):
+    return replace(tiny.config(layers=LAYERS, dtype=dtype), remat=remat)
+
+
+@pytest.fixture(scope="module", params=MODES, ids=lambda m: f"{m[0]}{', remat' * m[1]}")
+def loss_and_gradient(request):
+    """``kept -> (loss, gradient)``, optimized as in a real run: fusion must not depend on what a layer is inside of."""
+    dtype, remat = request.param
+    params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens(3, 7)
+
+    def loss(params, kept):
+        logits = gpt2.GPT2(config(dtype, remat)).apply({"params": params}, tokens[:, :-1], kept=kept)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1).mean()
+
+    return partial(jax.jit(jax.value_and_grad(loss)), params)
+
+
+@pytest.mark.parametrize("scaling", ["block", "sublayer", None])
+def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scaling):
+    scale = None if scaling is None else SCALE
+    by = {
+        "cond": loss_and_gradient(Kept(GATES, scale, scaling or "block")),
+        "gather": loss_and_gradient(Kept(np.flatnonzero(GATES).astype(np.int32), scale, scaling or "block")),
+    }
+    chex.assert_trees_all_equal(by["cond"], by["gather"])
+    for _, g, _ in tiny.pairs(by["cond"][1]["blocks"], by["cond"][1]["blocks"]):
+        assert (g[~GATES] == 0).all()
+        assert (g[GATES] != 0).any()
+
+
+@pytest.mark.parametrize("scaling", ["block", "sublayer"])
+def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, scaling):
+    ones = np.ones(LAYERS, np.float32)
+    dense = loss_and_gradient(None)
+    for layers in (ones > 0, np.arange(LAYERS, dtype=np.int32)):
+        chex.assert_trees_all_equal(loss_and_gradient(Kept(layers, ones, scaling)), dense)
+
+
+def test_dropping_every_layer_and_a_probability_of_zero_leave_finite_numbers():
+    params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
+
+    def loss(params, kept):
+        return gpt2.GPT2(config()).apply({"params": params}, tokens, kept=kept).sum()
+
+    never = Kept(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
+    value, gradient = jax.value_and_grad(loss)(params, never)
+    chex.assert_tree_all_finite((value, gradient))
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient["blocks"]))
+
+
+@pytest.mark.usefixtures("float64")
+def test_both_agree_with_a_model_of_the_kept_layers_alone():
+    c = tiny.config(layers=LAYERS)
+    params, tokens = tiny.params(c), tiny.tokens()
+    kept = np.flatnonzero(GATES)
+    fewer = params | {"blocks": jax.tree.map(lambda a: a[kept], params["blocks"])}
+    expected = tiny.forward(replace(c, layers=len(kept)))(fewer, tokens)
+    for layers in (GATES, kept):
+        found = gpt2.GPT2(c).apply({"params": params}, tokens, kept=Kept(layers))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+# --- structure ---
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for sub in jaxprs_in_params(eqn.params):
+            yield from equations(getattr(sub, "jaxpr", sub))
+
+
+@pytest.fixture(scope="module")
+def program():
+    params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
+
+    def loss(params, gates):
+        return gpt2.GPT2(config()).apply({"params": params}, tokens, kept=Kept(gates)).sum()
+
+    return jax.make_jaxpr(jax.grad(loss))(params, GATES), params
+
+
+def test_a_scan_with_a_conditional_forward_and_one_backward_and_no_selection(program):
+    scans = [e for e in equations(program[0].jaxpr) if e.primitive.name == "scan"]
+    assert [sum(e.primitive.name == "cond" for e in s.params["jaxpr"].jaxpr.eqns) for s in scans] == [1, 1]
+    wide = [e for s in scans for e in s.params["jaxpr"].jaxpr.eqns if e.primitive.name == "select_n"]
+    assert not [e for e in wide if e.outvars[0].aval.ndim > 1]
+
+
+def test_identity_is_the_first_branch(program):
+    for eqn in equations(program[0].jaxpr):
+        if eqn.primitive.name == "cond":
+            assert [len(list(equations(b.jaxpr))) == 0 for b in eqn.params["branches"]] == [True, False]
+
+
+def test_the_forward_scan_saves_no_copy_of_the_weights(program):
+    jaxpr, params = program
+    forward = next(e for e in equations(jaxpr.jaxpr) if e.primitive.name == "scan")
+    kernels = {x.shape for x in jax.tree.leaves(params["blocks"]) if x.ndim > 2}
+    saved = {v.aval.shape for v in forward.outvars}
+    assert saved
+    assert not kernels & saved
+
+
+def test_only_kept_layers_run():
+    ran = []
+
+    def noisy(w, x):
+        jax.debug.callback(lambda i: ran.append(int(i)), w)
+        return x * 1.5
+
+    for layers in (GATES, np.flatnonzero(GATES)):
+        ran.clear()
+        jax.block_until_ready(run_stack(noisy, np.arange(float(LAYERS)), np.ones(3), remat=False, kept=Kept(layers))[0])
+        jax.effects_barrier()
+        assert sorted(ran) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("layers", [np.stack([GATES, ~GATES]), np.array([[0, 2], [1, 3]])], ids=["gates", "indices"])
+def test_vmap_over_gates_is_refused(layers):
+    def run(layers):
+        return run_stack(lambda w, x: x * w, np.ones(LAYERS), np.ones(3), remat=False, kept=Kept(layers))[0]
+
+    with pytest.raises(ValueError, match=r"vmap over 2 sets of gates would run every layer.*lax\.map"):
+        jax.vmap(run)(layers)
+    assert lax.map(run, layers).shape == (2, 3)
+
+
+def test_vmap_over_data_keeps_the_conditional():
+    def run(x):
+        return run_stack(lambda w, x: jnp.sin(x) * w, np.ones(LAYERS), x, remat=False, kept=Kept(GATES))[0]
+
+    assert any(e.primitive.name == "cond" for e in equations(jax.make_jaxpr(jax.vmap(run))(np.ones((2, 3))).jaxpr))
+
+
+def test_the_rms_of_layers_needs_all_of_them():
+    with pytest.raises(ValueError, match="leave out kept"):
+        run_stack(lambda w, x: x, np.ones(2), np.ones(3), remat=False, rms=True, kept=Kept(np.ones(2, bool)))
+
+
+def test_gates_drawn_on_each_device_are_the_same():
+    drop = LayerDrop(time="constant")
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+
+    def draw(_):
+        return gates(drop, 12, 100, 7, seed=3, micro=2)[1][None]
+
+    drawn = np.asarray(jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=P("data"), out_specs=P("data")))(np.arange(4)))
+    assert drawn.shape == (4, 2, 12)
+    assert (drawn == drawn[:1]).all()
+    np.testing.assert_array_equal(drawn[0], gates(drop, 12, 100, 7, seed=3, micro=2)[1])
+
+
+# --- any Flax block ---
+
+
+class Layer(nn.Module):
+    """A stranger's block: dropout, another argument by position, one by name, a result that is not linear."""
+
+    @nn.compact
+    def __call__(self, x, shift, *, factor, train: bool):
+        h = nn.LayerNorm()(x)
+        h = nn.Dense(7)(h) * factor
+        h = nn.Dropout(0.5, deterministic=not train)(jnp.tanh(h))
+        return x + nn.Dense(x.shape[-1])(h) + shift
+
+
+class Loop(nn.Module):
+    layers: int = 3
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Dense(4)(x)
+        for i in range(self.layers):
+            x = Layer(name=f"layer{i}")(x, jnp.ones(4)[None] * i, factor=jnp.float32(0.5), train=train)
+        return nn.Dense(2)(x)
+
+
+class Half(nn.Module):
+    """The same model with its middle layer cut out by hand."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Dense(4)(x)
+        for i in (0, 2):
+            x = Layer(name=f"layer{i}")(x, jnp.ones(4)[None] * i, factor=jnp.float32(0.5), train=train)
+        return nn.Dense(2)(x)
+
+
+@pytest.fixture(scope="module")
+def stranger():
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    params = Loop().init(jax.random.key(0), x)["params"]
+    return params, x
+
+
+def dropped(params, x, layers, scale=None, **rest):
+    with dropping(Layer, Kept(layers, scale)):
+        return Loop().apply({"params": params}, x, **rest)
+
+
+def test_any_flax_model_drops_layers_and_their_gradients(stranger):
+    params, x = stranger
+    gate = np.array([True, False, True])
+
+    def loss(params, gate):
+        return jnp.square(dropped(params, x, gate)).sum()
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params, gate)
+    fewer = {k: v for k, v in params.items() if k != "layer1"}
+    expected, by_hand = jax.jit(jax.value_and_grad(lambda p: jnp.square(Half().apply({"params": p}, x)).sum()))(fewer)
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
+    chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
+    assert "cond" in str(jax.make_jaxpr(jax.grad(loss))(params, gate))
+
+
+def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
+    params, x = stranger
+    ones = np.ones(3, np.float32)
+    expected = jax.jit(lambda p: Loop().apply({"params": p}, x))(params)
+    np.testing.assert_array_equal(jax.jit(lambda p: dropped(p, x, ones > 0, ones))(params), expected)
+
+
+def test_block_scaling_of_a_strangers_model(stranger):
+    params, x = stranger
+    first = np.array([True, False, False])
+    one, two = (
+        Loop(1).apply({"params": params}, x) if s is None else dropped(params, x, first, s)
+        for s in (None, np.full(3, 2.0))
+    )
+    none = dropped(params, x, ~np.ones(3, bool))
+    np.testing.assert_allclose(two - none, 2 * (one - none), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_inside_a_dropped_block_is_random_and_repeatable(stranger):
+    params, x = stranger
+
+    @jax.jit
+    def run(key):
+        def loss(params):
+            return dropped(params, x, np.array([True, False, True]), train=True, rngs={"dropout": key}).sum()
+
+        return jax.value_and_grad(loss)(params)
+
+    one, same, other = (run(jax.random.key(i)) for i in (0, 0, 1))
+    chex.assert_trees_all_equal(one, same)
+    assert one[0] != other[0]
+    chex.assert_tree_all_finite(one)
+
+
+def test_the_number_of_gates_must_be_that_of_the_blocks(stranger):
+    params, x = stranger
+    with pytest.raises(ValueError, match="called more than 2 times"):
+        dropped(params, x, np.ones(2, bool))
+    with pytest.raises(ValueError, match="called 3 times, but there are 4 gates; a scanned stack"):
+        dropped(params, x, np.ones(4, bool))
+    with pytest.raises(ValueError, match="takes gates, bool"):
+        dropped(params, x, np.array([0, 1]))
+    with pytest.raises(ValueError, match="vmap over 2 sets of gates"):
+        jax.vmap(lambda g: dropped(params, x, g))(np.ones((2, 3), bool))
+
+
+def test_conditional_takes_integers_and_keys_and_gives_them_no_gradient():
+    def apply(w, x):
+        scale, index, key = w
+        return x * scale + index * jax.random.uniform(key, x.shape)
+
+    w = (np.array([2.0, 3.0], np.float32), np.array([1, 2]), jax.random.split(jax.random.key(0), 2))
+
+    def loss(scale, x, gate):
+        return conditional(apply)(gate, (scale, *w[1:]), x).sum()
+
+    both = jax.jit(jax.grad(loss, (0, 1)))(w[0], np.ones(3, np.float32), np.array([False, True]))
+    chex.assert_trees_all_close(both, (np.array([0.0, 3.0], np.float32), np.full(3, 3.0, np.float32)))

@@ -1,0 +1,370 @@
+"""Layer dropping in training: the mapped step, the phases of a plan, resuming, the ledger."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+
+from jaxgrow import flops
+from jaxgrow.drop import Kept, LayerDrop, Sensitivity, gates, sensitivity
+from jaxgrow.models import gpt2
+from train import data, pretrain
+from train.checkpoint import Checkpoints, load
+from train.errors import UserError
+from train.gates import CHUNK, Gates
+from train.optim import Optim, transformation
+from train.parallel import AXIS, mapped, replicated
+from train.plan import Measure, Scratch, Stage, Train, VCycle, live
+from train.step import Model, eval_step, loss, train_step
+
+LAYERS = 4
+MODEL = replace(runs.MODEL, layers=LAYERS)
+TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
+LR = np.float32(0.1)
+GATES = np.array([[True, False, True, False], [True, True, False, False]])  # of two micro-steps; nobody runs layer 3
+SCALE = np.broadcast_to(np.array([1.0, 1.25, 1.5, 2.0], np.float32), GATES.shape)
+DROP = LayerDrop(time="constant", theta=0.5)
+SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+def model(tx) -> Model:
+    params = gpt2.init(MODEL, jax.random.key(0))
+    return jax.device_put(Model(params, tx.init(params), MODEL), replicated())
+
+
+def by_indices(kept: Kept) -> Kept:
+    assert kept.layers is not None
+    indices = np.stack([np.flatnonzero(g) for g in np.asarray(kept.layers)]).astype(np.int32)
+    return replace(kept, layers=indices)
+
+
+# --- the step ---
+
+
+@pytest.mark.parametrize("how", ["pmap", "mesh"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(how, accumulate):
+    tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
+    start = model(tx)
+    # On one device, written without the step: micro-batch m of every device together has the gates m.
+    rows = TOKENS.reshape(4, accumulate, -1, TOKENS.shape[-1])
+    grads = [
+        jax.jit(jax.grad(lambda p, m=m: loss(replace(start, params=p), rows[:, m].reshape(-1, 9), kept_at(kept, m))))(
+            start.params
+        )
+        for m in range(accumulate)
+    ]
+    expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, start.params, *grads)
+    found, _ = mapped(train_step(tx, accumulate, AXIS), how)(start, TOKENS, LR, kept)
+    chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(expected), rtol=1e-5, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(found.params["blocks"]), jax.tree.leaves(start.params["blocks"]), strict=True):
+        np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
+
+
+def kept_at(kept: Kept, m: int) -> Kept:
+    return jax.tree.map(lambda x: x[m], kept)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("remat", [False, True])
+def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
+    tx, ends = transformation(Optim()), []
+    for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
+        run, at = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
+        at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
+        for _ in range(3):
+            at, metrics = run(at, TOKENS, LR, kept)
+        ends.append(jax.device_get((at.params, at.opt, metrics)))
+    chex.assert_trees_all_equal(*ends)
+
+
+@pytest.mark.parametrize("how", ["jit", "pmap", "mesh"])
+def test_the_compiled_step_has_conditionals(how, monkeypatch):
+    tx, programs = optax.identity(), []
+    kept = Kept(GATES[:1], SCALE[:1])
+
+    def watched(transform):
+        def wrapped(function, **options):
+            run = transform(function, **options)
+
+            def call(*arguments):
+                programs.append(run.lower(*arguments).compile().as_text())
+                return run(*arguments)
+
+            return call
+
+        return wrapped
+
+    if how == "jit":
+        step = jax.vmap(train_step(tx, 1, AXIS), (None, 0, None, None), axis_name=AXIS)
+        programs.append(jax.jit(step).lower(model(tx), TOKENS[None], LR, kept).compile().as_text())
+    else:
+        monkeypatch.setattr(jax, "pmap", watched(jax.pmap)) if how == "pmap" else None
+        start = model(tx)
+        if how == "mesh":
+            monkeypatch.setattr(jax, "jit", watched(jax.jit))
+        mapped(train_step(tx, 1, AXIS), how)(start, TOKENS, LR, kept)
+    assert programs[-1].count(" conditional(") >= 2  # forward and backward
+    dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(replace(model(tx), opt=None), TOKENS[:4])
+    assert "cond" not in str(dense)
+
+
+@pytest.mark.parametrize("indices", [False, True])
+def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
+    tx = transformation(Optim(weight_decay=0.0))
+    dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
+    before, _ = dense(start, TOKENS, LR, None)  # gives every layer a momentum
+    kept = Kept(GATES, SCALE)
+    kept = by_indices(kept) if indices else kept
+
+    def moved(frozen):
+        after, _ = mapped(train_step(tx, 2, AXIS, frozen=frozen), "pmap")(before, TOKENS, LR, kept)
+        out = {}
+        for name, a, b in (
+            ("params", after.params, before.params),
+            ("mu", after.opt[1].mu, before.opt[1].mu),
+            ("nu", after.opt[1].nu, before.opt[1].nu),
+        ):
+            pairs = zip(jax.tree.leaves(a["blocks"]), jax.tree.leaves(b["blocks"]), strict=True)
+            out[name] = np.any([[(x[i] != y[i]).any() for i in range(LAYERS)] for x, y in pairs], 0).tolist()
+        assert after.opt[1].count == before.opt[1].count + 1
+        return out
+
+    assert moved(False) == {name: [True] * 4 for name in ("params", "mu", "nu")}
+    assert moved(True) == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
+
+
+# --- gates on the host ---
+
+
+@pytest.mark.parametrize("execution", ["cond", "gather"])
+def test_the_host_knows_what_the_library_draws(execution):
+    drop = replace(DROP, execution=execution)
+    drawn = Gates(drop, 6, 2 * CHUNK, 2, 7, None)
+    for step in (0, 5, CHUNK - 1, CHUNK, 3):
+        probs, kept, ran = drawn(step)
+        p, g = gates(drop, 6, 2 * CHUNK, step + 1, seed=7, micro=2)
+        np.testing.assert_allclose(probs, p, rtol=1e-6)
+        expected = np.stack([np.flatnonzero(x) for x in g]) if execution == "gather" else g
+        np.testing.assert_array_equal(kept.layers, expected)
+        np.testing.assert_allclose(kept.scale, np.broadcast_to(1 / probs, (2, 6)), rtol=1e-6)
+        assert ran == np.asarray(g).sum() / 2
+
+
+def test_where_every_layer_is_certain_the_step_is_the_dense_one():
+    drawn = Gates(replace(DROP, recovery=0.5), 4, 10, 1, 0, None)
+    assert [drawn(step)[1] is None for step in range(10)] == [False] * 5 + [True] * 5
+    assert Gates(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
+
+
+# --- sensitivities ---
+
+
+def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
+    at = replace(model(optax.identity()), opt=None)
+    at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
+    batches = TOKENS.reshape(2, 8, 9)
+    found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, batches)
+    expected = []
+    for i in range(LAYERS):
+        less = replace(
+            at,
+            params=at.params | {"blocks": jax.tree.map(lambda x, i=i: jnp.delete(x, i, 0), at.params["blocks"])},
+            config=replace(MODEL, layers=LAYERS - 1),
+        )
+        expected.append(np.mean([float(loss(less, b)) - float(loss(at, b)) for b in batches]))
+    np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-3, atol=1e-6)
+    assert found.dtype == jnp.float32
+    assert len(set(np.asarray(found).tolist())) > 1
+
+
+def test_taylor_is_the_slope_at_each_layers_gate():
+    at = replace(model(optax.identity()), opt=None)
+    at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
+    found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, TOKENS[None], "taylor")
+    h = 1e-2
+    for i in range(LAYERS):
+        up, down = (loss(at, TOKENS, Kept(None, jnp.ones(LAYERS).at[i].add(d))) for d in (h, -h))
+        assert float(found[i]) == pytest.approx(abs(float(up - down)) / (2 * h), rel=2e-2, abs=1e-5)
+
+
+def ranks(x):
+    return np.argsort(np.argsort(x))
+
+
+def test_both_sensitivities_rank_the_layers_of_a_trained_model_alike(tmp_path):
+    config = gpt2.GPT2Config(vocab=256, context=32, layers=8, embed=16, heads=2, head_dim=8, mlp=32)
+    (tmp_path / "source").mkdir()
+    for file in Path(pretrain.__file__).parent.glob("*.py"):
+        (tmp_path / "source" / f"{file.stem}.txt").write_text(file.read_text())
+    text = data.Data("text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache"))
+    experiment = runs.experiment(
+        tmp_path, model=config, steps=250, batch=16, optim=Optim(peak_lr=1e-2, warmup=20), data=text
+    )
+    pretrain.run(replace(experiment, checkpoint_every=250, eval_every=250), tmp_path / "run")
+    at = Model(load(tmp_path / "run"), None, config)
+    batches = data.probe(data.tokens(text).valid, 32, 16, 2, 16, 8)
+    delta, slope = (
+        jax.jit(lambda b, kind=kind: sensitivity(lambda kept, t: loss(at, t, kept), 8, b, kind))(batches)
+        for kind in ("loss_delta", "taylor")
+    )
+    assert np.corrcoef(ranks(delta), ranks(slope))[0, 1] > 0.7  # Spearman
+
+
+def test_measuring_leaves_the_model_as_it_was():
+    tx = transformation(Optim())
+    before = model(tx)
+    after = Measure("large", Sensitivity()).run({"large": before}, tx, TOKENS[None])
+    assert after.params is before.params
+    assert after.opt is before.opt
+    assert after.sensitivity.shape == (LAYERS,)
+
+
+def test_what_measures_is_not_what_judges():
+    tokens = np.arange(16 * 8 + 1)
+    judged = np.concatenate(data.validation(tokens, 8, 2, 3))
+    probe = data.probe(tokens, 8, 2, 3, 2, 5)
+    assert probe.shape == (5, 2, 9)
+    firsts = set(probe[..., 0].ravel().tolist())
+    assert len(firsts) == 10
+    assert not firsts & set(judged[:, 0].tolist())
+    assert data.probe(tokens, 8, 2, 8, 2, 0).shape == (0, 2, 9)
+    with pytest.raises(UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left; lower eval_batches"):
+        data.probe(tokens, 8, 2, 3, 2, 6)
+
+
+# --- plans and runs ---
+
+
+def names(plan):
+    return [
+        (p.name, p.begin, p.end, p.drop is not None) if isinstance(p, Train) else type(p).__name__.lower() for p in plan
+    ]
+
+
+def test_sbld_trains_measures_drops_and_measures_again():
+    plan = Scratch(SBLD).plan(MODEL, Optim(), 16)
+    assert names(plan) == [
+        ("large", 0, 4, False),
+        "measure",
+        ("large", 4, 12, True),
+        "measure",
+        ("large", 12, 16, True),
+    ]
+    assert {p.steps for p in plan if isinstance(p, Train)} == {16}  # one schedule
+    assert live(plan, 1) == {"large"}
+    once = replace(SBLD, sensitivity=Sensitivity())
+    assert names(Scratch(once).plan(MODEL, Optim(), 100)) == [
+        ("large", 0, 5, False),
+        "measure",
+        ("large", 5, 100, True),
+    ]
+
+
+def test_dropping_composes_with_a_v_cycle():
+    method = VCycle(up=(Stage(0.5, drop=DROP), Stage(0.5, drop=SBLD)))
+    plan = method.plan(MODEL, Optim(), 16)
+    assert names(plan) == [
+        ("large", 0, 1, False),
+        "coalesce",
+        ("coarse1", 0, 8, True),
+        "decoalesce",
+        "interpolate",
+        ("large", 0, 2, False),
+        "measure",
+        ("large", 2, 6, True),
+        "measure",
+        ("large", 6, 8, True),
+    ]
+
+
+def experiment(folder, drop, **changes):
+    return runs.experiment(folder, model=MODEL, steps=12, method=Scratch(drop), **changes)
+
+
+def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
+    for name, drop in (("dense", None), ("one", LayerDrop(theta=1.0))):
+        pretrain.run(experiment(tmp_path, drop), tmp_path / name)
+    chex.assert_trees_all_equal(load(tmp_path / "dense"), load(tmp_path / "one"))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [SBLD, replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)],
+    ids=["sbld, cond", "pld, gather, freeze"],
+)
+def test_a_run_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, monkeypatch, drop):
+    e = experiment(tmp_path, drop, checkpoint_every=1, accumulate=2)
+    pretrain.run(e, tmp_path / "whole")
+    save, stops = Checkpoints.save, iter([2, 5, 7, 11])
+    stop = next(stops)
+
+    def stopping(self, step, *rest):
+        nonlocal stop
+        save(self, step, *rest)
+        if step == stop:
+            self.wait()
+            stop = next(stops, None)
+            raise Killed
+
+    monkeypatch.setattr(Checkpoints, "save", stopping)
+    for _ in range(4):
+        with pytest.raises(Killed):
+            pretrain.run(e, tmp_path / "stopped")
+    pretrain.run(e, tmp_path / "stopped")
+    assert runs.log(tmp_path / "stopped") == runs.log(tmp_path / "whole")
+    chex.assert_trees_all_equal(load(tmp_path / "stopped"), load(tmp_path / "whole"))
+
+
+def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(tmp_path):
+    e = experiment(tmp_path, SBLD, log_every=1)
+    result = pretrain.run(e, tmp_path / "run")
+    first, measured, second, again, third = result["phases"]
+    tokens = e.batch * MODEL.context
+    assert [p["steps"] for p in result["phases"]] == [3, 0, 6, 0, 3]
+    assert first["flops"] == 3 * flops.train(MODEL, tokens)
+    assert first["layers"] == 3 * LAYERS
+    probe = 2 * (e.batch // 4) * MODEL.context  # 2 micro-batches, of one device's size
+    less = flops.forward(MODEL, probe, layers=LAYERS - 1)
+    assert measured["flops"] == again["flops"] == flops.forward(MODEL, probe) + LAYERS * less
+    for phase in (second, third):
+        assert 0 < phase["layers"] < phase["steps"] * LAYERS
+        assert phase["flops"] == pytest.approx(
+            flops.train(MODEL, tokens * phase["steps"], layers=phase["layers"] / phase["steps"])
+        )
+    lines = [line for line in runs.log(tmp_path / "run") if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert all("keep" not in line for line in lines[:3])
+    assert all(len(line["keep"]) == LAYERS and line["keep"][0] == 1.0 for line in lines[3:])
+    ran = [line["layers"] for line in lines]
+    assert sum(ran[3:9]) == second["layers"]
+    jumps = [b["flops"] - a["flops"] for a, b in itertools.pairwise(lines)]
+    assert jumps[4] == pytest.approx(flops.train(MODEL, tokens, layers=ran[5]))
+
+
+def test_expected_cost_is_that_of_the_mean_schedule():
+    plan = Scratch(DROP).plan(MODEL, Optim(), 100)
+    assert plan[0].cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
+    assert Scratch().plan(MODEL, Optim(), 100)[0].cost == flops.train(MODEL, 1)
+
+
+def test_the_taylor_sensitivity_costs_two_passes():
+    phase = Measure("large", Sensitivity(kind="taylor"))
+    assert phase.cost(MODEL, TOKENS[None]) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
