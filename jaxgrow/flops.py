@@ -5,6 +5,7 @@ A multiply-add counts two. Norms, softmax and the optimizer are left out: below 
 """
 
 from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models.layers import query_blocks
 
 
 def forward(config: GPT2Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
@@ -12,12 +13,14 @@ def forward(config: GPT2Config, tokens: int, length: int | None = None, layers: 
 
     ``layers``: how many ran, a mean perhaps (the config's, if left out).
 
-    A token and layer: ``2 * (4 D HK + 2 D F)`` in the kernels, ``4 * T HK`` in scores and their weighted sum (the whole
-    square is computed, also under a causal mask); ``2 D V`` in the head.
+    A token and layer: ``2 * (4 D HK + 2 D F)`` in the kernels, ``4 * S HK`` in scores and their weighted sum, with S the mean
+    number of keys that are computed for a query, of which the mask hides some (`jaxgrow.models.layers.query_blocks`);
+    ``2 D V`` in the head.
     """
     c = config
-    width = c.heads * c.head_dim
-    layer = 2 * (4 * c.embed * width + 2 * c.embed * c.mlp) + 4 * (length or c.context) * width
+    width, length = c.heads * c.head_dim, length or c.context
+    keys = sum(end * (end - begin) for begin, end in query_blocks(length)) / length
+    layer = 2 * (4 * c.embed * width + 2 * c.embed * c.mlp) + 4 * keys * width
     return float(tokens) * ((c.layers if layers is None else layers) * layer + 2 * c.embed * c.vocab)
 
 

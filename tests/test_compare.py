@@ -24,10 +24,13 @@ def made(folder: Path, name: str, curve: list[tuple], seed: int = 0, **result) -
     folder = folder / f"{name}-{seed}"
     folder.mkdir()
     lines = [{"phase": p, "step": s, "flops": 10.0 * c, "seconds": c, "val_loss": v} for p, s, c, v in curve]
-    lines.insert(1, {"phase": curve[0][0], "step": 1, "flops": 0.0, "seconds": 0, "loss": -1.0})  # no validation
+    lines.insert(
+        1, {"phase": curve[0][0], "step": 1, "flops": 0.0, "seconds": 0, "tokens": 1, "loss": -1.0}
+    )  # no validation
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, _, cost, loss = curve[-1]
     phase = {"phase": "train large", "parameters": 50, "steps": 4, "tokens": 100, "flops": 10.0 * cost, "seconds": cost}
+    phase["layers"] = 14.0
     values = {"tokens": 100, "flops": 10.0 * cost, "seconds": cost, "val_loss": loss, "phases": [phase]}
     (folder / "result.json").write_text(json.dumps(values | result))
     return Run(name, seed, folder)
@@ -107,6 +110,48 @@ def test_some_seeds_that_do_not_reach_a_loss_are_counted(tmp_path):
     scratch = [made(tmp_path, "scratch", SCRATCH, seed=s) for s in (0, 1)]
     table = Comparison([scratch, [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", far, seed=1)]], []).table()
     assert "not reached by 1 of 2 seeds" in table
+
+
+def dropping(folder: Path, seed: int, seconds: float) -> Run:
+    """A run of two phases of 4 and 20 steps; the second drops layers and takes ``seconds`` a step after a slow first line."""
+    run = made(folder, "drop", SCRATCH, seed)
+    phases = [
+        {"phase": "train large", "steps": 4, "tokens": 40, "layers": 16.0},
+        {"phase": "measure large", "steps": 0, "tokens": 0, "layers": 0.0},
+        {"phase": "train large", "steps": 20, "tokens": 200, "layers": 55.0},
+    ]
+    result = run.result | {
+        "tokens": 240,
+        "phases": [p | {"parameters": 50, "flops": 9.0, "seconds": 5.0} for p in phases],
+    }
+    (run.folder / "result.json").write_text(json.dumps(result))
+    steps = {4: 3.0, 8: 9.0, 12: 9 + 4 * seconds, 16: 9 + 8 * seconds, 24: 80.0}
+    with (run.folder / "metrics.jsonl").open("a") as log:
+        for step, at in steps.items():
+            keep = {"keep": [1.0, 0.75, 0.5, 0.5]} if step > 4 else {}
+            line = {"phase": "train large", "step": step, "tokens": 10 * step, "seconds": at, "flops": 1.0, "loss": 2.0}
+            log.write(json.dumps(line | keep) + "\n")
+    return Run("drop", seed, run.folder)
+
+
+def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
+    runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
+    assert [runs[0].step_seconds(i) for i in range(3)] == [1.0, None, 0.5]  # the last of 0.5, 0.5 and (80 - 13) / 8
+    table = Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], []).table()
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| drop")][1:]
+    assert [row[5:7] for row in rows] == [
+        ["4.00", "1000.0 [1000.0, 1000.0]"],
+        ["", ""],
+        ["2.75", "625.0 [500.0, 750.0]"],
+    ]
+
+
+def test_keep_probabilities_are_plotted_where_layers_are_dropped(tmp_path):
+    scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
+    assert not Comparison([[scratch]], []).plot_keep(path)
+    assert not path.exists()
+    assert Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []).plot_keep(path)
+    assert path.read_bytes()[:4] == b"\x89PNG"
 
 
 # --- the script ---

@@ -19,7 +19,7 @@ SIZES = dict(vocab=384, context=64, embed=64, heads=3, head_dim=32, mlp=160)
 def programs(config):
     """Forward and training step, their arguments by shape only."""
     params = jax.eval_shape(partial(gpt2.init, config), jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((2, config.context), jnp.int32)
 
     def forward(p, t):
         return gpt2.GPT2(config).apply({"params": p}, t)
@@ -54,12 +54,19 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("layers", [1, 3])
-def test_every_matrix_product_of_the_program_is_counted(layers, tied):
-    config = gpt2.GPT2Config(layers=layers, tied=tied, **SIZES)
+@pytest.mark.parametrize(("layers", "context"), [(1, 64), (3, 64), (2, 300)])  # 300: three blocks of queries
+def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
+    config = gpt2.GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
     (forward, step), arguments = programs(config)
-    assert flops.forward(config, 2 * 64) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
-    assert flops.train(config, 2 * 64) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+    assert flops.forward(config, 2 * context) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
+    assert flops.train(config, 2 * context) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+
+
+def test_a_long_sequence_computes_little_more_than_half_of_its_square():
+    config = gpt2.GPT2Config(layers=1, **SIZES | {"context": 4096})
+    whole = flops.forward(config, 1, length=64)
+    scores = 4 * config.heads * config.head_dim
+    assert flops.forward(config, 1) == whole + scores * ((4096 + 128) / 2 - 64)
 
 
 def test_xla_counts_little_more():

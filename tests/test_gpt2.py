@@ -16,6 +16,7 @@ import tiny
 from jaxgrow import sizes
 from jaxgrow.axes import leaves
 from jaxgrow.models import gpt2
+from jaxgrow.models.layers import attention as model_attention
 from jaxgrow.operators import hypercloning, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -146,6 +147,15 @@ def test_the_future_changes_no_bit_of_the_past():
     one, two = (np.asarray(tiny.forward(config)(params, t)) for t in (tokens, other))
     np.testing.assert_array_equal(one[:, :4], two[:, :4])
     assert (one[:, 4:] != two[:, 4:]).any(-1).all()
+
+
+@pytest.mark.parametrize("length", [1, 128, 129, 300])
+def test_blocks_of_queries_are_the_whole_attention(length):
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 2, length, 3, 8)).astype(np.float32)
+    blocks = model_attention(q, k, v, causal=True)
+    whole = model_attention(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    np.testing.assert_allclose(blocks, whole, rtol=0, atol=1e-5)
 
 
 def test_rematerialising_changes_no_gradient():

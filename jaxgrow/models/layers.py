@@ -14,6 +14,9 @@ from jaxgrow.axes import LAYERS, READ, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
 
 
+QUERIES = 128  # of causal attention that go together
+
+
 class Linear(nn.Module):
     """``y = x W + b``, with an axis name for every axis of ``W``. Its leading axes that end in ``.in`` are contracted."""
 
@@ -107,19 +110,32 @@ class MLP(nn.Module):
 def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
     """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
 
-    On a GPU by cuDNN's fused kernel, which has to be asked for. `jax.nn.dot_product_attention` rounds scores to float32, so
-    a float64 model, which is there to check mathematics, has its own lines.
+    On a GPU by cuDNN's fused kernel, which has to be asked for. Elsewhere causal queries go in blocks of `QUERIES`, each
+    over the keys up to its end, so that up to half of the square is never computed. `jax.nn.dot_product_attention` rounds scores
+    to float32, so a float64 model, which is there to check mathematics, has its own lines.
     """
-    dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
-    if dtype != jnp.float64:
-        if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
-            return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation="cudnn")
-        mask = np.tri(q_BTHK.shape[1], dtype=bool)[None, None] if causal else None
-        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, mask=mask)
-    scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
-    if causal:
-        scores_BHTS = jnp.where(jnp.tri(q_BTHK.shape[1], dtype=bool)[None, None], scores_BHTS, -jnp.inf)
-    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
+    dtype, head_dim, length = q_BTHK.dtype, q_BTHK.shape[-1], q_BTHK.shape[1]
+    # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
+    mask_TS = np.tri(length, dtype=bool) if causal else None
+    if dtype == jnp.float64:
+        scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
+        if causal:
+            scores_BHTS = jnp.where(mask_TS[None, None], scores_BHTS, -jnp.inf)
+        return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
+    if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
+        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation="cudnn")
+    if mask_TS is None:
+        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK)
+    blocks = []
+    for begin, end in query_blocks(length):
+        mask = mask_TS[None, None, begin:end, :end]
+        blocks.append(jax.nn.dot_product_attention(q_BTHK[:, begin:end], k_BTHK[:, :end], v_BTHK[:, :end], mask=mask))
+    return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
+
+
+def query_blocks(length: int) -> list[tuple[int, int]]:
+    """``[(begin, end), ..]`` of the blocks of causal queries."""
+    return [(begin, min(begin + QUERIES, length)) for begin in range(0, length, QUERIES)]
 
 
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args) -> Any:
