@@ -13,7 +13,6 @@ from flax.core import meta
 from jaxgrow.axes import LAYERS, READ, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
 
-
 QUERIES = 128  # of causal attention that go together
 
 
@@ -111,8 +110,8 @@ def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
     """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
 
     On a GPU by cuDNN's fused kernel, which has to be asked for. Elsewhere causal queries go in blocks of `QUERIES`, each
-    over the keys up to its end, so that up to half of the square is never computed. `jax.nn.dot_product_attention` rounds scores
-    to float32, so a float64 model, which is there to check mathematics, has its own lines.
+    over the keys up to its end, so that up to half of the square is never computed. `jax.nn.dot_product_attention` rounds
+    scores to float32, so a float64 model, which is there to check mathematics, has its own lines.
     """
     dtype, head_dim, length = q_BTHK.dtype, q_BTHK.shape[-1], q_BTHK.shape[1]
     # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
