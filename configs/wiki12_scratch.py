@@ -18,5 +18,7 @@ def config() -> Experiment:
         name="wiki12_scratch",
         model=GPT2Config(vocab=256, context=128, layers=12, embed=32, heads=4, head_dim=8, mlp=128, remat=True),
         steps=1600,
-        optim=replace(base.optim, peak_lr=5e-3, warmup=100),
+        optim=replace(base.optim, peak_lr=1e-2, warmup=100),
+        eval_every=200,
+        eval_batches=32,
     )

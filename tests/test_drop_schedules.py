@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgrow.drop import LayerDrop, Sensitivity, allocate, blocked, gates, sample, schedule, systematic, theta
+from jaxgrow.drop import LayerDrop, Sensitivity, allocate, block_list, gates, sample, schedule, systematic, theta
 from jaxgrow.drop.sampling import GRID
 
 TOLERANCE = 1e-12  # float64, numbers of order one
@@ -166,12 +166,16 @@ def test_without_differences_or_beta_dropping_is_uniform():
 
 def test_block_and_allow_lists_by_hand():
     s = [0.1, 0.9, 0.5, 0.7, 0.3, 0.2]
-    np.testing.assert_array_equal(blocked(s, 0.1), [1, 1, 0, 0, 0, 1])  # the most sensitive, the first and the last
-    np.testing.assert_array_equal(blocked(s, 0.3, ()), [0, 1, 0, 1, 0, 0])  # ceil(1.8)
-    np.testing.assert_array_equal(blocked(s, 0.3, (2,), (1,)), [0, 0, 1, 1, 0, 0])
-    np.testing.assert_array_equal(blocked(s, 0.0, ()), [0] * 6)
+
+    def found(**fields):
+        return np.flatnonzero(block_list(s, Sensitivity(**fields))).tolist()
+
+    assert found() == [0, 1, 5]  # the most sensitive, the first and the last
+    assert found(share=0.3, block=()) == [1, 3]  # ceil(1.8)
+    assert found(share=0.3, block=(2,), allow=(1,)) == [2, 3]
+    assert found(share=0.0, block=()) == []
     with pytest.raises(ValueError, match=r"layers \[6\] of a block or allow list are none of the 6 layers"):
-        blocked(s, 0.1, (6,))
+        found(block=(6,))
 
 
 def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
@@ -189,6 +193,7 @@ def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
         (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
         (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
         (lambda: Sensitivity(share=2.0), "share lies between 0 and 1, but is 2.0"),
+        (lambda: Sensitivity(after=1.0), "after=1.0 leaves no step"),
         (lambda: Sensitivity(batches=0), "batches must be at least 1"),
     ],
 )

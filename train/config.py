@@ -16,7 +16,7 @@ from jaxgrow.models.gpt2 import GPT2Config
 from train.data import Data
 from train.errors import UserError
 from train.optim import Optim, transformation
-from train.plan import Method, Plan, Scratch, shapes
+from train.plan import Method, Plan, Scratch, Train, shapes
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
     if wrong:
         raise UserError(f"config {path}: {'; '.join(wrong)}")
     try:
-        shapes(experiment.plan, len(experiment.plan), transformation(experiment.optim))
+        plan = experiment.plan
+        shapes(plan, len(plan), transformation(experiment.optim))
+        _ = [phase.cost for phase in plan if isinstance(phase, Train)]  # layers that a layer drop names must exist
     except ValueError as error:
         raise UserError(f"config {path}: {error}") from error
     return experiment

@@ -21,6 +21,7 @@ import optax
 from tqdm import tqdm
 
 from jaxgrow import flops
+from jaxgrow.drop import block_list
 from train import data as corpora
 from train.checkpoint import Checkpoints
 from train.config import Experiment, as_json, differences, load
@@ -151,9 +152,11 @@ class _Work:
         else:
             model = self.models[phase.name]
         self.models.pop(phase.name, None)
-        layers, gates = phase.config.layers, None
+        layers, gates, never = phase.config.layers, None, []
         if phase.drop is not None:
             gates = Gates(phase.drop, layers, phase.steps, e.accumulate, e.seed, model.sensitivity)
+            if phase.drop.sensitivity is not None:
+                never = np.flatnonzero(block_list(model.sensitivity, phase.drop.sensitivity)).tolist()
         run = self._steps[phase.drop is not None and phase.drop.dropped == "freeze"]
         unread: _Unread | None = None
         for step in range(max(done, phase.begin), phase.end):
@@ -177,6 +180,7 @@ class _Work:
                 record["groups"] = {
                     describe(p): asdict(p.grouping) for p in e.plan if not isinstance(p, Train | Measure | Interpolate)
                 }
+                record["block_list"] = never
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()
@@ -186,15 +190,19 @@ class _Work:
     def transform(self, phase: Transform) -> Model:
         name = describe(phase)
         self.bar.set_description_str(f"{self.experiment.name}: {name}")
-        lowered = self._run.lower(phase, self.models, self.probe)
+        probe = self.probe[: phase.sensitivity.batches if isinstance(phase, Measure) else 0]
+        lowered = self._run.lower(phase, self.models, probe)
         self.ledger.begin(name, _count(lowered.out_info))
         if isinstance(phase, Measure):
-            result = self._run(phase, self.models, self.probe[: phase.sensitivity.batches])
-            self.ledger.add(flops=phase.cost(result.config, self.probe))
-            self._finite(0, {f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(result.sensitivity))})
+            result = self._run(phase, self.models, probe)
+            self.ledger.add(flops=phase.cost(result.config, probe))
+            found = self._finite(
+                0, {f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(result.sensitivity))}
+            )
+            self.ledger.log(0, self.ledger.totals(), sensitivity=list(found.values()))
             return result
         program = lowered.compile()
-        result = program(self.models, self.probe)
+        result = program(self.models, probe)
         cost = program.cost_analysis() or {}
         self.ledger.add(flops=max(0.0, cost.get("flops", 0.0)))
         self.validate(0, result)

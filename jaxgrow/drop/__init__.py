@@ -3,7 +3,7 @@
 `LayerDrop` says how; `gates` draws for a step; `Kept` tells a stack, and `dropping` any Flax model, what to run.
 """
 
-from jaxgrow.drop.allocation import Sensitivity, allocate, blocked, sensitivity
+from jaxgrow.drop.allocation import Sensitivity, allocate, block_list, sensitivity
 from jaxgrow.drop.execution import Kept, conditional, dropping
 from jaxgrow.drop.sampling import gates, sample, systematic
 from jaxgrow.drop.schedules import LayerDrop, schedule, theta
@@ -13,7 +13,7 @@ __all__ = [
     "LayerDrop",
     "Sensitivity",
     "allocate",
-    "blocked",
+    "block_list",
     "conditional",
     "dropping",
     "gates",

@@ -5,7 +5,7 @@ allowed; every iteration, a list of keep probabilities follows from the sensitiv
 model. **Our reconstruction**, for no formula and no code of it is public: each equation below, and all defaults.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ class Sensitivity:
         for name in ("after", "every", "p_min", "share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} lies between 0 and 1, but is {getattr(self, name)}")
+        if self.after == 1:
+            raise ValueError("after=1.0 leaves no step that drops layers; use no layer drop")
         if self.batches < 1 or self.beta < 0:
             raise ValueError(
                 f"batches must be at least 1 and beta not negative, but they are {self.batches} and {self.beta}"
@@ -70,23 +72,19 @@ def sensitivity(
     return jnp.maximum(lax.map(delta, batches).mean(0), 0).astype(jnp.float32)
 
 
-def blocked(
-    sensitivity: ArrayLike, share: float = 0.1, block: Sequence[int] = (0, -1), allow: Sequence[int] = ()
-) -> jax.Array:
-    """The block list, bool [layers]: the ``max(1, ceil(share L))`` most sensitive layers and ``block``, without ``allow``.
-
-    The allow list of the paper is its complement. [reconstructed]
+def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
+    """The layers that are never dropped, bool [layers]: the ``max(1, ceil(share L))`` with the largest ``measured``
+    sensitivity, without ``s.allow``, and ``s.block``. The allow list of the paper is its complement. [reconstructed]
     """
-    s = jnp.asarray(sensitivity)
-    layers = len(s)
-    wrong = [i for i in (*block, *allow) if not -layers <= i < layers]
+    measured = jnp.asarray(measured)
+    layers = len(measured)
+    wrong = [i for i in (*s.block, *s.allow) if not -layers <= i < layers]
     if wrong:
         raise ValueError(f"layers {wrong} of a block or allow list are none of the {layers} layers")
-    most = max(1, -int(-share * layers // 1)) if share else 0
-    rank = jnp.argsort(jnp.argsort(-s))
-    never = rank < most
-    never = never.at[jnp.array(allow, int)].set(False) if allow else never
-    return never.at[jnp.array(block, int)].set(True) if block else never
+    most = max(1, -int(-s.share * layers // 1)) if s.share else 0
+    never = jnp.argsort(jnp.argsort(-measured)) < most
+    never = never.at[jnp.array(s.allow, int)].set(False) if s.allow else never
+    return never.at[jnp.array(s.block, int)].set(True) if s.block else never
 
 
 def allocate(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxgrow.drop.allocation import Sensitivity, allocate, blocked
+from jaxgrow.drop.allocation import Sensitivity, allocate, block_list
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity
         if sensitivity is None:
             raise ValueError("this layer drop goes by sensitivities: measure them first, and pass them on")
         s = drop.sensitivity
-        never = blocked(jnp.asarray(sensitivity), s.share, s.block, s.allow)
-        return allocate(sensitivity, now, blocked=never, beta=s.beta, p_min=s.p_min)
+        return allocate(sensitivity, now, blocked=block_list(sensitivity, s), beta=s.beta, p_min=s.p_min)
     place = jnp.arange(1, layers + 1, dtype=now.dtype)
     amount = {
         "linear": lambda: place / layers,

@@ -118,7 +118,7 @@ def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
     mask_TS = np.tri(length, dtype=bool) if causal else None
     if dtype == jnp.float64:
         scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
-        if causal:
+        if mask_TS is not None:
             scores_BHTS = jnp.where(mask_TS[None, None], scores_BHTS, -jnp.inf)
         return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
     if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
