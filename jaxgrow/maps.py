@@ -173,7 +173,16 @@ def apply(m: Matrix, x: Any, dim: int, out: np.ndarray | None = None) -> Any:
         return _take(x, m.index[:, 0], dim, out)
     terms = [_take(x, m.index[:, k], dim).astype(dtype, copy=False) for k in range(m.index.shape[1])]
     if first is not None:
-        return sum(terms[1:], terms[0]) * xp.asarray(first, dtype)
+        scale = xp.asarray(first, dtype)
+        if xp is jnp:
+            return sum(terms[1:], terms[0]) * scale
+        total = np.empty(terms[0].shape, dtype) if out is None or out.dtype != dtype else out
+        if len(terms) == 1:
+            return np.multiply(terms[0], scale, out=total)
+        np.add(terms[0], terms[1], out=total)
+        for term in terms[2:]:
+            total += term
+        return np.multiply(total, scale, out=total)
     others = tuple(d for d in range(x.ndim) if d != dim)
     terms = [term * xp.expand_dims(xp.asarray(m.weight[:, k], dtype), others) for k, term in enumerate(terms)]
     return sum(terms[1:], terms[0])
@@ -186,6 +195,9 @@ def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
     cuts = np.flatnonzero(np.diff(index) != 1) + 1
     if len(cuts) == 0:
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
+    step = index[1] - index[0]
+    if isinstance(x, np.ndarray) and step > 0 and (np.diff(index) == step).all():  # every other one, say: a view
+        return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1, step),)]
     size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     x, index = x.reshape(*before, -1, size, *after), index[::size] // size
