@@ -85,7 +85,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
     from jaxgrow.models.gpt2 import GPT2Config
     from train.optim import Optim, transformation
     from train.parallel import AXIS, mapped
-    from train.step import Model, train_step
+    from train.step import Model, Now, train_step
 
     global _step
     params = jax.tree.map(jax.numpy.asarray, _weights(size))
@@ -96,7 +96,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     def step() -> float:
         nonlocal model
-        model, metrics = run(model, tokens, np.float32(LR), None)
+        model, metrics = run(model, tokens, Now(np.float32(LR)))
         return float(metrics["loss"])
 
     _step = step

@@ -30,9 +30,11 @@ from jaxgrow.models import gpt2
 
 # The growth, from the sizes of the large tree. All go from half the size, but coalescing goes to it.
 GROWTHS: dict[str, Callable[[dict], dict]] = {
-    "hypercloning": lambda large: operators.hypercloning({k: v // 2 for k, v in large.items()}, 2),
-    "stack": lambda large: operators.stack({"layers": large["layers"] // 2}, large["layers"]),
-    "interleave": lambda large: operators.interleave({"layers": large["layers"] // 2}, large["layers"]),
+    "hypercloning": lambda large: operators.hypercloning(
+        {k: v // 2 for k, v in large.items()}, {k: large[k] for k in ("embed", "heads", "mlp")}
+    ),
+    "stack": lambda large: operators.stack({"layers": large["layers"] // 2}, {"layers": large["layers"]}),
+    "interleave": lambda large: operators.interleave({"layers": large["layers"] // 2}, {"layers": large["layers"]}),
     "decoalesce far": lambda large: operators.decoalesce(large, heads="far", layers="far"),
     "decoalesce adjacent": lambda large: operators.decoalesce(large, heads="adjacent", layers="adjacent"),
     "coalesce far": lambda large: operators.coalesce(large, heads="far", layers="far"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from configs.demo_scratch import config as scratch
 from jaxgrow.drop import LayerDrop
 from train.config import Experiment
-from train.plan import Scratch
+from train.methods import Scratch
 
 
 def config() -> Experiment:

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from configs.demo_scratch import config as scratch
 from train.config import Experiment
-from train.plan import Grouping, Stage, VCycle
+from train.methods import Stage, VCycle
+from train.plan import Grouping
 
 METHOD = VCycle(
     down=(Stage(0.05),),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from configs.demo_scratch import config as scratch
 from train.config import Experiment
-from train.plan import Stage, VCycle
+from train.methods import Stage, VCycle
 
 METHOD = VCycle(
     down=(Stage(0.05),),

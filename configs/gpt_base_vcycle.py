@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from configs.gpt_base_scratch import config as scratch
 from train.config import Experiment
-from train.plan import Grouping, Stage, VCycle
+from train.methods import Stage, VCycle
+from train.plan import Grouping
 
 
 def config() -> Experiment:

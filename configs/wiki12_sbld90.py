@@ -5,7 +5,7 @@ from dataclasses import replace
 from configs.wiki12_scratch import config as scratch
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train.config import Experiment
-from train.plan import Scratch
+from train.methods import Scratch
 
 
 def config() -> Experiment:

@@ -1,13 +1,15 @@
 """`grow`: the one function that applies a growth to a parameter tree."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow import maps
-from jaxgrow.axes import Names, Tree, axis, is_names, leaves, reads, sizes
+from jaxgrow.axes import Names, Tree, axis, is_names, leaves, path, reads, sizes
 
 _PART = 2 << 20  # bytes of a result that are worked on at a time: small enough for a cache, large enough for Python
 
@@ -15,42 +17,94 @@ _PART = 2 << 20  # bytes of a result that are worked on at a time: small enough 
 def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
     """Contracts every named axis of every leaf with that axis's map.
 
-    For a kernel ``W[i, o]`` that reads ``a`` and writes ``b``: ``W'= read_a @ W @ write_b.T``.
+    For a kernel ``W[i, o]`` that reads ``a`` and writes ``b``: ``W'= read_a @ W @ write_b.T``; with `maps.Rules`, the sum of
+    such terms that the first matching rule has for the leaf.
 
     Args:
-      growth: ``{axis name: AxisMap}``; other axes stay as they are.
+      growth: ``{axis name: AxisMap}``, other axes stay as they are; or `maps.Rules`.
       params: a pytree of arrays. NumPy leaves stay NumPy, so that a checkpoint can be transformed on the host.
       axes: a tree of the same structure, of tuples of axis names (see `jaxgrow.axes`).
 
     Returns:
       A tree of the same structure and dtypes. Linear in ``params``; exact where the maps only copy; otherwise computed
       in float32 or better and cast back. A leaf that no map touches is returned as it is, not copied. Pure: works under
-      ``jit``, ``grad`` and ``eval_shape``, and under ``jit`` with ``out_shardings`` on a mesh.
+      ``jit``, ``grad`` and ``eval_shape``, and under ``jit`` with ``out_shardings`` on a mesh. Differentiable in the maps, too.
 
     Raises:
-      ValueError: a map whose old size is not the size of its axis, or an axis that no leaf has; all in one message.
+      ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, or leaves that come out with
+        two sizes for one axis; all in one message.
     """
     _check(growth, params, axes)
-    return jax.tree.map(lambda names, x: grow_leaf(growth, names, x), axes, params, is_leaf=is_names)
+
+    def leaf(key_path, names, x):
+        return grow_leaf(maps.terms(growth, path(key_path), names), names, x)
+
+    return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def grow_leaf(growth: maps.Growth, names: Names, x: Any) -> Any:
-    """`grow` for one leaf, whose shape is taken to fit."""
-    along = [growth.get(axis(n)) for n in names]
-    if not any(along):
+def grow_leaf(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
+    """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
+    parts = [_parts(term, names) for term in terms]
+    if not any(m for part in parts for m, _, _ in part):
         return x
-    matrices = [m and (m.read if reads(n) else m.write) for m, n in zip(along, names, strict=True)]
+    if len(parts) == 1:
+        return _grow_one(parts[0], names, x)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32), copy=False)
+    total = _grow_one(parts[0], names, wide)
+    for part in parts[1:]:
+        total = total + _grow_one(part, names, wide)
+    return total.astype(x.dtype)
+
+
+def _parts(term: maps.Maps, names: Names) -> list[tuple[maps.AxisMap | None, int, int]]:
+    """``[(map, begin, end), ..]``: what acts on the axes ``begin .. end - 1`` of a leaf, one axis or a key's adjacent ones."""
+    out, i, plain = [], 0, [axis(n) for n in names]
+    joint = [key for key in term if isinstance(key, tuple)]
+    while i < len(names):
+        key = next((key for key in joint if tuple(plain[i : i + len(key)]) == key), None)
+        size = 1 if key is None else len(key)
+        out.append((term.get(plain[i]) if key is None else term[key], i, i + size))
+        i += size
+    return out
+
+
+def _grow_one(parts: Sequence[tuple[maps.AxisMap | None, int, int]], names: Names, x: Any) -> Any:
+    """One term: axes that go together are one axis meanwhile."""
+    matrices, shape = [], []
+    for m, begin, end in parts:
+        matrices.append(m and (m.read if reads(names[begin]) else m.write))
+        shape += x.shape[begin:end] if m is None else m.joint[0] if m.joint else (m.new,)
+    x = x.reshape([math.prod(x.shape[begin:end]) for _, begin, end in parts])
     if isinstance(x, np.ndarray) and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(matrices)):
         out = np.empty([size if m is None else m.shape[0] for m, size in zip(matrices, x.shape, strict=True)], x.dtype)
         _fill(out, matrices, x)
-        return out
-    return _contract(matrices, x).astype(x.dtype)
+    else:
+        out = _contract(matrices, jnp.asarray(x)).astype(x.dtype)
+    return out.reshape(shape)
+
+
+def products(term: maps.Maps, names: Names, shape: Sequence[int]) -> list[float]:
+    """2 x multiply-adds of each matrix product that a term does for a leaf, in order."""
+    parts = _parts(term, names)
+    now = [math.prod(shape[begin:end]) for _, begin, end in parts]
+    matrices = [m and (m.read if reads(names[begin]) else m.write) for m, begin, _ in parts]
+    out = []
+    for dim, m in _in_order(matrices):
+        now[dim] = m.shape[0]
+        if not isinstance(m, maps.Rows):
+            out.append(2.0 * math.prod(now) * m.shape[1])
+    return out
+
+
+def _in_order(matrices: Sequence[maps.Matrix | None]) -> list[tuple[int, maps.Matrix]]:
+    """``[(dim, matrix), ..]``: shrink first, there is less to move then."""
+    steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
+    return sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1])
 
 
 def _contract(matrices: Sequence[maps.Matrix | None], x: Any, out: np.ndarray | None = None) -> Any:
     """The result, which may be ``out``, an array that it may be written to."""
-    steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
-    steps.sort(key=lambda s: s[1].shape[0] / s[1].shape[1])  # shrink first: less to move
+    steps = _in_order(matrices)
     for i, (dim, m) in enumerate(steps):
         x = maps.apply(m, x, dim, out if i == len(steps) - 1 else None)
     return x
@@ -79,17 +133,28 @@ def _put(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray)
 
 def _check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
     known = sizes(params, axes)
+    became: dict[str, tuple[int, str]] = {}
+    wrong = []
+    for leaf, x, names in leaves(params, axes):
+        for term in maps.terms(growth, leaf, names) or ({},):  # each by itself: sizes that differ may broadcast
+            sizes_ = dict(enumerate(np.shape(x)))
+            for m, begin, end in _parts(term, names):
+                if m is None:
+                    continue
+                olds, news = (m.joint[1], m.joint[0]) if m.joint else ((m.old,), (m.new,))
+                for dim, old, new in zip(range(begin, end), olds, news, strict=True):
+                    name, size = axis(names[dim]), np.shape(x)[dim]
+                    sizes_[dim] = new
+                    if old != size:
+                        wrong.append(f"{leaf}: axis {name!r} has size {size}, but its map takes {old} to {new}")
+            for dim, new in sizes_.items():
+                before = became.setdefault(axis(names[dim]), (new, leaf))
+                if before[0] != new and not wrong:
+                    wrong.append(f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, but {new} in {leaf}")
+    absent = [name for name in maps.new_sizes(growth) if name not in known]
     wrong = [
-        f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}"
-        for name in growth
-        if name not in known
-    ]
-    for path, x, names in leaves(params, axes):
-        wrong += [
-            f"{path}: axis {axis(n)!r} has size {size}, but its map takes {growth[axis(n)].old} to {growth[axis(n)].new}"
-            for n, size in zip(names, np.shape(x), strict=True)
-            if axis(n) in growth and growth[axis(n)].old != size
-        ]
+        f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}" for name in absent
+    ] + wrong
     if wrong:
         raise ValueError(
             "the growth does not fit the parameters; build it from their sizes():\n  " + "\n  ".join(wrong)

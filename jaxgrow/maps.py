@@ -1,10 +1,12 @@
 """How one named axis changes size: a pair of linear maps, as data.
 
-A growth is a plain dict ``{axis name: AxisMap}``; axes that it does not name stay as they are. Growths are pytrees:
-print them, save them, differentiate through them, and combine them with `swap`, `dual` and `compose`.
+A growth is a plain dict ``{axis name: AxisMap}``; axes that it does not name stay as they are. Where one map an axis is not
+enough, it is `Rules`: sums of such dicts, for some leaves and not for others. Growths are pytrees: print them, save them,
+differentiate through them, and combine them with `swap`, `dual` and `compose`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxgrow.axes import LAYERS
+from jaxgrow.axes import LAYERS, Names, axis
 
 
 @struct.dataclass
@@ -49,6 +51,8 @@ class AxisMap:
 
     write: Matrix
     read: Matrix
+    # Of a map over several adjacent axes at once, (new sizes, old sizes); the matrices are over their product.
+    joint: tuple[tuple[int, ...], tuple[int, ...]] | None = struct.field(pytree_node=False, default=None)
 
     @property
     def new(self) -> int:
@@ -59,7 +63,71 @@ class AxisMap:
         return self.write.shape[1]
 
 
-Growth: TypeAlias = Mapping[str, AxisMap]
+# A key is an axis, or a tuple of adjacent ones, which leaves that have them all take first, in the role of the first axis.
+Key: TypeAlias = str | tuple[str, ...]
+Maps: TypeAlias = Mapping[Any, AxisMap]  # Any: a Key; mappings of str would not do as mappings of Key
+
+
+@struct.dataclass
+class Rule:
+    """What happens to the leaves whose path matches the pattern ``path`` and that have all of ``axes``: the sum of ``terms``.
+
+    Each term contracts every axis that it names. A leaf that no term touches stays as it is.
+    """
+
+    terms: tuple[Maps, ...]
+    path: str = struct.field(pytree_node=False, default="*")  # as in a shell; ``*`` matches slashes, too
+    axes: tuple[str, ...] = struct.field(pytree_node=False, default=())
+
+    def matches(self, path: str, names: Names) -> bool:
+        return fnmatchcase(path, self.path) and set(self.axes) <= {axis(n) for n in names}
+
+
+@struct.dataclass
+class Rules:
+    """A growth by leaves: the first rule that matches a leaf says how it grows; a leaf that none matches stays as it is."""
+
+    rules: tuple[Rule, ...]
+    eps: float = struct.field(pytree_node=False, default=1.0)  # what the eps of norms over ``embed`` is multiplied by
+
+
+Growth: TypeAlias = Maps | Rules
+
+
+def terms(growth: Growth, path: str, names: Names) -> tuple[Maps, ...]:
+    """The maps whose sum acts on a leaf; none: it stays as it is."""
+    if not isinstance(growth, Rules):
+        return (growth,)
+    return next((rule.terms for rule in growth.rules if rule.matches(path, names)), ())
+
+
+def new_sizes(growth: Growth) -> dict[str, int]:
+    """The sizes of the axes that change, after the growth.
+
+    Raises:
+      ValueError: two rules give one axis two sizes.
+    """
+    sizes: dict[str, int] = {}
+    for key, m in _items(growth):
+        names, news = (key, m.joint[0]) if isinstance(key, tuple) and m.joint else ((str(key),), (m.new,))
+        for name, size in zip(names, news, strict=True):
+            if sizes.setdefault(name, size) != size:
+                raise ValueError(f"axis {name!r}: one rule gives it size {sizes[name]}, another {size}")
+    return sizes
+
+
+def _items(growth: Growth) -> Iterator[tuple[Key, AxisMap]]:
+    all_maps = [term for rule in growth.rules for term in rule.terms] if isinstance(growth, Rules) else [growth]
+    for each in all_maps:
+        yield from each.items()
+
+
+def _each(growth: Any, change: Any) -> Any:
+    """The growth with ``change`` done to every map."""
+    if not isinstance(growth, Rules):
+        return {name: change(m) for name, m in growth.items()}
+    rules = (Rule(tuple(_each(term, change) for term in r.terms), r.path, r.axes) for r in growth.rules)
+    return Rules(tuple(rules), growth.eps)
 
 
 def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
@@ -101,29 +169,42 @@ def blocks(m: AxisMap, size: int) -> AxisMap:
     return AxisMap(_blocks(m.write, size), _blocks(m.read, size))
 
 
-def swap(growth: Growth) -> dict[str, AxisMap]:
+def swap(growth: Growth) -> Any:
     """The growth the other way: ``write, read = read.T, write.T``. Growing becomes coalescing.
 
-    Where ``read.T @ write == I``, ``grow(swap(g), grow(g, s)) == s``. An involution.
+    Where ``read.T @ write == I``, ``grow(swap(g), grow(g, s)) == s``; for `Rules` of several terms this does not hold. An
+    involution.
     """
-    return {name: AxisMap(write=transpose(m.read), read=transpose(m.write)) for name, m in growth.items()}
+
+    def other(m: AxisMap) -> AxisMap:
+        return AxisMap(write=transpose(m.read), read=transpose(m.write), joint=m.joint and (m.joint[1], m.joint[0]))
+
+    swapped = _each(growth, other)
+    return Rules(swapped.rules, 1 / growth.eps) if isinstance(growth, Rules) else swapped
 
 
-def dual(growth: Growth) -> dict[str, AxisMap]:
+def dual(growth: Growth) -> Any:
     """How gradients travel: ``write, read = read, write``.
 
-    Where ``g`` keeps the function, ``grad at grow(g, s) == grow(dual(g), grad at s)``; and for every ``g``,
+    Where ``g`` keeps the function by copying, and the readers of axes that a norm averages over share alike,
+    ``grad at grow(g, s) == grow(dual(g), grad at s)`` (of the operators that keep it, not for `lemon`, if ``embed`` grows, and
+    not for `llama_pro`); and for every ``g``,
     ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. An involution.
     """
-    return {name: AxisMap(write=m.read, read=m.write) for name, m in growth.items()}
+    return _each(growth, lambda m: AxisMap(write=m.read, read=m.write, joint=m.joint))
 
 
-def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
+def compose(second: Growth, first: Growth) -> dict[Key, AxisMap]:
     """The growth ``first``, then ``second``, as one: products of maps, axis by axis.
 
     Raises:
       ValueError: an axis leaves ``first`` with another size than ``second`` expects.
+      TypeError: one of them is `Rules`, or has a map over several axes.
     """
+    if isinstance(first, Rules) or isinstance(second, Rules) or any(isinstance(k, tuple) for k in {**first, **second}):
+        raise TypeError(
+            "compose() multiplies one map an axis: with rules or maps over several axes, grow twice instead"
+        )
     out = {**first, **second}
     for name in first.keys() & second.keys():
         a, b = second[name], first[name]
@@ -136,17 +217,25 @@ def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
 def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bool:
     """Whether the growth keeps the function of every network, whatever its weights (up to rounding).
 
-    Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies. On the axes that a norm averages over
-    (``normed``) every old unit must be copied equally often, or mean and variance change. Stacked layers must stay as
-    they are: copying a layer changes the function to first order (Zou et al., 2024; measured in ``tests/test_laws.py``).
+    Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies, or leaves units at zero that nobody reads.
+    On the axes that a norm averages over (``normed``) every old unit must be copied equally often, or mean and variance
+    change. Stacked layers must stay as they are: copying a layer changes the function to first order (Zou et al., 2024;
+    measured in ``tests/test_laws.py``).
+
+    Raises:
+      TypeError: `Rules` or a map over several axes. What these keep depends on the model: `jaxgrow.report.preservation`
+        measures it.
     """
+    if isinstance(growth, Rules) or any(m.joint for m in growth.values()):
+        raise TypeError("this judges one map an axis; measure what rules keep with jaxgrow.report.preservation")
     for name, m in growth.items():
         write, read = dense(m.write), dense(m.read)
         copies = (write == 1).sum(0)
-        only_copies = ((write == 0) | (write == 1)).all() and ((write == 1).sum(1) == 1).all()
+        copied = (write == 1).sum(1) == 1
+        only_copies = ((write == 0) | (write == 1)).all() and (copied | ~(read.any(1) | write.any(1))).all()
         if not only_copies or not np.allclose(read.T @ write, np.eye(m.old), rtol=0, atol=1e-6):
             return False
-        if name in normed and len(set(copies.tolist())) > 1:
+        if name in normed and not (copied.all() and len(set(copies.tolist())) == 1):
             return False
         if name == LAYERS and not (m.new == m.old and (write == np.eye(m.old)).all()):
             return False

@@ -4,8 +4,8 @@ A state leaf belongs to the parameter whose path ends its own and whose shape it
 state. Counters pass through.
 """
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxgrow import maps
 from jaxgrow.axes import Tree, is_names, path
 from jaxgrow.grow import grow, grow_leaf
 from jaxgrow.maps import AxisMap, Growth, Rows, dual
@@ -20,7 +21,7 @@ from jaxgrow.maps import AxisMap, Growth, Rows, dual
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
 
 # What a param-shaped leaf of an optax state measures, by the name of its field: the power of the gradient in it.
-_POWER = {"mu": 1, "trace": 1, "acc_grads": 1, "nu": 2, "sum_of_squares": 2}
+_POWER = {"mu": 1, "trace": 1, "acc_grads": 1, "nu": 2, "nu_max": 2, "sum_of_squares": 2}
 
 
 def grow_optimizer(
@@ -42,7 +43,7 @@ def grow_optimizer(
     asymmetric the first copy of a unit keeps m and v, its twins get zero       SPARKLING (2026)
     ========== ================================================================ ==========================================
 
-    ``exact`` is what training the grown model would have accumulated, where the growth keeps the function. Coalescing sums
+    ``exact`` is what training the grown model would have accumulated, where gradients grow by the `dual`. Coalescing sums
     over twins: exact for ``m`` on the range of the de-coalescing map; for ``v`` if twins had equal gradients, else an upper
     bound. ``asymmetric`` restarts single entries under one step count: chain `rebias` after Adam, or entries that restart
     late move up to 6.6 times too far; without it this policy is refused.
@@ -57,9 +58,6 @@ def grow_optimizer(
     clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
     if policy == "asymmetric" and not clocks:
         raise ValueError("policy 'asymmetric' restarts single entries: chain jaxgrow.moments.rebias(b1, b2) after Adam")
-    travel = (
-        _first_copies(growth) if policy == "asymmetric" else {n: AxisMap(m.write, m.write) for n, m in growth.items()}
-    )
 
     def leaf(key_path, x):
         name = path(key_path)
@@ -68,22 +66,25 @@ def grow_optimizer(
             return x
         field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
         on = names[mine]
+        terms = maps.terms(growth, mine, on)
+        alike = _first_copies(terms) if policy == "asymmetric" else _both(terms, lambda _, m: m.write)
         if field == "born":
             if policy == "asymmetric":
-                kept = grow_leaf(travel, on, jnp.ones(shapes[mine], bool))
-                return jnp.where(kept, grow_leaf(travel, on, jnp.broadcast_to(x, shapes[mine])), clocks[0].count)
-            return grow_leaf(travel, on, x) if jnp.shape(x) == shapes[mine] else x
+                kept = grow_leaf(alike, on, jnp.ones(shapes[mine], bool))
+                return jnp.where(kept, grow_leaf(alike, on, jnp.broadcast_to(x, shapes[mine])), clocks[0].count)
+            return grow_leaf(alike, on, x) if jnp.shape(x) == shapes[mine] else x
         if jnp.shape(x) != shapes[mine]:
             raise ValueError(
                 f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shapes[mine]}; use 'drop'"
             )
+        if policy != "exact":
+            return grow_leaf(alike, on, x)
         if field not in _POWER:
             raise ValueError(f"optimizer state {name}: {field!r} is none of {', '.join(_POWER)}; use policy 'drop'")
-        if policy != "exact":
-            return grow_leaf(travel, on, x)
+        back = [dual(term) for term in terms]
         if _POWER[field] == 1:
-            return grow_leaf(dual(growth), on, x)
-        return jnp.square(grow_leaf(dual(growth), on, jnp.sqrt(x)))
+            return grow_leaf(back, on, x)
+        return jnp.square(grow_leaf(back, on, jnp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 
@@ -125,16 +126,35 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _first_copies(growth: Growth) -> dict[str, AxisMap]:
-    out = {}
-    for name, m in growth.items():
+def _both(terms: Sequence[maps.Maps], matrix: Callable[[maps.Key, AxisMap], Any]) -> list[maps.Maps]:
+    """The terms with one matrix for writers and readers alike: what copies states as it copies units."""
+    return [{n: AxisMap(matrix(n, m), matrix(n, m), m.joint) for n, m in term.items()} for term in terms]
+
+
+def _first_copies(terms: Sequence[maps.Maps]) -> list[maps.Maps]:
+    """Of the first term, each unit's first copy: further terms hold what is new."""
+
+    def first(axis: maps.Key, m: AxisMap) -> Rows:
         if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
-            raise ValueError(f"axis {name!r}: policy 'asymmetric' needs a growth that copies units, {m.old} to {m.new}")
-        first = np.zeros((m.new, 1))
-        first[np.unique(m.write.index[:, 0], return_index=True)[1]] = 1
-        keep = Rows(m.write.index, first, m.old)
-        out[name] = AxisMap(keep, keep)
-    return out
+            raise ValueError(f"axis {axis!r}: policy 'asymmetric' needs a growth that copies units, {m.old} to {m.new}")
+        copies = np.flatnonzero(m.write.weight[:, 0])
+        weight = np.zeros((m.new, 1))
+        weight[copies[np.unique(m.write.index[copies, 0], return_index=True)[1]]] = 1
+        return Rows(m.write.index, weight, m.old)
+
+    return _both(terms[:1], first)
+
+
+def clock(state: optax.OptState) -> RebiasState:
+    """The state of `rebias` in an optimizer state.
+
+    Raises:
+      ValueError: there is none.
+    """
+    found = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
+    if not found:
+        raise ValueError("this optimizer has no clock: chain jaxgrow.moments.rebias(b1, b2) after Adam")
+    return found[0]
 
 
 def _is_clock(x) -> bool:

@@ -20,3 +20,12 @@ def x64():
     """Algebra in float64, for the modules that ask: what trains a model asks for the default, float32."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The folder of a small model's finished run, `runs.small`, once a worker: what needs it is of the group "growing"."""
+    import runs  # not before there are four devices
+
+    with runs.quick():
+        return runs.small(tmp_path_factory.mktemp("home"))

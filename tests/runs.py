@@ -5,20 +5,28 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
+import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxgrow.models.gpt2 import GPT2Config
+from train import pretrain
+from train.checkpoint import Checkpoints, load
 from train.config import Experiment
 from train.data import Data
+from train.methods import Growing, Stage, To, VCycle
 from train.optim import Optim
-from train.plan import Stage, VCycle
 
 _COMPILED = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
+SMALL = replace(MODEL, embed=4, heads=1, mlp=8)  # .. that grows, twice in all, to:
+LARGE = replace(MODEL, layers=4)
+DOUBLED = ("hypercloning", "stack")  # .. in width without a change of the function, then in depth
 VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 4 and 4 of 8 steps
 
 
@@ -72,7 +80,7 @@ def script(folder: Path, experiment: Experiment) -> str:
     imports = (
         "from jaxgrow.models.gpt2 import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
     )
-    imports += "from train.optim import Optim\nfrom train.plan import *\n\n\n"
+    imports += "from train.optim import Optim\nfrom train.methods import *\nfrom train.plan import *\n\n\n"
     path.write_text(f"{imports}def config():\n    return {experiment!r}\n")
     return str(path)
 
@@ -81,3 +89,44 @@ def log(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's log, without the time, which is never the same."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def small(folder: Path) -> Path:
+    """The finished run of a small model, beside which others grow it."""
+    run = folder / "small-seed0"
+    pretrain.run(experiment(folder, name="small", model=SMALL, optim=Optim(peak_lr=0.1, warmup=2)), run)
+    return run
+
+
+def growing(folder: Path, *to: To, source: Stage | str = "small-seed{seed}", **changes: Any) -> Experiment:
+    """A run that begins from the small model."""
+    return experiment(folder, **{"model": LARGE, "method": Growing(SMALL, source, to)} | changes)
+
+
+class Killed(BaseException):
+    """What nothing catches, like a power cut."""
+
+
+def stopped(experiment: Experiment, folder: Path, *steps: int) -> None:
+    """The run, killed right after each of the checkpoints ``steps``, and continued each time."""
+    save, left = Checkpoints.save, list(steps)
+
+    def stopping(self, step, *rest):
+        save(self, step, *rest)
+        if step in left[:1]:
+            left.pop(0)
+            self.wait()
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stopping)
+        for _ in steps:
+            with pytest.raises(Killed):
+                pretrain.run(experiment, folder)
+        pretrain.run(experiment, folder)
+
+
+def assert_same_end(folder: Path, whole: Path) -> None:
+    """To the bit."""
+    assert log(folder) == log(whole)
+    chex.assert_trees_all_equal(load(folder), load(whole))

@@ -10,7 +10,8 @@ import runs
 
 from train.config import as_json, differences, load
 from train.errors import UserError
-from train.plan import Scratch, Stage, Train, VCycle
+from train.methods import Scratch, Stage, VCycle
+from train.plan import Train
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))

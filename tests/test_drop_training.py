@@ -25,10 +25,11 @@ from train import config, data, pretrain
 from train.checkpoint import Checkpoints, load
 from train.errors import UserError
 from train.gates import CHUNK, Gates
+from train.methods import Scratch, Stage, VCycle
 from train.optim import Optim, transformation
 from train.parallel import AXIS, mapped, replicated
-from train.plan import Measure, Scratch, Stage, Train, VCycle, live
-from train.step import Model, eval_step, loss, train_step
+from train.plan import Measure, Train, live
+from train.step import Model, Now, Passes, eval_step, loss, train_step
 
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)
@@ -74,7 +75,7 @@ def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_g
         for m in range(accumulate)
     ]
     expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, start.params, *grads)
-    found, _ = mapped(train_step(tx, accumulate, AXIS), how)(start, TOKENS, LR, kept)
+    found, _ = mapped(train_step(tx, accumulate, AXIS), how)(start, TOKENS, Now(LR, kept=kept))
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(expected), rtol=1e-5, atol=1e-6)
     for a, b in zip(jax.tree.leaves(found.params["blocks"]), jax.tree.leaves(start.params["blocks"]), strict=True):
         np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
@@ -92,7 +93,7 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
         run, at = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
         at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
-            at, metrics = run(at, TOKENS, LR, kept)
+            at, metrics = run(at, TOKENS, Now(LR, kept=kept))
         ends.append(jax.device_get((at.params, at.opt, metrics)))
     chex.assert_trees_all_equal(*ends)
 
@@ -115,14 +116,14 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         return wrapped
 
     if how == "jit":
-        step = jax.vmap(train_step(tx, 1, AXIS), (None, 0, None, None), axis_name=AXIS)
-        programs.append(jax.jit(step).lower(model(tx), TOKENS[None], LR, kept).compile().as_text())
+        step = jax.vmap(train_step(tx, 1, AXIS), (None, 0, None), axis_name=AXIS)
+        programs.append(jax.jit(step).lower(model(tx), TOKENS[None], Now(LR, kept=kept)).compile().as_text())
     else:
         monkeypatch.setattr(jax, "pmap", watched(jax.pmap)) if how == "pmap" else None
         start = model(tx)
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
-        mapped(train_step(tx, 1, AXIS), how)(start, TOKENS, LR, kept)
+        mapped(train_step(tx, 1, AXIS), how)(start, TOKENS, Now(LR, kept=kept))
     assert programs[-1].count(" conditional(") >= 2  # forward and backward
     dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(replace(model(tx), opt=None), TOKENS[:4])
     assert "cond" not in str(dense)
@@ -132,12 +133,14 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     tx = transformation(Optim(weight_decay=0.0))
     dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
-    before, _ = dense(start, TOKENS, LR, None)  # gives every layer a momentum
+    before, _ = dense(start, TOKENS, Now(LR))  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
     def moved(frozen):
-        after, _ = mapped(train_step(tx, 2, AXIS, frozen=frozen), "pmap")(before, TOKENS, LR, kept)
+        after, _ = mapped(train_step(tx, 2, AXIS, passes=Passes(hold_dropped=frozen)), "pmap")(
+            before, TOKENS, Now(LR, kept=kept)
+        )
         out = {}
         for name, a, b in (
             ("params", after.params, before.params),

@@ -47,7 +47,7 @@ def test_axis_names_are_config_fields(tied):
 
 def test_resized_is_the_config_of_the_grown_model():
     config = tiny.config()
-    grown = gpt2.resized(config, {**hypercloning(tiny.WIDTHS, 2), **stack(tiny.WIDTHS, 5)})
+    grown = gpt2.resized(config, {**hypercloning(tiny.WIDTHS, tiny.wider(2)), **stack(tiny.WIDTHS, {"layers": 5})})
     assert grown == replace(config, layers=5, embed=12, heads=6, mlp=18)
 
 

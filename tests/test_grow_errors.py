@@ -113,13 +113,13 @@ def test_what_follows_the_heads_divides_into_as_many_blocks():
 @pytest.mark.parametrize("operator", [stack, interleave])
 def test_layers_are_only_added(operator):
     with raises(f"axis 'layers': {operator.__name__} cannot take 5 to 4; coalesce() makes models smaller"):
-        operator(LARGE, 4)
+        operator(LARGE, {"layers": 4})
 
 
 def test_fpi_widens_the_axes_that_it_can():
     with raises("axis 'mlp': fpi cannot take 20 to 19; coalesce() makes models smaller"):
         fpi(LARGE, {"mlp": 19})
-    with raises("fpi widens embed, heads and mlp, not 'layers': stack() and interleave() add layers"):
+    with raises("axis 'layers': fpi grows embed, heads, mlp"):
         fpi(LARGE, {"layers": 6})
 
 

@@ -120,7 +120,7 @@ def test_policies_by_hand():
 def test_exact_moments_are_those_of_training_a_grown_gpt2():
     """A step after growing is growing after the step. Gradients are those of the two models, not grown ones."""
     config = tiny.config()
-    growth, axes, small = hypercloning(tiny.WIDTHS, 2), tiny.axes(config), tiny.params(config)
+    growth, axes, small = hypercloning(tiny.WIDTHS, tiny.wider(2)), tiny.axes(config), tiny.params(config)
     large, tx = grow(growth, small, axes), optax.scale_by_adam(B1, B2)
     step = jax.jit(tx.update)
     state = tx.init(small)
@@ -279,6 +279,6 @@ def test_stacked_layers_carry_their_moments():
     small = tiny.params(tiny.config())
     state = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
     axes = tiny.axes(tiny.config())
-    grown = grow_optimizer(optax.scale_by_adam(), state, stack(tiny.WIDTHS, 4), small, axes, "copy")
+    grown = grow_optimizer(optax.scale_by_adam(), state, stack(tiny.WIDTHS, {"layers": 4}), small, axes, "copy")
     chex.assert_trees_all_equal(grown.mu["blocks"], jax.tree.map(lambda x: np.concatenate([x, x]), state.mu["blocks"]))
     assert grown.mu["token_embedding"] is small["token_embedding"]

@@ -9,44 +9,17 @@ import chex
 import numpy as np
 import pytest
 import tiny
+from papers import fpi_matrix, in_matrices, layers
 
 from jaxgrow import correct, grow, interpolate
 from jaxgrow.models.gpt2 import paper_tied_axes
 from jaxgrow.operators import coalesce, decoalesce, fpi, hypercloning, interleave, stack
 
 TOLERANCE = 1e-14
-KERNELS = [("attention", n) for n in ("query", "key", "value", "out")] + [("mlp", "up"), ("mlp", "down")]
 
 
 def close(a, b):
     chex.assert_trees_all_close(a, b, rtol=0, atol=TOLERANCE)
-
-
-def flat(block):
-    """A block's kernels as matrices ``[in, out]`` and its biases and norms as vectors."""
-    embed = block["attention_norm"]["scale"].shape[0]
-    out = {}
-    for part, name in KERNELS:
-        kernel, bias = block[part][name]["kernel"], block[part][name]["bias"]
-        out[name] = kernel.reshape(-1, embed) if name in ("out", "down") else kernel.reshape(embed, -1)
-        out[name + " bias"] = bias.reshape(-1)
-    for norm in ("attention_norm", "mlp_norm"):
-        out[norm + " scale"], out[norm + " bias"] = block[norm]["scale"], block[norm]["bias"]
-    return out
-
-
-def layers(params):
-    """The blocks one by one, in matrices."""
-    count = params["blocks"]["mlp"]["up"]["bias"].shape[0]
-
-    def layer(tree, i):
-        return {k: layer(v, i) if isinstance(v, dict) else v[i] for k, v in tree.items()}
-
-    return [flat(layer(params["blocks"], i)) for i in range(count)]
-
-
-def in_matrices(params):
-    return {**{k: v for k, v in params.items() if k != "blocks"}, "layers": layers(params)}
 
 
 # --- multi-level: matrices F, T, R, G ---
@@ -167,16 +140,6 @@ def dict_at(tree, path):
 # --- width: y = x W, matrices [in, out] ---
 
 
-def fpi_matrix(W, g_in, g_out):
-    """``Ũ[i, :] = W[g_in(i), :] / C(g_in(i))``, then ``U[:, j] = Ũ[:, g_out(j)]``."""
-    C = [list(g_in).count(k) for k in range(W.shape[0])]
-    U = np.zeros((len(g_in), len(g_out)))
-    for i in range(len(g_in)):
-        for j in range(len(g_out)):
-            U[i, j] = W[g_in[i], g_out[j]] / C[g_in[i]]
-    return U
-
-
 def test_function_preserving_initialisation():
     target = {"embed": 8, "heads": 5, "mlp": 13}
     growth = fpi(tiny.WIDTHS, target, seed=3)
@@ -222,7 +185,7 @@ def test_hypercloning(k, tied):
     """``tile(W, (k, k)) / k``; vectors and tables tiled; the head, or the final norm before a tied one, tiled over k."""
     config = tiny.config(tied=tied)
     params = tiny.params(config)
-    grown = grow(hypercloning(tiny.WIDTHS, k), params, tiny.axes(config))
+    grown = grow(hypercloning(tiny.WIDTHS, tiny.wider(k)), params, tiny.axes(config))
     for new, old in zip(layers(grown), layers(params), strict=True):
         close(new, {n: np.tile(x, (k, k)) / k if x.ndim == 2 else np.tile(x, k) for n, x in old.items()})
     for table in ("token_embedding", "position_embedding"):
@@ -248,6 +211,6 @@ def test_hypercloning(k, tied):
 def test_copies_of_layers(operator, old, new, sources):
     config = tiny.config(layers=old)
     params = tiny.params(config)
-    grown = grow(operator({"layers": old}, new), params, tiny.axes(config))
+    grown = grow(operator({"layers": old}, {"layers": new}), params, tiny.axes(config))
     chex.assert_trees_all_equal(layers(grown), [layers(params)[source] for source in sources])
     chex.assert_trees_all_equal({**grown, "blocks": 0}, {**params, "blocks": 0})

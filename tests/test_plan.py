@@ -12,23 +12,9 @@ import runs
 from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import gpt2
 from jaxgrow.operators import coalesce, decoalesce
+from train.methods import Scratch, Stage, VCycle
 from train.optim import Optim, transformation
-from train.plan import (
-    Coalesce,
-    Correct,
-    Decoalesce,
-    Grouping,
-    Interpolate,
-    Scratch,
-    Stage,
-    Train,
-    VCycle,
-    after,
-    describe,
-    live,
-    shapes,
-    start,
-)
+from train.plan import Coalesce, Correct, Decoalesce, Grouping, Interpolate, Train, after, describe, live, shapes
 from train.step import Model
 
 BASE = Optim(peak_lr=0.5, warmup=7)
@@ -129,7 +115,7 @@ GROUPING = Grouping()
 
 def trained(config, seed: int) -> Model:
     """A model with moments of its own, as after some steps."""
-    model = start(Train("any", 1, BASE, config), {}, TX, jax.random.key(seed))
+    model = Train("any", 1, BASE, config).start({}, TX, jax.random.key(seed))
     updates, opt = TX.update(jax.tree.map(lambda p: jnp.cos(p + seed), model.params), model.opt, model.params)
     return Model(jax.tree.map(jnp.add, model.params, updates), opt, config)
 
@@ -169,9 +155,9 @@ def test_coalescing_and_decoalescing_with_their_moments(models, policy):
 
 def test_fresh_moments_follow_a_drop_and_kept_ones_do_not_restart(models):
     phase = Train("large", 1, BASE, DEEP)
-    fresh = jax.jit(lambda m: start(phase, m, TX, jax.random.key(0)))({"large": replace(models["large"], opt=None)})
+    fresh = jax.jit(lambda m: phase.start(m, TX, jax.random.key(0)))({"large": replace(models["large"], opt=None)})
     chex.assert_trees_all_equal(fresh, Model(models["large"].params, TX.init(models["large"].params), DEEP))
-    kept = jax.jit(lambda m: start(phase, m, TX, jax.random.key(0)))(models)
+    kept = jax.jit(lambda m: phase.start(m, TX, jax.random.key(0)))(models)
     chex.assert_trees_all_equal(kept, models["large"])
 
 
@@ -253,7 +239,7 @@ def test_shapes_tell_what_a_run_holds_after_every_phase(method):
     held: dict[str, Model] = {}
     for i, phase in enumerate(plan):
         if isinstance(phase, Train):
-            result = jax.jit(lambda m, p=phase: start(p, m, TX, jax.random.key(0)))(held)
+            result = jax.jit(lambda m, p=phase: p.start(m, TX, jax.random.key(0)))(held)
         else:
             result = run(phase, held)
         held = after(plan, i, held, result)

@@ -60,7 +60,7 @@ def test_of_gpt2s():
     assert same.rms_first == same.rms_second
     assert len(same.rms_first) == config.layers
 
-    wide, deep = hypercloning(tiny.WIDTHS, 2), stack(tiny.WIDTHS, 4)
+    wide, deep = hypercloning(tiny.WIDTHS, tiny.wider(2)), stack(tiny.WIDTHS, {"layers": 4})
     kept, broken = (
         preservation(first, gpt2_model(gpt2.resized(config, g), grow(g, params, axes)), tokens) for g in (wide, deep)
     )

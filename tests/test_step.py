@@ -14,7 +14,7 @@ from jaxgrow.models import gpt2
 from train import pretrain, step
 from train.optim import Optim, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.step import Model, eval_step, loss, train_step
+from train.step import Model, Now, eval_step, loss, train_step
 
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
@@ -56,7 +56,7 @@ def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, 
     params, _, expected = reference(tx, steps=3)
     run, found = mapped(train_step(tx, accumulate, AXIS), how), model(tx)
     for _ in range(3):
-        found, metrics = run(found, TOKENS, LR, None)
+        found, metrics = run(found, TOKENS, Now(LR))
     # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
@@ -69,7 +69,7 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
     for how in ("pmap", "mesh"):
         run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), model(tx)
         for _ in range(3):
-            found, _ = run(found, TOKENS, LR, None)
+            found, _ = run(found, TOKENS, Now(LR))
         results.append(jax.device_get((found.params, found.opt)))
     for found in results:
         chex.assert_trees_all_close(found, jax.device_get((params, state)), rtol=1e-4, atol=1e-5)
@@ -99,7 +99,7 @@ def test_a_batch_that_devices_cannot_share_is_refused():
 def test_the_step_is_pure_and_never_calls_the_host():
     tx = transformation(Optim())
     at = jax.eval_shape(lambda: model(tx))
-    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, TOKENS[:4], LR, None)
+    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, TOKENS[:4], Now(LR))
     assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}  # the mean over devices
     assert "callback" not in str(jaxpr)
 

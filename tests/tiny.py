@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.maps import Growth
+from jaxgrow.grow import grow
+from jaxgrow.maps import Growth, new_sizes
 from jaxgrow.models import gpt2
 
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
@@ -63,6 +64,16 @@ def gradient(config: gpt2.GPT2Config):
     return quick_jit(jax.grad(loss))
 
 
+def change_of_logits(growth: Growth, tied: bool = True, dtype: str = "float64", small_axes=None, eps=None) -> float:
+    """``max |difference of logits| / standard deviation of the logits`` when a GPT-2 grows; ``eps``: not the growth's."""
+    small, large = config(tied, dtype), gpt2.resized(config(tied, dtype), growth)
+    weights = params(small, dtype=dtype)
+    before = forward(small)(weights, tokens())
+    grown = grow(growth, weights, small_axes or axes(small))
+    after = forward(replace(large, eps=eps or large.eps))(grown, tokens())
+    return float(np.abs(after - before).max() / np.std(before))
+
+
 def random_groups(size: int, into: int, seed: int) -> tuple[tuple[int, ...], ...]:
     """A partition of ``size`` units into groups of random units and random sizes, none empty."""
     rng = np.random.default_rng(seed)
@@ -72,7 +83,12 @@ def random_groups(size: int, into: int, seed: int) -> tuple[tuple[int, ...], ...
 
 def of(growth: Growth, old: dict[str, int]) -> dict[str, int]:
     """The sizes after a growth."""
-    return {**old, **{name: m.new for name, m in growth.items()}}
+    return {**old, **new_sizes(growth)}
+
+
+def wider(times: int, old: dict[str, int] = WIDTHS) -> dict[str, int]:
+    """Every width, so many times."""
+    return {name: times * old[name] for name in ("embed", "heads", "mlp")}
 
 
 def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

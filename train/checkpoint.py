@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Checkpoints:
                 self._orbax.reload()
             trees = found["models"]
             models = {
-                n: Model(trees[n]["params"], trees[n].get("opt"), m.config, trees[n].get("sensitivity"))
+                n: replace(m, **{field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")})
                 for n, m in expected.items()
             }
             return models, record
@@ -88,7 +89,7 @@ class Checkpoints:
 
 
 def _tree(model: Model) -> dict[str, Any]:
-    rest = {"opt": model.opt, "sensitivity": model.sensitivity}
+    rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
     return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
 
 

@@ -33,7 +33,7 @@ def compare(configs: list[Experiment], seeds: list[int], fractions: list[float],
     )
 
 
-def _numbers(text: str, kind: type, what: str) -> list:
+def numbers(text: str, kind: type, what: str) -> list:
     try:
         return [kind(part) for part in text.split(",") if part]
     except ValueError as error:
@@ -51,8 +51,8 @@ def main() -> None:
     configs = [load(path, arguments.set) for path in arguments.configs]
     if len({e.name for e in configs}) < len(configs):
         raise UserError(f"two configs have one name: {', '.join(e.name for e in configs)}; give each its own")
-    seeds = _numbers(arguments.seeds, int, "--seeds")
-    fractions = _numbers(arguments.frontier, float, "--frontier")
+    seeds = numbers(arguments.seeds, int, "--seeds")
+    fractions = numbers(arguments.frontier, float, "--frontier")
     if not seeds or any(not 0 < f < 1 for f in fractions):
         raise UserError(f"--seeds needs at least one seed, and --frontier fractions between 0 and 1, not {fractions}")
     comparison = compare(configs, seeds, fractions, arguments.workdir)

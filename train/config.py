@@ -15,8 +15,9 @@ from typing import Any, Literal
 from jaxgrow.models.gpt2 import GPT2Config
 from train.data import Data
 from train.errors import UserError
+from train.methods import Method, Scratch
 from train.optim import Optim, transformation
-from train.plan import Method, Plan, Scratch, Train, shapes
+from train.plan import Plan, Train, shapes
 
 
 @dataclass(frozen=True)

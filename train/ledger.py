@@ -57,6 +57,10 @@ class Ledger:
         account["steps"] += steps
         account["layers"] += layers
 
+    def charge(self, seconds: float) -> None:
+        """Time that was spent elsewhere: an earlier run's, for the open phase."""
+        self._before += seconds
+
     def totals(self) -> dict[str, float]:
         return {"tokens": self.tokens, "flops": self.flops, "seconds": round(self.seconds, 3)}
 

@@ -47,6 +47,26 @@ def learning_rate(optim: Optim, steps: int, step: int) -> float:
     return optim.peak_lr * warm * (optim.floor + (1 - optim.floor) * shape)
 
 
+@dataclass(frozen=True)
+class Rewarm:
+    """A second warm-up for the entries that a growth made, while the old ones keep their schedule (SPARKLING, 2026).
+
+    From the phase's first learning rate to ``peak`` times it over ``steps`` steps, then by a cosine to the phase's floor.
+    """
+
+    peak: float = 1.3
+    steps: int = 250
+
+    def rate(self, optim: Optim, steps: int, step: int) -> float:
+        """The learning rate of the new entries at ``step`` of a phase of ``steps``."""
+        start, floor = learning_rate(optim, steps, 0), optim.floor * optim.peak_lr
+        top = self.peak * start
+        if step < self.steps:
+            return start + (top - start) * (step + 1) / self.steps
+        done = (step - self.steps) / max(steps - self.steps, 1)
+        return floor + (top - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
 def transformation(optim: Optim) -> optax.GradientTransformation:
     """AdamW without its learning rate, which the step multiplies in: the schedule restarts with each phase, Adam need not."""
     return optax.chain(

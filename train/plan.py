@@ -1,29 +1,34 @@
 """A training run is a plan: a tuple of phases. `Train` trains a named model; the others make a model from earlier ones.
 
-Methods differ only in the plan that they build. Models live under names between the phases.
+Methods (`train.methods`) differ only in the plan that they build. Models live under names between the phases.
 """
 
+import inspect
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgrow import flops
-from jaxgrow.drop import LayerDrop, Sensitivity, schedule, sensitivity
+from jaxgrow import flops, ligo, operators
+from jaxgrow.drop import LayerDrop, Sensitivity, TokenDrop, schedule, sensitivity
+from jaxgrow.freeze import Freeze
 from jaxgrow.grow import grow
+from jaxgrow.ligo import LiGO
+from jaxgrow.maps import Growth, Rules
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import gpt2
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, coalesce, decoalesce
-from train.optim import Optim
-from train.step import Model, loss
+from jaxgrow.symmetry import break_symmetry
+from train.optim import Optim, Rewarm
+from train.step import Model, Passes, loss, parameters
 
 Models: TypeAlias = Mapping[str, Model]
 
@@ -49,6 +54,22 @@ class Grouping:
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """Knowledge inheritance (Qin et al., NAACL 2022): what the model ``name`` says is a target too, at first the only one.
+
+    ``(1 - r) cross-entropy + r T^2 KL(teacher || student)``, both softened by the temperature T, with r falling from 1 to 0
+    in a straight line over the first ``fraction`` of the steps.
+    """
+
+    name: str
+    temperature: float = 2.0
+    fraction: float = 0.44  # the published example's 55 of 125 thousand steps
+
+    def weight(self, step: int, steps: int) -> float:
+        return max(0.0, 1 - step / max(1, round(self.fraction * steps)))
+
+
+@dataclass(frozen=True)
 class Train:
     """Trains the model ``name``; a model that does not exist yet is initialised from ``config``."""
 
@@ -59,21 +80,84 @@ class Train:
     drop: LayerDrop | None = None
     begin: int = 0  # the part of the steps that this phase runs: begin .. end - 1
     until: int | None = None
+    tokens: TokenDrop | None = None
+    freeze: Freeze | None = None
+    teacher: Teacher | None = None
+    rewarm: Rewarm | None = None
 
-    reads = property(lambda self: (self.name,))
+    def __post_init__(self):
+        if self.drop is not None and (self.tokens is not None or (self.freeze is not None and self.freeze.bottom)):
+            raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
+        if self.rewarm is not None and self.optim.warmup:
+            raise ValueError(f"what is new warms up again by itself: set warmup to 0, not {self.optim.warmup}")
+        if self.freeze is not None:
+            self.freeze.mask(self.config.layers)
+        if self.tokens is not None:
+            self.tokens.middle(self.config.layers)
+
+    once = 0.0  # FLOPs of a step besides, whatever its batch
+    reads = property(lambda self: (self.name, *((self.teacher.name,) if self.teacher else ())))
     writes = property(lambda self: self.name)
     end = property(lambda self: self.steps if self.until is None else self.until)
+
+    @property
+    def passes(self) -> Passes:
+        hold = self.drop is not None and self.drop.dropped == "freeze"
+        return Passes(hold, self.freeze, self.tokens, self.teacher.temperature if self.teacher else 1.0)
+
+    def flops(self, tokens: int, layers: float | None = None) -> float:
+        """Of a step, without a teacher's pass."""
+        frozen = self.freeze.bottom if self.freeze else 0
+        return flops.train(self.config, tokens, layers=layers, frozen=frozen, drop=self.tokens)
 
     @cached_property
     def cost(self) -> float:
         """FLOPs a token, expected: those of the layers kept on average."""
         if self.drop is None:
-            return flops.train(self.config, 1)
+            return self.flops(1)
         drop, layers = self.drop, self.config.layers
         times = np.linspace(self.begin + 1, self.end, 100)
         some = np.zeros(layers, np.float32)  # every sensitivity gives the same mean, where it can
         kept = jax.vmap(lambda t: schedule(drop, layers, t, self.steps, some).sum())(times)
-        return flops.train(self.config, 1, layers=float(kept.mean()))
+        return self.flops(1, float(kept.mean()))
+
+    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
+        """The model that the phase begins with, complete with optimizer state."""
+        model = models.get(self.name)
+        params = gpt2.init(self.config, key) if model is None else model.params
+        opt = tx.init(params) if model is None or model.opt is None else model.opt
+        return Model(params, opt, self.config, None if model is None else model.sensitivity)
+
+
+@dataclass(frozen=True)
+class Learn(Train):
+    """Learns the maps that take the model ``source`` to ``config``, with it standing still (`jaxgrow.ligo`)."""
+
+    source: str = "small"
+    small: GPT2Config = field(default_factory=GPT2Config)  # the config of ``source``
+    ligo: LiGO = field(default_factory=LiGO)
+
+    reads = property(lambda self: (self.name, self.source))
+
+    @property
+    def target(self) -> dict[str, int]:
+        """The axes that differ: those that have maps."""
+        return _target(self.small, self.config)
+
+    @cached_property
+    def once(self) -> float:  # type: ignore[override]
+        """FLOPs of growing the model and of the gradient of its maps, at most."""
+        axes, sizes = gpt2.axes(self.small), _sizes(self.small)
+        small = jax.eval_shape(lambda: gpt2.init(self.small, jax.random.key(0)))
+        maps = jax.eval_shape(lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0)))
+        # Shapes do for counting, but the maps must be arrays to be sliced by the layer.
+        maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
+        return 3 * flops.grow(ligo.growth(maps, axes, sizes), small, axes)
+
+    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
+        small = models[self.source]
+        maps = ligo.init(self.ligo, gpt2.axes(self.small), _sizes(self.small), self.target, key)
+        return Model(maps, tx.init(maps), self.config, None, parameters(small), self.small)
 
 
 @dataclass(frozen=True)
@@ -103,17 +187,22 @@ class Measure:
         return flops.forward(config, tokens) + layers * flops.forward(config, tokens, layers=layers - 1)
 
 
-def training(name: str, steps: int, optim: Optim, config: GPT2Config, drop: LayerDrop | None) -> tuple["Phase", ...]:
-    """The phases of one training. With sensitivities, SBLD's Algorithm 2: all layers, measure, drop, and again if asked to."""
+def training(
+    name: str, steps: int, optim: Optim, config: GPT2Config, drop: LayerDrop | None, **options: Any
+) -> tuple["Phase", ...]:
+    """The phases of one training; ``options`` are fields of `Train`.
+
+    With sensitivities, SBLD's Algorithm 2: all layers, measure, drop, and again if asked to.
+    """
     if drop is None or drop.sensitivity is None:
-        return (Train(name, steps, optim, config, drop),)
+        return (Train(name, steps, optim, config, drop, **options),)
     s = drop.sensitivity
     cuts = [round(s.after * steps)]
     while s.every and cuts[-1] + max(1, round(s.every * steps)) < steps:
         cuts.append(cuts[-1] + max(1, round(s.every * steps)))
-    phases: list[Phase] = [Train(name, steps, optim, config, None, 0, cuts[0])]
+    phases: list[Phase] = [Train(name, steps, optim, config, None, 0, cuts[0], **options)]
     for begin, until in itertools.pairwise([*cuts, steps]):
-        phases += [Measure(name, s), Train(name, steps, optim, config, drop, begin, until)]
+        phases += [Measure(name, s), Train(name, steps, optim, config, drop, begin, until, **options)]
     return tuple(phases)
 
 
@@ -186,16 +275,110 @@ class Correct:
         return Model(correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config)
 
 
-Transform: TypeAlias = Measure | Coalesce | Decoalesce | Interpolate | Correct
+@dataclass(frozen=True)
+class Import:
+    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost."""
+
+    name: str
+    config: GPT2Config
+    run: str  # its folder, beside the work directory of this run; ``{seed}`` in it becomes the seed
+
+    reads = ()
+    writes = property(lambda self: self.name)
+
+    def shapes(self) -> Model:
+        return Model(gpt2.init(self.config, jax.random.key(0)), None, self.config)
+
+
+@dataclass(frozen=True)
+class Grow:
+    """``target``: the model ``source``, of the config ``small``, grown to the sizes of ``large``."""
+
+    source: str
+    target: str
+    small: GPT2Config
+    large: GPT2Config
+    by: tuple[str, ...]  # operators, in turn; the last one takes all axes that still differ
+    seed: int = 0
+    noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
+    moments: Policy = "drop"
+
+    reads = property(lambda self: (self.source,))
+    writes = property(lambda self: self.target)
+
+    @cached_property
+    def growths(self) -> tuple[Growth, ...]:
+        """The growths, in turn.
+
+        Raises:
+          ValueError: no such operator, or sizes that it cannot reach.
+        """
+        found, config = [], self.small
+        for i, name in enumerate(self.by):
+            target = _target(config, self.large)
+            if name in operators.DEPTH:
+                axes, operator = ("layers",), operators.DEPTH[name]
+            elif name in operators.WIDTH:
+                axes, operator = ("embed", "heads", "mlp"), operators.WIDTH[name]
+            else:
+                known = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
+                raise ValueError(f"there is no operator {name!r}, only {known}")
+            if i < len(self.by) - 1:
+                target = {axis: new for axis, new in target.items() if axis in axes}
+            options = {"seed": self.seed} if "seed" in inspect.signature(operator).parameters else {}
+            found.append(operator(_sizes(config), target, **options))
+            config = gpt2.resized(config, found[-1])
+        if left := _target(config, self.large):
+            raise ValueError(f"{' and '.join(self.by)} do not reach {left}")
+        return tuple(found)
+
+    @property
+    def config(self) -> GPT2Config:
+        """The config of the grown model: that of ``large``, but for what the operators change in it."""
+        config = self.small
+        for growth in self.growths:
+            config = gpt2.resized(config, growth)
+        return replace(self.large, eps=self.large.eps * config.eps / self.small.eps)
+
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+        model, axes = models[self.source], gpt2.axes(self.small)
+        params, opt = model.params, model.opt if self.moments != "drop" else None
+        for growth in self.growths:
+            if opt is not None:
+                opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
+            params = grow(growth, params, axes)
+            if self.noise is not None and not isinstance(growth, Rules):
+                params = break_symmetry(params, growth, axes, self.seed, self.noise)
+        return Model(params, opt, self.config)
+
+
+@dataclass(frozen=True)
+class Apply:
+    """``target``: the small model, grown by the maps that a `Learn` left under ``source``."""
+
+    source: str
+    target: str
+
+    reads = property(lambda self: (self.source,))
+    writes = property(lambda self: self.target)
+
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+        model = models[self.source]
+        return Model(parameters(model), None, model.config)
+
+
+Transform: TypeAlias = Measure | Coalesce | Decoalesce | Interpolate | Correct | Import | Grow | Apply
 Phase: TypeAlias = Train | Transform
 Plan: TypeAlias = tuple[Phase, ...]
+
+SOURCE = "small"  # the model that a growth begins from, which one may have already: reports tell its cost apart
 
 
 def describe(phase: Phase) -> str:
     """A phase's name in logs and tables."""
     if isinstance(phase, Train):
-        return f"train {phase.name}"
-    return f"{type(phase).__name__.lower()} {' '.join(phase.reads)}"
+        return f"{'learn' if isinstance(phase, Learn) else 'train'} {phase.name}"
+    return f"{type(phase).__name__.lower()} {' '.join(phase.reads or (phase.writes,))}"
 
 
 def live(plan: Plan, done: int) -> set[str]:
@@ -220,88 +403,10 @@ def _sizes(config: GPT2Config) -> dict[str, int]:
     return {f.name: getattr(config, f.name) for f in fields(config) if f.type is int}
 
 
-# --- methods: what builds a plan ---
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """One model, trained to the end of a fully decayed schedule."""
-
-    drop: LayerDrop | None = None
-
-    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
-        return training("large", steps, optim, model, self.drop)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The training of one level. What is None is as in the experiment."""
-
-    steps: float  # as a fraction of the experiment's steps
-    lr: float = 1.0  # times the experiment's peak learning rate
-    warmup: int | None = None
-    floor: float | None = None
-    schedule: Literal["cosine", "linear", "wsd"] | None = None
-    drop: LayerDrop | None = None
-
-    def optim(self, base: Optim) -> Optim:
-        own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
-        return replace(base, peak_lr=base.peak_lr * self.lr, **own)
-
-
-@dataclass(frozen=True)
-class VCycle:
-    """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
-
-    ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every level, the smallest
-    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``.
-    """
-
-    down: tuple[Stage, ...] = (Stage(0.05),)
-    up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
-    groupings: tuple[Grouping, ...] = (Grouping(),)  # one a level that is coalesced, or one for all
-    alpha: float = 0.25  # weighs the small model's part
-    correction: bool = False
-    moments_down: Policy = "drop"
-    moments_up: Policy = "drop"
-
-    def __post_init__(self):
-        if len(self.up) != len(self.down) + 1:
-            raise ValueError(
-                f"a V-cycle of {len(self.down) + 1} levels needs {len(self.down) + 1} stages up, but has {len(self.up)}"
-            )
-        if len(self.groupings) not in (1, len(self.down)):
-            raise ValueError(
-                f"groupings are one for all, or one for each of {len(self.down)} levels down, not {len(self.groupings)}"
-            )
-
-    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
-        names = ["large", *(f"coarse{i}" for i in range(1, len(self.up)))]
-        configs = [model]
-        groupings = self.groupings * len(self.down) if len(self.groupings) == 1 else self.groupings
-        for grouping in groupings:
-            configs.append(grouping.small(configs[-1]))
-
-        def train(level: int, stage: Stage) -> tuple[Phase, ...]:
-            return training(names[level], round(stage.steps * steps), stage.optim(optim), configs[level], stage.drop)
-
-        plan: list[Phase] = []
-        for level, stage in enumerate(self.down):
-            plan += train(level, stage)
-            plan.append(Coalesce(names[level], names[level + 1], groupings[level], self.moments_down))
-        plan += train(len(self.down), self.up[0])
-        for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
-            large, small = names[level], names[level + 1]
-            if self.correction:
-                plan.append(Correct(large, small, groupings[level], self.alpha, self.moments_up))
-            else:
-                plan.append(Decoalesce(small, "up", large, groupings[level], self.moments_up))
-                plan.append(Interpolate(large, "up", self.alpha))
-            plan += train(level, stage)
-        return tuple(phase for phase in plan if not isinstance(phase, Train) or phase.steps or phase.name == "large")
-
-
-Method: TypeAlias = Scratch | VCycle
+def _target(small: GPT2Config, large: GPT2Config) -> dict[str, int]:
+    """The sizes that differ."""
+    old = _sizes(small)
+    return {axis: new for axis, new in _sizes(large).items() if new != old[axis]}
 
 
 def after(plan: Plan, i: int, models: Models, result: Model) -> dict[str, Model]:
@@ -324,16 +429,10 @@ def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str,
 
         def run(models, phase=phase):
             if isinstance(phase, Train):
-                return start(phase, models, tx, jax.random.key(0))
+                return phase.start(models, tx, jax.random.key(0))
+            if isinstance(phase, Import):
+                return phase.shapes()
             return phase.run(models, tx, jnp.zeros((1, 1, 2), int))
 
         models = after(plan, i, models, jax.eval_shape(run, models))
     return models
-
-
-def start(phase: Train, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
-    """The model that a `Train` begins with, complete with optimizer state."""
-    model = models.get(phase.name)
-    params = gpt2.init(phase.config, key) if model is None else model.params
-    opt = tx.init(params) if model is None or model.opt is None else model.opt
-    return Model(params, opt, phase.config, None if model is None else model.sensitivity)

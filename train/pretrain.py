@@ -22,16 +22,21 @@ from tqdm import tqdm
 
 from jaxgrow import flops
 from jaxgrow.drop import block_list
+from jaxgrow.models import gpt2
+from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.moments import clock
 from train import data as corpora
 from train.checkpoint import Checkpoints
+from train.checkpoint import load as load_checkpoint
 from train.config import Experiment, as_json, differences, load
 from train.errors import UserError, exits_cleanly
 from train.gates import Gates
 from train.ledger import Ledger
+from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.plan import Interpolate, Measure, Train, Transform, after, describe, shapes, start
-from train.step import Model, eval_step, train_step
+from train.plan import Coalesce, Correct, Decoalesce, Import, Learn, Measure, Train, Transform, after, describe, shapes
+from train.step import Model, Now, Passes, eval_step, train_step
 
 # Step, totals then, metrics on the device, keep probabilities.
 _Unread: TypeAlias = tuple[int, dict[str, float], dict[str, Any], np.ndarray | None]
@@ -68,7 +73,7 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "val_loss": math.nan})
         with closing(Ledger(folder, record["ledger"])) as ledger:
-            work = _Work(experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["val_loss"])
+            work = _Work(folder, experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["val_loss"])
             with work.bar:
                 for i in range(record["phase"], len(plan)):
                     phase = plan[i]
@@ -107,6 +112,7 @@ def claim(workdir: str | Path, experiment: Experiment) -> Path:
 class _Work:
     """A run in progress: what the phases share."""
 
+    folder: Path
     experiment: Experiment
     checkpoints: Checkpoints
     ledger: Ledger
@@ -119,16 +125,13 @@ class _Work:
 
     def __post_init__(self):
         e = self.experiment
-        self._steps = {
-            frozen: mapped(train_step(self.tx, e.accumulate, AXIS, frozen=frozen), e.parallel, donate=True)
-            for frozen in (False, True)
-        }
+        self._steps: dict[Passes, Any] = {}  # one compilation for all phases that do the same
         self._run = jax.jit(lambda phase, models, probe: phase.run(models, self.tx, probe), static_argnums=0)
         self._eval = mapped(eval_step(AXIS), e.parallel)
         self._norm = jax.jit(optax.tree.norm)
         self._stop = Stop()
         tokens = e.batch * e.model.context
-        total = sum((p.end - p.begin) * tokens * p.cost for p in e.plan if isinstance(p, Train))
+        total = sum((p.end - p.begin) * (tokens * p.cost + p.once) for p in e.plan if isinstance(p, Train))
         self.bar = tqdm(  # in FLOPs, so that the time left is right for small and large models alike
             total=total,
             initial=self.ledger.flops,
@@ -144,11 +147,11 @@ class _Work:
         if done == 0:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
             # The state will be donated, so it must share no memory with a model that is kept.
-            fresh = jax.jit(lambda models: jax.tree.map(jnp.copy, start(phase, models, self.tx, key))).lower(
-                self.models
-            )
+            fresh = jax.jit(lambda models: jax.tree.map(jnp.copy, phase.start(models, self.tx, key))).lower(self.models)
             self.ledger.begin(name, _count(fresh.out_info))
             model = jax.device_put(fresh.compile()(self.models), replicated())
+            if isinstance(phase, Learn):
+                self.validate(0, model)  # the model as its maps begin
         else:
             model = self.models[phase.name]
         self.models.pop(phase.name, None)
@@ -157,13 +160,24 @@ class _Work:
             gates = Gates(phase.drop, layers, phase.steps, e.accumulate, e.seed, model.sensitivity)
             if phase.drop.sensitivity is not None:
                 never = np.flatnonzero(block_list(model.sensitivity, phase.drop.sensitivity)).tolist()
-        run = self._steps[phase.drop is not None and phase.drop.dropped == "freeze"]
+        if phase.passes not in self._steps:
+            mapped_step = mapped(train_step(self.tx, e.accumulate, AXIS, phase.passes, e.seed), e.parallel, donate=True)
+            self._steps[phase.passes] = mapped_step
+        run = self._steps[phase.passes]
+        teacher = replace(self.models[phase.teacher.name], opt=None) if phase.teacher else None
+        birth = clock(model.opt).count - max(0, done - phase.begin) if phase.rewarm else None
         unread: _Unread | None = None
         for step in range(max(done, phase.begin), phase.end):
             lr = learning_rate(phase.optim, phase.steps, step)
             probs, kept, ran = (None, None, layers) if gates is None else gates(step)
-            model, metrics = run(model, next(self.data), np.float32(lr), kept)
-            self.ledger.add(flops=flops.train(phase.config, tokens, layers=ran), tokens=tokens, steps=1, layers=ran)
+            now, cost = Now(np.float32(lr), np.uint32(self.ledger.steps), kept), phase.flops(tokens, ran) + phase.once
+            if teacher and phase.teacher and (lesson := phase.teacher.weight(step, phase.steps)):
+                now = replace(now, teacher=teacher, lesson=np.float32(lesson))
+                cost += flops.forward(teacher.config, tokens)
+            if phase.rewarm:
+                now = replace(now, rewarm=(np.float32(phase.rewarm.rate(phase.optim, phase.steps, step)), birth))
+            model, metrics = run(model, next(self.data), now)
+            self.ledger.add(flops=cost, tokens=tokens, steps=1, layers=ran)
             step += 1
             last, stop = step == phase.end, self._stop.asked
             if step % e.log_every == 0 or last:
@@ -178,18 +192,27 @@ class _Work:
                 self._finite(step, metrics | {"parameter_norm": self._norm(model.params)})
                 record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
                 record["groups"] = {
-                    describe(p): asdict(p.grouping) for p in e.plan if not isinstance(p, Train | Measure | Interpolate)
+                    describe(p): asdict(p.grouping) for p in e.plan if isinstance(p, Coalesce | Decoalesce | Correct)
                 }
                 record["block_list"] = never
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()
                 raise UserError(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
+        if isinstance(phase, Learn):
+            save_maps(self.folder / "maps.npz", phase, model.params)
         return model
 
     def transform(self, phase: Transform) -> Model:
         name = describe(phase)
         self.bar.set_description_str(f"{self.experiment.name}: {name}")
+        if isinstance(phase, Import):
+            self.ledger.begin(name, _count(jax.eval_shape(phase.shapes)))
+            model, cost = load_run(self.folder.parent / phase.run.format(seed=self.experiment.seed), phase.config)
+            self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")})
+            self.ledger.charge(cost["seconds"])
+            self.validate(0, model)
+            return model
         probe = self.probe[: phase.sensitivity.batches if isinstance(phase, Measure) else 0]
         lowered = self._run.lower(phase, self.models, probe)
         self.ledger.begin(name, _count(lowered.out_info))
@@ -243,6 +266,22 @@ class _Work:
                 f"{self.checkpoints.folder}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
             )
         return values
+
+
+def load_run(folder: Path, config: GPT2Config) -> tuple[Model, dict[str, Any]]:
+    """The last model of a run that has ended, and what the run cost.
+
+    Raises:
+      UserError: there is no such run, it has not ended, or its model is another than ``config``.
+    """
+    if not (folder / "result.json").exists():
+        raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
+    expected = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
+    params = load_checkpoint(folder)
+    wrong = differences(jax.tree.map(jnp.shape, params), jax.tree.map(jnp.shape, expected))
+    if wrong:
+        raise UserError(f"the model in {folder} is not the one that was asked for, {config}: {'; '.join(wrong[:8])}")
+    return Model(jax.device_put(params, replicated()), None, config), json.loads((folder / "result.json").read_text())
 
 
 class Stop:

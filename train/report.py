@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from train.plan import SOURCE
+
 
 @dataclass(frozen=True)
 class Run:
@@ -59,6 +61,11 @@ class Run:
     def parameters(self) -> int:
         return self.result["phases"][-1]["parameters"]
 
+    def source(self, unit: str) -> float:
+        """What the small model cost that a growth began from, which one may have already; 0 if there is none."""
+        names = (f"train {SOURCE}", f"measure {SOURCE}", f"import {SOURCE}")
+        return sum(p[unit] for p in self.result["phases"] if p["phase"] in names)
+
     def cost_to(self, loss: float, unit: str) -> float | None:
         """FLOPs or seconds (``unit``) at which the last phase first reached ``loss``; None if it never did.
 
@@ -100,12 +107,17 @@ class Comparison:
         for runs in [*self.runs, *self.frontier]:
             base = [baseline[r.seed] for r in runs]
 
-            def saved(unit: str, runs=runs, base=base) -> list[float | None]:
+            def saved(unit: str, given: bool = False, runs=runs, base=base) -> list[float | None]:
+                """With ``given``, the small model that a growth begins from costs nothing."""
                 costs = [r.cost_to(b.loss, unit) for r, b in zip(runs, base, strict=True)]
+                costs = [c and c - given * r.source(unit) for c, r in zip(costs, runs, strict=True)]
                 return [None if c is None else 1 - c / b.result[unit] for c, b in zip(costs, base, strict=True)]
 
-            equal = [frontier_budget(budgets[r.seed], r.loss) for r in runs]
-            own = [r.result["flops"] for r in runs]
+            def against(given: bool, runs=runs) -> list[float | None]:
+                equal = [frontier_budget(budgets[r.seed], r.loss) for r in runs]
+                own = [r.result["flops"] - given * r.source("flops") for r in runs]
+                return [None if e is None else 1 - o / e for o, e in zip(own, equal, strict=True)]
+
             rows.append(
                 {
                     "run": runs[0].name,
@@ -117,7 +129,11 @@ class Comparison:
                     "loss": [r.loss for r in runs],
                     "saved_flops": saved("flops"),
                     "saved_seconds": saved("seconds"),
-                    "saved_frontier": [None if e is None else 1 - o / e for o, e in zip(own, equal, strict=True)],
+                    "saved_frontier": against(False),
+                    "source": mean(r.source("flops") / b.result["flops"] for r, b in zip(runs, base, strict=True)),
+                    "saved_flops_given": saved("flops", given=True),
+                    "saved_seconds_given": saved("seconds", given=True),
+                    "saved_frontier_given": against(True),
                 }
             )
         return rows
@@ -126,16 +142,21 @@ class Comparison:
         """Markdown: the runs against the baseline, then what each phase cost."""
         head = ["run", "parameters", "tokens a parameter", "FLOPs", "wall-clock", "final loss",
                 "FLOPs saved to the baseline's final loss", "wall-clock saved to it"]  # fmt: skip
+        columns = ["saved_frontier"] if self.frontier else []
         head += ["FLOPs saved against the frontier"] if self.frontier else []
+        if any(r.source("flops") for runs in self.runs for r in runs):
+            given = ["saved_flops_given", "saved_seconds_given", *["saved_frontier_given"] * bool(self.frontier)]
+            head += [f"{h}, small model given" for h in head[6:]]
+            columns += given
         body = []
         for row in self.rows():
             cells = [row["run"], f"{row['parameters']:,}", f"{row['tokens_per_parameter']:.1f}", f"{row['flops']:.3f}",
-                     f"{row['seconds']:.3f}", _spread(row["loss"], "{:.4f}"), _percent(row["saved_flops"]),
+                     f"{row['seconds']:.3f}", spread(row["loss"], "{:.4f}"), _percent(row["saved_flops"]),
                      _percent(row["saved_seconds"])]  # fmt: skip
-            body.append(cells + ([_percent(row["saved_frontier"])] if self.frontier else []))
+            body.append(cells + [_percent(row[column]) for column in columns])
         seeds = ", ".join(str(r.seed) for r in self.runs[0])
         first = self.runs[0][0]
-        text = f"{_markdown(head, body)}\n\nRatios are to {first.name}: {first.result['flops']:.3g} FLOPs, "
+        text = f"{markdown(head, body)}\n\nRatios are to {first.name}: {first.result['flops']:.3g} FLOPs, "
         text += f"{mean(r.result['seconds'] for r in self.runs[0]):.0f} s. Seeds: {seeds}; "
         text += "with several, the mean and in brackets each. Validation is not counted, everything else is.\n"
         phases = [
@@ -146,7 +167,7 @@ class Comparison:
             for i, p in enumerate(runs[0].result["phases"])
         ]  # fmt: skip
         head = ["run", "phase", "parameters", "steps", "tokens", "layers run", "ms a step", "FLOPs", "seconds"]
-        return f"{text}\n{_markdown(head, phases)}\n"
+        return f"{text}\n{markdown(head, phases)}\n"
 
     def plot(self, path: Path) -> None:
         """Validation loss against FLOPs; small models dotted, the frontier as crosses."""
@@ -201,7 +222,7 @@ class Comparison:
 
 def _milliseconds(runs: Sequence[Run], i: int) -> str:
     times = [t for r in runs if (t := r.step_seconds(i)) is not None]
-    return _spread([1000 * t for t in times], "{:.1f}") if times else ""
+    return spread([1000 * t for t in times], "{:.1f}") if times else ""
 
 
 def _segments(run: Run) -> list[list[dict[str, Any]]]:
@@ -214,7 +235,7 @@ def _segments(run: Run) -> list[list[dict[str, Any]]]:
     return parts
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def spread(values: Sequence[float], form: str) -> str:
     text = form.format(mean(values))
     return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"
 
@@ -223,10 +244,10 @@ def _percent(values: Sequence[float | None]) -> str:
     known = [v for v in values if v is not None]
     if len(known) < len(values):
         return "not reached" if not known else f"not reached by {len(values) - len(known)} of {len(values)} seeds"
-    return _spread([100 * v for v in known], "{:.1f} %")
+    return spread([100 * v for v in known], "{:.1f} %")
 
 
-def _markdown(head: list[str], body: list[list[str]]) -> str:
+def markdown(head: list[str], body: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
     rows = [head, ["-" * w for w in widths], *body]
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows)

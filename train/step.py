@@ -1,67 +1,159 @@
 """The train step and the validation loss: pure functions of one device, which `train.parallel` maps over all."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
-from jaxgrow.drop import Kept
-from jaxgrow.drop.freeze import freeze
+from jaxgrow import ligo
+from jaxgrow.axes import sizes
+from jaxgrow.drop import Kept, TokenDrop, sample_tokens
+from jaxgrow.freeze import Freeze, hold
+from jaxgrow.grow import grow
 from jaxgrow.models import gpt2
 from jaxgrow.models.gpt2 import GPT2, GPT2Config
+from jaxgrow.models.layers import Some
+from jaxgrow.moments import clock
 
 
 @struct.dataclass
 class Model:
     """What is trained, transformed, and kept under a name between phases."""
 
-    params: Any
+    params: Any  # of the model; or, with a ``base``, the coefficients of the maps that make it of the base
     opt: Any  # optimizer state; None: the next phase of training starts a fresh one
     config: GPT2Config = struct.field(pytree_node=False)
     sensitivity: Any = None  # float32 [layers], as last measured for layer dropping
+    base: Any = None  # parameters of the small model that LiGO grows
+    source: GPT2Config | None = struct.field(pytree_node=False, default=None)  # the base's config
+
+
+def parameters(model: Model) -> Any:
+    """The parameters that ``model.config`` computes with."""
+    if model.base is None:
+        return model.params
+    assert model.source is not None
+    axes = gpt2.axes(model.source)
+    growth = ligo.growth(model.params, axes, sizes(model.base, axes))
+    return grow(growth, jax.lax.stop_gradient(model.base), axes)
+
+
+def logits(model: Model, tokens: jax.Array, **passes: Any) -> jax.Array:
+    return GPT2(model.config).apply({"params": parameters(model)}, tokens, **passes)  # type: ignore[return-value]
 
 
 def loss(model: Model, tokens: jax.Array, kept: Kept | None = None) -> jax.Array:
     """Mean cross-entropy of the next token, nats; ``tokens`` is int [batch, length + 1]; ``kept`` as in `Kept`."""
-    logits_BTV: Any = GPT2(model.config).apply({"params": model.params}, tokens[:, :-1], kept=kept)
-    return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, tokens[:, 1:]).mean()
+    return _cross_entropy(logits(model, tokens[:, :-1], kept=kept), tokens[:, 1:])
 
 
-def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, *, frozen: bool = False):
-    """``(model, tokens [batch, length + 1], lr, kept) -> (model, metrics)``, for one device of the mapped axis ``axis``.
+def _cross_entropy(logits_BTV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, tokens_BT).mean()
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a phase's steps do besides plain training: decides what is compiled."""
+
+    hold_dropped: bool = False  # layers that no micro-batch ran keep parameters and moments
+    freeze: Freeze | None = None
+    tokens: TokenDrop | None = None
+    temperature: float = 1.0  # of what a teacher says
+
+
+@struct.dataclass
+class Now:
+    """What changes from step to step besides the batch; the same on all devices."""
+
+    lr: Any
+    number: Any = np.uint32(0)  # of the step: what is drawn depends on it
+    kept: Kept | None = None  # which layers run, for every micro-batch (a leading axis)
+    teacher: Model | None = None
+    lesson: Any = 0.0  # the weight of what it says
+    rewarm: Any = (
+        None  # (learning rate, birth): of the entries whose moments began at the step count ``birth`` or later
+    )
+
+
+def inherited(logits_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:
+    """``T^2 KL(p_teacher || p_student)`` at temperature T, the mean over tokens (Knowledge Inheritance, Qin et al., 2022)."""
+    said, log_p = (jax.nn.log_softmax(x / temperature) for x in (teacher_BTV, logits_BTV))
+    return temperature**2 * (jnp.exp(said) * (said - log_p)).sum(-1).mean()
+
+
+def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, passes: Passes = Passes(), seed: int = 0):
+    """``(model, tokens [batch, length + 1], now) -> (model, metrics)``, for one device of the mapped axis ``axis``.
 
     Gradients are the mean over devices and ``accumulate`` micro-batches: how a batch is divided changes rounding only. The
-    learning rate is an argument, so that the phases of one model share one compilation. ``kept`` is None, for the dense
-    step, or says for every micro-batch (a leading axis) which layers run, the same on all devices. ``frozen`` layers that
-    none ran keep parameters and moments; else momentum and decay still move them, by a gradient of zero.
+    learning rate is an argument, so that the phases of one model share one compilation. Where layers are dropped, those that
+    did not run are still moved by momentum and decay, by a gradient of zero, unless ``passes`` says otherwise.
     """
+    freeze = passes.freeze or Freeze(paths=())
 
-    def gradient(model: Model, tokens: jax.Array, kept: Kept | None):
-        return jax.value_and_grad(lambda params: loss(replace(model, params=params), tokens, kept))(model.params)
+    def objective(params: Any, model: Model, tokens: jax.Array, kept: Kept | None, key: jax.Array, now: Now):
+        """``(what is minimised, cross-entropy)``."""
+        inputs, some = tokens[:, :-1], None
+        if passes.tokens is not None:
+            places = sample_tokens(passes.tokens, key, *inputs.shape)
+            some = Some(places, *passes.tokens.middle(model.config.layers))
+        said = logits(replace(model, params=params), inputs, kept=kept, some=some, frozen=freeze.bottom)
+        value = _cross_entropy(said, tokens[:, 1:])
+        if now.teacher is None:
+            return value, value
+        lesson = inherited(said, jax.lax.stop_gradient(logits(now.teacher, inputs)), passes.temperature)
+        return (1 - now.lesson) * value + now.lesson * lesson, value
 
-    def step(model: Model, tokens: jax.Array, lr: jax.Array, kept: Kept | None):
+    def step(model: Model, tokens: jax.Array, now: Now):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), now.number), jax.lax.axis_index(axis))
+        keys = jax.random.split(key, accumulate)
+
+        def gradient(tokens, kept, key):
+            (_, value), grads = jax.value_and_grad(objective, has_aux=True)(model.params, model, tokens, kept, key, now)
+            return value, grads
+
         if accumulate == 1:
-            value, grads = gradient(model, tokens, jax.tree.map(lambda x: x[0], kept))
+            value, grads = gradient(tokens, jax.tree.map(lambda x: x[0], now.kept), keys[0])
         else:
             zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model.params))
             total, _ = jax.lax.scan(
-                lambda total, micro: (jax.tree.map(jnp.add, total, gradient(model, *micro)), None),
+                lambda total, micro: (jax.tree.map(jnp.add, total, gradient(*micro)), None),
                 zero,
-                (tokens.reshape(accumulate, -1, tokens.shape[-1]), kept),
+                (tokens.reshape(accumulate, -1, tokens.shape[-1]), now.kept, keys),
             )
             value, grads = jax.tree.map(lambda x: x / accumulate, total)
         value, grads = jax.lax.pmean((value, grads), axis)
         updates, opt = tx.update(grads, model.opt, model.params)
-        params = jax.tree.map(lambda p, u: p - lr * u, model.params, updates)
-        if frozen and kept is not None:
+        if now.rewarm is None:
+            params = jax.tree.map(lambda p, u: p - now.lr * u, model.params, updates)
+        else:
+            lr, birth = now.rewarm
+            params = jax.tree.map(
+                lambda p, u, born: p - jnp.where(born >= birth, lr, now.lr) * u,
+                model.params,
+                updates,
+                clock(model.opt).born,
+            )
+        held = np.zeros(model.config.layers, bool) if passes.freeze is None else freeze.mask(model.config.layers)
+        if passes.hold_dropped and now.kept is not None:
+            held = held | ~_ran(now.kept, model.config.layers)
+        if passes.freeze is not None or (passes.hold_dropped and now.kept is not None):
             before, after = (model.params, model.opt), (params, opt)
-            params, opt = freeze(before, after, kept, model.params, gpt2.axes(model.config))
+            params, opt = hold(before, after, held, model.params, gpt2.axes(model.config), freeze.paths)
         return replace(model, params=params, opt=opt), {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
     return step
+
+
+def _ran(kept: Kept, layers: int) -> jax.Array:
+    """The layers that some micro-batch ran, bool [layers]."""
+    open_: Any = kept.layers
+    if open_.dtype == bool:
+        return open_.reshape(-1, layers).any(0)
+    return jnp.zeros(layers, bool).at[open_.reshape(-1)].set(True)
 
 
 def eval_step(axis: str):

@@ -1,4 +1,4 @@
-"""Layer dropping that saves time: schedules, sensitivities, gates, and two ways not to run a layer.
+"""Layer and token dropping that save time: schedules, sensitivities, gates, and two ways not to run a layer.
 
 `LayerDrop` says how; `gates` draws for a step; `Kept` tells a stack, and `dropping` any Flax model, what to run.
 """
@@ -7,17 +7,20 @@ from jaxgrow.drop.allocation import Sensitivity, allocate, block_list, sensitivi
 from jaxgrow.drop.execution import Kept, conditional, dropping
 from jaxgrow.drop.sampling import gates, sample, systematic
 from jaxgrow.drop.schedules import LayerDrop, schedule, theta
+from jaxgrow.drop.tokens import TokenDrop, sample_tokens
 
 __all__ = [
     "Kept",
     "LayerDrop",
     "Sensitivity",
+    "TokenDrop",
     "allocate",
     "block_list",
     "conditional",
     "dropping",
     "gates",
     "sample",
+    "sample_tokens",
     "schedule",
     "sensitivity",
     "systematic",

@@ -28,12 +28,14 @@ class LayerDrop:
     LayerSkip's dropping            ``time="layerskip", depth="layerskip",   Elhoushi et al. 2024
                                     scale="none"``
     dropping that decreases         ``reverse=True``, ``recovery=0.1``
+    training a bottom sub-network   ``time="constant", depth="prefix",       Chen et al. 2022, in the staged training of LiGO
+                                    scale="none"``
     =============================== ======================================== =========================================
     """
 
     theta: float = 0.5  # what theta(t) goes to
     time: Literal["pld", "constant", "linear", "layerskip"] = "pld"
-    depth: Literal["linear", "algorithm1", "uniform", "layerskip"] = "linear"  # without a sensitivity
+    depth: Literal["linear", "algorithm1", "uniform", "layerskip", "prefix"] = "linear"  # without a sensitivity
     gamma: float = 100.0  # of time="pld", in units of 1/T; the paper's 100
     reverse: bool = False  # time runs backwards: dropping decreases
     recovery: float = 0.0  # the last fraction of the steps, which keeps every layer
@@ -46,6 +48,8 @@ class LayerDrop:
         for name, low in (("theta", 0.05), ("recovery", 0.0)):
             if not low <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} lies between {low} and 1, but is {getattr(self, name)}")
+        if self.depth == "prefix" and self.scale != "none":
+            raise ValueError(f"depth='prefix' never runs the upper layers, so scale must be 'none', not {self.scale!r}")
         if self.gamma < 0:
             raise ValueError(f"gamma must not be negative, but is {self.gamma}")
         if self.recovery == 1:
@@ -90,6 +94,8 @@ def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity
     uniform      theta                                   Fan et al.
     layerskip    1 - (2^((l - 1) / (L - 1)) - 1)         Elhoushi et al.
                  (1 - theta)
+    prefix       1 for the bottom round(theta L) layers, Chen et al., ACL 2022: sub-models of the bottom layers
+                 0 above
     ============ ======================================= =======================================================
 
     With ``drop.sensitivity``, `allocate` divides the same mean keep probability as "linear" by the ``sensitivity``
@@ -102,6 +108,8 @@ def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity
         s = drop.sensitivity
         return allocate(sensitivity, now, blocked=block_list(sensitivity, s), beta=s.beta, p_min=s.p_min)
     place = jnp.arange(1, layers + 1, dtype=now.dtype)
+    if drop.depth == "prefix":
+        return (place <= jnp.maximum(1, jnp.round(now * layers))).astype(now.dtype)
     amount = {
         "linear": lambda: place / layers,
         "algorithm1": lambda: (place - 1) / layers,

@@ -9,8 +9,8 @@ from flax import linen as nn
 
 from jaxgrow.axes import READ, Tree, axis, is_names, named, reads, split
 from jaxgrow.drop.execution import Kept
-from jaxgrow.maps import Growth
-from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, run_stack, stacked_init
+from jaxgrow.maps import Growth, Rules, new_sizes
+from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, run_parts, stacked_init
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class GPT2Config:
     head_dim: int = 64
     mlp: int = 3072
     tied: bool = True
+    eps: float = 1e-5  # of the norms
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of activations; parameters are float32 or better
     remat: bool = False
 
@@ -47,17 +48,19 @@ class Block(nn.Module):
         scale = 1 if scale is None else scale.astype(self.dtype)
         init = nn.initializers.normal(0.02)
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)  # the residual stream adds 2 L of these
-        h_BTD = LayerNorm("embed", 1e-5, self.dtype, name="attention_norm")(x_BTD)
+        h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, name="attention")
         x_BTD = x_BTD + scale * attention(h_BTD)
-        h_BTD = LayerNorm("embed", 1e-5, self.dtype, name="mlp_norm")(x_BTD)
+        h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         return x_BTD + scale * MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD)
 
 
 class GPT2(nn.Module):
     """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; ``rms=True`` adds each layer's RMS [L].
 
-    ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled.
+    ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``some`` says which tokens pass which
+    layers, the others going around them (`Some`). The bottom ``frozen`` layers, if any, and the embeddings have no gradient,
+    and no backward pass is run for them; a tied head has none either.
 
     A tied head uses the table both ways, as a writer into the residual stream and as a reader of the final norm's output.
     The table is declared as a writer, so growing copies it; the final norm is declared as a *reader* of ``embed``, so it
@@ -67,8 +70,12 @@ class GPT2(nn.Module):
     config: GPT2Config
 
     @nn.compact
-    def __call__(self, tokens_BT, *, rms: bool = False, kept: Kept | None = None):
+    def __call__(
+        self, tokens_BT, *, rms: bool = False, kept: Kept | None = None, some: Some | None = None, frozen: int = 0
+    ):
         c = self.config
+        if kept is not None and (some is not None or frozen):
+            raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
         dtype = jnp.dtype(c.dtype)
         if tokens_BT.shape[1] > c.context:
             raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
@@ -78,16 +85,20 @@ class GPT2(nn.Module):
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
 
+        if frozen:
+            table_VD, places_TD = jax.lax.stop_gradient((table_VD, places_TD))
         x_BTD = (jnp.take(table_VD, tokens_BT, axis=0) + places_TD[None, : tokens_BT.shape[1]]).astype(dtype)
-        x_BTD, rms_L = run_stack(
+        x_BTD, rms_L = run_parts(
             lambda w, x, *scale: block.apply({"params": w}, x, *scale),
             blocks,
             x_BTD,
+            some=some,
+            frozen=frozen,
             remat=c.remat,
             rms=rms,
             kept=kept,
         )
-        x_BTD = LayerNorm("embed" + READ if c.tied else "embed", 1e-5, dtype, name="final_norm")(x_BTD)
+        x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         logits_NV = jnp.matmul(  # N = B T
@@ -113,7 +124,8 @@ def axes(config: GPT2Config) -> Tree:
 
 def resized(config: GPT2Config, growth: Growth) -> GPT2Config:
     """The config of the grown model."""
-    return replace(config, **{name: m.new for name, m in growth.items()})
+    eps = config.eps * growth.eps if isinstance(growth, Rules) else config.eps
+    return replace(config, **new_sizes(growth), eps=eps)
 
 
 def paper_tied_axes(axes: Tree) -> Tree:

@@ -1,5 +1,6 @@
 """What the model families share. Shapes in names: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, L layers."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax import struct
 from flax.core import meta
 
 from jaxgrow.axes import LAYERS, READ, named
@@ -141,6 +143,37 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args) -> Any:
     """Parameters of ``layers`` blocks, stacked on a leading axis of that name."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: LAYERS})
+
+
+@struct.dataclass
+class Some:
+    """The tokens that pass the layers ``begin .. end - 1``: their places, int32 [B, kept], ascending."""
+
+    places_BS: jax.Array
+    begin: int = struct.field(pytree_node=False)
+    end: int = struct.field(pytree_node=False)
+
+
+def run_parts(
+    apply: Callable, stacked: Any, x_BTD: jax.Array, *, some: Some | None = None, frozen: int = 0, **options: Any
+) -> tuple[Any, Any]:
+    """`run_stack`, cut where tokens leave the layers or join them again, and above the bottom ``frozen`` layers."""
+    layers = len(jax.tree.leaves(stacked)[0])
+    begin, end = (some.begin, some.end) if some else (0, 0)
+    cuts = sorted({0, min(frozen, layers), begin, end, layers})
+    rms = []
+    for start, stop in itertools.pairwise(cuts):
+        part = stacked if stop - start == layers else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
+        if stop <= frozen:
+            part = jax.lax.stop_gradient(part)
+        if some is not None and begin <= start < end:
+            rows = jnp.arange(len(x_BTD))[:, None]
+            y, own = run_stack(apply, part, x_BTD[rows, some.places_BS], **options)
+            x_BTD = x_BTD.at[rows, some.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
+        else:
+            x_BTD, own = run_stack(apply, part, x_BTD, **options)
+        rms.append(own)
+    return x_BTD, None if rms[0] is None else jnp.concatenate(rms)
 
 
 def run_stack(

@@ -1,17 +1,13 @@
-"""Published growth operators, each a short function that returns a growth: data for `jaxgrow.grow`.
+"""Coalescing and de-coalescing (Zou et al., ICLR 2024): down to a smaller model by groups of units, and back."""
 
-Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names that the models here use:
-``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads stay whole: their dimensions are another axis.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, blocks, select, swap, tile
+from jaxgrow.maps import AxisMap, blocks, select, swap
+from jaxgrow.operators.targets import Sizes
 
-Sizes: TypeAlias = Mapping[str, int]
 Groups: TypeAlias = Sequence[Sequence[int]] | Literal["far", "adjacent"]
 
 
@@ -74,53 +70,6 @@ def coalesce(
     return swap(decoalesce(sizes, heads=heads, mlp=mlp, layers=layers))
 
 
-def stack(sizes: Sizes, layers: int) -> dict[str, AxisMap]:
-    """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019)."""
-    old = sizes["layers"]
-    return {"layers": select(np.arange(_deeper("stack", old, layers)) % old, old)}
-
-
-def interleave(sizes: Sizes, layers: int) -> dict[str, AxisMap]:
-    """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO)."""
-    old = sizes["layers"]
-    return {"layers": select(np.arange(_deeper("interleave", old, layers)) * old // layers, old)}
-
-
-def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
-    """Function-preserving initialisation: new units copy random old ones, their readers share the weight.
-
-    ``g(i) = i`` for old units, else uniform over them; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, Chen et al.,
-    ACL 2022, section 3.3: Net2Net's map, Chen et al., ICLR 2016, Eq. 2, with whole heads).
-
-    Args:
-      target: new sizes of any of ``embed``, ``heads``, ``mlp``; any size not smaller than the old one.
-
-    Keeps the function but for norms: exact only if every unit of ``embed`` is copied equally often, which random copies
-    are not; ask `preserves_function`.
-
-    Raises:
-      ValueError: an axis that cannot be widened this way, or a target smaller than the model.
-    """
-    rng = np.random.default_rng(seed)
-    growth = {}
-    for name in sorted(target):
-        if name not in ("embed", "heads", "mlp"):
-            raise ValueError(f"fpi widens embed, heads and mlp, not {name!r}: stack() and interleave() add layers")
-        old, new = sizes[name], target[name]
-        if new < old:
-            raise ValueError(f"axis {name!r}: fpi cannot take {old} to {new}; coalesce() makes models smaller")
-        growth[name] = select(np.concatenate([np.arange(old), rng.integers(0, old, new - old)]), old)
-    return growth
-
-
-net2net = fpi
-
-
-def hypercloning(sizes: Sizes, times: int) -> dict[str, AxisMap]:
-    """``W' = tile(W, (k, k)) / k``, vectors tiled: k times the width, the same function (Samragh et al., 2024)."""
-    return {name: tile(sizes[name], times) for name in ("embed", "heads", "mlp")}
-
-
 def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
     """The map of de-coalescing: unit ``j`` of the large axis copies the group that it is in."""
     if isinstance(groups, str):
@@ -164,9 +113,3 @@ def _per_head(sizes: Sizes, axis: str) -> int:
 def _divides(what: str, size: int, by: int, way_out: str = "name the groups instead") -> None:
     if by < 1 or size % by:
         raise ValueError(f"{what}: {size} is not a multiple of {by}; {way_out}")
-
-
-def _deeper(what: str, old: int, new: int) -> int:
-    if new < old:
-        raise ValueError(f"axis 'layers': {what} cannot take {old} to {new}; coalesce() makes models smaller")
-    return new

@@ -1,0 +1,193 @@
+"""LiGO: growth whose maps are learned (Wang et al., ICLR 2023).
+
+Width ``Omega_j = B_out W_j B_in.T``, then depth ``W'_i = sum_j w_ij Omega_j`` (Eq. 8). The coefficients ``B`` and ``w`` are a
+pytree; `growth` makes of it a growth for `jaxgrow.grow`, which is differentiable in them, so that a hundred steps of the
+pre-training loss can learn them while the small model stands still::
+
+    coefficients = init(LiGO(), axes, sizes, target, key)
+    loss = lambda c, batch: large_loss(grow(growth(c, axes, sizes), small, axes), batch)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrow.axes import LAYERS, Names, Tree, axis, is_names, path, reads
+from jaxgrow.maps import AxisMap, Key, Rows, Rule, Rules
+from jaxgrow.operators.targets import Sizes, grown
+
+AXES = (LAYERS, "embed", "heads", "mlp")
+_HEADS = ("heads", "head_dim")
+
+
+@dataclass(frozen=True)
+class LiGO:
+    """Where the maps begin, and how they are tied. Growth at the start does not keep the function, whichever is chosen.
+
+    =========== =========================================================================================================
+    depth       row i of w, for a source s(i): stacking ``i mod L``, interleaving ``floor(i L / L')``
+    ----------- ---------------------------------------------------------------------------------------------------------
+    stack       u ~ U(0, noise) but u[s(i)] = 1, divided by its sum
+    interleave  the same, with the other source
+    normalised  u ~ U(0, 1), divided by its sum
+    ----------- ---------------------------------------------------------------------------------------------------------
+    width       the rows C of ``B = [I; C]``
+    ----------- ---------------------------------------------------------------------------------------------------------
+    normalised  u ~ U(0, 1), divided by its sum: about the mean of all old units
+    selection   u ~ U(0, noise) but u[random] = 1, divided by its sum: with noise = 0 a copy of a random unit
+    gaussian    N(0, 1 / new size)
+    zero        0: a saddle for all maps but that of ``embed`` under LayerNorm. A control
+    =========== =========================================================================================================
+
+    With ``noise = 0`` stacking and interleaving are those operators, to the bit; so is zero-padding. The published code starts
+    at noisy stacking and normalised rows, and learns C alone; here all of B is learned, as the paper has it.
+    """
+
+    depth: Literal["stack", "interleave", "normalised"] = "stack"
+    width: Literal["normalised", "selection", "gaussian", "zero"] = "normalised"
+    noise: float = 0.03
+    shared: bool = True  # by the layers; else each small layer has maps of its own for heads and MLP units
+    tied: bool = True  # readers use the writers' maps; else maps of their own, which start with B over its column sums
+
+    def __post_init__(self):
+        if not 0 <= self.noise < 1:
+            raise ValueError(f"noise lies between 0 and 1, but is {self.noise}")
+
+
+def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) -> dict[str, Any]:
+    """The coefficients: ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``, float32.
+
+    Depth weights belong to a module (``"blocks/attention/query"``: kernel and bias). Width maps are those of the paper's
+    tying: one for the residual stream, ``embed``, everywhere; ``query``, ``key`` and ``value`` over heads times head_dim,
+    the last one for the readers of attention, too; ``mlp``. Untied, each also has a ``"read"``; not shared, those of heads
+    and MLP units are [L, new, old].
+
+    Args:
+      target: new sizes of any of ``layers``, ``embed``, ``heads``, ``mlp``. An axis that is not named has no map; one that is
+        named with its old size is mixed.
+
+    Raises:
+      ValueError: a target that is smaller, or an axis that is none of these.
+    """
+    found = grown("ligo", AXES, sizes, target)
+    out: dict[str, Any] = {"depth": {}, "width": {}}
+    for leaf, names in _leaves(axes):
+        for along, name in _uses(leaf, names):
+            plain = along[0] if isinstance(along, tuple) else along
+            kind = "depth" if plain == LAYERS else "width"
+            if plain not in found or name in out[kind]:
+                continue
+            key, own = jax.random.split(key)
+            old, new = found[plain]
+            if kind == "depth":
+                out["depth"][name] = _depth(ligo, old, new, own)
+                continue
+            unit = sizes["head_dim"] if plain == "heads" else 1
+            copies = sizes[LAYERS] if not ligo.shared and plain != "embed" else 0
+            keys = jax.random.split(own, copies) if copies else own
+
+            def width(k, old=old * unit, new=new * unit):
+                return _width(ligo, old, new, k)
+
+            write = jax.vmap(width)(keys) if copies else width(keys)
+            out["width"][name] = {"write": write}
+            if not ligo.tied:
+                out["width"][name]["read"] = write / jnp.maximum(write.sum(-2, keepdims=True), 1e-6)
+    return out
+
+
+def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
+    """The growth that the coefficients stand for, for a model of ``sizes`` whose parameters are named ``axes``.
+
+    A rule a leaf; with maps shared by the layers of one term, else one for each small layer: ``w_ij B_j W_j A_j.T``.
+    """
+    depth, width = coefficients["depth"], coefficients["width"]
+
+    def rule(leaf: str, names: Names) -> Rule:
+        maps: dict[Key, AxisMap] = {}
+        own: dict[Key, dict[str, Any]] = {}  # of each layer
+        for along, name in _uses(leaf, names):
+            plain = along[0] if isinstance(along, tuple) else along
+            if plain == LAYERS:
+                if name in depth:
+                    maps[LAYERS] = AxisMap(depth[name], depth[name])
+            elif name in width:
+                if width[name]["write"].ndim == 3:
+                    own[along] = width[name]
+                else:
+                    maps[along] = _map(width[name], along, sizes)
+        if not own:
+            return Rule((maps,), leaf)
+        terms = []
+        for j in range(sizes[LAYERS]):
+            each = {along: _map({k: m[j] for k, m in ms.items()}, along, sizes) for along, ms in own.items()}
+            terms.append({**maps, LAYERS: _one_layer(maps.get(LAYERS), j, sizes[LAYERS]), **each})
+        return Rule(tuple(terms), leaf)
+
+    return Rules(tuple(rule(leaf, names) for leaf, names in _leaves(axes)))
+
+
+def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
+    for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
+        yield path(key_path), names
+
+
+def _uses(leaf: str, names: Names) -> Iterator[tuple[Key, str]]:
+    """``(axis, name of its map)`` of what acts on a leaf."""
+    module = leaf.rpartition("/")[0]
+    plain = [axis(n) for n in names]
+    for i, name in enumerate(plain):
+        if name == LAYERS:
+            yield LAYERS, module
+        elif tuple(plain[i : i + 2]) == _HEADS:
+            yield _HEADS, "value" if reads(names[i]) else module.rpartition("/")[2]
+        elif name in ("embed", "mlp"):
+            yield name, name
+
+
+def _map(matrices: dict[str, Any], along: Key, sizes: Sizes) -> AxisMap:
+    write = matrices["write"]
+    joint = None
+    if isinstance(along, tuple):
+        dim = sizes["head_dim"]
+        joint = ((write.shape[0] // dim, dim), (write.shape[1] // dim, dim))
+    return AxisMap(write, matrices.get("read", write), joint)
+
+
+def _one_layer(depth: AxisMap | None, j: int, layers: int) -> AxisMap:
+    """What layer j alone adds: column j of w, the others zero."""
+    weight = np.eye(layers)[:, j : j + 1] if depth is None else depth.write[:, j : j + 1]  # type: ignore[index]
+    m = Rows(np.full((weight.shape[0], 1), j, np.int32), weight, layers)  # type: ignore[arg-type]
+    return AxisMap(m, m)
+
+
+def _depth(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
+    if ligo.depth == "normalised":
+        return _rows(jax.random.uniform(key, (new, old)))
+    source = np.arange(new) % old if ligo.depth == "stack" else np.arange(new) * old // new
+    return _noisy(ligo, source, old, key)
+
+
+def _width(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
+    shape = (new - old, old)
+    choose, key = jax.random.split(key)
+    rows = {
+        "normalised": lambda: _rows(jax.random.uniform(key, shape)),
+        "selection": lambda: _noisy(ligo, jax.random.randint(choose, (new - old,), 0, old), old, key),
+        "gaussian": lambda: jax.random.normal(key, shape) / new**0.5,
+        "zero": lambda: jnp.zeros(shape),
+    }[ligo.width]()
+    return jnp.concatenate([jnp.eye(old), rows])
+
+
+def _noisy(ligo: LiGO, source: Any, old: int, key: jax.Array) -> jax.Array:
+    others = jax.random.uniform(key, (len(source), old), maxval=ligo.noise) if ligo.noise else jnp.zeros((1, 1))
+    return _rows(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x / x.sum(-1, keepdims=True)

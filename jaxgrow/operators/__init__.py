@@ -1,0 +1,57 @@
+"""Published growth operators, each a short function that returns a growth: data for `jaxgrow.grow`.
+
+Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names that the models here use:
+``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads stay whole: their dimensions are another axis.
+Operators of growth also take a ``target``, the new sizes of the axes that grow, and random ones a ``seed``; all raise
+`ValueError` for an axis that they do not grow and for sizes that they cannot reach. LiGO learns its maps: `jaxgrow.ligo`.
+"""
+
+from jaxgrow.operators.depth import (
+    g_stack,
+    g_stack_tokens,
+    interleave,
+    lidas,
+    llama_pro,
+    midas,
+    midas_lengths,
+    mslt,
+    new_layers,
+    solar,
+    stack,
+)
+from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far
+from jaxgrow.operators.targets import Sizes
+from jaxgrow.operators.width import aki, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
+
+DEPTH = {f.__name__: f for f in (stack, interleave, g_stack, mslt, midas, lidas, solar, llama_pro)}
+WIDTH = {f.__name__: f for f in (zero_pad, fpi, aki, hypercloning, staged, lemon, sparkling)} | {"net2net": net2net}
+
+__all__ = [
+    "DEPTH",
+    "WIDTH",
+    "Groups",
+    "Sizes",
+    "adjacent",
+    "aki",
+    "coalesce",
+    "decoalesce",
+    "far",
+    "fpi",
+    "g_stack",
+    "g_stack_tokens",
+    "hypercloning",
+    "interleave",
+    "lemon",
+    "lidas",
+    "llama_pro",
+    "midas",
+    "midas_lengths",
+    "mslt",
+    "net2net",
+    "new_layers",
+    "solar",
+    "sparkling",
+    "stack",
+    "staged",
+    "zero_pad",
+]

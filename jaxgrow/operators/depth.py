@@ -1,0 +1,146 @@
+"""Operators that add layers. Except `llama_pro`, none keeps the function: a copied layer changes it to first order.
+
+Each takes the ``sizes`` of a model and a ``target``, ``{"layers": new number}``; layers are counted from 0, ``L`` are old and
+``L'`` new. The read maps, which no layer uses, are those that invert: ``grow(swap(g), grow(g, s)) == s``.
+"""
+
+import math
+import warnings
+
+import numpy as np
+
+from jaxgrow.maps import AxisMap, Growth, Rows, Rule, Rules, dense, select
+from jaxgrow.operators.targets import Sizes, grown, multiples
+
+
+def stack(sizes: Sizes, target: Sizes) -> Growth:
+    """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019, Eq. 1 of LiGO)."""
+    old, new = _layers("stack", sizes, target)
+    return {"layers": select(np.arange(new) % old, old)}
+
+
+def interleave(sizes: Sizes, target: Sizes) -> Growth:
+    """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO)."""
+    old, new = _layers("interleave", sizes, target)
+    return {"layers": select(np.arange(new) * old // new, old)}
+
+
+def g_stack(sizes: Sizes, target: Sizes) -> Growth:
+    """`stack`, a whole number of times: G_stack of Du et al. (NeurIPS 2024), who recommend four; when: `g_stack_tokens`."""
+    multiples("g_stack", ("layers",), sizes, target)
+    return stack(sizes, target)
+
+
+def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> float:
+    """For how many tokens to train the small model before `g_stack`, of a training of ``tokens`` in all.
+
+    ``log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74``, with N the ``parameters`` of the grown model and ``C = 6 N tokens``
+    FLOPs (Du et al., NeurIPS 2024). Fitted to models of billions: for 410 M parameters and 8.2e9 tokens it asks for more than
+    twice the whole training. What exceeds the fraction ``at_most`` of ``tokens`` is cut to it, with a warning.
+    """
+    compute = math.log10(6 * parameters * tokens)
+    found = 10 ** (0.88 * math.log10(parameters) + 163.27 / compute - 5.74)
+    if found <= at_most * tokens:
+        return found
+    warnings.warn(
+        f"G_stack's formula asks for {found:.3g} tokens of the small model, {found / tokens:.0%} of the training: "
+        f"it was fitted to larger ones; using {at_most:.0%}",
+        stacklevel=2,
+    )
+    return at_most * tokens
+
+
+def mslt(sizes: Sizes, target: Sizes) -> Growth:
+    """The top ``L' - L`` layers once more on top: multi-stage layerwise training (Yang et al., 2020).
+
+    The method then trains the new layers alone, and all of them in a last stage: `jaxgrow.freeze`.
+    """
+    old, new = _layers("mslt", sizes, target)
+    _at_most_twice("mslt", old, new)
+    return {"layers": select([*range(old), *range(2 * old - new, old)], old)}
+
+
+def midas(sizes: Sizes, target: Sizes) -> Growth:
+    """The middle block of ``b = L' - L`` layers once more, right after itself (MIDAS, Saunshi et al., NeurIPS 2024).
+
+    With ``n = L / b`` blocks, it is the ``ceil(n / 2)``-th. Stages as long as `midas_lengths` says.
+    """
+    old, new = _layers("midas", sizes, target)
+    block = new - old
+    if block and old % block:
+        raise ValueError(f"axis 'layers': midas repeats one of equal blocks, but {old} layers are no blocks of {block}")
+    start = (math.ceil(old / block / 2) - 1) * block if block else 0
+    order = [*range(start + block), *range(start, old)]
+    return {"layers": select(order, old)}
+
+
+def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
+    """The fraction of the steps for each of MIDAS's stages: ``T_i = i^power / sum_j j^power``."""
+    weights = np.arange(1, stages + 1) ** power
+    return tuple((weights / weights.sum()).tolist())
+
+
+def lidas(sizes: Sizes, target: Sizes) -> Growth:
+    """The ``L' - L`` layers around the middle once more, in the middle: half from below, half from above (LIDAS, 2025)."""
+    old, new = _layers("lidas", sizes, target)
+    _at_most_twice("lidas", old, new)
+    middle, added = old // 2, new - old
+    first = min(max(0, middle - added // 2), old - added)
+    return {"layers": select([*range(middle), *range(first, first + added), *range(middle, old)], old)}
+
+
+def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> Growth:
+    """``0 .. L - m - 1``, then ``m .. L - 1``: two copies, of which one lacks its last m, the other its first m layers.
+
+    ``L' = 2 (L - m)`` (SOLAR's depth up-scaling, Kim et al., 2023). With ``blend``, the last ``blend`` layers of the lower
+    copy and the first ``blend`` of the upper one are one, their mean, so that ``L' = 2 (L - m) - blend``.
+    """
+    old, new = _layers("solar", sizes, target)
+    cut, odd = divmod(2 * old - new - blend, 2)
+    if odd or cut < 0 or not 0 <= blend <= old - cut:
+        raise ValueError(
+            f"axis 'layers': solar makes 2 ({old} - m) - blend layers of {old}; no m gives {new} with a blend of {blend}"
+        )
+    lower, upper = list(range(old - cut)), list(range(cut, old))
+    once = old - cut - blend
+    pairs = [(i, i) for i in lower[:once]]
+    pairs += list(zip(lower[once:], upper[:blend], strict=True))
+    pairs += [(i, i) for i in upper[blend:]]
+    if not blend:
+        return {"layers": select([i for i, _ in pairs], old)}
+    write = Rows(np.array(pairs, np.int32), np.full((new, 2), 0.5), old)
+    return {"layers": AxisMap(write, np.linalg.pinv(dense(write)).T)}
+
+
+def llama_pro(sizes: Sizes, target: Sizes) -> Growth:
+    """A copy that adds nothing after every ``L / (L' - L)`` layers: ``W_out = W_down = 0`` there, biases too.
+
+    Keeps the function of any pre-LN model to the bit; at first only the zeroed kernels have a gradient (LLaMA Pro, Wu et al.,
+    ACL 2024, who train the new layers alone: `jaxgrow.freeze`). LEMON's and bert2BERT's identity blocks are these. The
+    modules that write the residual stream are named ``out`` and ``down``.
+    """
+    old, new = _layers("llama_pro", sizes, target)
+    _at_most_twice("llama_pro", old, new)
+    after = [(j + 1) * old // (new - old) - 1 for j in range(new - old)]
+    order = sorted([*((i, 0) for i in range(old)), *((i, 1) for i in after)])
+    copies = select([i for i, _ in order], old)
+    zeroed = Rows(copies.write.index, np.array([[1.0 - copy] for _, copy in order]), old)  # type: ignore[union-attr]
+    nothing = ({"layers": AxisMap(zeroed, zeroed)},)
+    return Rules((Rule(nothing, "*/out/*"), Rule(nothing, "*/down/*"), Rule(({"layers": copies},))))
+
+
+def new_layers(growth: Growth) -> tuple[int, ...]:
+    """The layers that are not the first copy of their source, counted after the growth: what one may want to train alone."""
+    maps = growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth
+    source = dense(maps["layers"].write).argmax(1)
+    first = set(np.unique(source, return_index=True)[1].tolist())
+    return tuple(i for i in range(len(source)) if i not in first)
+
+
+def _layers(operator: str, sizes: Sizes, target: Sizes) -> tuple[int, int]:
+    return grown(operator, ("layers",), sizes, {"layers": sizes["layers"], **target})["layers"]
+
+
+def _at_most_twice(operator: str, old: int, new: int) -> None:
+    if new > 2 * old:
+        raise ValueError(f"axis 'layers': {operator} adds at most as many as there are, not {old} to {new}; grow twice")

@@ -1,0 +1,180 @@
+"""Operators that widen a model: the residual stream (``embed``), ``heads`` as whole units, ``mlp``.
+
+Each takes the ``sizes`` of a model and a ``target``, the new sizes of any of these axes.
+"""
+
+import numpy as np
+
+from jaxgrow.maps import AxisMap, Growth, Key, Maps, Matrix, Rows, Rule, Rules, dense, select, tile
+from jaxgrow.operators.targets import WIDTH, Sizes, grown, multiples
+
+
+def zero_pad(sizes: Sizes, target: Sizes) -> Growth:
+    """``W' = [[W, 0], [0, 0]]``: direct copy into the corner, zeros elsewhere.
+
+    Keeps the function for ``heads`` and ``mlp``, not for ``embed``, whose norms count the zeros. New units never move: every
+    gradient of theirs is a product with a zero (LiGO's ``C = 0``, a saddle; Wang et al., ICLR 2023). A control.
+    """
+    return {axis: _both(_top(old, new)) for axis, (old, new) in grown("zero_pad", WIDTH, sizes, target).items()}
+
+
+def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+    """Function-preserving initialisation: new units copy random old ones, their readers share the weight.
+
+    ``g(i) = i`` for old units, else uniform over them; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, Chen et al.,
+    ACL 2022, section 3.3: Net2Net's map, Chen et al., ICLR 2016, Eq. 2, with whole heads).
+
+    Keeps the function but for norms: exact only if every unit of ``embed`` is copied equally often, which random copies
+    are not; ask `preserves_function`.
+    """
+    rng = np.random.default_rng(seed)
+    return {
+        axis: select(np.concatenate([np.arange(old), rng.integers(0, old, new - old)]), old)
+        for axis, (old, new) in grown("fpi", WIDTH, sizes, target).items()
+    }
+
+
+net2net = fpi
+
+
+def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+    """Advanced knowledge initialisation: `fpi`, but new heads and MLP units come from the *next* layer.
+
+    ``U^l[:, j] = Ũ^l[:, j]`` for old units, ``Ũ^{l+1}[:, g(j)]`` for new ones, with Ũ of `fpi` and the last layer its own next
+    (bert2BERT, Chen et al., ACL 2022, section 3.4). The residual stream grows as in `fpi`. A ``target`` with ``layers`` then
+    stacks the widened model as often as it fits, and fills up from its top. Never keeps the function, by design: it breaks
+    the symmetry of the copies.
+
+    A sum of two terms, the old units of each layer and the new ones of the next.
+    """
+    old, new = grown("aki", ("layers", *WIDTH), sizes, {"layers": sizes["layers"], **target})["layers"]
+    copies = fpi(sizes, {axis: size for axis, size in target.items() if axis != "layers"}, seed)
+    assert not isinstance(copies, Rules)
+    order = np.array([*list(range(old)) * (new // old), *range(old - new % old, old)])
+    same: Maps = {"layers": select(order, old)} if new > old else {}
+    base: Maps = {**same, **({"embed": copies["embed"]} if "embed" in copies else {})}
+    following: Maps = {**base, "layers": select(np.minimum(order + 1, old - 1), old)}
+    rules = []
+    for axis in ("heads", "mlp"):
+        if axis in copies:
+            m, units = copies[axis], sizes[axis]
+            first, second = (AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m.new, units))
+            rules.append(Rule(({**base, axis: first}, {**following, axis: second}), axes=(axis,)))
+    return Rules((*rules, Rule((base,))))
+
+
+def hypercloning(sizes: Sizes, target: Sizes) -> Growth:
+    """``W' = tile(W, (k, k)) / k``, vectors tiled: k times the width, the same function (Samragh et al., 2024).
+
+    `jaxgrow.symmetry.break_symmetry` adds the paper's noise, which keeps the function too.
+    """
+    found = multiples("hypercloning", WIDTH, sizes, target)
+    return {axis: tile(old, new // old) for axis, (old, new) in found.items()}
+
+
+def staged(sizes: Sizes, target: Sizes) -> Growth:
+    """``W' = [[W, 0], [0, W]]``: two copies that do not see each other, until training mixes them; the same function.
+
+    Staged Training (Shen et al., ICML 2022), which doubles all of ``embed``, ``heads`` and ``mlp``. What is outside of the
+    blocks is tiled, and the final norm, or an untied head, halved, as in `hypercloning`. A sum of two terms.
+
+    Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs, as in `hypercloning`. So
+    its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones; the
+    modules that write the residual stream are named ``out`` and ``down``.
+    """
+    found = multiples("staged", WIDTH, sizes, target)
+    if set(found) != set(WIDTH) or any(new != 2 * old for old, new in found.values()):
+        raise ValueError(f"staged doubles {', '.join(WIDTH)}, all of them, but was asked for {dict(target)}")
+    copies = hypercloning(sizes, target)
+    assert not isinstance(copies, Rules)
+
+    def half(which: int, read: tuple[str, ...]) -> Maps:
+        out: dict[Key, AxisMap] = {}
+        for axis, m in copies.items():
+            keep = _halves(m.new, m.old)[which]
+            block = _some(m.write, keep)
+            out[axis] = AxisMap(m.write, block) if axis in read else AxisMap(block, _some(m.read, keep))
+        return out
+
+    into, out_of = ((half(0, read), half(1, read)) for read in (("embed",), ("heads", "mlp")))
+    kernels = (Rule(out_of, "*/out/kernel"), Rule(out_of, "*/down/kernel"), Rule(into, "*/kernel", ("layers",)))
+    return Rules((*kernels, Rule((copies,))))
+
+
+def lemon(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+    """Any width, the same function of a pre-LN model, and no two copies alike (LEMON, Wang et al., ICLR 2024).
+
+    Heads and MLP units are copied in turn; the readers of C copies take unequal shares of the weight, ``1/C + noise`` for a
+    copy, the rest for the original. The residual stream is as many tiles as fit and its *mean* in the slots that are left,
+    so that means stay and variances shrink by ``1/eta^2 = D' / (tiles D)``; norms take ``eta gamma`` and ``eta^2 eps``
+    (`Rules.eps`, which `gpt2.resized` applies), and nothing of the spare slots. The noise has deviation
+    ``1 / (sqrt(D') L)``. Layers are added by `llama_pro`. Norms are the modules whose name ends in ``norm``.
+    """
+    rng = np.random.default_rng(seed)
+    found = grown("lemon", WIDTH, sizes, target)
+    noise = 1 / (target.get("embed", sizes["embed"]) ** 0.5 * sizes["layers"])
+    growth: dict[Key, AxisMap] = {}
+    for axis, (old, new) in found.items():
+        index = np.arange(new if axis != "embed" else new // old * old) % old
+        copies = np.bincount(index, minlength=old)
+        share = 1 / copies[index] + noise * rng.normal(size=len(index)) * (np.arange(len(index)) >= old)
+        share[:old] += 1 - np.bincount(index, share)
+        write = select(index, old).write
+        assert isinstance(write, Rows)
+        growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
+    old, new = found.get("embed", (1, 1))
+    if new % old == 0:
+        return growth
+    tiles, spare = growth["embed"], np.zeros((new % old, old))
+    read = np.concatenate([dense(tiles.read), spare])
+    growth["embed"] = AxisMap(np.concatenate([dense(tiles.write), spare + 1 / old]), read)
+    eta = (new // old * old / new) ** 0.5
+
+    def norms(factor: float) -> tuple[Maps, ...]:
+        write = np.concatenate([dense(tiles.write), spare])
+        return ({"embed": AxisMap(factor * write, factor * read)},)
+
+    rules = (Rule(norms(eta), "*norm/scale"), Rule(norms(1.0), "*norm/bias"), Rule((growth,)))
+    return Rules(rules, eps=eta**2)
+
+
+def sparkling(sizes: Sizes, target: Sizes) -> Growth:
+    """Copies whose readers are scaled to keep the size of activations, not the function (SPARKLING, 2026).
+
+    With ``c = (d' - d) / d``: fan-out ``[y; y~]``, fan-in ``alpha [W, W~]``, ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and
+    ``1 / (1 + c)`` beyond; norm scales copied. At c = 1 it is `hypercloning`. Its recipe goes on with the policy
+    ``asymmetric`` for the optimizer and a second warm-up of the new entries alone.
+    """
+    growth = {}
+    for axis, (old, new) in grown("sparkling", WIDTH, sizes, target).items():
+        c = (new - old) / old
+        alpha = 1 / (1 + 3 * c) ** 0.5 if c <= 1 else 1 / (1 + c)
+        write = select(np.arange(new) % old, old).write
+        assert isinstance(write, Rows)
+        growth[axis] = AxisMap(write, Rows(write.index, write.weight * alpha, old))
+    return growth
+
+
+# --- parts of maps ---
+
+
+def _top(old: int, new: int) -> Rows:
+    """``[I; 0]``."""
+    index = np.minimum(np.arange(new), old - 1)[:, None].astype(np.int32)
+    return Rows(index, (np.arange(new) < old).astype(float)[:, None], old)
+
+
+def _both(m: Rows) -> AxisMap:
+    return AxisMap(m, m)
+
+
+def _halves(new: int, old: int) -> tuple[np.ndarray, np.ndarray]:
+    """The old units, and the new ones, as masks."""
+    first = np.arange(new) < old
+    return first, ~first
+
+
+def _some(m: Matrix, keep: np.ndarray) -> Rows:
+    """The rows of ``m`` that are kept; the others are zero."""
+    assert isinstance(m, Rows)
+    return Rows(m.index, m.weight * keep[:, None], m.old)

@@ -1,0 +1,51 @@
+"""Copies that are alike stay alike under deterministic training; this tells them apart and keeps the function."""
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgrow import maps
+from jaxgrow.axes import Tree, axis, is_names, path, reads
+from jaxgrow.grow import grow_leaf
+
+
+def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, snr: float = 10.0) -> Tree:
+    """Adds noise that cancels over copies to every leaf that reads them: what a reader receives stays the same.
+
+    ``W + (I - read write.T) N``, in the convention of rows that are read: with two copies the pairs ``+N, -N`` of
+    HyperCloning (Samragh et al., 2024); any number of copies, equal or not. Scales of norms that are followed by a tied head
+    count as readers.
+
+    Args:
+      params: the *grown* parameters, ``grow(growth, .., axes)``.
+      growth: copies of units, one map an axis.
+      snr: signal to noise, in decibels, of a leaf's root mean square.
+
+    Returns:
+      The parameters with noise; the function is kept wherever every copy is alike. Leaves that read nothing new stay as
+      they are.
+    """
+    key = jax.random.key(seed)
+
+    def leaf(key_path: Any, names: tuple[str, ...], x: Any) -> Any:
+        mine = [n for n in names if reads(n) and axis(n) in growth and growth[axis(n)].new > growth[axis(n)].old]
+        if not mine:
+            return x
+        wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+        noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(path(key_path).encode())), wide.shape, wide.dtype)
+        for name in mine:
+            one = {axis(name): growth[axis(name)]}
+            # What the readers of all copies get in sum, shared out again, is what must go.
+            noise = noise - _shared(one, name, names, noise)
+        level = 10 ** (-snr / 20) * jnp.sqrt(jnp.square(wide).mean() / jnp.square(noise).mean())
+        return (wide + level * noise).astype(x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
+
+
+def _shared(one: maps.Maps, name: str, names: tuple[str, ...], noise: jax.Array) -> jax.Array:
+    """``read write.T`` along the axis ``name``."""
+    alone = tuple(n if n == name else "_" for n in names)
+    return grow_leaf([one], alone, grow_leaf([maps.swap(one)], alone, noise))

@@ -1,0 +1,135 @@
+"""The maps that LiGO learned: saved with the run, loaded, plotted, applied to another checkpoint of the same shape.
+
+``python -m train.maps FILE [--plot FILE.png] [--apply RUN --out FOLDER]``
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from jaxgrow import grow, ligo, sizes
+from jaxgrow.ligo import LiGO
+from jaxgrow.models import gpt2
+from jaxgrow.models.gpt2 import GPT2Config
+from train.checkpoint import load as load_checkpoint
+from train.errors import UserError, exits_cleanly
+from train.plan import Learn
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Learned maps, and the configs that they lead from and to."""
+
+    small: GPT2Config
+    large: GPT2Config
+    ligo: LiGO
+    coefficients: dict[str, Any]  # as of `jaxgrow.ligo.init`
+
+    def apply(self, params: Any) -> Any:
+        """The parameters of a model of the config ``small``, grown to ``large``.
+
+        Raises:
+          ValueError: parameters of another shape.
+        """
+        axes = gpt2.axes(self.small)
+        return grow(ligo.growth(self.coefficients, axes, sizes(params, axes)), params, axes)
+
+
+def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
+    """Writes the maps of a `Learn`; the file appears whole or not at all."""
+    about = {"small": asdict(phase.small), "large": asdict(phase.config), "ligo": asdict(phase.ligo)}
+    flat: dict[str, Any] = {"about": json.dumps(about)}
+    flat |= {f"depth:{module}": w for module, w in coefficients["depth"].items()}
+    flat |= {f"width:{name}:{kind}": m for name, ms in coefficients["width"].items() for kind, m in ms.items()}
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.savez(file, **flat)
+    part.replace(path)
+
+
+def load(path: Path) -> Maps:
+    """The maps that `save` wrote.
+
+    Raises:
+      UserError: the file is missing, damaged, or holds something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
+        coefficients: dict[str, Any] = {"depth": {}, "width": {}}
+        for name, m in arrays.items():
+            kind, which, *role = name.split(":")
+            if kind == "depth":
+                coefficients["depth"][which] = m
+            else:
+                coefficients["width"].setdefault(which, {})[role[0]] = m
+        return Maps(GPT2Config(**about["small"]), GPT2Config(**about["large"]), LiGO(**about["ligo"]), coefficients)
+    except FileNotFoundError:
+        raise UserError(f"there are no maps in {path}; a run that learns them writes maps.npz") from None
+    except Exception as error:
+        raise UserError(f"{path} holds no maps that can be read: {type(error).__name__}: {error}") from error
+
+
+def describe(maps: Maps) -> str:
+    """A line a map: its shape, how far its old part is from the identity, how large its new rows are."""
+    lines = []
+    for name, w in maps.coefficients["depth"].items():
+        lines.append(f"{name}: w {w.shape}, row sums {w.sum(1).min():.3f} .. {w.sum(1).max():.3f}")
+    for name, matrices in maps.coefficients["width"].items():
+        for kind, m in matrices.items():
+            old = m.shape[-1]
+            top = np.abs(m[..., :old, :] - np.eye(old)).max()
+            rows = np.sqrt(np.square(m[..., old:, :]).sum(-1))
+            lines.append(f"{name}: {kind} {m.shape}, max |top - I| {top:.2e}, mean norm of new rows {rows.mean():.3f}")
+    return "\n".join(lines)
+
+
+def plot(maps: Maps, path: Path) -> None:
+    """Every map as an image: depth weights by module, width maps from old to new units."""
+    from matplotlib.figure import Figure
+
+    images = {f"w, {name.removeprefix('blocks/')}": w for name, w in maps.coefficients["depth"].items()}
+    for name, matrices in maps.coefficients["width"].items():
+        for kind, m in matrices.items():
+            images[f"{name}, {kind}"] = m if m.ndim == 2 else m.mean(0)
+    columns = 4
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
+    for axes, (title, m) in zip(figure.subplots(rows, columns, squeeze=False).flat, images.items(), strict=False):
+        bound = np.abs(m).max()
+        figure.colorbar(axes.imshow(m, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto"), ax=axes)
+        axes.set_title(title, fontsize=8)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m train.maps", description=__doc__)
+    parser.add_argument("file", type=Path, help="maps.npz of a run")
+    parser.add_argument("--plot", type=Path, help="where to draw them")
+    parser.add_argument("--apply", type=Path, metavar="RUN", help="a run whose last model is grown by the maps")
+    parser.add_argument("--out", type=Path, help="where the grown parameters go: a new Orbax folder")
+    arguments = parser.parse_args()
+    if (arguments.apply is None) != (arguments.out is None):
+        raise UserError("--apply and --out go together: a run to grow, and a folder for the result")
+    maps = load(arguments.file)
+    print(describe(maps))
+    if arguments.plot:
+        plot(maps, arguments.plot)
+    if arguments.apply:
+        try:
+            grown = maps.apply(load_checkpoint(arguments.apply))
+        except ValueError as error:
+            raise UserError(f"the maps of {arguments.file} do not fit {arguments.apply}: {error}") from error
+        if arguments.out.exists():
+            raise UserError(f"{arguments.out} exists already; give another --out")
+        ocp.save_pytree(str(arguments.out.resolve()), grown)
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)
