@@ -26,7 +26,7 @@ class Freeze:
     @property
     def bottom(self) -> int:
         """How many layers from the bottom are frozen together with what is below them."""
-        below = any(fnmatchcase("token_embedding", p) for p in self.paths)
+        below = all(any(fnmatchcase(x, p) for p in self.paths) for x in ("token_embedding", "position_embedding"))
         return next(i for i in range(len(self.layers) + 1) if i not in self.layers) if below else 0
 
     def mask(self, layers: int) -> np.ndarray:

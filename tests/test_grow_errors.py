@@ -7,8 +7,24 @@ import pytest
 
 from jaxgrow import correct, grow, interpolate, sizes
 from jaxgrow.axes import leaves
-from jaxgrow.maps import tile
-from jaxgrow.operators import adjacent, coalesce, decoalesce, far, fpi, interleave, stack
+from jaxgrow.maps import AxisMap, Rule, Rules, identity, tile
+from jaxgrow.operators import (
+    DEPTH,
+    WIDTH,
+    adjacent,
+    aki,
+    coalesce,
+    decoalesce,
+    far,
+    g_stack,
+    hypercloning,
+    lidas,
+    llama_pro,
+    midas,
+    mslt,
+    solar,
+    staged,
+)
 
 PARAMS = {"mlp": {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)}, "scale": np.zeros(5)}
 AXES = {"mlp": {"kernel": ("embed.in", "mlp"), "bias": ("mlp",)}, "scale": ("head",)}
@@ -62,6 +78,43 @@ def test_grow_checks_the_axes_tree_first():
         grow({"mlp": tile(3, 2)}, PARAMS, {"mlp": AXES["mlp"]})
 
 
+def test_leaves_agree_on_the_new_size_of_an_axis():
+    with raises("axis 'mlp' becomes 6 in mlp/bias, but 3 in mlp/kernel"):
+        grow(Rules((Rule(({"mlp": tile(3, 2)},), "*/bias"),)), PARAMS, AXES)
+    with raises("axis 'mlp': one rule gives it size 6, another 9"):
+        grow(Rules((Rule(({"mlp": tile(3, 2)},), "*/bias"), Rule(({"mlp": tile(3, 3)},)))), PARAMS, AXES)
+
+
+def test_terms_agree_on_every_size():
+    """A size of one would broadcast."""
+    one = {"w": np.zeros((1, 2)), "v": np.zeros(1)}
+    growth = Rules((Rule(({"a": tile(1, 3), "b": identity(2)}, {"b": identity(2)})),))
+    with raises("axis 'a' becomes 3 in w, but 1 in w"):
+        grow(growth, {"w": one["w"]}, {"w": ("a", "b")})
+
+
+def test_a_rule_s_map_fits_the_leaf_that_it_grows():
+    wrong = Rules((Rule(({"mlp": tile(2, 3)},), "*/bias"), Rule(({"mlp": tile(3, 2)},))))
+    with raises("mlp/bias: axis 'mlp' has size 3, but its map takes 2 to 6"):
+        grow(wrong, PARAMS, AXES)
+
+
+def test_axes_that_go_together_have_the_old_sizes_and_stand_together():
+    m = identity(6)
+    pair = {("embed", "mlp"): AxisMap(m.write, m.read, ((3, 2), (3, 2)))}
+    with raises(
+        "mlp/kernel: axis 'embed' has size 2, but its map takes 3 to 3",
+        "mlp/kernel: axis 'mlp' has size 3, but its map takes 2 to 2",
+    ):
+        grow(pair, {"mlp": {"kernel": PARAMS["mlp"]["kernel"]}}, {"mlp": {"kernel": ("embed", "mlp")}})
+    larger = {("embed", "mlp"): AxisMap(tile(6, 2).write, tile(6, 2).read, ((4, 3), (2, 3)))}
+    alone = {"kernel": np.zeros((2, 3)), "bias": np.zeros(2)}
+    with raises("axis 'embed' becomes 2 in bias, but 4 in kernel"):
+        grow(larger, alone, {"kernel": ("embed", "mlp"), "bias": ("embed",)})
+    with raises("axis 'x': the model has no such axis, only 'embed', 'mlp'"):
+        grow({("embed", "x"): larger["embed", "mlp"]}, alone, {"kernel": ("embed", "mlp"), "bias": ("embed",)})
+
+
 # --- operators ---
 
 
@@ -110,17 +163,74 @@ def test_what_follows_the_heads_divides_into_as_many_blocks():
     assert set(coalesce({**LARGE, "mlp": 22}, heads="far", mlp="far")) == {"heads", "embed", "mlp"}
 
 
-@pytest.mark.parametrize("operator", [stack, interleave])
-def test_layers_are_only_added(operator):
-    with raises(f"axis 'layers': {operator.__name__} cannot take 5 to 4; coalesce() makes models smaller"):
+@pytest.mark.parametrize("operator", DEPTH.values(), ids=DEPTH)
+def test_layers_are_only_added_and_nothing_else(operator):
+    name = operator.__name__
+    with raises(f"axis 'layers': {name} cannot take 5 to 4; coalesce() makes models smaller"):
         operator(LARGE, {"layers": 4})
+    with raises(f"axis 'mlp': {name} grows layers"):
+        operator(LARGE, {"layers": 10, "mlp": 40})
+    with raises(f"axis 'depth': {name} grows layers", "axis 'depth': the model has no such axis, only layers, heads"):
+        operator(LARGE, {"depth": 10})
 
 
-def test_fpi_widens_the_axes_that_it_can():
-    with raises("axis 'mlp': fpi cannot take 20 to 19; coalesce() makes models smaller"):
-        fpi(LARGE, {"mlp": 19})
-    with raises("axis 'layers': fpi grows embed, heads, mlp"):
-        fpi(LARGE, {"layers": 6})
+@pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
+def test_widths_are_only_widened_and_nothing_else(operator):
+    name, axes = operator.__name__, "layers, embed, heads, mlp" if operator is aki else "embed, heads, mlp"
+    with raises(f"axis 'mlp': {name} cannot take 20 to 19; coalesce() makes models smaller"):
+        operator(LARGE, {"mlp": 19})
+    with raises(f"axis 'vocab': {name} grows {axes}", "axis 'vocab': the model has no such axis, only layers, heads"):
+        operator(LARGE, {"vocab": 6})
+    if operator is not aki:
+        with raises(f"axis 'layers': {name} grows {axes}"):
+            operator(LARGE, {"layers": 10})
+
+
+TWICE = {"embed": 24, "heads": 8, "mlp": 40}
+
+
+@pytest.mark.parametrize(
+    ("operator", "target", "wrong"),
+    [
+        (
+            hypercloning,
+            {"heads": 6, "mlp": 30},
+            "axis 'heads': hypercloning needs a multiple of 4, not 6\n  axis 'mlp'",
+        ),
+        (staged, {**TWICE, "mlp": 50}, "axis 'mlp': staged needs a multiple of 20, not 50"),
+        (
+            staged,
+            {"embed": 36, "heads": 12, "mlp": 60},
+            "staged doubles embed, heads, mlp, all of them, but was asked for",
+        ),
+        (staged, {"embed": 24, "heads": 8}, "all of them, but was asked for {'embed': 24, 'heads': 8}"),
+        (g_stack, {"layers": 8}, "axis 'layers': g_stack needs a multiple of 5, not 8"),
+        (midas, {"layers": 7}, "axis 'layers': midas repeats one of equal blocks, but 5 layers are no blocks of 2"),
+        (midas, {"layers": 11}, "but 5 layers are no blocks of 6"),
+        (
+            solar,
+            {"layers": 7},
+            "axis 'layers': solar makes 2 (5 - m) - blend layers of 5; no m gives 7 with a blend of 0",
+        ),
+        (solar, {"layers": 12}, "no m gives 12 with a blend of 0"),
+        (mslt, {"layers": 11}, "axis 'layers': mslt adds at most as many as there are, not 5 to 11; grow twice"),
+        (lidas, {"layers": 11}, "axis 'layers': lidas adds at most as many as there are, not 5 to 11; grow twice"),
+        (
+            llama_pro,
+            {"layers": 11},
+            "axis 'layers': llama_pro adds at most as many as there are, not 5 to 11; grow twice",
+        ),
+    ],
+)
+def test_targets_that_an_operator_cannot_reach(operator, target, wrong):
+    with raises(wrong):
+        operator(LARGE, target)
+
+
+@pytest.mark.parametrize(("new", "blend"), [(6, 1), (9, 3), (6, -2), (5, 6)])
+def test_blends_that_solar_cannot_make(new, blend):
+    with raises(f"no m gives {new} with a blend of {blend}"):
+        solar(LARGE, {"layers": new}, blend)
 
 
 # --- merge ---

@@ -13,8 +13,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgrow import AxisMap, Rows, compose, dual, grow, swap
-from jaxgrow.maps import apply, blocks, dense, identity, matmul, repeat, select, tile, transpose
+from jaxgrow import AxisMap, Rows, compose, dual, grow, preserves_function, swap
+from jaxgrow.maps import Rule, Rules, apply, blocks, dense, identity, matmul, new_sizes, repeat, select, tile, transpose
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -90,6 +90,101 @@ def test_sparse_products_use_as_few_terms_as_they_need():
     assert matmul(pairs, tile(2, 2).write).index.shape == (2, 1)
     empty = transpose(select([2, 2], 4).write)
     equal(empty, [[0, 0], [0, 0], [1, 1], [0, 0]])
+
+
+# --- rules, by hand ---
+
+LEAVES = {"up": {"kernel": np.array([[1.0, 2]]), "bias": np.array([3.0, 4])}, "down": {"bias": np.array([5.0])}}
+LEAVES_AXES = {"up": {"kernel": ("a.in", "b"), "bias": ("b",)}, "down": {"bias": ("a",)}}
+FIRST, SECOND = (
+    {"b": AxisMap(m, m)} for m in (np.array([[1.0, 0], [0, 1], [0, 0]]), np.array([[0, 0], [0, 0], [0, 1.0]]))
+)
+
+
+def test_a_leaf_grows_by_the_first_rule_that_matches_it_and_stays_itself_if_none_does():
+    twice = {"b": AxisMap(2 * np.eye(2), 2 * np.eye(2))}
+    growth = Rules((Rule((twice,), "*/kernel"), Rule(({"b": tile(2, 1)},), "up/*"), Rule((twice,), "*/bias", ("b",))))
+    grown = grow(growth, LEAVES, LEAVES_AXES)
+    equal(grown["up"]["kernel"], [[2, 4]])
+    equal(grown["up"]["bias"], [3, 4])
+    assert grown["down"]["bias"] is LEAVES["down"]["bias"]
+    assert grow(Rules(()), LEAVES, LEAVES_AXES)["up"]["bias"] is LEAVES["up"]["bias"]
+
+
+def test_a_rule_needs_all_of_its_axes_and_its_whole_path():
+    twice = {"a": AxisMap(2 * np.eye(1), 2 * np.eye(1)), "b": AxisMap(2 * np.eye(2), 2 * np.eye(2))}
+
+    def grown(path, *axes):
+        out = grow(Rules((Rule((twice,), path, axes),)), LEAVES, LEAVES_AXES)
+        return [float(x.reshape(-1)[0]) for x in (out["up"]["kernel"], out["up"]["bias"], out["down"]["bias"])]
+
+    assert grown("*") == [4, 6, 10]
+    assert grown("*", "a", "b") == [4, 3, 5]
+    assert grown("*", "a") == [4, 3, 10]
+    assert grown("up") == grown("kernel") == grown("UP/*") == [1, 3, 5]
+    assert grown("*/bias") == [1, 6, 10]
+    assert grown("up/k*") == [4, 3, 5]
+
+
+def test_terms_add_up_and_what_none_of_them_touches_is_there_once():
+    grown = grow(Rules((Rule((FIRST, SECOND)),)), LEAVES, LEAVES_AXES)
+    equal(grown["up"]["kernel"], [[1, 2, 2]])
+    equal(grown["up"]["bias"], [3, 4, 4])
+    assert grown["down"]["bias"] is LEAVES["down"]["bias"]
+
+
+def test_terms_add_up_in_float32_or_better():
+    """1 + 1/256 + 1/256 is 1 + 1/128 in bfloat16, but not if each sum is rounded."""
+    terms = tuple({"a": AxisMap(np.full((1, 1), w), np.full((1, 1), w))} for w in (1, 1 / 256, 1 / 256))
+    grown = grow(Rules((Rule(terms),)), np.ones(1, ml_dtypes.bfloat16), ("a",))
+    equal(grown, np.array([1 + 1 / 128], ml_dtypes.bfloat16))
+
+
+def test_rules_swap_dualise_and_say_their_sizes_map_by_map():
+    m, n = AxisMap(np.ones((3, 2)), 2 * np.ones((3, 2))), tile(4, 2)
+    growth = Rules((Rule(({"b": m}, {"b": m, "c": n}), "up/*", ("b",)), Rule(({"a": tile(1, 5)},))), eps=0.25)
+    assert new_sizes(growth) == {"a": 5, "b": 3, "c": 8}
+    assert new_sizes(swap(growth)) == {"a": 1, "b": 2, "c": 4}
+    assert (swap(growth).eps, dual(growth).eps) == (4, 0.25)
+    rule = swap(growth).rules[0]
+    assert (rule.path, rule.axes, len(rule.terms)) == ("up/*", ("b",), 2)
+    equal(rule.terms[1]["b"].write, 2 * np.ones((2, 3)))
+    equal(dual(growth).rules[0].terms[1]["b"].write, 2 * np.ones((3, 2)))
+    chex.assert_trees_all_equal(swap(swap(growth)), growth)
+    chex.assert_trees_all_equal(dual(dual(growth)), growth)
+    assert len(jax.tree.leaves(growth)) == 2 + 2 + 4 + 4
+
+
+# --- adjacent axes that go together, by hand ---
+
+# Units (i, j) of a 2 by 2 axis pair, in order 00, 01, 10, 11; the new pair is 3 by 1.
+PAIR = {("h", "k"): AxisMap(select([3, 0, 3], 4).write, select([3, 0, 3], 4).read, ((3, 1), (2, 2)))}
+
+
+def test_axes_that_go_together_have_the_role_of_the_first():
+    x = np.array([[1.0, 2], [3, 4]])
+    equal(grow(PAIR, x, ("h", "k")), [[4], [1], [4]])
+    equal(grow(PAIR, x, ("h", "k.in")), [[4], [1], [4]])
+    equal(grow(PAIR, x, ("h.in", "k.in")), [[2], [1], [2]])
+    equal(grow(PAIR, x, ("h.in", "k")), [[2], [1], [2]])
+    wide = np.stack([x, 10 * x], -1)
+    equal(grow(PAIR, wide, ("h", "k", "d")), [[[4, 40]], [[1, 10]], [[4, 40]]])
+    equal(grow({**PAIR, "d": tile(2, 2)}, wide, ("h", "k", "d"))[1], [[1, 10, 1, 10]])
+    equal(tiny.quick_jit(lambda x: grow(PAIR, x, ("h", "k")))(x), [[4], [1], [4]])
+
+
+def test_axes_that_go_together_swap_their_sizes():
+    assert new_sizes(PAIR) == {"h": 3, "k": 1}
+    assert new_sizes(swap(PAIR)) == {"h": 2, "k": 2}
+    assert dual(PAIR)["h", "k"].joint == ((3, 1), (2, 2))
+    both = {("h", "k"): AxisMap(identity(6).write, identity(6).read, ((3, 2), (2, 3)))}
+    x = np.arange(6.0).reshape(2, 3)
+    equal(grow(both, x, ("h", "k")), [[0, 1], [2, 3], [4, 5]])
+    equal(grow(swap(both), grow(both, x, ("h", "k")), ("h", "k")), x)
+    with pytest.raises(TypeError, match="maps over several axes, grow twice"):
+        compose(PAIR, {})
+    with pytest.raises(TypeError, match="one map an axis"):
+        preserves_function(PAIR)
 
 
 # --- for every map ---

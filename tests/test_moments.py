@@ -18,7 +18,7 @@ from jaxgrow import dual, grow, grow_optimizer, swap
 from jaxgrow.maps import AxisMap, select, tile
 from jaxgrow.models.gpt2 import resized
 from jaxgrow.moments import RebiasState, rebias
-from jaxgrow.operators import hypercloning, stack
+from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -28,6 +28,13 @@ B1, B2 = 0.9, 0.999
 ADAMW = optax.chain(
     optax.clip_by_global_norm(1e3), optax.scale_by_adam(B1, B2), rebias(B1, B2), optax.add_decayed_weights(0.1)
 )
+
+
+def jitted(tx):
+    """Of an update of many small operations: compiling them one by one costs seconds."""
+    return optax.GradientTransformation(tx.init, tiny.quick_jit(tx.update))
+
+
 OPTIMIZERS = {
     "adam": optax.adam(0.1),
     "adamw with clipping and rebias": ADAMW,
@@ -35,7 +42,11 @@ OPTIMIZERS = {
     "lion": optax.lion(0.1),
     "rmsprop": optax.rmsprop(0.1),
     "adagrad": optax.adagrad(0.1),
-    "adam over two micro-batches": optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    "adam over two micro-batches": jitted(optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation()),
+    "nadam": optax.nadam(0.1),
+    "amsgrad": optax.amsgrad(0.1),
+    "muon": jitted(optax.contrib.muon(0.1)),
+    # Not adamax: what it calls nu is a maximum of |gradient|, not of its square, and "exact" cannot tell.
 }
 # A model of two leaves: one unit of "a" becomes three, the other stays.
 AXES = {"w": ("a.in", "b"), "v": ("a",)}
@@ -117,19 +128,32 @@ def test_policies_by_hand():
 # --- exactness ---
 
 
-def test_exact_moments_are_those_of_training_a_grown_gpt2():
-    """A step after growing is growing after the step. Gradients are those of the two models, not grown ones."""
+@pytest.mark.parametrize(
+    "growth",
+    [
+        hypercloning(tiny.WIDTHS, tiny.wider(2)),
+        staged(tiny.WIDTHS, tiny.wider(2)),
+        lemon(tiny.WIDTHS, {"heads": 5, "mlp": 13}, seed=1),
+    ],
+    ids=["hypercloning", "staged", "lemon, heads and mlp"],
+)
+def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
+    """A step after growing is growing after the step. Gradients are those of the two models, not grown ones.
+
+    Staged Training's weights are block-diagonal, but its gradients are not.
+    """
     config = tiny.config()
-    growth, axes, small = hypercloning(tiny.WIDTHS, tiny.wider(2)), tiny.axes(config), tiny.params(config)
+    axes, small = tiny.axes(config), tiny.params(config)
     large, tx = grow(growth, small, axes), optax.scale_by_adam(B1, B2)
-    step = jax.jit(tx.update)
-    state = tx.init(small)
+    step = tiny.quick_jit(tx.update)
+    state = tiny.quick_jit(tx.init)(small)
     for seed in (0, 1):
         _, state = step(tiny.gradient(config)(small, tiny.tokens(seed=seed)), state)
-    grown = grow_optimizer(tx, jax.device_get(state), growth, small, axes, "exact")
+    across = tiny.quick_jit(lambda state: grow_optimizer(tx, state, growth, small, axes, "exact"))
+    grown = across(state)
     _, after = step(tiny.gradient(config)(small, tiny.tokens(seed=2)), state)
     _, grown = step(tiny.gradient(resized(config, growth))(large, tiny.tokens(seed=2)), grown)
-    close(grown, grow_optimizer(tx, jax.device_get(after), growth, small, axes, "exact"))
+    close(grown, across(after))
 
 
 @pytest.mark.parametrize("policy", ["exact", "copy"])
@@ -246,6 +270,80 @@ def test_without_rebias_a_restarted_entry_moves_too_far(b2, overshoot):
     np.testing.assert_allclose(right["v"], 1, rtol=1e-9)
 
 
+# --- sums of terms ---
+
+OLD = tiny.WIDTHS
+RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
+CLOCKED = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+
+
+def of_gpt2():
+    """``(parameters, their axes, CLOCKED's state after three steps)``; the first moments are the parameters."""
+    small = tiny.params(tiny.config())
+    adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
+    born = jax.tree.map(lambda _: np.int32(0), small)
+    return small, tiny.axes(tiny.config()), (adam, RebiasState(np.int32(3), born))
+
+
+def test_copies_of_units_carry_what_their_pair_had():
+    """Staged: between copies of two units what is between the units, where its weights are zero, too."""
+    small, axes, state = of_gpt2()
+    grown = grow_optimizer(CLOCKED, state, staged(OLD, tiny.wider(2)), small, axes, "copy")
+    names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
+    for (path, x, mu), on in zip(tiny.pairs(small, grown[0].mu), names, strict=True):
+        twice = [2 if name.removesuffix(".in") in ("embed", "heads", "mlp") else 1 for name in on]
+        np.testing.assert_array_equal(mu, np.tile(x, twice), err_msg=path)
+
+
+def test_units_from_the_next_layer_carry_its_moments():
+    small, axes, state = of_gpt2()
+    grown = grow_optimizer(CLOCKED, state, aki(OLD, RAGGED, seed=3), small, axes, "copy")
+    g = {axis: m.write.index[:, 0] for axis, m in fpi(OLD, RAGGED, seed=3).items()}
+    mu, blocks = grown[0].mu, small["blocks"]
+    for layer, following in ((0, 1), (1, 1)):
+        for j, unit in enumerate(g["mlp"]):
+            source = following if j >= OLD["mlp"] else layer
+            assert mu["blocks"]["mlp"]["up"]["bias"][layer, j] == blocks["mlp"]["up"]["bias"][source, unit]
+            expected = blocks["mlp"]["down"]["kernel"][source, unit, g["embed"]]
+            np.testing.assert_array_equal(mu["blocks"]["mlp"]["down"]["kernel"][layer, j], expected)
+        for j, head in enumerate(g["heads"]):
+            source = following if j >= OLD["heads"] else layer
+            expected = blocks["attention"]["key"]["kernel"][source, g["embed"], head]
+            np.testing.assert_array_equal(mu["blocks"]["attention"]["key"]["kernel"][layer, :, j], expected)
+    np.testing.assert_array_equal(mu["final_norm"]["scale"], small["final_norm"]["scale"][g["embed"]])
+
+
+@pytest.mark.parametrize(
+    ("growth", "kept_layers"),
+    [
+        (aki(OLD, RAGGED, seed=3), [0, 1]),
+        (aki(OLD, {**RAGGED, "layers": 5}, seed=3), [0, 1]),
+        (staged(OLD, tiny.wider(2)), [0, 1]),
+        (llama_pro(OLD, {"layers": 4}), [0, 2]),
+    ],
+    ids=["aki", "aki, and layers", "staged", "llama_pro"],
+)
+def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
+    small, axes, state = of_gpt2()
+    across = tiny.quick_jit(lambda state: grow_optimizer(CLOCKED, state, growth, small, axes, "asymmetric"))
+    adam, clock = across(state)
+    assert (adam.count, clock.count) == (3, 3)
+    chex.assert_trees_all_equal_shapes(adam.mu, tiny.params(resized(tiny.config(), growth)))
+    for (path, x, mu), (_, nu, born), name in zip(
+        tiny.pairs(small, adam.mu),
+        tiny.pairs(adam.nu, clock.born),
+        jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple)),
+        strict=True,
+    ):
+        where = np.ix_(*(kept_layers if n == "layers" else range(size) for n, size in zip(name, x.shape, strict=True)))
+        expected, fresh = np.zeros(mu.shape), np.full(mu.shape, 3)
+        expected[where], fresh[where] = x, 0
+        np.testing.assert_array_equal(mu, expected, err_msg=path)
+        np.testing.assert_array_equal(nu, np.square(expected), err_msg=path)
+        np.testing.assert_array_equal(born, fresh, err_msg=path)
+        assert born.dtype == np.int32
+
+
 # --- errors ---
 
 
@@ -259,15 +357,27 @@ def test_asymmetric_needs_a_clock_and_copies():
         grow_optimizer(adam, state, THREE, SMALL, AXES, "asymmetric")
     with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 1"):
         grow_optimizer(ADAMW, trained(ADAMW), swap({"a": tile(1, 2)}), SMALL, AXES, "asymmetric")
+    small, axes, state = of_gpt2()
+    with raises("axis 'embed': policy 'asymmetric' needs a growth that copies units, 6 to 8"):  # lemon's means
+        grow_optimizer(CLOCKED, state, lemon(OLD, {"embed": 8}), small, axes, "asymmetric")
     mix = AxisMap(np.ones((3, 2)), np.ones((3, 2)))
     with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 3"):
         grow_optimizer(ADAMW, trained(ADAMW), {"a": mix}, SMALL, AXES, "asymmetric")
 
 
-def test_moments_of_unknown_kind_are_refused():
+def test_moments_of_unknown_kind_are_copied_but_never_scaled():
     tx = optax.adadelta(0.1)
-    with raises("'e_g' is none of mu, trace, acc_grads, nu, sum_of_squares; use policy 'drop'"):
+    with raises("'e_g' is none of mu, trace, acc_grads, nu, nu_max, sum_of_squares; use policy 'drop'"):
         grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "exact")
+    copied = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")
+    np.testing.assert_array_equal(copied[1].e_g["w"], np.asarray(trained(tx)[1].e_g["w"])[[0, 0, 1, 0]])
+    tx = optax.chain(tx, rebias(B1, B2))
+    kept = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "asymmetric")
+    first, second = trained(tx)[0][1].e_g["v"]
+    np.testing.assert_array_equal(kept[0][1].e_g["v"], [first, 0, second, 0])
+
+
+def test_moments_of_another_shape_than_their_parameter_are_refused():
     tx = optax.adafactor(0.1)
     with raises("use 'drop'"):
         grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")

@@ -100,7 +100,8 @@ def load(folder: str | Path, name: str = "large") -> dict[str, Any]:
             raise UserError(f"there is no checkpoint in {folder}")
         metadata = checkpoints.checkpointables_metadata(checkpoints.latest).metadata["models"]
         abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata[name]["params"])
-        some = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
-        with ocp.Context(pytree_options=some):
+        some = ocp.Context()
+        some.pytree.loading.partial_load = True
+        with some:
             found = checkpoints.load_checkpointables(checkpoints.latest, {"models": {name: {"params": abstract}}})
         return found["models"][name]["params"]

@@ -137,6 +137,10 @@ class To:
     noise: float | None = None  # as of `train.plan.Grow`
     moments: Policy = "drop"
 
+    def __post_init__(self):
+        if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop"):
+            raise ValueError("noise and moments are of operators, not of learned maps: leave them out")
+
 
 @dataclass(frozen=True)
 class Growing:
@@ -152,12 +156,17 @@ class Growing:
     def __post_init__(self):
         if not self.to or self.to[-1].config is not None or any(t.config is None for t in self.to[:-1]):
             raise ValueError("every growth but the last one has a config; the last one ends at the experiment's model")
+        if isinstance(self.source, str) and self.to[0].moments != "drop":
+            moments = self.to[0].moments
+            raise ValueError(f"an imported model has no moments, so moments must be 'drop', not {moments!r}")
 
     def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
         plan, config, name = list(_source(self.small, self.source, optim, steps)), self.small, SOURCE
+        eps = 1.0  # what growths so far have multiplied that of the norms by
         for i, to in enumerate(self.to):
             last = i == len(self.to) - 1
             into, target = to.config or model, "large" if last else f"grown{i + 1}"
+            into = replace(into, eps=into.eps * eps)
             if isinstance(to.by, Learned):
                 learned = replace(optim, peak_lr=optim.peak_lr * to.by.lr, warmup=to.by.warmup)
                 options = {"source": name, "small": config, "ligo": to.by.ligo}
@@ -165,6 +174,7 @@ class Growing:
             else:
                 grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments)
                 plan.append(grown)
+                eps *= grown.config.eps / into.eps
                 into = grown.config
             for stage in to.stages:
                 plan += stage.train(target, into, optim, steps)

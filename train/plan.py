@@ -137,7 +137,7 @@ class Learn(Train):
     small: GPT2Config = field(default_factory=GPT2Config)  # the config of ``source``
     ligo: LiGO = field(default_factory=LiGO)
 
-    reads = property(lambda self: (self.name, self.source))
+    reads = property(lambda self: (self.source,))
 
     @property
     def target(self) -> dict[str, int]:
@@ -338,7 +338,7 @@ class Grow:
         config = self.small
         for growth in self.growths:
             config = gpt2.resized(config, growth)
-        return replace(self.large, eps=self.large.eps * config.eps / self.small.eps)
+        return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
 
     def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
         model, axes = models[self.source], gpt2.axes(self.small)
@@ -412,14 +412,16 @@ def _target(small: GPT2Config, large: GPT2Config) -> dict[str, int]:
 def after(plan: Plan, i: int, models: Models, result: Model) -> dict[str, Model]:
     """The models after phase ``i``, which gave ``result``: those that are still needed.
 
-    A transformation uses up the optimizer state of what it reads, so that a model that is kept costs its parameters only.
+    A phase uses up the optimizer state of what it reads, so that a model that is kept costs its parameters only. A teacher is
+    kept, too: this is also what a checkpoint in the middle of its lessons holds.
     """
     phase = plan[i]
-    out = dict(models)
-    if not isinstance(phase, Train):
-        out |= {name: replace(models[name], opt=None) for name in phase.reads}
+    kept = live(plan, i + 1)
+    if isinstance(phase, Train) and phase.teacher:
+        kept = kept | {phase.teacher.name}
+    out = {**models, **{name: replace(models[name], opt=None) for name in phase.reads if name in models}}
     out[phase.writes] = result
-    return {name: model for name, model in out.items() if name in live(plan, i + 1)}
+    return {name: model for name, model in out.items() if name in kept}
 
 
 def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:

@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from jaxgrow import flops
 from jaxgrow.drop import block_list
-from jaxgrow.models import gpt2
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.moments import clock
 from train import data as corpora
@@ -83,7 +82,8 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
                         result = work.transform(phase)
                     work.models = after(plan, i, work.models, result)
             checkpoints.wait()
-            result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss}
+            model = asdict(work.models[plan[-1].writes].config)
+            result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss, "model": model}
     _write(folder / "result.json", result)
     return result
 
@@ -165,7 +165,7 @@ class _Work:
             self._steps[phase.passes] = mapped_step
         run = self._steps[phase.passes]
         teacher = replace(self.models[phase.teacher.name], opt=None) if phase.teacher else None
-        birth = clock(model.opt).count - max(0, done - phase.begin) if phase.rewarm else None
+        birth = clock(model.opt).count - max(done, phase.begin) if phase.rewarm else None  # the count at its step 0
         unread: _Unread | None = None
         for step in range(max(done, phase.begin), phase.end):
             lr = learning_rate(phase.optim, phase.steps, step)
@@ -209,7 +209,8 @@ class _Work:
         if isinstance(phase, Import):
             self.ledger.begin(name, _count(jax.eval_shape(phase.shapes)))
             model, cost = load_run(self.folder.parent / phase.run.format(seed=self.experiment.seed), phase.config)
-            self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")})
+            layers = sum(p["layers"] for p in cost["phases"])
+            self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")}, layers=layers)
             self.ledger.charge(cost["seconds"])
             self.validate(0, model)
             return model
@@ -276,12 +277,12 @@ def load_run(folder: Path, config: GPT2Config) -> tuple[Model, dict[str, Any]]:
     """
     if not (folder / "result.json").exists():
         raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
-    expected = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
-    params = load_checkpoint(folder)
-    wrong = differences(jax.tree.map(jnp.shape, params), jax.tree.map(jnp.shape, expected))
+    result = json.loads((folder / "result.json").read_text())
+    alike = {name: getattr(config, name) for name in ("dtype", "remat")}  # how it is run, not what it is
+    wrong = differences(result["model"] | alike, asdict(config))
     if wrong:
-        raise UserError(f"the model in {folder} is not the one that was asked for, {config}: {'; '.join(wrong[:8])}")
-    return Model(jax.device_put(params, replicated()), None, config), json.loads((folder / "result.json").read_text())
+        raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
+    return Model(jax.device_put(load_checkpoint(folder), replicated()), None, config), result
 
 
 class Stop:

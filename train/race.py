@@ -2,9 +2,9 @@
 
 ``python -m train.race CONFIG RUN [--by stack,fpi+stack,ligo] [--steps 200] [--seeds 0,1] [--workdir DIR] [--set a.b=c ...]``
 
-CONFIG is that of the large model, RUN a finished run of the small one. A plus joins operators, in turn; ``ligo`` learns its maps
-first, in 100 steps that are counted. The rate stays at its peak after the warm-up, so that no schedule favours an
-end. Writes ``race.md``, ``race.json`` and ``race.png``.
+CONFIG is that of the large model, RUN a finished run of the small one. A plus joins operators, in turn; ``ligo`` learns its
+maps first, in 100 steps that are counted. The rate stays at its peak after the warm-up, so that no schedule favours an end.
+Writes ``race.md``, ``race.json`` and ``race.png``.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     Raises:
       UserError: there is no such run or operator, or it cannot reach the sizes.
     """
-    if not (source / "config.json").exists():
-        raise UserError(f"there is no run in {source}: give the work directory of the small model's run")
-    small = GPT2Config(**json.loads((source / "config.json").read_text())["model"])
+    if not (source / "result.json").exists():
+        raise UserError(f"there is no finished run in {source}: give the work directory of the small model's run")
+    small = GPT2Config(**json.loads((source / "result.json").read_text())["model"])
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     every = max(1, steps // 20)
