@@ -46,10 +46,13 @@ def train(
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
-    The bottom ``frozen`` layers have no backward pass; ``drop``: some tokens go around some layers.
+    The bottom ``frozen`` layers have no backward pass, and then a tied head's table has no gradient; ``drop``: some tokens go
+    around some layers.
     """
     length = length or config.context
     total = 3 * forward(config, tokens, length, layers) - 2 * tokens * frozen * _layer(config, length)
+    if frozen and config.tied:
+        total -= 2 * tokens * config.embed * config.vocab
     if drop is not None:
         (begin, end), kept = drop.middle(config.layers), drop.kept(length)
         saved = tokens * (_layer(config, length) - kept / length * _layer(config, kept))

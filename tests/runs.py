@@ -22,6 +22,7 @@ from train.data import Data
 from train.methods import Growing, Stage, To, VCycle
 from train.optim import Optim
 
+_DEPTH = []  # of quick() inside of quick()
 _COMPILED = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 SMALL = replace(MODEL, embed=4, heads=1, mlp=8)  # .. that grows, twice in all, to:
@@ -39,13 +40,17 @@ def quick() -> Iterator[None]:
         "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
         "jax_disable_most_optimizations": (True, False),
     }
-    for name, (here, _) in settings.items():
-        jax.config.update(name, here)
-    reset_cache()
+    if not _DEPTH:
+        for name, (here, _) in settings.items():
+            jax.config.update(name, here)
+        reset_cache()
+    _DEPTH.append(None)
     yield
-    for name, (_, default) in settings.items():
-        jax.config.update(name, default)
-    reset_cache()
+    _DEPTH.pop()
+    if not _DEPTH:
+        for name, (_, default) in settings.items():
+            jax.config.update(name, default)
+        reset_cache()
 
 
 def corpus(folder: Path, files: int = 8) -> Path:

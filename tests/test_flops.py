@@ -5,24 +5,27 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
 from jaxgrow import flops
+from jaxgrow.drop import TokenDrop
 from jaxgrow.models import gpt2
+from jaxgrow.models.layers import Some
 
 # XLA also counts what the formula leaves out, norms, softmax and GELU: 3 % at these sizes.
 LEFT_OUT = 0.05
 SIZES = dict(vocab=384, context=64, embed=64, heads=3, head_dim=32, mlp=160)
 
 
-def programs(config):
-    """Forward and training step, their arguments by shape only."""
+def programs(config, **passes):
+    """Forward and training step, their arguments by shape only; ``passes`` as of `GPT2`."""
     params = jax.eval_shape(partial(gpt2.init, config), jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((2, config.context), jnp.int32)
 
     def forward(p, t):
-        return gpt2.GPT2(config).apply({"params": p}, t)
+        return gpt2.GPT2(config).apply({"params": p}, t, **passes)
 
     def loss(p, t):
         return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
@@ -60,6 +63,29 @@ def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
     (forward, step), arguments = programs(config)
     assert flops.forward(config, 2 * context) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
     assert flops.train(config, 2 * context) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("frozen", [0, 1, 3])
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen, tied):
+    config = gpt2.GPT2Config(layers=3, tied=tied, **SIZES)
+    (forward, step), arguments = programs(config, frozen=frozen)
+    assert flops.forward(config, 2 * 64) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
+    assert flops.train(config, 2 * 64, frozen=frozen) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("context", "rate", "first", "last", "frozen"),
+    [(64, 0.15, 1, 1, 0), (64, 0.5, 0, 2, 1), (64, 0.3, 2, 0, 3), (300, 0.15, 1, 1, 2), (300, 0.9, 0, 0, 4)],
+)
+def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, first, last, frozen):
+    config = gpt2.GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
+    drop = TokenDrop(rate, first, last)
+    places = np.broadcast_to(np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context)))
+    (_, step), arguments = programs(config, some=Some(places, *drop.middle(4)), frozen=frozen)
+    counted = products(jax.make_jaxpr(step)(*arguments).jaxpr)
+    assert flops.train(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(counted, rel=1e-12)  # a division
+    assert counted < flops.train(config, 2 * context, frozen=frozen)
 
 
 def test_a_long_sequence_computes_little_more_than_half_of_its_square():

@@ -295,17 +295,17 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
 
 
 def test_two_growths_carry_training_on(small_run):
-    """Cloned with noise and fresh moments, stacked with copies of them: the step count says what was carried."""
-    to = To((Stage(0.25),), ("hypercloning",), runs.MODEL, noise=10.0), To((Stage(0.25),), ("stack",), moments="copy")
-    e, run = runs.growing(small_run.parent, *to, name="carried"), small_run.parent / "carried"
-    result, found = pretrain.run(e, run), validations(run)
-    phases = ["import small", "grow small", "train grown1", "grow grown1", "train large"]
-    assert [p["phase"] for p in result["phases"]] == list(found) == phases
-    (small,), (cloned,), (trained,), (stacked,), (end,) = found.values()
+    """Cloned with noise, then stacked: Adam's step count says that its moments went along twice."""
+    to = To((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"), To((Stage(0.25),), moments="copy")
+    e = runs.growing(small_run.parent, *to, source=Stage(0.25), name="carried", optim=Optim(peak_lr=0.1, warmup=0))
+    result, found = pretrain.run(e, small_run.parent / "carried"), validations(small_run.parent / "carried")
+    phases = ["train small", "grow small", "train grown1", "grow grown1", "train large"]
+    assert [p["phase"] for p in result["phases"]] == phases and list(found) == [*phases[:2], *phases[3:]]
+    (small,), (cloned,), (stacked,), (end,) = found.values()
     assert cloned == pytest.approx(small, abs=1e-4)
-    assert abs(stacked - trained) > 1e-3  # a copied layer changes the function
-    assert trained < cloned and end < stacked
-    large = restored(e, run)["large"]
+    assert abs(stacked - cloned) > 1e-2  # a copied layer changes the function
+    assert end < stacked
+    large = restored(e, small_run.parent / "carried")["large"]
     assert int(large.opt[1].count) == 4 and large.config == LARGE
 
 
@@ -316,7 +316,7 @@ def restored(experiment, folder):
         return checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())[0]
 
 
-LEARNED = To((Stage(0.25),), Learned(steps=8, lr=2.0, warmup=2))
+LEARNED = To((Stage(0.25),), Learned(steps=8, warmup=2))
 
 
 @pytest.fixture(scope="module")
@@ -340,8 +340,8 @@ def test_learning_the_maps_lowers_the_loss_of_the_grown_model(learned):
     _, folder, result, _ = learned
     found = validations(folder)
     start, middle, end = found["learn maps"]  # at steps 0, 4 and 8
-    print(found)
-    assert end < middle < start - 0.1
+    assert end < middle < start
+    assert start - end > 0.03  # nats; letters drawn at random leave no more to gain
     assert found["apply maps"] == [pytest.approx(end, abs=1e-6)]
     assert [p["steps"] for p in result["phases"]] == [8, 8, 0, 2]
 
@@ -410,7 +410,8 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
     (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
     with pytest.raises(UserError, match=f"there is no finished run in {tmp_path};"):
         pretrain.load_run(tmp_path, SMALL)
-    with pytest.raises(
-        UserError, match=rf"the model in {small_run} is not the one .*mlp=16.*up\.bias: \(2, 8\) and \(2, 16\)"
-    ):
-        pretrain.load_run(small_run, replace(SMALL, mlp=16))
+    says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
+    with pytest.raises(UserError, match=says):
+        pretrain.load_run(small_run, replace(SMALL, mlp=16, eps=0.01))
+    run_otherwise = replace(SMALL, remat=True, dtype="bfloat16")
+    assert pretrain.load_run(small_run, run_otherwise)[0].config == run_otherwise

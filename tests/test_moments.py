@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from jaxgrow import dual, grow, grow_optimizer, swap
-from jaxgrow.maps import AxisMap, select, tile
+from jaxgrow.maps import AxisMap, Rows, select, tile
 from jaxgrow.models.gpt2 import resized
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
@@ -125,6 +125,14 @@ def test_policies_by_hand():
     assert first == [[6, 0, 2, 0], [12, 0, 2, 0], [36, 0, 4, 0], [144, 0, 4, 0]]
 
 
+def test_a_unit_left_at_zero_is_no_first_copy():
+    late = AxisMap(*[Rows(np.array([[0], [0], [1], [0]]), np.array([[0.0], [1], [1], [1]]), 2)] * 2)
+    state = trained(ADAMW)
+    grown = grow_optimizer(ADAMW, state, {"a": late}, SMALL, AXES, "asymmetric")
+    first, second = of_adam(state).mu["v"]
+    np.testing.assert_array_equal(of_adam(grown).mu["v"], [0, first, second, 0])
+
+
 # --- exactness ---
 
 
@@ -160,6 +168,7 @@ def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
 def test_exact_moments_are_those_of_training_the_grown_model_and_copied_ones_are_not(tx, policy):
     growth = {"a": tile(2, 2)}
     first, then = gradients(SMALL, 2), gradients(SMALL, 1, seed=1)
+    then = jax.tree.map(lambda g: 10 * g, then)  # a maximum moves, too
     _, before = run(tx, SMALL, tx.init(SMALL), first)
     _, after = run(tx, SMALL, before, then)
     grown = grow_optimizer(tx, before, growth, SMALL, AXES, policy)

@@ -37,6 +37,9 @@ class Maps:
           ValueError: parameters of another shape.
         """
         axes = gpt2.axes(self.small)
+        wrong = {a: (n, getattr(self.small, a)) for a, n in sizes(params, axes).items() if n != getattr(self.small, a)}
+        if wrong:
+            raise ValueError(f"the model's sizes differ from those that the maps lead from: {wrong}")
         return grow(ligo.growth(self.coefficients, axes, sizes(params, axes)), params, axes)
 
 
@@ -59,7 +62,7 @@ def load(path: Path) -> Maps:
       UserError: the file is missing, damaged, or holds something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop("about")))
         coefficients: dict[str, Any] = {"depth": {}, "width": {}}
@@ -128,7 +131,7 @@ def main() -> None:
             raise UserError(f"the maps of {arguments.file} do not fit {arguments.apply}: {error}") from error
         if arguments.out.exists():
             raise UserError(f"{arguments.out} exists already; give another --out")
-        ocp.save_pytree(str(arguments.out.resolve()), grown)
+        ocp.save(str(arguments.out.resolve()), grown)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""The maps that LiGO learned, as a file: described, drawn, applied to another model of the same shape."""
+
+import sys
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+from orbax.checkpoint import v1 as ocp
+
+from jaxgrow import grow, ligo, sizes
+from jaxgrow.models import gpt2
+from train import maps
+from train.checkpoint import load
+from train.errors import exits_cleanly
+from train.plan import Learn
+from train.pretrain import run
+
+SMALL = replace(runs.MODEL, layers=1, embed=4, heads=1)
+AXES = gpt2.axes(SMALL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+@pytest.fixture(scope="module", params=[ligo.LiGO(), ligo.LiGO(shared=False, tied=False)], ids=["shared", "per layer"])
+def saved(request, tmp_path_factory):
+    """``(file, coefficients)``."""
+    phase = Learn(
+        "maps", 1, runs.experiment(tmp_path_factory.mktemp("c")).optim, runs.MODEL, small=SMALL, ligo=request.param
+    )
+    old = sizes(jax.eval_shape(lambda: gpt2.init(SMALL, jax.random.key(0))), AXES)
+    coefficients = jax.device_get(ligo.init(request.param, AXES, old, phase.target, jax.random.key(1)))
+    path = tmp_path_factory.mktemp("maps") / "maps.npz"
+    maps.save(path, phase, coefficients)
+    return path, coefficients
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory):
+    """A finished run of a model of the small one's shape."""
+    folder = tmp_path_factory.mktemp("another")
+    run(runs.experiment(folder, model=SMALL, seed=5), folder / "run")
+    return folder / "run"
+
+
+def called(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["maps", *map(str, options)])
+    exits_cleanly(maps.main)
+
+
+def test_a_file_holds_all_that_growing_needs(saved):
+    path, coefficients = saved
+    found = maps.load(path)
+    assert (found.small, found.large) == (SMALL, runs.MODEL)
+    chex.assert_trees_all_equal(found.coefficients, coefficients)
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_maps_are_described_drawn_and_applied_to_another_model(saved, another, monkeypatch, capsys, tmp_path):
+    path, coefficients = saved
+    called(monkeypatch, path, "--plot", tmp_path / "maps.png", "--apply", another, "--out", tmp_path / "grown")
+    said = capsys.readouterr().out
+    assert "blocks/attention/query: w (2, 1), row sums" in said
+    assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
+    assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
+    params = load(another)
+    expected = grow(ligo.growth(coefficients, AXES, sizes(params, AXES)), params, AXES)
+    found = ocp.load(str(tmp_path / "grown"))
+    chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)  # float32, in another order
+    chex.assert_trees_all_equal_shapes(found, gpt2.init(runs.MODEL, jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda path: path.unlink(), "there are no maps in"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "holds no maps that can be read"),
+        (lambda path: path.write_bytes(b""), "holds no maps that can be read"),
+        (lambda path: np.savez(path, x=np.ones(3)), "holds no maps that can be read"),
+    ],
+    ids=["missing", "truncated", "empty", "something else"],
+)
+def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsys, spoil, says):
+    path = tmp_path / "maps.npz"
+    path.write_bytes(saved[0].read_bytes())
+    spoil(path)
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path)
+    assert says in capsys.readouterr().err
+
+
+def test_models_that_do_not_fit_and_results_that_exist_are_refused(saved, another, tmp_path, monkeypatch, capsys):
+    path, _ = saved
+    wide = tmp_path / "wide"
+    run(runs.experiment(tmp_path, steps=1, checkpoint_every=1), wide)
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", wide, "--out", tmp_path / "grown")
+    assert "do not fit" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", another, "--out", tmp_path)
+    assert "exists already; give another --out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", another)
+    assert "--apply and --out go together" in capsys.readouterr().err

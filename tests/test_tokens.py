@@ -1,0 +1,178 @@
+"""Token dropping: which tokens stay, what a model computes with them, and how training draws others in every step.
+
+Two programs for one model differ in float32 by the order of their sums: 1e-5 of logits of order ten.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+import tiny
+
+from jaxgrow.drop import Kept, LayerDrop, TokenDrop, sample_tokens
+from jaxgrow.freeze import Freeze
+from jaxgrow.models import gpt2
+from jaxgrow.models.gpt2 import GPT2
+from jaxgrow.models.layers import Some
+from train import pretrain, step
+from train.methods import Stage, To
+from train.optim import Optim
+from train.parallel import AXIS, mapped, replicated
+from train.plan import Train
+from train.step import Model, Now, Passes, train_step
+
+pytestmark = pytest.mark.xdist_group("growing")
+CONFIG = tiny.config(layers=4, dtype="float32")
+PARAMS = tiny.params(CONFIG, dtype="float32")
+TOKENS = tiny.tokens(3, 7)
+PLACES = np.array([[0, 2, 3, 6], [1, 2, 4, 5], [0, 1, 2, 3]], np.int32)
+DROP = TokenDrop(0.5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+# --- which tokens stay ---
+
+
+def test_how_many_tokens_stay_and_which_layers_see_them_alone():
+    assert [TokenDrop(rate).kept(length) for rate, length in ((0.15, 100), (0.15, 8), (0.5, 4), (0.99, 10))] == [
+        85,
+        7,
+        2,
+        1,
+    ]
+    assert TokenDrop().middle(12) == (1, 11)
+    assert TokenDrop(first=0, last=3).middle(4) == (0, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": 1.0}, {"first": -1}, {"last": -1}])
+def test_numbers_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TokenDrop(**wrong)
+
+
+def test_a_model_without_layers_in_the_middle_is_refused():
+    for make in (DROP.middle, lambda layers: Train("large", 8, Optim(), replace(CONFIG, layers=layers), tokens=DROP)):
+        with pytest.raises(ValueError, match=r"token dropping leaves out 1 \+ 1 layers, but the model has 2"):
+            make(2)
+
+
+def test_every_choice_of_tokens_is_as_likely_as_any_other():
+    """Three of five tokens: ten choices, in ascending order, drawn anew for every sequence and key."""
+    draw = jax.jit(jax.vmap(lambda key: sample_tokens(TokenDrop(0.4), key, 2, 5)))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 2000)))
+    assert drawn.shape == (2000, 2, 3) and drawn.dtype == np.int32
+    choices = list(itertools.combinations(range(5), 3))
+    for sequence in range(2):
+        found = Counter(map(tuple, drawn[:, sequence].tolist()))
+        assert found.keys() <= set(choices)
+        assert all(abs(found[c] / 2000 - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000) for c in choices)
+    alike = (drawn[:, 0] == drawn[:, 1]).all(-1).mean()  # of independent ones
+    assert abs(alike - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000)
+
+
+# --- the model ---
+
+
+@pytest.fixture(scope="module")
+def forward():
+    """``(params, tokens, places) -> logits``, of which the layers 1 and 2 see the places alone."""
+    return jax.jit(lambda p, t, places: GPT2(CONFIG).apply({"params": p}, t, some=Some(places, 1, 3)))
+
+
+def test_with_every_token_kept_it_is_the_dense_model(forward):
+    everything = np.broadcast_to(np.arange(7, dtype=np.int32), (3, 7))
+    dense = tiny.forward(CONFIG)(PARAMS, TOKENS)
+    assert np.abs(dense).max() > 1
+    np.testing.assert_allclose(forward(PARAMS, TOKENS, everything), dense, rtol=0, atol=1e-5)
+
+
+def test_tokens_go_around_the_middle_and_join_again(forward):
+    """An oracle in plain loops: a sequence without the others, layer by layer."""
+    block = gpt2.Block(CONFIG, jnp.float32, parent=None)
+    apply = tiny.quick_jit(lambda w, x: block.apply({"params": w}, x))
+    for tokens, places, found in zip(TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True):
+        x = PARAMS["token_embedding"][tokens] + PARAMS["position_embedding"]
+        for i in range(4):
+            w = jax.tree.map(lambda a, i=i: a[i], PARAMS["blocks"])
+            if i in (1, 2):
+                x[places] = apply(w, x[None, places])[0]
+            else:
+                x = np.array(apply(w, x[None])[0])
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + CONFIG.eps)
+        x = x * PARAMS["final_norm"]["scale"] + PARAMS["final_norm"]["bias"]
+        np.testing.assert_allclose(found, x @ PARAMS["token_embedding"].T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [3, 4])  # the first sequence keeps 3, and not 4
+def test_no_token_sees_a_later_one(forward, place):
+    other = TOKENS.copy()
+    other[0, place] = (other[0, place] + 1) % 11
+    before, after = forward(PARAMS, TOKENS, PLACES), forward(PARAMS, other, PLACES)
+    np.testing.assert_array_equal(before[0, :place], after[0, :place])
+    np.testing.assert_array_equal(before[1:], after[1:])
+    assert (before[0, place:] != after[0, place:]).any(-1).all()
+
+
+def test_dropping_tokens_and_layers_together_is_refused():
+    says = "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+    for other in ({"tokens": DROP}, {"freeze": Freeze((0,))}):
+        with pytest.raises(ValueError, match=says):
+            Train("large", 8, Optim(), CONFIG, LayerDrop(), **other)
+    with pytest.raises(ValueError, match=says):
+        Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
+    for other in ({"some": Some(PLACES, 1, 3)}, {"frozen": 1}):
+        with pytest.raises(ValueError, match=says):
+            GPT2(CONFIG).apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)
+
+
+# --- training ---
+
+
+def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
+    seen = []
+
+    def noting(drop, key, batch, length):
+        places = sample_tokens(drop, key, batch, length)
+        jax.debug.callback(lambda x: seen.append(np.asarray(x).tobytes()), places)
+        return places
+
+    monkeypatch.setattr(step, "sample_tokens", noting)
+    tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
+    model = jax.eval_shape(lambda: Model(gpt2.init(config, jax.random.key(0)), optax.EmptyState(), config))
+    model = jax.device_put(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model), replicated())
+    run = mapped(train_step(tx, 2, AXIS, Passes(tokens=DROP), seed=3), "pmap")
+    drawn = []
+    for number in (0, 1, 0):
+        jax.block_until_ready(run(model, np.zeros((16, 9), np.int32), Now(np.float32(0), np.uint32(number))))
+        jax.effects_barrier()
+        drawn.append(sorted(seen))
+        seen.clear()
+    # Two sequences of 8 places, of which 4 stay: 70 * 70 choices, so that any two draws would hardly be alike by chance.
+    assert [len(set(x)) for x in drawn] == [8, 8, 8]  # devices times micro-batches
+    assert not set(drawn[0]) & set(drawn[1])
+    assert drawn[0] == drawn[2]
+
+
+def test_a_run_that_drops_tokens_stopped_in_the_middle_ends_with_the_same_bits(small_run):
+    """Grown by AKI. One checkpoint falls into the training that drops tokens, one on its end."""
+    to = To((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
+    e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
+    result = pretrain.run(e, small_run.parent / "tokens")
+    runs.stopped(e, small_run.parent / "tokens-stopped", 8 + 3, 8 + 4)  # 8 steps were the small model's
+    runs.assert_same_end(small_run.parent / "tokens-stopped", small_run.parent / "tokens")
+    dropped, dense = (p["flops"] / p["steps"] for p in result["phases"][-2:])
+    phase, tokens = e.plan[-2], e.batch * runs.LARGE.context
+    assert dropped == phase.flops(tokens) < dense == replace(phase, tokens=None).flops(tokens)
+    assert phase.cost == phase.flops(1)
