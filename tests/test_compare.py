@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,56 @@ def test_some_seeds_that_do_not_reach_a_loss_are_counted(tmp_path):
     scratch = [made(tmp_path, "scratch", SCRATCH, seed=s) for s in (0, 1)]
     table = Comparison([scratch, [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", far, seed=1)]], []).table()
     assert "not reached by 1 of 2 seeds" in table
+
+
+GROWN = [
+    ("train small", 1, 5.0, 4.0),
+    ("grow small", 0, 6.0, 3.9),
+    ("train large", 1, 16.0, 3.5),
+    ("train large", 2, 26.0, 3.0),
+]
+SOURCES = (
+    [("train small", 4.0), ("measure small", 1.0), ("train small", 1.0)],
+    [("import small", 6.0)],
+    [("learn maps", 6.0)],
+)
+
+
+def grown(folder: Path, name: str, source: list[tuple[str, float]], seed: int = 0) -> Run:
+    """A run that ends at the loss of `SCRATCH`, in 26 seconds of its 40; the first phases took those of ``source``."""
+    spent = [*source, ("train large", 20.0)]
+    phases = [
+        {"phase": p, "parameters": 50, "steps": 4, "tokens": 50, "flops": 10 * s, "seconds": s, "layers": 8.0}
+        for p, s in spent
+    ]
+    return made(folder, name, GROWN, seed, phases=phases)
+
+
+@pytest.mark.parametrize("source", SOURCES[:2], ids=["trained", "imported"])
+def test_a_small_model_that_one_has_already_is_told_apart(tmp_path, source):
+    short = made(tmp_path, "scratch-x0.5", [("train large", 1, 10.0, 6.0), ("train large", 2, 20.0, 4.0)])
+    run = grown(tmp_path, "grown", source)
+    assert run.source("seconds") == 6 and run.source("flops") == 60
+    comparison = Comparison([[made(tmp_path, "scratch", SCRATCH)], [run]], [[short]])
+    scratch, row, _ = comparison.rows()
+    assert row["saved_flops"] == row["saved_seconds"] == row["saved_frontier"] == pytest.approx([1 - 26 / 40])
+    given = pytest.approx([1 - 20 / 40])
+    assert row["saved_flops_given"] == row["saved_seconds_given"] == row["saved_frontier_given"] == given
+    assert row["source"] == 6 / 40 and scratch["source"] == 0
+    head, _, *rows = [[c.strip() for c in line.split("|")[1:-1]] for line in comparison.table().splitlines()[:5]]
+    saved = ["FLOPs saved to the baseline's final loss", "wall-clock saved to it", "FLOPs saved against the frontier"]
+    assert head[6:] == [*saved, *(f"{column}, small model given" for column in saved)]
+    assert rows[1][6:] == ["35.0 %"] * 3 + ["50.0 %"] * 3
+    assert rows[0][6:] == ["0.0 %"] * 6
+    assert rows[2][6:] == ["not reached", "not reached", "0.0 %"] * 2
+    head = replace(comparison, frontier=[]).table().splitlines()[0]
+    assert head.count("small model given") == 2 and "frontier" not in head
+
+
+def test_without_a_small_model_no_column_speaks_of_one(comparison, tmp_path):
+    assert "given" not in comparison.table()
+    learned = grown(tmp_path, "learned", SOURCES[2])  # learning maps is a cost of the method
+    assert "given" not in Comparison([[made(tmp_path, "base", SCRATCH)], [learned]], []).table()
 
 
 def dropping(folder: Path, seed: int, seconds: float) -> Run:

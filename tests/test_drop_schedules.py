@@ -83,6 +83,27 @@ def test_depth_by_hand():
     assert at(LayerDrop(depth="layerskip", **still), 1, 1) == 1
 
 
+PREFIX = LayerDrop(time="constant", depth="prefix", scale="none")
+
+
+@pytest.mark.parametrize(
+    ("now", "layers", "ran"),
+    [(0.5, 4, 2), (0.5, 12, 6), (0.7, 10, 7), (0.3, 4, 1), (0.4, 4, 2), (0.05, 4, 1), (0.05, 1, 1), (1.0, 3, 3)],
+)
+def test_a_prefix_is_the_bottom_layers_and_never_none_of_them(now, layers, ran):
+    drop = replace(PREFIX, theta=now)
+    assert at(drop, 1, layers).tolist() == at(drop, STEPS, layers).tolist() == [1.0] * ran + [0.0] * (layers - ran)
+    for execution in ("cond", "gather"):
+        drawn = gates(replace(drop, execution=execution), layers, STEPS, 7, seed=5, micro=3)[1]
+        assert np.asarray(drawn).sum(-1).tolist() == [ran] * 3 and np.asarray(drawn)[:, :ran].all()
+
+
+def test_a_prefix_that_shrinks_or_recovers():
+    shrinking = replace(PREFIX, time="linear", theta=0.5)
+    assert [at(shrinking, t, 4).sum() for t in (0, 200, 400, 600, 1000)] == [4, 4, 3, 3, 2]  # of 4, 3.6, 3.2, 2.8 and 2
+    assert at(replace(PREFIX, recovery=0.25), 751, 4).tolist() == [1] * 4
+
+
 @pytest.mark.parametrize("layers", [1, 2, 7, 12])
 @pytest.mark.parametrize("t", [0, 3, 700])
 def test_the_sum_of_keep_probabilities(layers, t):
@@ -192,6 +213,8 @@ def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
         (lambda: LayerDrop(theta=0.0), "theta lies between 0.05 and 1, but is 0.0"),
         (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
         (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
+        (lambda: LayerDrop(depth="prefix"), "never runs the upper layers, so scale must be 'none', not 'sublayer'"),
+        (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
         (lambda: Sensitivity(share=2.0), "share lies between 0 and 1, but is 2.0"),
         (lambda: Sensitivity(after=1.0), "after=1.0 leaves no step"),
         (lambda: Sensitivity(batches=0), "batches must be at least 1"),

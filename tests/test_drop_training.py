@@ -179,6 +179,31 @@ def test_where_every_layer_is_certain_the_step_is_the_dense_one():
     assert Gates(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
 
 
+@pytest.mark.parametrize("execution", ["cond", "gather"])
+def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
+    drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", execution=execution)
+    _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
+    assert ran == 2 and kept.scale is None
+    small = replace(MODEL, layers=2)
+
+    @jax.jit
+    def both(params):
+        def part(params):
+            bottom = params | {"blocks": jax.tree.map(lambda x: x[:2], params["blocks"])}
+            return loss(Model(bottom, None, small), TOKENS)
+
+        def whole(params):
+            return loss(Model(params, None, MODEL), TOKENS, kept_at(kept, 0))
+
+        return [jax.value_and_grad(f)(params) for f in (whole, part)]
+
+    (value, grads), (expected, wanted) = both(jax.device_get(model(optax.identity())).params)
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)  # another program: float32 rounding
+    chex.assert_trees_all_close(grads, wanted, rtol=1e-4, atol=1e-7)
+    for x in jax.tree.leaves(grads["blocks"]):
+        assert x[:2].any() and not x[2:].any()
+
+
 # --- sensitivities ---
 
 
@@ -377,6 +402,8 @@ def test_expected_cost_is_that_of_the_mean_schedule():
     plan = Scratch(DROP).plan(MODEL, Optim(), 100)
     assert plan[0].cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
     assert Scratch().plan(MODEL, Optim(), 100)[0].cost == flops.train(MODEL, 1)
+    prefix = LayerDrop(theta=0.75, time="constant", depth="prefix", scale="none")
+    assert Scratch(prefix).plan(MODEL, Optim(), 100)[0].cost == pytest.approx(flops.train(MODEL, 1, layers=3))
 
 
 def test_the_taylor_sensitivity_costs_two_passes():

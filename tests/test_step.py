@@ -14,7 +14,7 @@ from jaxgrow.models import gpt2
 from train import pretrain, step
 from train.optim import Optim, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.step import Model, Now, eval_step, loss, train_step
+from train.step import Model, Now, eval_step, logits, loss, train_step
 
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
@@ -111,9 +111,9 @@ def test_the_step_is_pure_and_never_calls_the_host():
 def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
     traces, compiled = Counter(), []
 
-    def counted(model, tokens, kept=None):
+    def counted(model, tokens, **passes):
         traces[model.config.layers, model.opt is None] += 1
-        return loss(model, tokens, kept)
+        return logits(model, tokens, **passes)
 
     def noting(function, how, *, donate=False):
         run = mapped(function, how, donate=donate)
@@ -127,7 +127,7 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
 
         return train if donate else run
 
-    monkeypatch.setattr(step, "loss", counted)
+    monkeypatch.setattr(step, "logits", counted)
     monkeypatch.setattr(pretrain, "mapped", noting)
     pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
     # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is still there.

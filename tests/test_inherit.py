@@ -1,0 +1,153 @@
+"""Knowledge inheritance: a teacher's weight over time, what its lesson is, what it costs, and resuming in its middle."""
+
+import itertools
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+import tiny
+from test_flops import products
+
+from jaxgrow import flops
+from jaxgrow.models import gpt2
+from jaxgrow.models.gpt2 import GPT2
+from train import pretrain
+from train.methods import Inherit, Stage
+from train.optim import Optim, transformation
+from train.parallel import AXIS, mapped, replicated
+from train.plan import Teacher, Train, after, describe, live, shapes
+from train.step import Model, Now, Passes, inherited, train_step
+
+pytestmark = pytest.mark.xdist_group("growing")
+STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+METHOD = Inherit(runs.SMALL, "small-seed{seed}", Stage(0.5), temperature=3.0, fraction=0.5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+# --- the plan ---
+
+
+def test_a_teacher_is_trained_or_imported_and_then_teaches():
+    def spelled(method):
+        return [
+            f"{describe(p)} {p.steps if isinstance(p, Train) else ''}" for p in method.plan(runs.LARGE, Optim(), 100)
+        ]
+
+    assert spelled(METHOD) == ["import small ", "train large 50"]
+    trained = replace(METHOD, source=Stage(0.25))
+    assert spelled(trained) == ["train small 25", "train large 50"]
+    small, large = trained.plan(runs.LARGE, Optim(), 100)
+    assert (small.config, small.teacher) == (runs.SMALL, None)
+    assert (large.config, large.teacher) == (runs.LARGE, Teacher("small", 3.0, 0.5))
+
+
+def test_a_checkpoint_amid_the_lessons_holds_the_teacher_without_its_moments():
+    plan, tx = replace(METHOD, source=Stage(0.25)).plan(runs.LARGE, Optim(), 100), transformation(Optim())
+    assert live(plan, 1) == {"small", "large"}
+    small, large = Model({"w": 1}, {"m": 2}, runs.SMALL), Model({"w": 3}, {"m": 4}, runs.LARGE)
+    assert after(plan, 1, {"small": small}, large) == {"small": replace(small, opt=None), "large": large}
+    held = shapes(plan, 2, tx)
+    assert held.keys() == {"small", "large"} and held["small"].opt is None and held["large"].opt is not None
+
+
+def test_the_weight_falls_from_one_to_zero_in_a_straight_line():
+    assert [Teacher("x", fraction=0.5).weight(i, 8) for i in range(8)] == [1, 0.75, 0.5, 0.25, 0, 0, 0, 0]
+    assert [Teacher("x", fraction=1.0).weight(i, 4) for i in range(5)] == [1, 0.75, 0.5, 0.25, 0]
+    assert Teacher("x").weight(55, 125) == 0 < Teacher("x").weight(54, 125)  # the published 55 of 125 thousand steps
+    assert Teacher("x", fraction=0.0).weight(1, 8) == 0
+
+
+# --- the lesson ---
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
+    rng = np.random.default_rng(0)
+    student, teacher = rng.normal(size=(2, 2, 3, 7)).astype(np.float32)
+
+    def softened(logits):
+        p = np.exp(logits.astype(np.float64) / temperature)
+        return p / p.sum(-1, keepdims=True)
+
+    p, q = softened(teacher), softened(student)
+    expected = temperature**2 * (p * np.log(p / q)).sum(-1).mean()
+    assert float(inherited(student, teacher, temperature)) == pytest.approx(expected, rel=1e-5)  # float32
+    assert float(inherited(teacher, teacher, temperature)) == 0
+
+
+def model(config, seed, tx) -> Model:
+    """Far from its beginning, where all say nearly the same."""
+    shapes, rng = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0))), np.random.default_rng(seed)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, shapes)
+    return Model(params, tx.init(params), config)
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    """A student, its teacher, and both losses with their gradients for the whole batch, written without the step."""
+    student, teacher = model(STUDENT, 1, optax.identity()), model(TEACHER, 2, optax.identity())
+
+    def log_p(config, params, temperature):
+        return jax.nn.log_softmax(GPT2(config).apply({"params": params}, TOKENS[:, :-1]) / temperature)
+
+    def cross_entropy(params):
+        return -jnp.take_along_axis(log_p(STUDENT, params, 1.0), TOKENS[:, 1:, None], -1).mean()
+
+    def divergence(params):
+        said, says = log_p(TEACHER, teacher.params, 3.0), log_p(STUDENT, params, 3.0)
+        return 9.0 * (jnp.exp(said) * (said - says)).sum(-1).mean()
+
+    both = jax.jit(lambda params: [jax.value_and_grad(f)(params) for f in (cross_entropy, divergence)])
+    return student, teacher, *jax.device_get(both(student.params))
+
+
+@pytest.fixture(scope="module")
+def step():
+    return mapped(train_step(optax.identity(), 1, AXIS, Passes(temperature=3.0)), "pmap")
+
+
+@pytest.mark.parametrize("lesson", [1.0, 0.25, 0.0])
+def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracle, step, lesson):
+    student, teacher, (loss, plain), (_, taught) = oracle
+    now = Now(np.float32(0.5), teacher=jax.device_put(teacher, replicated()), lesson=np.float32(lesson))
+    found, metrics = step(jax.device_put(student, replicated()), TOKENS, now)
+    expected = jax.tree.map(lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught)
+    chex.assert_trees_all_close(jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5)  # sums in another order
+    assert tiny.distance(plain, taught) > 0.1  # ten thousand tolerances
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_nothing_is_computed_backwards_through_the_teacher():
+    tx = optax.identity()
+    student, teacher = model(STUDENT, 1, tx), model(TEACHER, 2, tx)
+    now = Now(np.float32(0.5), teacher=teacher, lesson=np.float32(0.5))
+    counted = products(jax.make_jaxpr(train_step(tx, 1, AXIS), axis_env=[(AXIS, 4)])(student, TOKENS, now).jaxpr)
+    assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
+
+
+# --- a run ---
+
+
+def test_a_teacher_is_charged_while_it_speaks_and_stopping_amid_its_lessons_changes_nothing(small_run):
+    e = runs.experiment(
+        small_run.parent, name="taught", model=runs.LARGE, method=METHOD, checkpoint_every=1, log_every=1, eval_every=4
+    )
+    pretrain.run(e, small_run.parent / "taught")
+    runs.stopped(e, small_run.parent / "taught-stopped", 8 + 1, 8 + 3)  # 8 steps were the teacher's; it teaches for two
+    runs.assert_same_end(small_run.parent / "taught-stopped", small_run.parent / "taught")
+    lines = [line for line in runs.log(small_run.parent / "taught") if "val_loss" not in line]
+    start = runs.log(small_run.parent / "taught")[0]["flops"]  # the imported teacher's
+    spent = [b - a for a, b in itertools.pairwise([start, *(line["flops"] for line in lines)])]
+    alone, teacher = (f(c, e.batch * 8) for f, c in ((flops.train, runs.LARGE), (flops.forward, runs.SMALL)))
+    assert spent == pytest.approx([alone + teacher, alone + teacher, alone, alone])
