@@ -59,11 +59,10 @@ def grow_leaf(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
 def _parts(term: maps.Maps, names: Names) -> list[tuple[maps.AxisMap | None, int, int]]:
     """``[(map, begin, end), ..]``: what acts on the axes ``begin .. end - 1`` of a leaf, one axis or a key's adjacent ones."""
     out, i, plain = [], 0, [axis(n) for n in names]
-    joint = [key for key in term if isinstance(key, tuple)]
+    joint = [(key, key.split()) for key in term if " " in key]
     while i < len(names):
-        key = next((key for key in joint if tuple(plain[i : i + len(key)]) == key), None)
-        size = 1 if key is None else len(key)
-        out.append((term.get(plain[i]) if key is None else term[key], i, i + size))
+        key, size = next(((k, len(axes)) for k, axes in joint if plain[i : i + len(axes)] == axes), (plain[i], 1))
+        out.append((term.get(key), i, i + size))
         i += size
     return out
 

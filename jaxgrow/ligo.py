@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes import LAYERS, Names, Tree, axis, is_names, path, reads
-from jaxgrow.maps import AxisMap, Key, Rows, Rule, Rules
+from jaxgrow.maps import AxisMap, Rows, Rule, Rules
 from jaxgrow.operators.targets import Sizes, grown
 
 AXES = (LAYERS, "embed", "heads", "mlp")
-_HEADS = ("heads", "head_dim")
+_HEADS = "heads head_dim"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     out: dict[str, Any] = {"depth": {}, "width": {}}
     for leaf, names in _leaves(axes):
         for along, name in _uses(leaf, names):
-            plain = along[0] if isinstance(along, tuple) else along
+            plain = along.split()[0]
             kind = "depth" if plain == LAYERS else "width"
             if plain not in found or name in out[kind]:
                 continue
@@ -108,10 +108,10 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
     depth, width = coefficients["depth"], coefficients["width"]
 
     def rule(leaf: str, names: Names) -> Rule:
-        maps: dict[Key, AxisMap] = {}
-        own: dict[Key, dict[str, Any]] = {}  # of each layer
+        maps: dict[str, AxisMap] = {}
+        own: dict[str, dict[str, Any]] = {}  # of each layer
         for along, name in _uses(leaf, names):
-            plain = along[0] if isinstance(along, tuple) else along
+            plain = along.split()[0]
             if plain == LAYERS:
                 if name in depth:
                     maps[LAYERS] = AxisMap(depth[name], depth[name])
@@ -136,23 +136,23 @@ def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
         yield path(key_path), names
 
 
-def _uses(leaf: str, names: Names) -> Iterator[tuple[Key, str]]:
+def _uses(leaf: str, names: Names) -> Iterator[tuple[str, str]]:
     """``(axis, name of its map)`` of what acts on a leaf."""
     module = leaf.rpartition("/")[0]
     plain = [axis(n) for n in names]
     for i, name in enumerate(plain):
         if name == LAYERS:
             yield LAYERS, module
-        elif tuple(plain[i : i + 2]) == _HEADS:
+        elif plain[i : i + 2] == _HEADS.split():
             yield _HEADS, "value" if reads(names[i]) else module.rpartition("/")[2]
         elif name in ("embed", "mlp"):
             yield name, name
 
 
-def _map(matrices: dict[str, Any], along: Key, sizes: Sizes) -> AxisMap:
+def _map(matrices: dict[str, Any], along: str, sizes: Sizes) -> AxisMap:
     write = matrices["write"]
     joint = None
-    if isinstance(along, tuple):
+    if along == _HEADS:
         dim = sizes["head_dim"]
         joint = ((write.shape[0] // dim, dim), (write.shape[1] // dim, dim))
     return AxisMap(write, matrices.get("read", write), joint)

@@ -63,9 +63,9 @@ class AxisMap:
         return self.write.shape[1]
 
 
-# A key is an axis, or a tuple of adjacent ones, which leaves that have them all take first, in the role of the first axis.
-Key: TypeAlias = str | tuple[str, ...]
-Maps: TypeAlias = Mapping[Any, AxisMap]  # Any: a Key; mappings of str would not do as mappings of Key
+# A key is an axis; or adjacent ones, ``"heads head_dim"``, for the leaves that have them all: those take it first, in the role
+# of the first axis.
+Maps: TypeAlias = Mapping[str, AxisMap]
 
 
 @struct.dataclass
@@ -109,14 +109,13 @@ def new_sizes(growth: Growth) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for key, m in _items(growth):
-        names, news = (key, m.joint[0]) if isinstance(key, tuple) and m.joint else ((str(key),), (m.new,))
-        for name, size in zip(names, news, strict=True):
+        for name, size in zip(key.split(), m.joint[0] if m.joint else (m.new,), strict=True):
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"axis {name!r}: one rule gives it size {sizes[name]}, another {size}")
     return sizes
 
 
-def _items(growth: Growth) -> Iterator[tuple[Key, AxisMap]]:
+def _items(growth: Growth) -> Iterator[tuple[str, AxisMap]]:
     all_maps = [term for rule in growth.rules for term in rule.terms] if isinstance(growth, Rules) else [growth]
     for each in all_maps:
         yield from each.items()
@@ -194,14 +193,14 @@ def dual(growth: Growth) -> Any:
     return _each(growth, lambda m: AxisMap(write=m.read, read=m.write, joint=m.joint))
 
 
-def compose(second: Growth, first: Growth) -> dict[Key, AxisMap]:
+def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
     """The growth ``first``, then ``second``, as one: products of maps, axis by axis.
 
     Raises:
       ValueError: an axis leaves ``first`` with another size than ``second`` expects.
       TypeError: one of them is `Rules`, or has a map over several axes.
     """
-    if isinstance(first, Rules) or isinstance(second, Rules) or any(isinstance(k, tuple) for k in {**first, **second}):
+    if isinstance(first, Rules) or isinstance(second, Rules) or any(" " in k for k in {**first, **second}):
         raise TypeError(
             "compose() multiplies one map an axis: with rules or maps over several axes, grow twice instead"
         )

@@ -126,7 +126,7 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _both(terms: Sequence[maps.Maps], matrix: Callable[[maps.Key, AxisMap], Any]) -> list[maps.Maps]:
+def _both(terms: Sequence[maps.Maps], matrix: Callable[[str, AxisMap], Any]) -> list[maps.Maps]:
     """The terms with one matrix for writers and readers alike: what copies states as it copies units."""
     return [{n: AxisMap(matrix(n, m), matrix(n, m), m.joint) for n, m in term.items()} for term in terms]
 
@@ -134,7 +134,7 @@ def _both(terms: Sequence[maps.Maps], matrix: Callable[[maps.Key, AxisMap], Any]
 def _first_copies(terms: Sequence[maps.Maps]) -> list[maps.Maps]:
     """Of the first term, each unit's first copy: further terms hold what is new."""
 
-    def first(axis: maps.Key, m: AxisMap) -> Rows:
+    def first(axis: str, m: AxisMap) -> Rows:
         if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
             raise ValueError(f"axis {axis!r}: policy 'asymmetric' needs a growth that copies units, {m.old} to {m.new}")
         copies = np.flatnonzero(m.write.weight[:, 0])

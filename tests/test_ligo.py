@@ -290,3 +290,10 @@ def test_targets_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match=re.escape("noise lies between 0 and 1, but is 1.5")):
         LiGO(noise=1.5)
     assert gpt2.resized(SMALL, growth(start(), tiny.axes(SMALL), OLD)) == LARGE
+
+
+def test_a_growth_is_a_pytree():
+    """So it can be an argument of a compiled function, and saved."""
+    made, params = growth(start(), tiny.axes(SMALL), OLD), tiny.params(SMALL)
+    compiled = tiny.quick_jit(lambda g, p: grow(g, p, tiny.axes(SMALL)))(made, params)
+    close(compiled, grown(start(), params))

@@ -158,7 +158,7 @@ def test_rules_swap_dualise_and_say_their_sizes_map_by_map():
 # --- adjacent axes that go together, by hand ---
 
 # Units (i, j) of a 2 by 2 axis pair, in order 00, 01, 10, 11; the new pair is 3 by 1.
-PAIR = {("h", "k"): AxisMap(select([3, 0, 3], 4).write, select([3, 0, 3], 4).read, ((3, 1), (2, 2)))}
+PAIR = {"h k": AxisMap(select([3, 0, 3], 4).write, select([3, 0, 3], 4).read, ((3, 1), (2, 2)))}
 
 
 def test_axes_that_go_together_have_the_role_of_the_first():
@@ -176,8 +176,8 @@ def test_axes_that_go_together_have_the_role_of_the_first():
 def test_axes_that_go_together_swap_their_sizes():
     assert new_sizes(PAIR) == {"h": 3, "k": 1}
     assert new_sizes(swap(PAIR)) == {"h": 2, "k": 2}
-    assert dual(PAIR)["h", "k"].joint == ((3, 1), (2, 2))
-    both = {("h", "k"): AxisMap(identity(6).write, identity(6).read, ((3, 2), (2, 3)))}
+    assert dual(PAIR)["h k"].joint == ((3, 1), (2, 2))
+    both = {"h k": AxisMap(identity(6).write, identity(6).read, ((3, 2), (2, 3)))}
     x = np.arange(6.0).reshape(2, 3)
     equal(grow(both, x, ("h", "k")), [[0, 1], [2, 3], [4, 5]])
     equal(grow(swap(both), grow(both, x, ("h", "k")), ("h", "k")), x)

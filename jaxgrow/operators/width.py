@@ -5,7 +5,7 @@ Each takes the ``sizes`` of a model and a ``target``, the new sizes of any of th
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Growth, Key, Maps, Matrix, Rows, Rule, Rules, dense, select, tile
+from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, Rule, Rules, dense, select, tile
 from jaxgrow.operators.targets import WIDTH, Sizes, grown, multiples
 
 
@@ -89,7 +89,7 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
     assert not isinstance(copies, Rules)
 
     def half(which: int, read: tuple[str, ...]) -> Maps:
-        out: dict[Key, AxisMap] = {}
+        out: dict[str, AxisMap] = {}
         for axis, m in copies.items():
             keep = _halves(m.new, m.old)[which]
             block = _some(m.write, keep)
@@ -113,7 +113,7 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     rng = np.random.default_rng(seed)
     found = grown("lemon", WIDTH, sizes, target)
     noise = 1 / (target.get("embed", sizes["embed"]) ** 0.5 * sizes["layers"])
-    growth: dict[Key, AxisMap] = {}
+    growth: dict[str, AxisMap] = {}
     for axis, (old, new) in found.items():
         index = np.arange(new if axis != "embed" else new // old * old) % old
         copies = np.bincount(index, minlength=old)
