@@ -290,7 +290,8 @@ def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
     np.testing.assert_array_equal(draw(5, 7), draw(5, 7))
     again = jax.jit(jax.vmap(partial(lambda t: gates(drop, 12, STEPS, t, seed=5, micro=3)[1])))(jnp.arange(5, 9))
     np.testing.assert_array_equal(again[2], draw(5, 7))  # drawn alone or with others
-    many = [draw(seed, step) for seed, step in itertools.product(range(3), range(20))]
+    compiled = jax.jit(lambda seed, step: gates(drop, 12, STEPS, step, seed=seed, micro=3)[1])
+    many = [np.asarray(compiled(seed, step)) for seed, step in itertools.product(range(3), range(20))]
     assert len({g.tobytes() for g in many}) > 50
     assert any((g[0] != g[1]).any() for g in many)
     if execution == "cond":
