@@ -244,7 +244,7 @@ def _percent(values: Sequence[float | None]) -> str:
     known = [v for v in values if v is not None]
     if len(known) < len(values):
         return "not reached" if not known else f"not reached by {len(values) - len(known)} of {len(values)} seeds"
-    return spread([100 * v for v in known], "{:.1f} %")
+    return spread([100 * v for v in known], "{:.1f} %").replace("-0.0 %", "0.0 %")
 
 
 def markdown(head: list[str], body: list[list[str]]) -> str:
