@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 from jaxgrow import flops
 from jaxgrow.drop import Kept
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import GPT2Config
 from train.optim import Optim, transformation
 from train.step import Model, loss
 
@@ -70,7 +69,7 @@ class Update:
 
 def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, Any], dict[str, float]]:
     """The sides by name, and the share of the dense gradient's FLOPs that each cannot do without."""
-    params = jax.jit(lambda: gpt2.init(config, jax.random.key(0)))()
+    params = jax.jit(lambda: config.init(jax.random.key(0)))()
     tokens = np.random.default_rng(0).integers(0, config.vocab, (batch, config.context + 1), dtype=np.int32)
     side = partial(Gradient, config, params, tokens)
     dense = flops.train(config, batch * config.context)

@@ -82,7 +82,7 @@ def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
 def start_jax(size: dict[str, Any], batch: int) -> None:
     import jax
 
-    from jaxgrow.models.gpt2 import GPT2Config
+    from jaxgrow.models import GPT2Config
     from train.optim import Optim, transformation
     from train.parallel import AXIS, mapped
     from train.step import Model, Now, train_step
@@ -146,7 +146,7 @@ def utilisation(batches: list[int], steps: int = 20) -> dict[str, Any]:
     import jax
 
     from jaxgrow import flops
-    from jaxgrow.models.gpt2 import GPT2Config
+    from jaxgrow.models import GPT2Config
 
     kind = jax.devices()[0].device_kind
     peak = next((flops_s for name, flops_s in PEAK.items() if name in kind), None)
@@ -180,10 +180,10 @@ def _weights(size: dict[str, Any]) -> Any:
     """GPT-2's initial weights in our tree, the same in every process."""
     import jax
 
-    from jaxgrow.models import gpt2
+    from jaxgrow.models import GPT2Config
 
-    config = gpt2.GPT2Config(**size)
-    shapes = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
+    config = GPT2Config(**size)
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     rng = np.random.default_rng(0)
 
     def fresh(path, x):

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 from jaxgrow import grow, operators, swap
-from jaxgrow.models import gpt2
+from jaxgrow.models import GPT2Config
 
 # The growth, from the sizes of the large tree. All go from half the size, but coalescing goes to it.
 GROWTHS: dict[str, Callable[[dict], dict]] = {
@@ -42,11 +42,11 @@ GROWTHS: dict[str, Callable[[dict], dict]] = {
 }
 
 
-def config_of(params: float) -> gpt2.GPT2Config:
+def config_of(params: float) -> GPT2Config:
     """The largest GPT-2 of at most so many parameters in about XL's proportions: twice as many layers as heads."""
 
-    def config(heads: int) -> gpt2.GPT2Config:
-        return gpt2.GPT2Config(layers=2 * heads, heads=heads, embed=64 * heads, mlp=256 * heads)
+    def config(heads: int) -> GPT2Config:
+        return GPT2Config(layers=2 * heads, heads=heads, embed=64 * heads, mlp=256 * heads)
 
     heads = 2  # even, to be halved
     while sum(x.size for x in jax.tree.leaves(shapes(config(heads + 2)))) <= params:
@@ -54,8 +54,8 @@ def config_of(params: float) -> gpt2.GPT2Config:
     return config(heads)
 
 
-def shapes(config: gpt2.GPT2Config) -> Any:
-    return jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
+def shapes(config: GPT2Config) -> Any:
+    return jax.eval_shape(lambda: config.init(jax.random.key(0)))
 
 
 def size(tree: Any) -> int:
@@ -78,9 +78,9 @@ def prepared(name: str, params: float, as_jax: bool) -> tuple[Callable, Any, Any
     config = config_of(params)
     large = vars(config)
     growth = GROWTHS[name]({n: large[n] for n in ("layers", "heads", "embed", "mlp")})
-    axes = gpt2.axes(config)
+    axes = config.axes()
     down = name.startswith("coalesce")
-    start = config if down else gpt2.resized(config, swap(growth))
+    start = config if down else config.resized(swap(growth))
     result = jax.eval_shape(lambda p: grow(growth, p, axes), shapes(start))
 
     def transform(tree):

@@ -10,33 +10,20 @@ from jaxgrow import maps
 from jaxgrow.axes import Tree, leaves
 from jaxgrow.drop import TokenDrop
 from jaxgrow.grow import products
-from jaxgrow.models.gpt2 import GPT2Config
-from jaxgrow.models.layers import query_blocks
+from jaxgrow.models.config import Config
 
 
-def forward(config: GPT2Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
-    """FLOPs of a forward pass over ``tokens`` tokens in sequences of ``length`` (the config's context, if left out).
+def forward(config: Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
+    """FLOPs of a forward pass over ``tokens`` positions in samples of ``length`` (the config's, if left out).
 
-    ``layers``: how many ran, a mean perhaps (the config's, if left out).
-
-    A token and layer: ``2 * (4 D HK + 2 D F)`` in the kernels, ``4 * S HK`` in scores and their weighted sum, with S the mean
-    number of keys that are computed for a query, of which the mask hides some (`jaxgrow.models.layers.query_blocks`);
-    ``2 D V`` in the head.
+    ``layers``: how many ran, a mean perhaps (the config's, if left out). What a position costs is in the family's ``cost``.
     """
-    length = length or config.context
-    run = config.layers if layers is None else layers
-    return float(tokens) * (run * _layer(config, length) + 2 * config.embed * config.vocab)
-
-
-def _layer(config: GPT2Config, length: int) -> float:
-    """A token's pass through a layer."""
-    c, width = config, config.heads * config.head_dim
-    keys = sum(end * (end - begin) for begin, end in query_blocks(length)) / length
-    return 2 * (4 * c.embed * width + 2 * c.embed * c.mlp) + 4 * keys * width
+    cost = config.cost(length or config.length)
+    return float(tokens) * ((config.layers if layers is None else layers) * cost.layer + cost.outside)
 
 
 def train(
-    config: GPT2Config,
+    config: Config,
     tokens: int,
     length: int | None = None,
     layers: float | None = None,
@@ -46,16 +33,17 @@ def train(
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
-    The bottom ``frozen`` layers have no backward pass, and then a tied head's table has no gradient; ``drop``: some tokens go
-    around some layers.
+    Products with the input need no gradient of it. The bottom ``frozen`` layers and the embeddings have no backward pass,
+    and then a tied head's table has no gradient; ``drop``: some tokens go around some layers.
     """
-    length = length or config.context
-    total = 3 * forward(config, tokens, length, layers) - 2 * tokens * frozen * _layer(config, length)
-    if frozen and config.tied:
-        total -= 2 * tokens * config.embed * config.vocab
+    length = length or config.length
+    cost = config.cost(length)
+    total = 3 * forward(config, tokens, length, layers) - tokens * cost.first
+    if frozen:
+        total -= tokens * (2 * frozen * cost.layer + cost.first + cost.table)
     if drop is not None:
         (begin, end), kept = drop.middle(config.layers), drop.kept(length)
-        saved = tokens * (_layer(config, length) - kept / length * _layer(config, kept))
+        saved = tokens * (cost.layer - kept / length * config.cost(kept).layer)
         total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
     return total
 

@@ -14,7 +14,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import GPT2Config
 from train import pretrain
 from train.checkpoint import Checkpoints, load
 from train.config import Experiment
@@ -83,7 +83,7 @@ def script(folder: Path, experiment: Experiment) -> str:
     """A config file of ``experiment``; its path."""
     path = folder / f"{experiment.name}.py"
     imports = (
-        "from jaxgrow.models.gpt2 import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
+        "from jaxgrow.models import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
     )
     imports += "from train.optim import Optim\nfrom train.methods import *\nfrom train.plan import *\n\n\n"
     path.write_text(f"{imports}def config():\n    return {experiment!r}\n")

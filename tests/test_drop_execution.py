@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.drop import Kept, LayerDrop, conditional, dropping, gates, sample
-from jaxgrow.models import gpt2
 from jaxgrow.models.layers import run_stack
 
 LAYERS = 5
@@ -122,7 +121,7 @@ def loss_and_gradient(request):
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens(3, 7)
 
     def loss(params, kept):
-        logits = gpt2.GPT2(config(dtype, remat)).apply({"params": params}, tokens[:, :-1], kept=kept)
+        logits = config(dtype, remat).module.apply({"params": params}, tokens[:, :-1], kept=kept)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1).mean()
 
     return partial(jax.jit(jax.value_and_grad(loss)), params)
@@ -153,7 +152,7 @@ def test_dropping_every_layer_and_a_probability_of_zero_leave_finite_numbers():
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
 
     def loss(params, kept):
-        return gpt2.GPT2(config()).apply({"params": params}, tokens, kept=kept).sum()
+        return config().module.apply({"params": params}, tokens, kept=kept).sum()
 
     never = Kept(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
     value, gradient = jax.value_and_grad(loss)(params, never)
@@ -169,7 +168,7 @@ def test_both_agree_with_a_model_of_the_kept_layers_alone():
     fewer = params | {"blocks": jax.tree.map(lambda a: a[kept], params["blocks"])}
     expected = tiny.forward(replace(c, layers=len(kept)))(fewer, tokens)
     for layers in (GATES, kept):
-        found = gpt2.GPT2(c).apply({"params": params}, tokens, kept=Kept(layers))
+        found = c.module.apply({"params": params}, tokens, kept=Kept(layers))
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -188,7 +187,7 @@ def program():
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
 
     def loss(params, gates):
-        return gpt2.GPT2(config()).apply({"params": params}, tokens, kept=Kept(gates)).sum()
+        return config().module.apply({"params": params}, tokens, kept=Kept(gates)).sum()
 
     return jax.make_jaxpr(jax.grad(loss))(params, GATES), params
 

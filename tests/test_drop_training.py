@@ -20,7 +20,7 @@ import runs
 
 from jaxgrow import flops
 from jaxgrow.drop import Kept, LayerDrop, Sensitivity, gates, sensitivity
-from jaxgrow.models import gpt2
+from jaxgrow.models import GPT2Config
 from train import config, data, pretrain
 from train.checkpoint import Checkpoints, load
 from train.errors import UserError
@@ -48,7 +48,7 @@ def quick():
 
 
 def model(tx) -> Model:
-    params = gpt2.init(MODEL, jax.random.key(0))
+    params = MODEL.init(jax.random.key(0))
     return jax.device_put(Model(params, tx.init(params), MODEL), replicated())
 
 
@@ -246,7 +246,7 @@ def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
     for module in (argparse, ast, dataclasses, difflib, enum, inspect):
         (tmp_path / "source" / f"{module.__name__}.txt").write_text(inspect.getsource(module))
     text = data.Data("text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache"))
-    small = gpt2.GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
+    small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
     batches = data.probe(data.tokens(text).valid, 32, 32, 2, 32, 8)
     found = []
     for seed in range(4):

@@ -1,6 +1,5 @@
 """The cost formula against counts that know nothing of it: by hand, of every matrix product in the program, and XLA's."""
 
-from functools import partial
 from math import prod
 
 import jax
@@ -11,7 +10,7 @@ from jax.extend.core import jaxprs_in_params
 
 from jaxgrow import flops
 from jaxgrow.drop import TokenDrop
-from jaxgrow.models import gpt2
+from jaxgrow.models import GPT2Config
 from jaxgrow.models.layers import Some
 
 # XLA also counts what the formula leaves out, norms, softmax and GELU: 3 % at these sizes.
@@ -21,11 +20,11 @@ SIZES = dict(vocab=384, context=64, embed=64, heads=3, head_dim=32, mlp=160)
 
 def programs(config, **passes):
     """Forward and training step, their arguments by shape only; ``passes`` as of `GPT2`."""
-    params = jax.eval_shape(partial(gpt2.init, config), jax.random.key(0))
+    params = jax.eval_shape(config.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((2, config.context), jnp.int32)
 
     def forward(p, t):
-        return gpt2.GPT2(config).apply({"params": p}, t, **passes)
+        return config.module.apply({"params": p}, t, **passes)
 
     def loss(p, t):
         return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
@@ -48,7 +47,7 @@ def products(jaxpr) -> int:
 
 def test_by_hand():
     """One token, one layer, all sizes one but two: 4 kernels of 2x3, two of 2x5, scores and sum over 7 places, 11 words."""
-    config = gpt2.GPT2Config(vocab=11, context=7, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
+    config = GPT2Config(vocab=11, context=7, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
     kernels, attention, head = 2 * (4 * 2 * 3 + 2 * 2 * 5), 2 * (7 * 3 + 7 * 3), 2 * 2 * 11
     assert flops.forward(config, 1) == kernels + attention + head
     assert flops.forward(config, 10) == 10 * flops.forward(config, 1)
@@ -59,7 +58,7 @@ def test_by_hand():
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize(("layers", "context"), [(1, 64), (3, 64), (2, 300)])  # 300: three blocks of queries
 def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
-    config = gpt2.GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
+    config = GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
     (forward, step), arguments = programs(config)
     assert flops.forward(config, 2 * context) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
     assert flops.train(config, 2 * context) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
@@ -68,7 +67,7 @@ def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("frozen", [0, 1, 3])
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen, tied):
-    config = gpt2.GPT2Config(layers=3, tied=tied, **SIZES)
+    config = GPT2Config(layers=3, tied=tied, **SIZES)
     (forward, step), arguments = programs(config, frozen=frozen)
     assert flops.forward(config, 2 * 64) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
     assert flops.train(config, 2 * 64, frozen=frozen) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
@@ -79,7 +78,7 @@ def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pas
     [(64, 0.15, 1, 1, 0), (64, 0.5, 0, 2, 1), (64, 0.3, 2, 0, 3), (300, 0.15, 1, 1, 2), (300, 0.9, 0, 0, 4)],
 )
 def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, first, last, frozen):
-    config = gpt2.GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
+    config = GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
     drop = TokenDrop(rate, first, last)
     places = np.broadcast_to(np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context)))
     (_, step), arguments = programs(config, some=Some(places, *drop.middle(4)), frozen=frozen)
@@ -89,7 +88,7 @@ def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, firs
 
 
 def test_a_long_sequence_computes_little_more_than_half_of_its_square():
-    config = gpt2.GPT2Config(layers=1, **SIZES | {"context": 4096})
+    config = GPT2Config(layers=1, **SIZES | {"context": 4096})
     whole = flops.forward(config, 1, length=64)
     scores = 4 * config.heads * config.head_dim
     assert flops.forward(config, 1) == whole + scores * ((4096 + 128) / 2 - 64)
@@ -97,7 +96,7 @@ def test_a_long_sequence_computes_little_more_than_half_of_its_square():
 
 def test_xla_counts_little_more():
     """One layer: XLA counts the body of a loop once, however often it runs."""
-    config = gpt2.GPT2Config(layers=1, **SIZES)
+    config = GPT2Config(layers=1, **SIZES)
     (forward, step), arguments = programs(config)
     for program, formula in ((forward, flops.forward), (step, flops.train)):
         counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]

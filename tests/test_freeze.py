@@ -12,8 +12,6 @@ import tiny
 
 from jaxgrow import grow, operators
 from jaxgrow.freeze import Freeze, hold
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2
 from train import pretrain
 from train.checkpoint import load
 from train.methods import Stage, To
@@ -38,7 +36,7 @@ def quick():
 def trained(config, seed=0) -> Model:
     """A model with moments of its own after five steps, in NumPy."""
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
     clip, adam, born, decay = jax.eval_shape(TX.init, params)
     mu, nu = (jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params) for _ in range(2))
@@ -87,7 +85,7 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
 def test_what_is_held_stays_to_the_bit_with_its_moments_and_the_rest_moves(paths):
     before = trained(LARGE)
     after = jax.tree.map(lambda x: x + 1, (before.params, before.opt))
-    held = hold((before.params, before.opt), after, [True, False, False, True], before.params, gpt2.axes(LARGE), paths)
+    held = hold((before.params, before.opt), after, [True, False, False, True], before.params, LARGE.axes(), paths)
     for tree, new in ((before.params, held[0]), (before.opt[1].mu, held[1][1].mu), (before.opt[1].nu, held[1][1].nu)):
         for name, layers in moved(tree, new).items():
             if any(fnmatchcase(name, p) for p in paths):
@@ -131,7 +129,7 @@ def test_the_gradient_of_a_frozen_bottom_is_zero_and_that_of_the_rest_is_what_it
     @jax.jit
     def gradients(params):
         def loss(params, frozen):
-            logits = GPT2(config).apply({"params": params}, TOKENS[:, :-1], frozen=frozen)
+            logits = config.module.apply({"params": params}, TOKENS[:, :-1], frozen=frozen)
             return jax.nn.log_softmax(logits)[..., 0].mean(), logits
 
         return {frozen: jax.grad(loss, has_aux=True)(params, frozen) for frozen in (0, 2)}
@@ -155,7 +153,7 @@ def test_layers_that_were_added_train_alone(small_run, by):
     """Multi-stage layerwise training, and LLaMA Pro: half of the layers are old."""
     wide = operators.hypercloning(vars(runs.SMALL), {"embed": 8, "heads": 2, "mlp": 16})
     deep = getattr(operators, by)(vars(runs.SMALL), {"layers": 4})
-    axes = gpt2.axes(runs.SMALL)
+    axes = runs.SMALL.axes()
     grown = grow(deep, grow(wide, load(small_run), axes), axes)
     new = operators.new_layers(deep)
     old = tuple(i for i in range(4) if i not in new)

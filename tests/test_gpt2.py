@@ -15,7 +15,7 @@ import tiny
 
 from jaxgrow import sizes
 from jaxgrow.axes import leaves
-from jaxgrow.models import gpt2
+from jaxgrow.models import GPT2Config
 from jaxgrow.models.layers import attention as model_attention
 from jaxgrow.operators import hypercloning, stack
 
@@ -47,37 +47,36 @@ def test_axis_names_are_config_fields(tied):
 
 def test_resized_is_the_config_of_the_grown_model():
     config = tiny.config()
-    grown = gpt2.resized(config, {**hypercloning(tiny.WIDTHS, tiny.wider(2)), **stack(tiny.WIDTHS, {"layers": 5})})
+    grown = config.resized({**hypercloning(tiny.WIDTHS, tiny.wider(2)), **stack(tiny.WIDTHS, {"layers": 5})})
     assert grown == replace(config, layers=5, embed=12, heads=6, mlp=18)
 
 
 def test_published_tied_axes_exchange_readers_and_writers_around_the_blocks():
-    axes = gpt2.axes(tiny.config(tied=True, dtype="float32"))
-    published = gpt2.paper_tied_axes(axes)
+    config = tiny.config(tied=True, dtype="float32")
+    axes, published = config.axes(), config.paper_axes()
     assert published["token_embedding"] == ("vocab", "embed.in")
     assert published["position_embedding"] == ("context", "embed.in")
     assert published["final_norm"] == {"scale": ("embed",), "bias": ("embed",)}
     assert published["blocks"] == axes["blocks"]
-    assert gpt2.paper_tied_axes(published) == axes
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"heads": 0, "mlp": -1}, r"a GPT-2 needs at least 1 of heads \(is 0\), mlp \(is -1\)"),
+        ({"heads": 0, "mlp": -1}, r"heads is 0, less than 1, mlp is -1, less than 1"),
         ({"dtype": "float16"}, "dtype is 'float32', 'bfloat16' or 'float64', not 'float16'"),
     ],
 )
 def test_config_errors(wrong, message):
     with pytest.raises(ValueError, match=message):
-        gpt2.GPT2Config(**wrong)
+        GPT2Config(**wrong)
 
 
 def test_initial_values():
     """Kernels and tables N(0, .02); what writes into the residual stream N(0, .02 / sqrt(2 L)); every layer its own."""
-    config = gpt2.GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
+    config = GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
     with jax.enable_x64(False):
-        params = tiny.quick_jit(lambda k: gpt2.init(config, k))(jax.random.key(0))
+        params = tiny.quick_jit(lambda k: config.init(k))(jax.random.key(0))
     for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
         path = jax.tree_util.keystr(path, simple=True, separator="/")
         assert x.dtype == jnp.float32
@@ -164,7 +163,7 @@ def test_rematerialising_changes_no_gradient():
     plain, remat = (tiny.gradient(c)(params, tokens) for c in (config, replace(config, remat=True)))
     chex.assert_trees_all_close(remat, plain, rtol=0, atol=TOLERANCE)
     for remat in (False, True):
-        model = gpt2.GPT2(replace(config, remat=remat))
+        model = replace(config, remat=remat).module
         program = jax.make_jaxpr(model.apply)({"params": params}, tokens)
         assert ("remat" in str(program)) == remat
 

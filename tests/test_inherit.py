@@ -14,8 +14,6 @@ import tiny
 from test_flops import products
 
 from jaxgrow import flops
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2
 from train import pretrain
 from train.methods import Inherit, Stage
 from train.optim import Optim, transformation
@@ -88,7 +86,7 @@ def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
 
 def model(config, seed, tx) -> Model:
     """Far from its beginning, where all say nearly the same."""
-    shapes, rng = jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0))), np.random.default_rng(seed)
+    shapes, rng = jax.eval_shape(lambda: config.init(jax.random.key(0))), np.random.default_rng(seed)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, shapes)
     return Model(params, tx.init(params), config)
 
@@ -99,7 +97,7 @@ def oracle():
     student, teacher = model(STUDENT, 1, optax.identity()), model(TEACHER, 2, optax.identity())
 
     def log_p(config, params, temperature):
-        return jax.nn.log_softmax(GPT2(config).apply({"params": params}, TOKENS[:, :-1]) / temperature)
+        return jax.nn.log_softmax(config.module.apply({"params": params}, TOKENS[:, :-1]) / temperature)
 
     def cross_entropy(params):
         return -jnp.take_along_axis(log_p(STUDENT, params, 1.0), TOKENS[:, 1:, None], -1).mean()

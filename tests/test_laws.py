@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from jaxgrow import compose, dual, grow, preserves_function, swap
 from jaxgrow import testing as assertions
 from jaxgrow.maps import AxisMap, Growth, Rows, Rules, dense, new_sizes, select, tile
-from jaxgrow.models.gpt2 import paper_tied_axes, resized
 from jaxgrow.operators import (
     aki,
     decoalesce,
@@ -136,7 +135,7 @@ def of_products(growth):
 
 def large(row, tied=True, seed=7):
     """Unrelated parameters in the shape of the grown model."""
-    return tiny.params(resized(tiny.config(tied=tied), row.growth), seed)
+    return tiny.params(tiny.config(tied=tied).resized(row.growth), seed)
 
 
 # --- the algebra ---
@@ -262,7 +261,7 @@ def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
 def test_gradients_grow_by_the_dual_where_the_function_is_kept_and_not_like_weights(row):
     config, axes, small = model()
     gradient = jax.device_get(tiny.gradient(config)(small, tiny.tokens()))
-    large_gradient = tiny.gradient(resized(config, row.growth))(grow(row.growth, small, axes), tiny.tokens())
+    large_gradient = tiny.gradient(config.resized(row.growth))(grow(row.growth, small, axes), tiny.tokens())
     visible = VISIBLE * max(float(jnp.abs(g).max()) for g in jax.tree.leaves(large_gradient))
     by_the_dual, like_weights = grow(dual(row.growth), gradient, axes), grow(row.growth, gradient, axes)
     if not row.dual:
@@ -297,7 +296,7 @@ def test_ragged_growth_fails_because_of_the_norms_alone():
 def test_the_published_tied_head_changes_the_function():
     """Dividing the tables scales the residual stream where it begins, but not where the blocks add to it."""
     halves = hypercloning(OLD, tiny.wider(2))
-    published = paper_tied_axes(tiny.axes(tiny.config(tied=True)))
+    published = tiny.paper_axes(tiny.config(tied=True))
     change = partial(tiny.change_of_logits, halves, True, dtype="float32")
     assert change(small_axes=published) > VISIBLE
     assert change() < 1e-5
@@ -347,7 +346,7 @@ def test_any_sizes_grow_to_the_shapes_of_their_model(operator, data):
     old, growth = data.draw(any_growth(operator))
     config = tiny.config(**old)
     large = grow(growth, tiny.params(config), tiny.axes(tiny.config()))
-    chex.assert_trees_all_equal_shapes(large, tiny.shapes(replace(resized(config, growth), eps=config.eps)))
+    chex.assert_trees_all_equal_shapes(large, tiny.shapes(replace(config.resized(growth), eps=config.eps)))
     chex.assert_tree_all_finite(large)
     copies = growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth
     for m in copies.values() if operator is not sparkling else ():

@@ -11,7 +11,6 @@ import runs
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import grow, ligo, sizes
-from jaxgrow.models import gpt2
 from train import maps
 from train.checkpoint import load
 from train.errors import exits_cleanly
@@ -19,7 +18,7 @@ from train.plan import Learn
 from train.pretrain import run
 
 SMALL = replace(runs.MODEL, layers=1, embed=4, heads=1)
-AXES = gpt2.axes(SMALL)
+AXES = SMALL.axes()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,7 +33,7 @@ def saved(request, tmp_path_factory):
     phase = Learn(
         "maps", 1, runs.experiment(tmp_path_factory.mktemp("c")).optim, runs.MODEL, small=SMALL, ligo=request.param
     )
-    old = sizes(jax.eval_shape(lambda: gpt2.init(SMALL, jax.random.key(0))), AXES)
+    old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
     coefficients = jax.device_get(ligo.init(request.param, AXES, old, phase.target, jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
     maps.save(path, phase, coefficients)
@@ -73,7 +72,7 @@ def test_maps_are_described_drawn_and_applied_to_another_model(saved, another, m
     expected = grow(ligo.growth(coefficients, AXES, sizes(params, AXES)), params, AXES)
     found = ocp.load(str(tmp_path / "grown"))
     chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)  # float32, in another order
-    chex.assert_trees_all_equal_shapes(found, gpt2.init(runs.MODEL, jax.random.key(0)))
+    chex.assert_trees_all_equal_shapes(found, runs.MODEL.init(jax.random.key(0)))
 
 
 @pytest.mark.parametrize(

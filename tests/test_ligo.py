@@ -16,7 +16,6 @@ from test_oracle import layers
 
 from jaxgrow import flops, grow
 from jaxgrow.ligo import LiGO, growth, init
-from jaxgrow.models import gpt2
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from train.step import Model, loss, parameters
 
@@ -289,7 +288,7 @@ def test_targets_that_cannot_be_are_refused():
         start(target={"mlp": 8})
     with pytest.raises(ValueError, match=re.escape("noise lies between 0 and 1, but is 1.5")):
         LiGO(noise=1.5)
-    assert gpt2.resized(SMALL, growth(start(), tiny.axes(SMALL), OLD)) == LARGE
+    assert SMALL.resized(growth(start(), tiny.axes(SMALL), OLD)) == LARGE
 
 
 def test_a_growth_is_a_pytree():

@@ -16,7 +16,6 @@ import runs
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.ligo import LiGO
 from jaxgrow.maps import new_sizes
-from jaxgrow.models import gpt2
 from jaxgrow.symmetry import break_symmetry
 from train import config, maps, pretrain
 from train.checkpoint import Checkpoints, load
@@ -110,7 +109,7 @@ def test_a_checkpoint_amid_learning_holds_the_maps_and_their_base():
     plan = LIGO.plan(LARGE, BASE, 100)
     held = shapes(plan, 2, TX)
     assert held.keys() == {"maps"}
-    found, small = held["maps"], jax.eval_shape(lambda: gpt2.init(SMALL, jax.random.key(0)))
+    found, small = held["maps"], jax.eval_shape(lambda: SMALL.init(jax.random.key(0)))
     chex.assert_trees_all_equal_shapes_and_dtypes(found.base, small)
     assert (found.source, found.config) == (SMALL, LARGE)
     assert found.params["width"]["embed"]["write"].shape == (8, 4)
@@ -118,9 +117,7 @@ def test_a_checkpoint_amid_learning_holds_the_maps_and_their_base():
     chex.assert_trees_all_equal_shapes(found.opt[1].mu, found.params)
     held = shapes(plan, 3, TX)
     assert held.keys() == {"large"} and held["large"].base is None and held["large"].opt is None
-    chex.assert_trees_all_equal_shapes(
-        held["large"].params, jax.eval_shape(lambda: gpt2.init(LARGE, jax.random.key(0)))
-    )
+    chex.assert_trees_all_equal_shapes(held["large"].params, jax.eval_shape(lambda: LARGE.init(jax.random.key(0))))
 
 
 def test_after_a_phase_only_what_is_still_read_is_kept():
@@ -219,7 +216,7 @@ def numbers(config, seed=0):
     rng = np.random.default_rng(seed)
     params = jax.tree.map(
         lambda x: rng.normal(size=x.shape).astype(np.float32),
-        jax.eval_shape(lambda: gpt2.init(config, jax.random.key(0))),
+        jax.eval_shape(lambda: config.init(jax.random.key(0))),
     )
     clip, adam, born, decay = TX.init(params)
     mu, nu = (jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params) for _ in range(2))
@@ -230,7 +227,7 @@ def numbers(config, seed=0):
 
 @pytest.mark.parametrize("moments", ["copy", "exact", "asymmetric"])
 def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
-    small, axes = numbers(SMALL), gpt2.axes(SMALL)
+    small, axes = numbers(SMALL), SMALL.axes()
     phase = Grow("small", "large", SMALL, LARGE, runs.DOUBLED, 3, 10.0, moments)
     wide, deep = operators.hypercloning(SIZES, WIDTHS), operators.stack(SIZES, {"layers": 4})
 
@@ -251,7 +248,7 @@ def test_dropped_moments_are_left_behind():
     small = numbers(SMALL)
     found = Grow("small", "large", SMALL, LARGE, ("aki",)).run({"small": small}, TX, None)
     growth = operators.aki(SIZES, {"layers": 4, **WIDTHS})
-    chex.assert_trees_all_equal(found, Model(grow(growth, small.params, gpt2.axes(SMALL)), None, LARGE))
+    chex.assert_trees_all_equal(found, Model(grow(growth, small.params, SMALL.axes()), None, LARGE))
 
 
 def test_noise_tells_copies_apart_and_keeps_the_function():
@@ -263,7 +260,7 @@ def test_noise_tells_copies_apart_and_keeps_the_function():
         for noise in (None, 10.0):
             phase = Grow("small", "large", SMALL, runs.MODEL, ("hypercloning",), noise=noise)
             ends.append(phase.run({"small": small}, TX, None).params)
-        logits = [gpt2.GPT2(runs.MODEL).apply({"params": params}, tokens) for params in ends]
+        logits = [runs.MODEL.module.apply({"params": params}, tokens) for params in ends]
         return logits, [params["blocks"]["mlp"]["up"]["kernel"] for params in ends]
 
     (plain, noisy), up = grown(small)

@@ -16,7 +16,6 @@ import tiny
 
 from jaxgrow import dual, grow, grow_optimizer, swap
 from jaxgrow.maps import AxisMap, Rows, select, tile
-from jaxgrow.models.gpt2 import resized
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
 
@@ -160,7 +159,7 @@ def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
     across = tiny.quick_jit(lambda state: grow_optimizer(tx, state, growth, small, axes, "exact"))
     grown = across(state)
     _, after = step(tiny.gradient(config)(small, tiny.tokens(seed=2)), state)
-    _, grown = step(tiny.gradient(resized(config, growth))(large, tiny.tokens(seed=2)), grown)
+    _, grown = step(tiny.gradient(config.resized(growth))(large, tiny.tokens(seed=2)), grown)
     close(grown, across(after))
 
 
@@ -337,7 +336,7 @@ def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
     across = tiny.quick_jit(lambda state: grow_optimizer(CLOCKED, state, growth, small, axes, "asymmetric"))
     adam, clock = across(state)
     assert (adam.count, clock.count) == (3, 3)
-    chex.assert_trees_all_equal_shapes(adam.mu, tiny.params(resized(tiny.config(), growth)))
+    chex.assert_trees_all_equal_shapes(adam.mu, tiny.params(tiny.config().resized(growth)))
     for (path, x, mu), (_, nu, born), name in zip(
         tiny.pairs(small, adam.mu),
         tiny.pairs(adam.nu, clock.born),

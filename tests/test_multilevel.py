@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from jaxgrow import correct, dual, grow, interpolate, swap
 from jaxgrow import testing as assertions
-from jaxgrow.models import gpt2
 from jaxgrow.operators import coalesce, decoalesce, far
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -106,9 +105,9 @@ def test_width_and_depth_commute(pattern, m):
 def test_norms_and_adjoints_of_equal_groups(g, published):
     """Matrices keep their norm and C is the adjoint of D; vectors grow by sqrt(g) and C = D*/g; published tables inversely."""
     config = tiny.config()
-    axes = gpt2.paper_tied_axes(tiny.axes(config)) if published else tiny.axes(config)
+    axes = tiny.paper_axes(config) if published else tiny.axes(config)
     growth = decoalesce({"heads": 3 * g, "embed": 6 * g, "mlp": 9 * g}, heads=far(3 * g, 3))
-    small, large = tiny.params(config), tiny.params(gpt2.resized(config, growth), seed=3)
+    small, large = tiny.params(config), tiny.params(config.resized(growth), seed=3)
     norms = {path: np.linalg.norm(b) / np.linalg.norm(a) for path, a, b in tiny.pairs(small, grow(growth, small, axes))}
     down, adjoint = grow(swap(growth), large, axes), grow(swap(dual(growth)), large, axes)
     for path, by_c, by_adjoint in tiny.pairs(down, adjoint):
@@ -142,7 +141,7 @@ def test_two_steps_of_pairs_are_one_of_fours_on_a_model_and_of_unequal_groups_ar
         halves = {"heads": 2, "embed": 6, "mlp": 10}
         return grow(coalesce(halves, heads=second), step, axes), grow(coalesce(LARGE, heads=at_once), m, axes)
 
-    for axes in (AXES, gpt2.paper_tied_axes(AXES)):
+    for axes in (AXES, tiny.paper_axes(tiny.config())):
         close(*both(axes, ((0, 2), (1, 3)), ((0, 1),), ((0, 1, 2, 3),)))
         assert tiny.distance(*both(axes, ((0, 2, 3), (1,)), ((0, 1),), ((0, 1, 2, 3),))) > 0.05
 

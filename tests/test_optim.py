@@ -1,6 +1,5 @@
 """AdamW and its schedules, against optax and against numbers by hand."""
 
-from functools import partial
 from itertools import pairwise
 
 import jax
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MODEL
 
-from jaxgrow.models import gpt2
 from train.optim import Optim, learning_rate, transformation
 
 SCHEDULES = ("cosine", "linear", "wsd")
@@ -67,7 +65,7 @@ def test_the_transformation_is_optax_adamw_after_clipping(size):
 
 
 def test_kernels_and_embeddings_decay_biases_and_norms_do_not():
-    shapes = jax.eval_shape(partial(gpt2.init, MODEL), jax.random.key(0))
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
     tx = transformation(Optim(weight_decay=0.5))
     updates, _ = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p))(params)

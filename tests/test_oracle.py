@@ -12,7 +12,6 @@ import tiny
 from papers import fpi_matrix, in_matrices, layers
 
 from jaxgrow import correct, grow, interpolate
-from jaxgrow.models.gpt2 import paper_tied_axes
 from jaxgrow.operators import coalesce, decoalesce, fpi, hypercloning, interleave, stack
 
 TOLERANCE = 1e-14
@@ -100,7 +99,7 @@ def test_coalescing_and_decoalescing(groups, tied):
     large = {"layers": 4, "heads": 4, "embed": 12, "mlp": 20}
     small = {"layers": 2, "heads": 2, "embed": 6, "mlp": 10}
     config = tiny.config(tied=tied != "untied", **large)
-    axes = paper_tied_axes(tiny.axes(config)) if tied == "published" else tiny.axes(config)
+    axes = tiny.paper_axes(config) if tied == "published" else tiny.axes(config)
     sizes = {**large, "head_dim": config.head_dim}
 
     params = tiny.params(config)

@@ -13,7 +13,6 @@ import tiny
 from papers import AXES, fpi_matrix, in_matrices, layers, widened
 
 from jaxgrow import grow
-from jaxgrow.models.gpt2 import resized
 from jaxgrow.operators import (
     aki,
     fpi,
@@ -143,7 +142,7 @@ def test_lemon(embed, tied):
     params, large = grown(growth, tied)
     tiles = {8: 6, 15: 12, 12: 12}[embed]
     eta = (tiles / embed) ** 0.5
-    assert resized(tiny.config(), growth) == replace(
+    assert tiny.config().resized(growth) == replace(
         tiny.config(**RAGGED), embed=embed, eps=pytest.approx(tiny.config().eps * eta**2, rel=1e-15)
     )
     share = {axis: shares_of(growth, axis) for axis in RAGGED}

@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from jaxgrow import correct, grow, grow_optimizer, sizes
-from jaxgrow.models import gpt2
+from jaxgrow.models import GPT2Config
 from jaxgrow.operators import coalesce, decoalesce
 from train.methods import Scratch, Stage, VCycle
 from train.optim import Optim, transformation
@@ -18,7 +18,7 @@ from train.plan import Coalesce, Correct, Decoalesce, Grouping, Interpolate, Tra
 from train.step import Model
 
 BASE = Optim(peak_lr=0.5, warmup=7)
-DEEP = gpt2.GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)
+DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)
 THREE = VCycle(down=(Stage(0.1), Stage(0.2, lr=3.0)), up=(Stage(0.3, lr=4.0), Stage(0.4, warmup=2), Stage(0.5)))
 
 
@@ -132,7 +132,7 @@ def run(phase, models):
 
 @pytest.mark.parametrize("policy", ["drop", "copy", "exact"])
 def test_coalescing_and_decoalescing_with_their_moments(models, policy):
-    axes = gpt2.axes(DEEP)
+    axes = DEEP.axes()
     large, small = models["large"], models["coarse1"]
     of = sizes(large.params, axes)
     for phase, source, operator in (
@@ -143,7 +143,7 @@ def test_coalescing_and_decoalescing_with_their_moments(models, policy):
         found = run(phase, models)
         expected = jax.jit(lambda params, growth=growth: grow(growth, params, axes))(source.params)
         chex.assert_trees_all_close(found.params, expected, rtol=1e-6)
-        assert found.config == gpt2.resized(source.config, growth)
+        assert found.config == source.config.resized(growth)
         if policy == "drop":
             assert found.opt is None
         else:
@@ -175,7 +175,7 @@ def test_interpolation_at_its_ends_and_its_middle(models):
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_correction_is_the_correction_of_the_core(models, alpha):
     large, small = models["large"], models["coarse1"]
-    growth, axes = GROUPING.growth(DEEP, decoalesce), gpt2.axes(DEEP)
+    growth, axes = GROUPING.growth(DEEP, decoalesce), DEEP.axes()
     found = run(Correct("large", "coarse1", GROUPING, alpha, "exact"), models)
     expected = jax.jit(lambda a, b: correct(a, b, growth, axes, alpha))(large.params, small.params)
     chex.assert_trees_all_close(found.params, expected, atol=1e-6)

@@ -16,7 +16,6 @@ import tiny
 
 from jaxgrow import grow, grow_optimizer
 from jaxgrow.maps import AxisMap, Rule, Rules, blocks, dense, select
-from jaxgrow.models.gpt2 import resized
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import (
     aki,
@@ -163,7 +162,7 @@ def test_llama_pro_is_exact_to_the_bit(layers, tied):
 def test_at_first_only_what_is_zero_in_new_blocks_learns():
     config, growth = tiny.config(), llama_pro(OLD, {"layers": 3})
     large = grow(growth, tiny.params(config), tiny.axes(config))
-    gradient = tiny.gradient(resized(config, growth))(large, tiny.tokens())
+    gradient = tiny.gradient(config.resized(growth))(large, tiny.tokens())
     for path, g, _ in tiny.pairs(gradient["blocks"], gradient["blocks"]):
         if path.split("/")[-2] in ("out", "down"):
             assert np.abs(g[2]).max() > 1e-3, path
@@ -190,7 +189,7 @@ def grown(name: str, tied: bool = True):
     axes = tiny.axes(config)
     noise = tiny.quick_jit(lambda p, seed, snr: break_symmetry(p, growth, axes, seed, snr))
     large = grow(growth, tiny.params(config), axes)
-    return resized(config, growth), large, lambda *args: jax.device_get(noise(large, *args))
+    return config.resized(growth), large, lambda *args: jax.device_get(noise(large, *args))
 
 
 def named(axes):

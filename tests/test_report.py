@@ -11,7 +11,6 @@ import pytest
 import tiny
 
 from jaxgrow import grow
-from jaxgrow.models import gpt2
 from jaxgrow.operators import hypercloning, stack
 from jaxgrow.report import Preservation, preservation
 
@@ -47,7 +46,7 @@ def test_kl_does_not_see_a_constant_and_the_logits_do():
 
 
 def gpt2_model(config, params):
-    model = tiny.quick_jit(partial(gpt2.GPT2(config).apply, rms=True))
+    model = tiny.quick_jit(partial(config.module.apply, rms=True))
     return lambda tokens: model({"params": params}, tokens)
 
 
@@ -62,7 +61,7 @@ def test_of_gpt2s():
 
     wide, deep = hypercloning(tiny.WIDTHS, tiny.wider(2)), stack(tiny.WIDTHS, {"layers": 4})
     kept, broken = (
-        preservation(first, gpt2_model(gpt2.resized(config, g), grow(g, params, axes)), tokens) for g in (wide, deep)
+        preservation(first, gpt2_model(config.resized(g), grow(g, params, axes)), tokens) for g in (wide, deep)
     )
     assert kept.max_abs < TOLERANCE * kept.scale
     assert abs(kept.kl) < TOLERANCE

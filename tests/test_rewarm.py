@@ -10,7 +10,6 @@ import pytest
 import runs
 import tiny
 
-from jaxgrow.models import gpt2
 from jaxgrow.moments import clock
 from train import pretrain
 from train.methods import Stage, To
@@ -68,7 +67,7 @@ def test_a_warmup_of_the_whole_model_is_refused_beside_it():
 def grown() -> Model:
     """A large model after a growth at step 5 that gave the second copies moments of their own."""
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: gpt2.init(runs.SMALL, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: runs.SMALL.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
     clip, adam, born, decay = TX.init(params)
     mu = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)

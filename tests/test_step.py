@@ -10,7 +10,6 @@ import optax
 import pytest
 import runs
 
-from jaxgrow.models import gpt2
 from train import pretrain, step
 from train.optim import Optim, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
@@ -28,14 +27,14 @@ def quick():
 
 
 def model(tx) -> Model:
-    params = gpt2.init(runs.MODEL, jax.random.key(0))
+    params = runs.MODEL.init(jax.random.key(0))
     return jax.device_put(Model(params, tx.init(params), runs.MODEL), replicated())
 
 
 def reference(tx, steps: int):
     """Plain full-batch training on one device, written without anything of `train.step` but the loss."""
     first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))
-    params = gpt2.init(runs.MODEL, jax.random.key(0))
+    params = runs.MODEL.init(jax.random.key(0))
     state = tx.init(params)
     for _ in range(steps):
         value, grads = first(params, TOKENS)
@@ -84,7 +83,7 @@ def test_the_validation_loss_is_the_mean_over_the_whole_batch(how):
 
 def test_the_loss_is_the_cross_entropy_of_the_next_token():
     at = replace(model(optax.identity()), opt=None)
-    logits = np.asarray(gpt2.GPT2(runs.MODEL).apply({"params": at.params}, TOKENS[:, :-1]), np.float64)
+    logits = np.asarray(runs.MODEL.module.apply({"params": at.params}, TOKENS[:, :-1]), np.float64)
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.log(np.take_along_axis(p, TOKENS[:, 1:, None], -1)).mean()
     assert float(loss(at, TOKENS)) == pytest.approx(expected, rel=1e-6)

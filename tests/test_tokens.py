@@ -17,8 +17,7 @@ import tiny
 
 from jaxgrow.drop import Kept, LayerDrop, TokenDrop, sample_tokens
 from jaxgrow.freeze import Freeze
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2
+from jaxgrow.models.gpt2 import Block
 from jaxgrow.models.layers import Some
 from train import pretrain, step
 from train.methods import Stage, To
@@ -87,7 +86,7 @@ def test_every_choice_of_tokens_is_as_likely_as_any_other():
 @pytest.fixture(scope="module")
 def forward():
     """``(params, tokens, places) -> logits``, of which the layers 1 and 2 see the places alone."""
-    return jax.jit(lambda p, t, places: GPT2(CONFIG).apply({"params": p}, t, some=Some(places, 1, 3)))
+    return jax.jit(lambda p, t, places: CONFIG.module.apply({"params": p}, t, some=Some(places, 1, 3)))
 
 
 def test_with_every_token_kept_it_is_the_dense_model(forward):
@@ -99,7 +98,7 @@ def test_with_every_token_kept_it_is_the_dense_model(forward):
 
 def test_tokens_go_around_the_middle_and_join_again(forward):
     """An oracle in plain loops: a sequence without the others, layer by layer."""
-    block = gpt2.Block(CONFIG, jnp.float32, parent=None)
+    block = Block(CONFIG, jnp.float32, parent=None)
     apply = tiny.quick_jit(lambda w, x: block.apply({"params": w}, x))
     for tokens, places, found in zip(TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True):
         x = PARAMS["token_embedding"][tokens] + PARAMS["position_embedding"]
@@ -134,7 +133,7 @@ def test_dropping_tokens_and_layers_together_is_refused():
         Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
     for other in ({"some": Some(PLACES, 1, 3)}, {"frozen": 1}):
         with pytest.raises(ValueError, match=says):
-            GPT2(CONFIG).apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)
+            CONFIG.module.apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)
 
 
 # --- training ---
@@ -150,7 +149,7 @@ def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
 
     monkeypatch.setattr(step, "sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
-    model = jax.eval_shape(lambda: Model(gpt2.init(config, jax.random.key(0)), optax.EmptyState(), config))
+    model = jax.eval_shape(lambda: Model(config.init(jax.random.key(0)), optax.EmptyState(), config))
     model = jax.device_put(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model), replicated())
     run = mapped(train_step(tx, 2, AXIS, Passes(tokens=DROP), seed=3), "pmap")
     drawn = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgrow.grow import grow
 from jaxgrow.maps import Growth, new_sizes
-from jaxgrow.models import gpt2
+from jaxgrow.models import GPT2Config
 
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
 BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
@@ -18,21 +18,26 @@ BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
 quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def config(tied: bool = True, dtype: str = "float64", **widths: int) -> gpt2.GPT2Config:
-    return gpt2.GPT2Config(**{"vocab": 11, "context": 7, "head_dim": 5, **WIDTHS, **widths}, tied=tied, dtype=dtype)
+def config(tied: bool = True, dtype: str = "float64", **widths: int) -> GPT2Config:
+    return GPT2Config(**{"vocab": 11, "context": 7, "head_dim": 5, **WIDTHS, **widths}, tied=tied, dtype=dtype)
 
 
 @cache
-def shapes(config: gpt2.GPT2Config):
-    return jax.eval_shape(partial(gpt2.init, replace(config, dtype="float32")), jax.random.key(0))
+def shapes(config: GPT2Config):
+    return jax.eval_shape(replace(config, dtype="float32").init, jax.random.key(0))
 
 
 @cache
-def axes(config: gpt2.GPT2Config):
-    return gpt2.axes(replace(config, dtype="float32"))  # names need no x64
+def axes(config: GPT2Config):
+    return replace(config, dtype="float32").axes()  # names need no x64
 
 
-def params(config: gpt2.GPT2Config, seed: int = 0, dtype: str = "float64"):
+@cache
+def paper_axes(config: GPT2Config):
+    return replace(config, dtype="float32").paper_axes()
+
+
+def params(config: GPT2Config, seed: int = 0, dtype: str = "float64"):
     """Random leaves of order one half; norm scales around one. NumPy: algebra on it needs no compiler."""
     rng = np.random.default_rng(seed)
 
@@ -48,17 +53,17 @@ def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> np.ndarray:
 
 
 @cache
-def forward(config: gpt2.GPT2Config):
+def forward(config: GPT2Config):
     """``(params, tokens) -> logits``."""
-    return quick_jit(lambda p, t: gpt2.GPT2(config).apply({"params": p}, t))
+    return quick_jit(lambda p, t: config.module.apply({"params": p}, t))
 
 
 @cache
-def gradient(config: gpt2.GPT2Config):
+def gradient(config: GPT2Config):
     """``(params, tokens) -> gradient`` of the loss of predicting each next token."""
 
     def loss(p, t):
-        log_p = jax.nn.log_softmax(gpt2.GPT2(config).apply({"params": p}, t[:, :-1]))
+        log_p = jax.nn.log_softmax(config.module.apply({"params": p}, t[:, :-1]))
         return -jnp.take_along_axis(log_p, t[:, 1:, None], -1).mean()
 
     return quick_jit(jax.grad(loss))
@@ -66,7 +71,7 @@ def gradient(config: gpt2.GPT2Config):
 
 def change_of_logits(growth: Growth, tied: bool = True, dtype: str = "float64", small_axes=None, eps=None) -> float:
     """``max |difference of logits| / standard deviation of the logits`` when a GPT-2 grows; ``eps``: not the growth's."""
-    small, large = config(tied, dtype), gpt2.resized(config(tied, dtype), growth)
+    small, large = config(tied, dtype), config(tied, dtype).resized(growth)
     weights = params(small, dtype=dtype)
     before = forward(small)(weights, tokens())
     grown = grow(growth, weights, small_axes or axes(small))

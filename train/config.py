@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import Config
 from train.data import Data
 from train.errors import UserError
 from train.methods import Method, Scratch
@@ -25,7 +25,7 @@ class Experiment:
     """One run. ``steps`` is the budget of the model from scratch; a method's stages are fractions of it."""
 
     name: str
-    model: GPT2Config
+    model: Config
     steps: int
     batch: int  # sequences of the model's context, over all devices and micro-batches
     data: Data = field(default_factory=Data)
@@ -93,8 +93,16 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
 
 def as_json(experiment: Experiment) -> dict[str, Any]:
     """Everything that decides what a run computes; equal for equal runs."""
-    tagged = dataclasses.asdict(experiment) | {
-        "method": {type(experiment.method).__name__: dataclasses.asdict(experiment.method)}
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, Config):
+            return node.as_json()
+        if dataclasses.is_dataclass(node):
+            return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+        return [plain(item) for item in node] if isinstance(node, tuple) else node
+
+    tagged = plain(experiment) | {
+        name: {type(getattr(experiment, name)).__name__: plain(getattr(experiment, name))} for name in ("method",)
     }
     return json.loads(json.dumps(tagged))
 
@@ -121,7 +129,7 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         )
     if not dataclasses.is_dataclass(node):
         raise UserError(f"--set {name}: nothing has a field {head!r} here, the value is {node!r}")
-    types_ = typing.get_type_hints(type(node))
+    types_ = _hints(node)
     if head not in types_:
         near = difflib.get_close_matches(head, types_, cutoff=0.5) or sorted(types_)
         raise UserError(f"--set {name}: {type(node).__name__} has no field {head!r}; did you mean {' or '.join(near)}?")
@@ -151,10 +159,16 @@ def _misfits(node: Any, name: str = "") -> list[str]:
     if not dataclasses.is_dataclass(node):
         return []
     found = []
-    for key, hint in typing.get_type_hints(type(node)).items():
+    for key, hint in _hints(node).items():
         value, path = getattr(node, key), f"{name}.{key}".lstrip(".")
         found += _misfits(value, path) if _fits(value, hint) else [f"{path}: {value!r} is no {_spell(hint)}"]
     return found
+
+
+def _hints(node: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass."""
+    hints = typing.get_type_hints(type(node))
+    return {f.name: hints[f.name] for f in dataclasses.fields(node)}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -165,6 +179,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in args
     if origin is not None:  # tuple[item, ...], Sequence[item]
         return isinstance(value, origin) and all(_fits(item, args[0]) for item in value)
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, typing.cast(type, hint))
     return type(value) is hint or (hint is float and type(value) is int)
 
 

@@ -14,8 +14,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import grow, ligo, sizes
 from jaxgrow.ligo import LiGO
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import Config, from_json
 from train.checkpoint import load as load_checkpoint
 from train.errors import UserError, exits_cleanly
 from train.plan import Learn
@@ -25,8 +24,8 @@ from train.plan import Learn
 class Maps:
     """Learned maps, and the configs that they lead from and to."""
 
-    small: GPT2Config
-    large: GPT2Config
+    small: Config
+    large: Config
     ligo: LiGO
     coefficients: dict[str, Any]  # as of `jaxgrow.ligo.init`
 
@@ -36,7 +35,7 @@ class Maps:
         Raises:
           ValueError: parameters of another shape.
         """
-        axes = gpt2.axes(self.small)
+        axes = self.small.axes()
         wrong = {a: (n, getattr(self.small, a)) for a, n in sizes(params, axes).items() if n != getattr(self.small, a)}
         if wrong:
             raise ValueError(f"the model's sizes differ from those that the maps lead from: {wrong}")
@@ -45,7 +44,7 @@ class Maps:
 
 def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
     """Writes the maps of a `Learn`; the file appears whole or not at all."""
-    about = {"small": asdict(phase.small), "large": asdict(phase.config), "ligo": asdict(phase.ligo)}
+    about = {"small": phase.small.as_json(), "large": phase.config.as_json(), "ligo": asdict(phase.ligo)}
     flat: dict[str, Any] = {"about": json.dumps(about)}
     flat |= {f"depth:{module}": w for module, w in coefficients["depth"].items()}
     flat |= {f"width:{name}:{kind}": m for name, ms in coefficients["width"].items() for kind, m in ms.items()}
@@ -72,7 +71,7 @@ def load(path: Path) -> Maps:
                 coefficients["depth"][which] = m
             else:
                 coefficients["width"].setdefault(which, {})[role[0]] = m
-        return Maps(GPT2Config(**about["small"]), GPT2Config(**about["large"]), LiGO(**about["ligo"]), coefficients)
+        return Maps(from_json(about["small"]), from_json(about["large"]), LiGO(**about["ligo"]), coefficients)
     except FileNotFoundError:
         raise UserError(f"there are no maps in {path}; a run that learns them writes maps.npz") from None
     except Exception as error:

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from jaxgrow.drop import LayerDrop, TokenDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.ligo import LiGO
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import Config
 from jaxgrow.moments import Policy
 from train.optim import Optim, Rewarm
 from train.plan import (
@@ -34,7 +34,7 @@ class Scratch:
 
     drop: LayerDrop | None = None
 
-    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         return training("large", steps, optim, model, self.drop)
 
 
@@ -57,7 +57,7 @@ class Stage:
         return replace(base, peak_lr=base.peak_lr * self.lr, **own)
 
     def train(
-        self, name: str, config: GPT2Config, base: Optim, steps: int, teacher: Teacher | None = None
+        self, name: str, config: Config, base: Optim, steps: int, teacher: Teacher | None = None
     ) -> tuple[Phase, ...]:
         """The phases that train the model ``name``; ``steps`` are the experiment's."""
         options = {"tokens": self.tokens, "freeze": self.freeze, "rewarm": self.rewarm, "teacher": teacher}
@@ -90,7 +90,7 @@ class VCycle:
                 f"groupings are one for all, or one for each of {len(self.down)} levels down, not {len(self.groupings)}"
             )
 
-    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         names = ["large", *(f"coarse{i}" for i in range(1, len(self.up)))]
         configs = [model]
         groupings = self.groupings * len(self.down) if len(self.groupings) == 1 else self.groupings
@@ -132,7 +132,7 @@ class To:
 
     stages: tuple[Stage, ...] = (Stage(0.5),)
     by: tuple[str, ...] | Learned = ("stack",)  # names of `jaxgrow.operators`, in turn
-    config: GPT2Config | None = None  # what it grows to; None: the experiment's model
+    config: Config | None = None  # what it grows to; None: the experiment's model
     seed: int = 0
     noise: float | None = None  # as of `train.plan.Grow`
     moments: Policy = "drop"
@@ -149,7 +149,7 @@ class Growing:
     StackBERT, MSLT, MIDAS, G_stack, bert2BERT, LiGO, staged training and the like are values of this.
     """
 
-    small: GPT2Config
+    small: Config
     source: Stage | str = Stage(0.5)  # its training; or the folder of its run, as of `train.plan.Import`
     to: tuple[To, ...] = (To(),)
 
@@ -160,7 +160,7 @@ class Growing:
             moments = self.to[0].moments
             raise ValueError(f"an imported model has no moments, so moments must be 'drop', not {moments!r}")
 
-    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         plan, config, name = list(_source(self.small, self.source, optim, steps)), self.small, SOURCE
         eps = 1.0  # what growths so far have multiplied that of the norms by
         for i, to in enumerate(self.to):
@@ -186,19 +186,19 @@ class Growing:
 class Inherit:
     """Knowledge inheritance (Qin et al., NAACL 2022): the large model from scratch, taught by a small one at first."""
 
-    small: GPT2Config
+    small: Config
     source: Stage | str = Stage(0.5)
     stage: Stage = Stage(1.0)
     temperature: float = 2.0
     fraction: float = 0.44  # of the stage's steps
 
-    def plan(self, model: GPT2Config, optim: Optim, steps: int) -> Plan:
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         teacher = Teacher(SOURCE, self.temperature, self.fraction)
         source = _source(self.small, self.source, optim, steps)
         return (*source, *self.stage.train("large", model, optim, steps, teacher))
 
 
-def _source(small: GPT2Config, source: Stage | str, optim: Optim, steps: int) -> tuple[Phase, ...]:
+def _source(small: Config, source: Stage | str, optim: Optim, steps: int) -> tuple[Phase, ...]:
     if isinstance(source, str):
         return (Import(SOURCE, small, source),)
     return source.train(SOURCE, small, optim, steps)

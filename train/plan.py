@@ -6,7 +6,7 @@ Methods (`train.methods`) differ only in the plan that they build. Models live u
 import inspect
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -22,8 +22,7 @@ from jaxgrow.grow import grow
 from jaxgrow.ligo import LiGO
 from jaxgrow.maps import Growth, Rules
 from jaxgrow.merge import correct, interpolate
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, coalesce, decoalesce
 from jaxgrow.symmetry import break_symmetry
@@ -42,15 +41,14 @@ class Grouping:
     layers: Groups | None = "adjacent"
     tied: Literal["norm", "paper"] = "norm"  # what a tied head does with the 1/k: exact, or as in the published code
 
-    def growth(self, large: GPT2Config, operator):
-        return operator(_sizes(large), heads=self.heads, mlp=self.mlp, layers=self.layers)
+    def growth(self, large: Config, operator):
+        return operator(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers)
 
-    def axes(self, config: GPT2Config):
-        axes = gpt2.axes(config)
-        return gpt2.paper_tied_axes(axes) if self.tied == "paper" else axes
+    def axes(self, config: Config):
+        return config.paper_axes() if self.tied == "paper" else config.axes()
 
-    def small(self, large: GPT2Config) -> GPT2Config:
-        return gpt2.resized(large, self.growth(large, coalesce))
+    def small(self, large: Config) -> Config:
+        return large.resized(self.growth(large, coalesce))
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Train:
     name: str
     steps: int  # that its schedules are made for
     optim: Optim
-    config: GPT2Config
+    config: Config
     drop: LayerDrop | None = None
     begin: int = 0  # the part of the steps that this phase runs: begin .. end - 1
     until: int | None = None
@@ -124,7 +122,7 @@ class Train:
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         """The model that the phase begins with, complete with optimizer state."""
         model = models.get(self.name)
-        params = gpt2.init(self.config, key) if model is None else model.params
+        params = self.config.init(key) if model is None else model.params
         opt = tx.init(params) if model is None or model.opt is None else model.opt
         return Model(params, opt, self.config, None if model is None else model.sensitivity)
 
@@ -134,7 +132,7 @@ class Learn(Train):
     """Learns the maps that take the model ``source`` to ``config``, with it standing still (`jaxgrow.ligo`)."""
 
     source: str = "small"
-    small: GPT2Config = field(default_factory=GPT2Config)  # the config of ``source``
+    small: Config = field(default_factory=Config)  # the config of ``source``
     ligo: LiGO = field(default_factory=LiGO)
 
     reads = property(lambda self: (self.source,))
@@ -147,8 +145,8 @@ class Learn(Train):
     @cached_property
     def once(self) -> float:  # type: ignore[override]
         """FLOPs of growing the model and of the gradient of its maps, at most."""
-        axes, sizes = gpt2.axes(self.small), _sizes(self.small)
-        small = jax.eval_shape(lambda: gpt2.init(self.small, jax.random.key(0)))
+        axes, sizes = self.small.axes(), self.small.sizes()
+        small = jax.eval_shape(lambda: self.small.init(jax.random.key(0)))
         maps = jax.eval_shape(lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0)))
         # Shapes do for counting, but the maps must be arrays to be sliced by the layer.
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
@@ -156,7 +154,7 @@ class Learn(Train):
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         small = models[self.source]
-        maps = ligo.init(self.ligo, gpt2.axes(self.small), _sizes(self.small), self.target, key)
+        maps = ligo.init(self.ligo, self.small.axes(), self.small.sizes(), self.target, key)
         return Model(maps, tx.init(maps), self.config, None, parameters(small), self.small)
 
 
@@ -179,7 +177,7 @@ class Measure:
         found = sensitivity(at, model.config.layers, held_out, self.sensitivity.kind)
         return replace(model, sensitivity=found)
 
-    def cost(self, config: GPT2Config, held_out: np.ndarray) -> float:
+    def cost(self, config: Config, held_out: np.ndarray) -> float:
         """FLOPs: a skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
         tokens, layers = held_out[..., 1:].size, config.layers
         if self.sensitivity.kind == "taylor":
@@ -188,7 +186,7 @@ class Measure:
 
 
 def training(
-    name: str, steps: int, optim: Optim, config: GPT2Config, drop: LayerDrop | None, **options: Any
+    name: str, steps: int, optim: Optim, config: Config, drop: LayerDrop | None, **options: Any
 ) -> tuple["Phase", ...]:
     """The phases of one training; ``options`` are fields of `Train`.
 
@@ -280,14 +278,14 @@ class Import:
     """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost."""
 
     name: str
-    config: GPT2Config
+    config: Config
     run: str  # its folder, beside the work directory of this run; ``{seed}`` in it becomes the seed
 
     reads = ()
     writes = property(lambda self: self.name)
 
     def shapes(self) -> Model:
-        return Model(gpt2.init(self.config, jax.random.key(0)), None, self.config)
+        return Model(self.config.init(jax.random.key(0)), None, self.config)
 
 
 @dataclass(frozen=True)
@@ -296,8 +294,8 @@ class Grow:
 
     source: str
     target: str
-    small: GPT2Config
-    large: GPT2Config
+    small: Config
+    large: Config
     by: tuple[str, ...]  # operators, in turn; the last one takes all axes that still differ
     seed: int = 0
     noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
@@ -326,22 +324,22 @@ class Grow:
             if i < len(self.by) - 1:
                 target = {axis: new for axis, new in target.items() if axis in axes}
             options = {"seed": self.seed} if "seed" in inspect.signature(operator).parameters else {}
-            found.append(operator(_sizes(config), target, **options))
-            config = gpt2.resized(config, found[-1])
+            found.append(operator(config.sizes(), target, **options))
+            config = config.resized(found[-1])
         if left := _target(config, self.large):
             raise ValueError(f"{' and '.join(self.by)} do not reach {left}")
         return tuple(found)
 
     @property
-    def config(self) -> GPT2Config:
+    def config(self) -> Config:
         """The config of the grown model: that of ``large``, but for what the operators change in it."""
         config = self.small
         for growth in self.growths:
-            config = gpt2.resized(config, growth)
+            config = config.resized(growth)
         return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
 
     def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
-        model, axes = models[self.source], gpt2.axes(self.small)
+        model, axes = models[self.source], self.small.axes()
         params, opt = model.params, model.opt if self.moments != "drop" else None
         for growth in self.growths:
             if opt is not None:
@@ -390,23 +388,19 @@ def live(plan: Plan, done: int) -> set[str]:
     return names
 
 
-def _grown(model: Model, grouping: Grouping, operator, large: GPT2Config, tx, moments: Policy) -> Model:
+def _grown(model: Model, grouping: Grouping, operator, large: Config, tx, moments: Policy) -> Model:
     growth, axes = grouping.growth(large, operator), grouping.axes(model.config)
     params = grow(growth, model.params, axes)
     opt = None
     if moments != "drop" and model.opt is not None:
         opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments)
-    return Model(params, opt, gpt2.resized(model.config, growth))
+    return Model(params, opt, model.config.resized(growth))
 
 
-def _sizes(config: GPT2Config) -> dict[str, int]:
-    return {f.name: getattr(config, f.name) for f in fields(config) if f.type is int}
-
-
-def _target(small: GPT2Config, large: GPT2Config) -> dict[str, int]:
+def _target(small: Config, large: Config) -> dict[str, int]:
     """The sizes that differ."""
-    old = _sizes(small)
-    return {axis: new for axis, new in _sizes(large).items() if new != old[axis]}
+    old = small.sizes()
+    return {axis: new for axis, new in large.sizes().items() if new != old[axis]}
 
 
 def after(plan: Plan, i: int, models: Models, result: Model) -> dict[str, Model]:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxgrow import flops
 from jaxgrow.drop import block_list
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import Config
 from jaxgrow.moments import clock
 from train import data as corpora
 from train.checkpoint import Checkpoints
@@ -60,12 +60,12 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
         mine = local_batch(experiment.batch // experiment.accumulate) * experiment.accumulate
     except ValueError as error:
         raise UserError(str(error)) from error
-    data = corpora.batches(tokens.train, config.context, mine, experiment.seed)
-    held_out = corpora.validation(tokens.valid, config.context, experiment.batch, experiment.eval_batches)
+    data = corpora.batches(tokens.train, config.length, mine, experiment.seed)
+    held_out = corpora.validation(tokens.valid, config.length, experiment.batch, experiment.eval_batches)
     plan = experiment.plan
     probes = max((p.sensitivity.batches for p in plan if isinstance(p, Measure)), default=0)
     micro = experiment.batch // experiment.accumulate // jax.device_count()
-    probe = corpora.probe(tokens.valid, config.context, experiment.batch, experiment.eval_batches, micro, probes)
+    probe = corpora.probe(tokens.valid, config.length, experiment.batch, experiment.eval_batches, micro, probes)
 
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -82,7 +82,7 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
                         result = work.transform(phase)
                     work.models = after(plan, i, work.models, result)
             checkpoints.wait()
-            model = asdict(work.models[plan[-1].writes].config)
+            model = work.models[plan[-1].writes].config.as_json()
             result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss, "model": model}
     _write(folder / "result.json", result)
     return result
@@ -130,7 +130,7 @@ class _Work:
         self._eval = mapped(eval_step(AXIS), e.parallel)
         self._norm = jax.jit(optax.tree.norm)
         self._stop = Stop()
-        tokens = e.batch * e.model.context
+        tokens = e.batch * e.model.length
         total = sum((p.end - p.begin) * (tokens * p.cost + p.once) for p in e.plan if isinstance(p, Train))
         self.bar = tqdm(  # in FLOPs, so that the time left is right for small and large models alike
             total=total,
@@ -141,7 +141,7 @@ class _Work:
 
     def train(self, i: int, phase: Train, done: int) -> Model:
         """Trains ``phase.name``, from step ``done`` of phase ``i`` of the plan."""
-        e, tokens = self.experiment, self.experiment.batch * phase.config.context
+        e, tokens = self.experiment, self.experiment.batch * phase.config.length
         name = describe(phase)
         self.bar.set_description_str(f"{e.name}: {name}")
         if done == 0:
@@ -269,7 +269,7 @@ class _Work:
         return values
 
 
-def load_run(folder: Path, config: GPT2Config) -> tuple[Model, dict[str, Any]]:
+def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     """The last model of a run that has ended, and what the run cost.
 
     Raises:
@@ -279,7 +279,7 @@ def load_run(folder: Path, config: GPT2Config) -> tuple[Model, dict[str, Any]]:
         raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
     result = json.loads((folder / "result.json").read_text())
     alike = {name: getattr(config, name) for name in ("dtype", "remat")}  # how it is run, not what it is
-    wrong = differences(result["model"] | alike, asdict(config))
+    wrong = differences(result["model"] | alike, config.as_json())
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
     return Model(jax.device_put(load_checkpoint(folder), replicated()), None, config), result

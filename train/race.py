@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models import from_json
 from train.compare import numbers
 from train.config import Experiment, load
 from train.errors import UserError, exits_cleanly
@@ -38,7 +38,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     """
     if not (source / "result.json").exists():
         raise UserError(f"there is no finished run in {source}: give the work directory of the small model's run")
-    small = GPT2Config(**json.loads((source / "result.json").read_text())["model"])
+    small = from_json(json.loads((source / "result.json").read_text())["model"])
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     every = max(1, steps // 20)

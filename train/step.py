@@ -14,8 +14,7 @@ from jaxgrow.axes import sizes
 from jaxgrow.drop import Kept, TokenDrop, sample_tokens
 from jaxgrow.freeze import Freeze, hold
 from jaxgrow.grow import grow
-from jaxgrow.models import gpt2
-from jaxgrow.models.gpt2 import GPT2, GPT2Config
+from jaxgrow.models import Config
 from jaxgrow.models.layers import Some
 from jaxgrow.moments import clock
 
@@ -26,10 +25,10 @@ class Model:
 
     params: Any  # of the model; or, with a ``base``, the coefficients of the maps that make it of the base
     opt: Any  # optimizer state; None: the next phase of training starts a fresh one
-    config: GPT2Config = struct.field(pytree_node=False)
+    config: Config = struct.field(pytree_node=False)
     sensitivity: Any = None  # float32 [layers], as last measured for layer dropping
     base: Any = None  # parameters of the small model that LiGO grows
-    source: GPT2Config | None = struct.field(pytree_node=False, default=None)  # the base's config
+    source: Config | None = struct.field(pytree_node=False, default=None)  # the base's config
 
 
 def parameters(model: Model) -> Any:
@@ -37,13 +36,13 @@ def parameters(model: Model) -> Any:
     if model.base is None:
         return model.params
     assert model.source is not None
-    axes = gpt2.axes(model.source)
+    axes = model.source.axes()
     growth = ligo.growth(model.params, axes, sizes(model.base, axes))
     return grow(growth, jax.lax.stop_gradient(model.base), axes)
 
 
 def logits(model: Model, tokens: jax.Array, **passes: Any) -> jax.Array:
-    return GPT2(model.config).apply({"params": parameters(model)}, tokens, **passes)  # type: ignore[return-value]
+    return model.config.module.apply({"params": parameters(model)}, tokens, **passes)  # type: ignore[return-value]
 
 
 def loss(model: Model, tokens: jax.Array, kept: Kept | None = None) -> jax.Array:
@@ -142,7 +141,7 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
             held = held | ~_ran(now.kept, model.config.layers)
         if passes.freeze is not None or (passes.hold_dropped and now.kept is not None):
             before, after = (model.params, model.opt), (params, opt)
-            params, opt = hold(before, after, held, model.params, gpt2.axes(model.config), freeze.paths)
+            params, opt = hold(before, after, held, model.params, model.config.axes(), freeze.paths)
         return replace(model, params=params, opt=opt), {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
     return step

@@ -1,40 +1,46 @@
 """GPT-2 (Radford et al., 2019): a pre-LN decoder with learned positions."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import READ, Tree, axis, is_names, named, reads, split
+from jaxgrow.axes import READ, named
 from jaxgrow.drop.execution import Kept
-from jaxgrow.maps import Growth, Rules, new_sizes
-from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, run_parts, stacked_init
+from jaxgrow.models.config import Config, Cost
+from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, mean_keys, run_parts, stacked_init
 
 
 @dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(Config):
     """Sizes are named as their axes are, so that a growth's new sizes are the grown model's config (`resized`)."""
 
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
     context: int = 1024
-    layers: int = 12
-    embed: int = 768
-    heads: int = 12
-    head_dim: int = 64
-    mlp: int = 3072
     tied: bool = True
-    eps: float = 1e-5  # of the norms
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of activations; parameters are float32 or better
-    remat: bool = False
 
-    def __post_init__(self):
-        wrong = [n for n in ("vocab", "context", "layers", "embed", "heads", "head_dim", "mlp") if getattr(self, n) < 1]
-        if wrong:
-            raise ValueError("a GPT-2 needs at least 1 of " + ", ".join(f"{n} (is {getattr(self, n)})" for n in wrong))
-        if self.dtype not in ("float32", "bfloat16", "float64"):
-            raise ValueError(f"dtype is 'float32', 'bfloat16' or 'float64', not {self.dtype!r}")
+    tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
+
+    @property
+    def module(self) -> nn.Module:
+        return GPT2(self)
+
+    @property
+    def example(self) -> jax.Array:
+        return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
+
+    @property
+    def length(self) -> int:
+        return self.context
+
+    def cost(self, length: int) -> Cost:
+        """``2 * (4 D HK + 2 D F)`` in the kernels of a layer, ``4 * S HK`` in scores and their weighted sum, with S the mean
+        number of keys that are computed for a query, of which the mask hides some; ``2 D V`` in the head."""
+        width, head = self.heads * self.head_dim, 2 * self.embed * self.vocab
+        kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
+        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.tied else 0)
 
 
 class Block(nn.Module):
@@ -64,7 +70,7 @@ class GPT2(nn.Module):
 
     A tied head uses the table both ways, as a writer into the residual stream and as a reader of the final norm's output.
     The table is declared as a writer, so growing copies it; the final norm is declared as a *reader* of ``embed``, so it
-    takes the missing 1/k. This keeps the function, and coalescing still inverts it. (`paper_tied_axes` is the other way.)
+    takes the missing 1/k. This keeps the function, and coalescing still inverts it. (`GPT2Config.paper_axes` is the other way.)
     """
 
     config: GPT2Config
@@ -108,36 +114,3 @@ class GPT2(nn.Module):
         )
         logits_BTV = logits_NV.reshape(*tokens_BT.shape, c.vocab)
         return (logits_BTV, rms_L) if rms else logits_BTV
-
-
-def init(config: GPT2Config, key: jax.Array) -> Tree:
-    """Fresh parameters: a plain nested dict of arrays. Pure; jit it."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    return split(GPT2(config).init(key, tokens)["params"])[0]
-
-
-def axes(config: GPT2Config) -> Tree:
-    """The axis names of the parameters, without making any."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    return split(jax.eval_shape(GPT2(config).init, jax.random.key(0), tokens)["params"])[1]
-
-
-def resized(config: GPT2Config, growth: Growth) -> GPT2Config:
-    """The config of the grown model."""
-    eps = config.eps * growth.eps if isinstance(growth, Rules) else config.eps
-    return replace(config, **new_sizes(growth), eps=eps)
-
-
-def paper_tied_axes(axes: Tree) -> Tree:
-    """The axes tree under which a tied model grows as in the published GPT-2 code (``tied="paper"``).
-
-    There the tables *read* ``embed``: coalescing sums them, de-coalescing divides them by the group size; the final norm
-    is copied. This does not keep the function (Zou et al.'s repository documents an error of 9e-2; see
-    ``tests/test_laws.py``): the residual stream is scaled where it begins, but not where the blocks add to it.
-    """
-
-    def other(names):
-        return tuple(n if axis(n) != "embed" else "embed" if reads(n) else "embed" + READ for n in names)
-
-    tied = ("token_embedding", "position_embedding", "final_norm")
-    return {k: jax.tree.map(other, v, is_leaf=is_names) if k in tied else v for k, v in axes.items()}

@@ -139,6 +139,11 @@ def query_blocks(length: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + QUERIES, length)) for begin in range(0, length, QUERIES)]
 
 
+def mean_keys(length: int) -> float:
+    """The keys that are computed for a causal query, on average."""
+    return sum(end * (end - begin) for begin, end in query_blocks(length)) / length
+
+
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args) -> Any:
     """Parameters of ``layers`` blocks, stacked on a leading axis of that name."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))

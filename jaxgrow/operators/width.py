@@ -107,7 +107,7 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     Heads and MLP units are copied in turn; the readers of C copies take unequal shares of the weight, ``1/C + noise`` for a
     copy, the rest for the original. The residual stream is as many tiles as fit and its *mean* in the slots that are left,
     so that means stay and variances shrink by ``1/eta^2 = D' / (tiles D)``; norms take ``eta gamma`` and ``eta^2 eps``
-    (`Rules.eps`, which `gpt2.resized` applies), and nothing of the spare slots. The noise has deviation
+    (`Rules.eps`, which `Config.resized` applies), and nothing of the spare slots. The noise has deviation
     ``1 / (sqrt(D') L)``. Layers are added by `llama_pro`. Norms are the modules whose name ends in ``norm``.
     """
     rng = np.random.default_rng(seed)

@@ -1,0 +1,131 @@
+"""What the configs of all model families have in common."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import jax
+from flax import linen as nn
+
+from jaxgrow.axes import READ, Tree, axis, is_names, path, reads, split
+from jaxgrow.maps import Growth, Rules, new_sizes
+
+
+class Cost(NamedTuple):
+    """FLOPs of one position's pass through a model, forward; a multiply-add counts two."""
+
+    layer: float  # one layer
+    outside: float  # all that is in no layer
+    first: float = 0.0  # of ``outside``: products with the input, which has no gradient
+    table: float = 0.0  # of ``outside``: products with a tied table, which has no gradient where the bottom is frozen
+
+
+@dataclass(frozen=True)
+class Config:
+    """A family's config is a subclass: its sizes are fields, named as the axes of the parameters are."""
+
+    layers: int = 12
+    embed: int = 768
+    heads: int = 12
+    head_dim: int = 64
+    mlp: int = 3072
+    eps: float = 1e-5  # of the norms
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of activations; parameters are float32 or better
+    remat: bool = False
+
+    families: ClassVar[dict[str, type["Config"]]] = {}  # by name
+    # The subtrees that read and write ``embed`` the other way round in the published multi-level code (`paper_axes`).
+    tied_parts: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls):
+        Config.families[cls.__name__] = cls
+
+    def __post_init__(self):
+        wrong = [
+            f"{n} is {size}, less than {self.least(n)}" for n, size in self.sizes().items() if size < self.least(n)
+        ]
+        if wrong:
+            raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
+        if self.dtype not in ("float32", "bfloat16", "float64"):
+            raise ValueError(f"dtype is 'float32', 'bfloat16' or 'float64', not {self.dtype!r}")
+
+    @classmethod
+    def least(cls, field: str) -> int:
+        """The smallest value that the integer ``field`` may have."""
+        return 1
+
+    # --- what a family says of itself ---
+
+    @property
+    def module(self) -> nn.Module:
+        """``module.apply({"params": p}, inputs) -> logits``, float32."""
+        raise NotImplementedError
+
+    @property
+    def example(self) -> Any:
+        """The smallest inputs that the module takes."""
+        raise NotImplementedError
+
+    @property
+    def length(self) -> int:
+        """The positions that one sample has in the layers, at most."""
+        raise NotImplementedError
+
+    def cost(self, length: int) -> Cost:
+        """Of a position of a sample that has ``length``."""
+        raise NotImplementedError
+
+    # --- what follows from it ---
+
+    def init(self, key: jax.Array) -> Tree:
+        """Fresh parameters: a plain nested dict of arrays. Pure; jit it."""
+        return split(self.module.init(key, self.example)["params"])[0]
+
+    def axes(self) -> Tree:
+        """The axis names of the parameters, without making any."""
+        return split(jax.eval_shape(self.module.init, jax.random.key(0), self.example)["params"])[1]
+
+    def sizes(self) -> dict[str, int]:
+        """The integer fields: the sizes of axes, and some that are none."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.type is int}
+
+    def resized(self, growth: Growth) -> Self:
+        """The config of the grown model."""
+        eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
+        return replace(self, **new_sizes(growth), eps=eps)
+
+    def paper_axes(self) -> Tree:
+        """The axes under which a tied model grows as in the published multi-level code (``tied="paper"``).
+
+        There the tables *read* ``embed``: coalescing sums them, de-coalescing divides them by the group size; the norm
+        before the tied head is copied. In a GPT-2 this does not keep the function (Zou et al.'s repository documents an
+        error of 9e-2; see ``tests/test_laws.py``): the residual stream is scaled where it begins, but not where the blocks
+        add to it.
+        """
+
+        def turned(key_path, names):
+            where = path(key_path) + "/"
+            if not any(where.startswith(part + "/") for part in self.tied_parts):
+                return names
+            return tuple(n if axis(n) != "embed" else "embed" if reads(n) else "embed" + READ for n in names)
+
+        return jax.tree_util.tree_map_with_path(turned, self.axes(), is_leaf=is_names)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"family": type(self).__name__, **asdict(self)}
+
+
+def from_json(content: Mapping[str, Any]) -> Config:
+    """The config that `Config.as_json` wrote.
+
+    Raises:
+      ValueError: another family, or fields that do not fit.
+    """
+    values = dict(content)
+    family = values.pop("family", None)
+    if family not in Config.families:
+        raise ValueError(f"there is no model family {family!r}, only {', '.join(sorted(Config.families))}")
+    try:
+        return Config.families[family](**values)
+    except TypeError as error:
+        raise ValueError(f"{family}: {error}") from None
