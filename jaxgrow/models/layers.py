@@ -26,17 +26,19 @@ class Linear(nn.Module):
     contract: int  # how many leading axes of the kernel, and trailing ones of x, are contracted
     kernel_init: Callable
     dtype: Any
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x):
         kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
-        outputs = self.axes[self.contract :]
-        bias = self.param("bias", named(nn.initializers.zeros, *outputs), self.shape[self.contract :])
         inputs = math.prod(self.shape[: self.contract])
         # A product of two matrices, however many axes x and W have: XLA then makes no transposed copies of activations in
         # the backward pass, 6 % of a training step on a CPU.
         y = x.reshape(-1, inputs) @ kernel.astype(self.dtype).reshape(inputs, -1)
-        y = y + bias.astype(self.dtype).reshape(1, -1)
+        if self.bias:
+            outputs = self.axes[self.contract :]
+            bias = self.param("bias", named(nn.initializers.zeros, *outputs), self.shape[self.contract :])
+            y = y + bias.astype(self.dtype).reshape(1, -1)
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
 
@@ -62,6 +64,21 @@ class LayerNorm(nn.Module):
         return (x * scale + bias).astype(self.dtype)
 
 
+class RMSNorm(nn.Module):
+    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32; ``axis`` as of `LayerNorm`."""
+
+    axis: str
+    eps: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", named(nn.initializers.ones, self.axis), (x.shape[-1],))
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+        return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention. Query, key and value are leaves of their own, so that growth never has to split one.
 
@@ -77,7 +94,8 @@ class SelfAttention(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD, mask_BS=None):
+        """``mask_BS``: the keys that are seen, bool; None: all."""
         shape = (self.embed, self.heads, self.head_dim)
 
         def project(name, *outputs):
@@ -86,7 +104,7 @@ class SelfAttention(nn.Module):
         q_BTHK = project("query", "heads", "head_dim")
         k_BTHK = project("key", "heads", "head_dim" + READ)
         v_BTHK = project("value", "heads", "head_dim")
-        y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal)
+        y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (self.heads, self.head_dim, self.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
@@ -98,18 +116,20 @@ class MLP(nn.Module):
     kernel_init: Callable
     out_init: Callable
     dtype: Any
+    activation: Callable = jax.nn.gelu  # by its tanh form
 
     @nn.compact
     def __call__(self, x_BTD):
         h_BTF = Linear(("embed" + READ, "mlp"), (self.embed, self.mlp), 1, self.kernel_init, self.dtype, name="up")(
             x_BTD
         )
-        h_BTF = jax.nn.gelu(h_BTF, approximate=True)
+        h_BTF = self.activation(h_BTF)
         return Linear(("mlp" + READ, "embed"), (self.mlp, self.embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
 
 
-def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
-    """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
+def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool, mask_BS=None):
+    """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better. Keys and values may have fewer heads, which neighbouring
+    queries share. ``mask_BS``: the keys that are seen, bool; None: all.
 
     On a GPU by cuDNN's fused kernel, which has to be asked for. Elsewhere causal queries go in blocks of `QUERIES`, each
     over the keys up to its end, so that up to half of the square is never computed. `jax.nn.dot_product_attention` rounds
@@ -117,19 +137,26 @@ def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool):
     """
     dtype, head_dim, length = q_BTHK.dtype, q_BTHK.shape[-1], q_BTHK.shape[1]
     # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
-    mask_TS = np.tri(length, dtype=bool) if causal else None
+    seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
+    if mask_BS is not None:
+        keys = mask_BS[:, None, None, :]
+        seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
     if dtype == jnp.float64:
+        k_BTHK, v_BTHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BTHK, v_BTHK))
         scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
-        if mask_TS is not None:
-            scores_BHTS = jnp.where(mask_TS[None, None], scores_BHTS, -jnp.inf)
+        if seen_BHTS is not None:
+            scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
         return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
     if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
-        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=causal, implementation="cudnn")
-    if mask_TS is None:
-        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK)
+        mask = None if mask_BS is None else seen_BHTS
+        return jax.nn.dot_product_attention(
+            q_BTHK, k_BTHK, v_BTHK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
+        )
+    if not causal:
+        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, mask=seen_BHTS)
     blocks = []
     for begin, end in query_blocks(length):
-        mask = mask_TS[None, None, begin:end, :end]
+        mask = seen_BHTS[:, :, begin:end, :end]
         blocks.append(jax.nn.dot_product_attention(q_BTHK[:, begin:end], k_BTHK[:, :end], v_BTHK[:, :end], mask=mask))
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
 
