@@ -26,6 +26,7 @@ from benchmarks.common import alternate, environment, ratios, save, shown, summa
 from jaxgrow import flops
 from jaxgrow.drop import Kept
 from jaxgrow.models import GPT2Config
+from train.batches import next_tokens
 from train.optim import Optim, transformation
 from train.step import Model, loss
 
@@ -35,7 +36,7 @@ class Gradient:
 
     def __init__(self, config: GPT2Config, params: Any, tokens: np.ndarray, kept: Kept | None):
         def gradient(params, kept):
-            return jax.value_and_grad(lambda p: loss(Model(p, None, config), tokens, kept))(params)
+            return jax.value_and_grad(lambda p: loss(Model(p, None, config), next_tokens(tokens), kept))(params)
 
         self._run = partial(jax.jit(gradient), params, kept)
         self.loss = float(self._run()[0])  # and compiles

@@ -83,6 +83,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
     import jax
 
     from jaxgrow.models import GPT2Config
+    from train.batches import next_tokens
     from train.optim import Optim, transformation
     from train.parallel import AXIS, mapped
     from train.step import Model, Now, train_step
@@ -96,7 +97,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     def step() -> float:
         nonlocal model
-        model, metrics = run(model, tokens, Now(np.float32(LR)))
+        model, metrics = run(model, next_tokens(tokens), Now(np.float32(LR)))
         return float(metrics["loss"])
 
     _step = step

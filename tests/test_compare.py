@@ -70,7 +70,7 @@ def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
     assert frontier_budget(frontier, 5.0) == pytest.approx(math.sqrt(10 * 100))
     assert frontier_budget(frontier, 3.75) == pytest.approx(10**2.25)
     assert frontier_budget(frontier, 3.0) == pytest.approx(1000)
-    assert frontier_budget(frontier, 2.9) is None and frontier_budget(frontier, 6.1) is None
+    assert frontier_budget(frontier, 2.9) == math.inf and frontier_budget(frontier, 6.1) is None
 
 
 @pytest.fixture
@@ -93,14 +93,16 @@ def test_savings_by_hand(comparison):
     assert cycle["saved_seconds"] == cycle["saved_flops"]
     assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2)
     assert cycle["loss"] == [2.0, 2.0] and cycle["seeds"] == [0, 1] and cycle["tokens_per_parameter"] == 2.0
-    assert cycle["saved_frontier"] == [None, None]  # better than all of the frontier
+    assert cycle["below_frontier"] == [True, True]  # from scratch, more than the whole budget would be needed:
+    assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
+    assert not any(scratch["below_frontier"] + short["below_frontier"])
     assert short["saved_flops"] == [None, None] and short["saved_frontier"] == pytest.approx([0, 0])
 
 
 def test_the_table_says_what_was_not_reached(comparison, tmp_path):
     lines = comparison.table().splitlines()
     row = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[1:-1]] for line in lines[2:5]}
-    assert row["cycle"][-3:] == ["51.2 % [35.0 %, 67.5 %]", "51.2 % [35.0 %, 67.5 %]", "not reached"]
+    assert row["cycle"][-3:] == ["51.2 % [35.0 %, 67.5 %]", "51.2 % [35.0 %, 67.5 %]", "> 40.0 % [20.0 %, 60.0 %]"]
     assert row["scratch-x0.5"][-3] == "not reached"
     comparison.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,24 +1,19 @@
-"""Corpora: every source gives the same windows for the same seed, shared out among processes, resumable."""
+"""Corpora: every source becomes the same two files of tokens, once."""
 
 import gzip
-import json
 import lzma
 import os
 from dataclasses import replace
 from pathlib import Path
 
-import grain
-import jax
 import numpy as np
 import pytest
 import runs
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from train.data import Windows, batches, tokens, validation
+from train.data import tokens
 from train.errors import UserError
-
-NUMBERS = np.arange(101)  # 25 windows of 4 + 1 tokens
 
 
 @pytest.fixture
@@ -190,86 +185,9 @@ def test_an_unknown_tfds_corpus_is_refused(docs):
         tokens(replace(docs, name="no_such_docs"))
 
 
-# --- windows ---
-
-
-def test_windows_predict_every_token_once():
-    windows = Windows(NUMBERS, 4)
-    assert len(windows) == 25
-    assert [w.tolist() for w in (windows[0], windows[24])] == [[0, 1, 2, 3, 4], [96, 97, 98, 99, 100]]
-    assert np.concatenate([windows[i][1:] for i in range(25)]).tolist() == list(range(1, 101))
-    assert [len(Windows(np.arange(n), 4)) for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
-
-
-def firsts(stream, count: int) -> list[int]:
-    return [int(row[0]) for _ in range(count) for row in next(stream)]
-
-
-def test_every_window_once_an_epoch_in_another_order_each_time():
-    seen = np.reshape(firsts(batches(NUMBERS, 4, 5, seed=1), 15), (3, 25))
-    for epoch in seen:
-        assert sorted(epoch) == list(range(0, 100, 4))
-    assert len({tuple(epoch) for epoch in seen}) == 3
-
-
-def test_the_seed_decides_the_order():
-    first, again, other = (firsts(batches(NUMBERS, 4, 5, seed=s), 5) for s in (1, 1, 2))
-    assert first == again != other
-
-
-@pytest.mark.parametrize("processes", [2, 5])
-def test_processes_share_out_the_batches_of_one(monkeypatch, processes):
-    whole = np.reshape(firsts(batches(NUMBERS, 4, 10, seed=1), 5), (5, 10))
-    parts = []
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    for index in range(processes):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        parts.append(np.reshape(firsts(batches(NUMBERS, 4, 10 // processes, seed=1), 5), (5, -1)))
-    for step in range(5):
-        assert sorted(np.concatenate([p[step] for p in parts])) == sorted(whole[step])
-
-
-@pytest.mark.parametrize("done", [0, 1, 4, 7])  # batches; an epoch is 5
-def test_a_stream_goes_on_where_its_state_was_taken(done):
-    stream, again = (batches(NUMBERS, 4, 5, seed=1) for _ in range(2))
-    firsts(stream, done)
-    again.set_state(json.loads(json.dumps(stream.get_state())))
-    assert firsts(stream, 8) == firsts(again, 8)
-
-
-def test_a_training_text_smaller_than_a_batch_is_refused():
-    with pytest.raises(UserError, match="25 windows of 4 tokens, less than one batch of 26"):
-        batches(NUMBERS, 4, 26, seed=1)
-
-
-def test_validation_is_the_same_batches_spread_over_the_text():
-    first, again = (validation(NUMBERS, 4, batch=3, count=4) for _ in range(2))
-    np.testing.assert_array_equal(first, again)
-    starts = np.ravel(first)[::5]
-    assert len(first) == 4 and len(set(starts)) == 12 and starts[0] == 0 and starts[-1] == 96
-    assert len(validation(NUMBERS, 4, batch=3, count=100)) == 8  # as many as there are
-
-
-def test_processes_share_out_validation(monkeypatch):
-    whole = validation(NUMBERS, 4, batch=6, count=3)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    parts = []
-    for index in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        parts.append(validation(NUMBERS, 4, batch=6, count=3))
-    np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
-
-
-def test_a_validation_text_smaller_than_a_batch_is_refused_with_the_way_out():
-    with pytest.raises(UserError, match=r"less than one batch of 26; raise data.valid_fraction, or lower batch"):
-        validation(NUMBERS, 4, batch=26, count=1)
+# --- hold-out ---
 
 
 def test_training_and_validation_share_no_document(text):
     train, valid = (set(bytes(getattr(tokens(text), part)).split(b"\0")) - {b""} for part in ("train", "valid"))
     assert len(train) == 6 and len(valid) == 2 and not train & valid
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 - 1])
-def test_grain_takes_every_seed_that_an_experiment_may_have(seed):
-    assert isinstance(batches(NUMBERS, 4, 5, seed), grain.DatasetIterator)

@@ -22,6 +22,7 @@ from jaxgrow import flops
 from jaxgrow.drop import Kept, LayerDrop, Sensitivity, gates, sensitivity
 from jaxgrow.models import GPT2Config
 from train import config, data, pretrain
+from train.batches import Windows, next_tokens, probe, validation
 from train.checkpoint import Checkpoints, load
 from train.errors import UserError
 from train.gates import CHUNK, Gates
@@ -34,6 +35,7 @@ from train.step import Model, Now, Passes, eval_step, loss, train_step
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
 LR = np.float32(0.1)
 GATES = np.array([[True, False, True, False], [True, True, False, False]])  # of two micro-steps; nobody runs layer 3
 SCALE = np.broadcast_to(np.array([1.0, 1.25, 1.5, 2.0], np.float32), GATES.shape)
@@ -68,14 +70,13 @@ def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_g
     start = model(tx)
     # On one device, written without the step: micro-batch m of every device together has the gates m.
     rows = TOKENS.reshape(4, accumulate, -1, TOKENS.shape[-1])
+    micro = [next_tokens(rows[:, m].reshape(-1, 9)) for m in range(accumulate)]
     grads = [
-        jax.jit(jax.grad(lambda p, m=m: loss(replace(start, params=p), rows[:, m].reshape(-1, 9), kept_at(kept, m))))(
-            start.params
-        )
+        jax.jit(jax.grad(lambda p, m=m: loss(replace(start, params=p), micro[m], kept_at(kept, m))))(start.params)
         for m in range(accumulate)
     ]
     expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, start.params, *grads)
-    found, _ = mapped(train_step(tx, accumulate, AXIS), how)(start, TOKENS, Now(LR, kept=kept))
+    found, _ = mapped(train_step(tx, accumulate, AXIS), how)(start, BATCH, Now(LR, kept=kept))
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(expected), rtol=1e-5, atol=1e-6)
     for a, b in zip(jax.tree.leaves(found.params["blocks"]), jax.tree.leaves(start.params["blocks"]), strict=True):
         np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
@@ -93,7 +94,7 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
         run, at = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
         at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
-            at, metrics = run(at, TOKENS, Now(LR, kept=kept))
+            at, metrics = run(at, BATCH, Now(LR, kept=kept))
         ends.append(jax.device_get((at.params, at.opt, metrics)))
     chex.assert_trees_all_equal(*ends)
 
@@ -117,15 +118,17 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 
     if how == "jit":
         step = jax.vmap(train_step(tx, 1, AXIS), (None, 0, None), axis_name=AXIS)
-        programs.append(jax.jit(step).lower(model(tx), TOKENS[None], Now(LR, kept=kept)).compile().as_text())
+        programs.append(
+            jax.jit(step).lower(model(tx), next_tokens(TOKENS[None]), Now(LR, kept=kept)).compile().as_text()
+        )
     else:
         monkeypatch.setattr(jax, "pmap", watched(jax.pmap)) if how == "pmap" else None
         start = model(tx)
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
-        mapped(train_step(tx, 1, AXIS), how)(start, TOKENS, Now(LR, kept=kept))
+        mapped(train_step(tx, 1, AXIS), how)(start, BATCH, Now(LR, kept=kept))
     assert programs[-1].count(" conditional(") >= 2  # forward and backward
-    dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(replace(model(tx), opt=None), TOKENS[:4])
+    dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(replace(model(tx), opt=None), next_tokens(TOKENS[:4]))
     assert "cond" not in str(dense)
 
 
@@ -133,13 +136,13 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     tx = transformation(Optim(weight_decay=0.0))
     dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
-    before, _ = dense(start, TOKENS, Now(LR))  # gives every layer a momentum
+    before, _ = dense(start, BATCH, Now(LR))  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
     def moved(frozen):
         after, _ = mapped(train_step(tx, 2, AXIS, passes=Passes(hold_dropped=frozen)), "pmap")(
-            before, TOKENS, Now(LR, kept=kept)
+            before, BATCH, Now(LR, kept=kept)
         )
         out = {}
         for name, a, b in (
@@ -190,10 +193,10 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
     def both(params):
         def part(params):
             bottom = params | {"blocks": jax.tree.map(lambda x: x[:2], params["blocks"])}
-            return loss(Model(bottom, None, small), TOKENS)
+            return loss(Model(bottom, None, small), BATCH)
 
         def whole(params):
-            return loss(Model(params, None, MODEL), TOKENS, kept_at(kept, 0))
+            return loss(Model(params, None, MODEL), BATCH, kept_at(kept, 0))
 
         return [jax.value_and_grad(f)(params) for f in (whole, part)]
 
@@ -210,7 +213,7 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
 def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
     at = replace(model(optax.identity()), opt=None)
     at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
-    batches = TOKENS.reshape(2, 8, 9)
+    batches = next_tokens(TOKENS.reshape(2, 8, 9))
     found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, batches)
     expected = []
     for i in range(LAYERS):
@@ -219,7 +222,7 @@ def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
             params=at.params | {"blocks": jax.tree.map(lambda x, i=i: jnp.delete(x, i, 0), at.params["blocks"])},
             config=replace(MODEL, layers=LAYERS - 1),
         )
-        expected.append(np.mean([float(loss(less, b)) - float(loss(at, b)) for b in batches]))
+        expected.append(np.mean([float(loss(less, b)) - float(loss(at, b)) for b in zip(*batches, strict=True)]))
     np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-3, atol=1e-6)
     assert found.dtype == jnp.float32
     assert len(set(np.asarray(found).tolist())) > 1
@@ -228,10 +231,10 @@ def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
 def test_taylor_is_the_slope_at_each_layers_gate():
     at = replace(model(optax.identity()), opt=None)
     at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
-    found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, TOKENS[None], "taylor")
+    found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, next_tokens(TOKENS[None]), "taylor")
     h = 1e-2
     for i in range(LAYERS):
-        up, down = (loss(at, TOKENS, Kept(None, jnp.ones(LAYERS).at[i].add(d))) for d in (h, -h))
+        up, down = (loss(at, BATCH, Kept(None, jnp.ones(LAYERS).at[i].add(d))) for d in (h, -h))
         assert float(found[i]) == pytest.approx(abs(float(up - down)) / (2 * h), rel=2e-2, abs=1e-5)
 
 
@@ -247,14 +250,14 @@ def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
         (tmp_path / "source" / f"{module.__name__}.txt").write_text(inspect.getsource(module))
     text = data.Data("text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache"))
     small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
-    batches = data.probe(data.tokens(text).valid, 32, 32, 2, 32, 8)
+    held_out = probe(Windows(data.tokens(text).valid, 32), 32, 2, 32, 8)
     found = []
     for seed in range(4):
         e = runs.experiment(tmp_path, model=small, steps=300, batch=32, optim=Optim(peak_lr=1e-2, warmup=50), data=text)
         pretrain.run(replace(e, checkpoint_every=300, eval_every=300, seed=seed), tmp_path / f"run{seed}")
         at = Model(load(tmp_path / f"run{seed}"), None, small)
         delta, slope = (
-            jax.jit(lambda b, kind=kind, at=at: sensitivity(lambda kept, t: loss(at, t, kept), 6, b, kind))(batches)
+            jax.jit(lambda b, kind=kind, at=at: sensitivity(lambda kept, t: loss(at, t, kept), 6, b, kind))(held_out)
             for kind in ("loss_delta", "taylor")
         )
         found.append(np.corrcoef(ranks(delta), ranks(slope))[0, 1])  # Spearman
@@ -264,23 +267,23 @@ def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
 def test_measuring_leaves_the_model_as_it_was():
     tx = transformation(Optim())
     before = model(tx)
-    after = Measure("large", Sensitivity()).run({"large": before}, tx, TOKENS[None])
+    after = Measure("large", Sensitivity()).run({"large": before}, tx, next_tokens(TOKENS[None]))
     assert after.params is before.params
     assert after.opt is before.opt
     assert after.sensitivity.shape == (LAYERS,)
 
 
 def test_what_measures_is_not_what_judges():
-    tokens = np.arange(16 * 8 + 1)
-    judged = np.concatenate(data.validation(tokens, 8, 2, 3))
-    probe = data.probe(tokens, 8, 2, 3, 2, 5)
-    assert probe.shape == (5, 2, 9)
-    firsts = set(probe[..., 0].ravel().tolist())
+    source = Windows(np.arange(16 * 8 + 1), 8)
+    judged = np.concatenate([inputs for inputs, _ in validation(source, 2, 3)])
+    inputs, targets = probe(source, 2, 3, 2, 5)
+    assert inputs.shape == targets.shape == (5, 2, 8)
+    firsts = set(inputs[..., 0].ravel().tolist())
     assert len(firsts) == 10
     assert not firsts & set(judged[:, 0].tolist())
-    assert data.probe(tokens, 8, 2, 8, 2, 0).shape == (0, 2, 9)
+    assert probe(source, 2, 8, 2, 0) is None
     with pytest.raises(UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left; lower eval_batches"):
-        data.probe(tokens, 8, 2, 3, 2, 6)
+        probe(source, 2, 3, 2, 6)
 
 
 # --- plans and runs ---
@@ -408,7 +411,7 @@ def test_expected_cost_is_that_of_the_mean_schedule():
 
 def test_the_taylor_sensitivity_costs_two_passes():
     phase = Measure("large", Sensitivity(kind="taylor"))
-    assert phase.cost(MODEL, TOKENS[None]) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
+    assert phase.cost(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
 
 
 def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path):

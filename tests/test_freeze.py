@@ -13,6 +13,7 @@ import tiny
 from jaxgrow import grow, operators
 from jaxgrow.freeze import Freeze, hold
 from train import pretrain
+from train.batches import next_tokens
 from train.checkpoint import load
 from train.methods import Stage, To
 from train.optim import Optim, transformation
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("growing")
 LARGE = runs.LARGE
 TX = transformation(Optim())
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
 BOTTOM = Freeze((0, 1))
 
 
@@ -109,7 +111,7 @@ def test_a_step_moves_neither_frozen_layers_nor_the_tied_table_nor_their_moments
     before = trained(LARGE)
     after = jax.device_put(before, replicated())
     for number in range(2):
-        after, metrics = step(after, TOKENS, Now(np.float32(0.1), np.uint32(number)))
+        after, metrics = step(after, BATCH, Now(np.float32(0.1), np.uint32(number)))
     after = jax.device_get(after)
     for tree, new in (
         (before.params, after.params),

@@ -15,6 +15,7 @@ from test_flops import products
 
 from jaxgrow import flops
 from train import pretrain
+from train.batches import next_tokens
 from train.methods import Inherit, Stage
 from train.optim import Optim, transformation
 from train.parallel import AXIS, mapped, replicated
@@ -24,6 +25,7 @@ from train.step import Model, Now, Passes, inherited, train_step
 pytestmark = pytest.mark.xdist_group("growing")
 STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
 METHOD = Inherit(runs.SMALL, "small-seed{seed}", Stage(0.5), temperature=3.0, fraction=0.5)
 
 
@@ -119,7 +121,7 @@ def step():
 def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracle, step, lesson):
     student, teacher, (loss, plain), (_, taught) = oracle
     now = Now(np.float32(0.5), teacher=jax.device_put(teacher, replicated()), lesson=np.float32(lesson))
-    found, metrics = step(jax.device_put(student, replicated()), TOKENS, now)
+    found, metrics = step(jax.device_put(student, replicated()), BATCH, now)
     expected = jax.tree.map(lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught)
     chex.assert_trees_all_close(jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5)  # sums in another order
     assert tiny.distance(plain, taught) > 0.1  # ten thousand tolerances
@@ -130,7 +132,7 @@ def test_nothing_is_computed_backwards_through_the_teacher():
     tx = optax.identity()
     student, teacher = model(STUDENT, 1, tx), model(TEACHER, 2, tx)
     now = Now(np.float32(0.5), teacher=teacher, lesson=np.float32(0.5))
-    counted = products(jax.make_jaxpr(train_step(tx, 1, AXIS), axis_env=[(AXIS, 4)])(student, TOKENS, now).jaxpr)
+    counted = products(jax.make_jaxpr(train_step(tx, 1, AXIS), axis_env=[(AXIS, 4)])(student, BATCH, now).jaxpr)
     assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
 
 

@@ -17,6 +17,7 @@ from test_oracle import layers
 from jaxgrow import flops, grow
 from jaxgrow.ligo import LiGO, growth, init
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
+from train.batches import next_tokens
 from train.step import Model, loss, parameters
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -237,7 +238,7 @@ def test_only_the_axes_of_the_target_have_maps(target, depth, width):
 def gradients(coefficients):
     """Of the loss in the maps, and in the small model."""
     params = tiny.params(SMALL)
-    batch = tiny.tokens(length=6)
+    batch = next_tokens(tiny.tokens(length=6))
 
     def value(coefficients, params):
         return loss(Model(coefficients, None, LARGE, base=params, source=SMALL), batch)

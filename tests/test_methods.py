@@ -18,6 +18,7 @@ from jaxgrow.ligo import LiGO
 from jaxgrow.maps import new_sizes
 from jaxgrow.symmetry import break_symmetry
 from train import config, maps, pretrain
+from train.batches import sources, training
 from train.checkpoint import Checkpoints, load
 from train.errors import UserError
 from train.methods import Growing, Learned, Stage, To
@@ -307,7 +308,7 @@ def test_two_growths_carry_training_on(small_run):
 
 
 def restored(experiment, folder):
-    data = pretrain.corpora.batches(pretrain.corpora.tokens(experiment.data).train, 8, 8, 0)
+    data = training(sources(experiment.data, experiment.model)[0], 8, 0)
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         return checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())[0]

@@ -17,6 +17,7 @@ import pytest
 import runs
 
 from train import pretrain
+from train.batches import sources, training
 from train.checkpoint import Checkpoints, load
 from train.errors import UserError
 from train.optim import transformation
@@ -220,7 +221,7 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys
 
 
 def restored(experiment, folder: Path):
-    data = pretrain.corpora.batches(pretrain.corpora.tokens(experiment.data).train, 8, 8, 0)
+    data = training(sources(experiment.data, experiment.model)[0], 8, 0)
     tx = transformation(experiment.optim)
     with Checkpoints(folder) as checkpoints:
         models, record = checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())

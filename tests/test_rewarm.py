@@ -12,6 +12,7 @@ import tiny
 
 from jaxgrow.moments import clock
 from train import pretrain
+from train.batches import next_tokens
 from train.methods import Stage, To
 from train.optim import Optim, Rewarm, learning_rate, transformation
 from train.parallel import AXIS, mapped, replicated
@@ -20,6 +21,7 @@ from train.step import Model, Now, train_step
 
 pytestmark = pytest.mark.xdist_group("growing")
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
 TX = transformation(Optim())
 REWARM = Stage(0.5, warmup=0, rewarm=Rewarm(peak=2.0, steps=2))
 
@@ -88,7 +90,7 @@ def test_entries_born_at_the_growth_move_by_the_second_rate_and_the_old_ones_by_
 
     def after(lr, new, birth):
         now = Now(np.float32(lr), rewarm=(np.float32(new), np.int32(birth)))
-        return jax.device_get(run(at, TOKENS, now)[0].params)
+        return jax.device_get(run(at, BATCH, now)[0].params)
 
     slow, fast, both = after(0.25, 0.25, 5), after(0.5, 0.5, 5), after(0.25, 0.5, 5)
     expected = jax.tree.map(lambda b, f, s: np.where(b == 5, f, s), born, fast, slow)

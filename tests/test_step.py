@@ -11,12 +11,14 @@ import pytest
 import runs
 
 from train import pretrain, step
+from train.batches import next_tokens
 from train.optim import Optim, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
 from train.step import Model, Now, eval_step, logits, loss, train_step
 
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
 WAYS = [("pmap", 1), ("pmap", 4), ("mesh", 1), ("mesh", 4)]  # and micro-batches
 
 
@@ -37,7 +39,7 @@ def reference(tx, steps: int):
     params = runs.MODEL.init(jax.random.key(0))
     state = tx.init(params)
     for _ in range(steps):
-        value, grads = first(params, TOKENS)
+        value, grads = first(params, BATCH)
         updates, state = tx.update(grads, state, params)
         params = jax.tree.map(lambda p, u: p - LR * u, params, updates)
     norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(jax.device_get(grads))))
@@ -55,7 +57,7 @@ def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, 
     params, _, expected = reference(tx, steps=3)
     run, found = mapped(train_step(tx, accumulate, AXIS), how), model(tx)
     for _ in range(3):
-        found, metrics = run(found, TOKENS, Now(LR))
+        found, metrics = run(found, BATCH, Now(LR))
     # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
@@ -68,7 +70,7 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
     for how in ("pmap", "mesh"):
         run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), model(tx)
         for _ in range(3):
-            found, _ = run(found, TOKENS, Now(LR))
+            found, _ = run(found, BATCH, Now(LR))
         results.append(jax.device_get((found.params, found.opt)))
     for found in results:
         chex.assert_trees_all_close(found, jax.device_get((params, state)), rtol=1e-4, atol=1e-5)
@@ -76,8 +78,8 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
 
 @pytest.mark.parametrize("how", ["pmap", "mesh"])
 def test_the_validation_loss_is_the_mean_over_the_whole_batch(how):
-    found = mapped(eval_step(AXIS), how)(replace(model(optax.identity()), opt=None), TOKENS)
-    expected = jax.jit(loss)(model(optax.identity()), TOKENS)
+    found = mapped(eval_step(AXIS), how)(replace(model(optax.identity()), opt=None), BATCH)
+    expected = jax.jit(loss)(model(optax.identity()), BATCH)
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -86,7 +88,7 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token():
     logits = np.asarray(runs.MODEL.module.apply({"params": at.params}, TOKENS[:, :-1]), np.float64)
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.log(np.take_along_axis(p, TOKENS[:, 1:, None], -1)).mean()
-    assert float(loss(at, TOKENS)) == pytest.approx(expected, rel=1e-6)
+    assert float(loss(at, BATCH)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_batch_that_devices_cannot_share_is_refused():
@@ -98,7 +100,7 @@ def test_a_batch_that_devices_cannot_share_is_refused():
 def test_the_step_is_pure_and_never_calls_the_host():
     tx = transformation(Optim())
     at = jax.eval_shape(lambda: model(tx))
-    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, TOKENS[:4], Now(LR))
+    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, next_tokens(TOKENS[:4]), Now(LR))
     assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}  # the mean over devices
     assert "callback" not in str(jaxpr)
 

@@ -20,6 +20,7 @@ from jaxgrow.freeze import Freeze
 from jaxgrow.models.gpt2 import Block
 from jaxgrow.models.layers import Some
 from train import pretrain, step
+from train.batches import next_tokens
 from train.methods import Stage, To
 from train.optim import Optim
 from train.parallel import AXIS, mapped, replicated
@@ -154,7 +155,9 @@ def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
     run = mapped(train_step(tx, 2, AXIS, Passes(tokens=DROP), seed=3), "pmap")
     drawn = []
     for number in (0, 1, 0):
-        jax.block_until_ready(run(model, np.zeros((16, 9), np.int32), Now(np.float32(0), np.uint32(number))))
+        jax.block_until_ready(
+            run(model, next_tokens(np.zeros((16, 9), np.int32)), Now(np.float32(0), np.uint32(number)))
+        )
         jax.effects_barrier()
         drawn.append(sorted(seen))
         seen.clear()

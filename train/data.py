@@ -1,6 +1,6 @@
-"""Corpora: read, tokenised once into a file of tokens, then served in windows; deterministic, sharded, resumable.
+"""Corpora: read, and tokenised once into a file of tokens.
 
-Every source takes the same path: documents, pieces, tokens on disk, windows. Where no validation text is named, every
+Every source takes the same path: documents, pieces, tokens on disk. Where no validation text is named, every
 k-th piece is held out.
 """
 
@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -75,81 +74,6 @@ def tokens(data: Data) -> Tokens:
     dtype = _dtype(vocab)
     train, valid = (np.memmap(folder / part, dtype, "r") for part in ("train", "valid"))
     return Tokens(train, valid, vocab)
-
-
-class Windows:
-    """Windows of ``length + 1`` tokens, ``length`` apart: each token is predicted once an epoch. A source for grain."""
-
-    def __init__(self, tokens: np.ndarray, length: int):
-        self.tokens, self.length = tokens, length
-
-    def __len__(self) -> int:
-        return max(0, (len(self.tokens) - 1) // self.length)
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        return np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32)
-
-
-def batches(tokens: np.ndarray, length: int, batch: int, seed: int) -> Any:
-    """An endless iterator of int32 [batch, length + 1], reshuffled each epoch; ``batch`` is this process's part.
-
-    Processes see disjoint windows. Its state (``get_state``, ``set_state``) goes into the checkpoint.
-
-    Raises:
-      UserError: fewer windows than one batch.
-    """
-    import grain
-
-    source = Windows(tokens, length)
-    processes = jax.process_count()
-    if len(source) < batch * processes:
-        raise UserError(
-            f"the training text has {len(source)} windows of {length} tokens, less than one batch of {batch * processes}"
-        )
-    windows = grain.MapDataset.source(cast(Any, source)).seed(seed).shuffle().repeat()[jax.process_index() :: processes]
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4 * batch)
-    return iter(windows.to_iter_dataset(options).batch(batch))
-
-
-def validation(tokens: np.ndarray, length: int, batch: int, count: int) -> list[np.ndarray]:
-    """The same ``count`` batches always, spread over the validation text; ``batch`` is the global one.
-
-    Fewer batches if the text is short.
-
-    Raises:
-      UserError: not even one batch.
-    """
-    source = Windows(tokens, length)
-    count = min(count, len(source) // batch)
-    if count == 0:
-        raise UserError(
-            f"the validation text has {len(source)} windows of {length} tokens, less than one batch of {batch}; "
-            "raise data.valid_fraction, or lower batch"
-        )
-    chosen = np.linspace(0, len(source) - 1, count * batch).astype(int).reshape(count, batch)
-    mine = np.array_split(chosen, jax.process_count(), axis=1)[jax.process_index()]
-    return [np.stack([source[i] for i in row]) for row in mine]
-
-
-def probe(tokens: np.ndarray, length: int, batch: int, used: int, micro: int, count: int) -> np.ndarray:
-    """Micro-batches ``[count, micro, length + 1]`` of validation text that `validation` (``used`` batches of ``batch``) does
-    not read: what decides how to train must not be what judges it. The same in every process.
-
-    Raises:
-      UserError: there is not enough of it.
-    """
-    source = Windows(tokens, length)
-    taken = np.linspace(0, len(source) - 1, min(used, len(source) // batch) * batch).astype(int)
-    free = np.setdiff1d(np.arange(len(source)), taken)
-    if len(free) < count * micro:
-        raise UserError(
-            f"measuring sensitivities needs {count} micro-batches of {micro} windows beside those that evaluation reads, but "
-            f"the validation text has {len(free)} left; lower eval_batches or sensitivity.batches, or raise data.valid_fraction"
-        )
-    if not count:
-        return np.zeros((0, micro, length + 1), np.int32)
-    chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
-    return np.stack([np.stack([source[i] for i in row]) for row in chosen])
 
 
 # --- corpora: documents with a name for what they were read from ---

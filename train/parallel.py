@@ -17,7 +17,7 @@ def mapped(function: Callable, how: How, *, donate: bool = False) -> Callable:
     """``function(state, batch, *scalars)`` on every device, which gets all of ``state`` and its part of ``batch``.
 
     Both ways take the state unstacked and replicated, return it so, and give the same numbers. The batch of this process
-    is a NumPy array [local batch, ...]. ``donate`` lets the result take the place of the state.
+    is a pytree of NumPy arrays [local batch, ...]. ``donate`` lets the result take the place of the state.
     """
     donated = (0,) if donate else ()
     scalars = len(inspect.signature(function).parameters) - 2
@@ -25,7 +25,11 @@ def mapped(function: Callable, how: How, *, donate: bool = False) -> Callable:
         devices = jax.local_device_count()
         axes = (None, 0, *[None] * scalars)
         run = jax.pmap(function, axis_name=AXIS, in_axes=axes, out_axes=None, donate_argnums=donated)
-        return lambda state, batch, *rest: run(state, batch.reshape(devices, -1, *batch.shape[1:]), *rest)
+
+        def part(x):
+            return x.reshape(devices, -1, *x.shape[1:])
+
+        return lambda state, batch, *rest: run(state, jax.tree.map(part, batch), *rest)
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
     # With check_vma the gradients would be summed over the devices once more, on top of our own mean.
     specs = (P(), P(AXIS), *[P()] * scalars)
@@ -33,7 +37,11 @@ def mapped(function: Callable, how: How, *, donate: bool = False) -> Callable:
         jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False), donate_argnums=donated
     )
     parts = NamedSharding(mesh, P(AXIS))
-    return lambda state, batch, *rest: run(state, jax.make_array_from_process_local_data(parts, batch), *rest)
+
+    def placed(x):
+        return jax.make_array_from_process_local_data(parts, x)
+
+    return lambda state, batch, *rest: run(state, jax.tree.map(placed, batch), *rest)
 
 
 def replicated() -> NamedSharding | jax.sharding.SingleDeviceSharding:

@@ -168,18 +168,18 @@ class Measure:
     reads = property(lambda self: (self.name,))
     writes = property(lambda self: self.name)
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         model = models[self.name]
 
-        def at(kept, tokens):
-            return loss(model, tokens, kept)
+        def at(kept, batch):
+            return loss(model, batch, kept)
 
         found = sensitivity(at, model.config.layers, held_out, self.sensitivity.kind)
         return replace(model, sensitivity=found)
 
-    def cost(self, config: Config, held_out: np.ndarray) -> float:
+    def cost(self, config: Config, samples: int) -> float:
         """FLOPs: a skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
-        tokens, layers = held_out[..., 1:].size, config.layers
+        tokens, layers = samples * config.length, config.layers
         if self.sensitivity.kind == "taylor":
             return 2 * flops.forward(config, tokens)
         return flops.forward(config, tokens) + layers * flops.forward(config, tokens, layers=layers - 1)
@@ -216,7 +216,7 @@ class Coalesce:
     reads = property(lambda self: (self.source,))
     writes = property(lambda self: self.target)
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         return _grown(models[self.source], self.grouping, coalesce, models[self.source].config, tx, self.moments)
 
 
@@ -233,7 +233,7 @@ class Decoalesce:
     reads = property(lambda self: (self.source, self.like))
     writes = property(lambda self: self.target)
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         return _grown(models[self.source], self.grouping, decoalesce, models[self.like].config, tx, self.moments)
 
 
@@ -248,7 +248,7 @@ class Interpolate:
     reads = property(lambda self: (self.before, self.up))
     writes = property(lambda self: self.before)
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         before, up = models[self.before], models[self.up]
         return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
 
@@ -266,7 +266,7 @@ class Correct:
     reads = property(lambda self: (self.before, self.small))
     writes = property(lambda self: self.before)
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         before, small = models[self.before], models[self.small]
         up = _grown(small, self.grouping, decoalesce, before.config, tx, self.moments)
         growth, axes = self.grouping.growth(before.config, decoalesce), self.grouping.axes(before.config)
@@ -338,7 +338,7 @@ class Grow:
             config = config.resized(growth)
         return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         model, axes = models[self.source], self.small.axes()
         params, opt = model.params, model.opt if self.moments != "drop" else None
         for growth in self.growths:
@@ -360,7 +360,7 @@ class Apply:
     reads = property(lambda self: (self.source,))
     writes = property(lambda self: self.target)
 
-    def run(self, models: Models, tx: optax.GradientTransformation, held_out: jax.Array) -> Model:
+    def run(self, models: Models, tx: optax.GradientTransformation, held_out: Any) -> Model:
         model = models[self.source]
         return Model(parameters(model), None, model.config)
 
@@ -428,7 +428,9 @@ def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str,
                 return phase.start(models, tx, jax.random.key(0))
             if isinstance(phase, Import):
                 return phase.shapes()
-            return phase.run(models, tx, jnp.zeros((1, 1, 2), int))
+            if isinstance(phase, Measure):
+                return replace(models[phase.name], sensitivity=jnp.zeros(models[phase.name].config.layers))
+            return phase.run(models, tx, None)
 
         models = after(plan, i, models, jax.eval_shape(run, models))
     return models

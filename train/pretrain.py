@@ -24,7 +24,7 @@ from jaxgrow import flops
 from jaxgrow.drop import block_list
 from jaxgrow.models import Config
 from jaxgrow.moments import clock
-from train import data as corpora
+from train import batches
 from train.checkpoint import Checkpoints
 from train.checkpoint import load as load_checkpoint
 from train.config import Experiment, as_json, differences, load
@@ -50,22 +50,17 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     folder = claim(workdir, experiment)
     if (folder / "result.json").exists():
         return json.loads((folder / "result.json").read_text())
-    tokens = corpora.tokens(experiment.data)
-    config = experiment.model
-    if tokens.vocab > config.vocab:
-        raise UserError(
-            f"the tokenizer has {tokens.vocab} tokens, but model.vocab is {config.vocab}; raise it to as many"
-        )
+    source, judge = batches.sources(experiment.data, experiment.model)
     try:
         mine = local_batch(experiment.batch // experiment.accumulate) * experiment.accumulate
     except ValueError as error:
         raise UserError(str(error)) from error
-    data = corpora.batches(tokens.train, config.length, mine, experiment.seed)
-    held_out = corpora.validation(tokens.valid, config.length, experiment.batch, experiment.eval_batches)
+    data = batches.training(source, mine, experiment.seed)
+    held_out = batches.validation(judge, experiment.batch, experiment.eval_batches)
     plan = experiment.plan
     probes = max((p.sensitivity.batches for p in plan if isinstance(p, Measure)), default=0)
     micro = experiment.batch // experiment.accumulate // jax.device_count()
-    probe = corpora.probe(tokens.valid, config.length, experiment.batch, experiment.eval_batches, micro, probes)
+    probe = batches.probe(judge, experiment.batch, experiment.eval_batches, micro, probes)
 
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -117,8 +112,8 @@ class _Work:
     checkpoints: Checkpoints
     ledger: Ledger
     data: Any
-    held_out: list[np.ndarray]
-    probe: np.ndarray
+    held_out: list[batches.Batch]
+    probe: batches.Batch | None
     tx: Any
     models: dict[str, Model]
     val_loss: float
@@ -214,12 +209,15 @@ class _Work:
             self.ledger.charge(cost["seconds"])
             self.validate(0, model)
             return model
-        probe = self.probe[: phase.sensitivity.batches if isinstance(phase, Measure) else 0]
+        probe = None
+        if isinstance(phase, Measure):
+            probe = jax.tree.map(lambda x: x[: phase.sensitivity.batches], self.probe)
         lowered = self._run.lower(phase, self.models, probe)
         self.ledger.begin(name, _count(lowered.out_info))
         if isinstance(phase, Measure):
             result = self._run(phase, self.models, probe)
-            self.ledger.add(flops=phase.cost(result.config, probe))
+            rows = jax.tree.leaves(probe)[0]
+            self.ledger.add(flops=phase.cost(result.config, rows.shape[0] * rows.shape[1]))
             found = self._finite(
                 0, {f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(result.sensitivity))}
             )

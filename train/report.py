@@ -83,9 +83,12 @@ class Run:
 def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
     """The FLOPs that a run from scratch, fully decayed over its own budget, needs to end at ``loss``.
 
-    Interpolates loss against log FLOPs between neighbouring runs; None outside of what was run.
+    Interpolates loss against log FLOPs between neighbouring runs. Infinite below all of them: more than the longest one's.
+    None above.
     """
     points = sorted((math.log(r.result["flops"]), r.loss) for r in frontier)
+    if loss < min(y for _, y in points):
+        return math.inf
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if min(y0, y1) <= loss <= max(y0, y1) and y0 != y1:
             return math.exp(x0 + (x1 - x0) * (y0 - loss) / (y0 - y1))
@@ -113,10 +116,11 @@ class Comparison:
                 costs = [c and c - given * r.source(unit) for c, r in zip(costs, runs, strict=True)]
                 return [None if c is None else 1 - c / b.result[unit] for c, b in zip(costs, base, strict=True)]
 
-            def against(given: bool, runs=runs) -> list[float | None]:
+            def against(given: bool, runs=runs, base=base) -> list[float | None]:
                 equal = [frontier_budget(budgets[r.seed], r.loss) for r in runs]
                 own = [r.result["flops"] - given * r.source("flops") for r in runs]
-                return [None if e is None else 1 - o / e for o, e in zip(own, equal, strict=True)]
+                longest = [b.result["flops"] for b in base]
+                return [e and 1 - o / min(e, most) for o, e, most in zip(own, equal, longest, strict=True)]
 
             rows.append(
                 {
@@ -130,6 +134,7 @@ class Comparison:
                     "saved_flops": saved("flops"),
                     "saved_seconds": saved("seconds"),
                     "saved_frontier": against(False),
+                    "below_frontier": [frontier_budget(budgets[r.seed], r.loss) == math.inf for r in runs],
                     "source": mean(r.source("flops") / b.result["flops"] for r, b in zip(runs, base, strict=True)),
                     "saved_flops_given": saved("flops", given=True),
                     "saved_seconds_given": saved("seconds", given=True),
@@ -153,7 +158,10 @@ class Comparison:
             cells = [row["run"], f"{row['parameters']:,}", f"{row['tokens_per_parameter']:.1f}", f"{row['flops']:.3f}",
                      f"{row['seconds']:.3f}", spread(row["loss"], "{:.4f}"), _percent(row["saved_flops"]),
                      _percent(row["saved_seconds"])]  # fmt: skip
-            body.append(cells + [_percent(row[column]) for column in columns])
+            bound = (
+                "> " if any(row["below_frontier"]) else ""
+            )  # from scratch, more than the whole budget would be needed
+            body.append(cells + [("frontier" in column) * bound + _percent(row[column]) for column in columns])
         seeds = ", ".join(str(r.seed) for r in self.runs[0])
         first = self.runs[0][0]
         text = f"{markdown(head, body)}\n\nRatios are to {first.name}: {first.result['flops']:.3g} FLOPs, "

@@ -17,6 +17,7 @@ from jaxgrow.grow import grow
 from jaxgrow.models import Config
 from jaxgrow.models.layers import Some
 from jaxgrow.moments import clock
+from train.batches import Batch
 
 
 @struct.dataclass
@@ -41,17 +42,21 @@ def parameters(model: Model) -> Any:
     return grow(growth, jax.lax.stop_gradient(model.base), axes)
 
 
-def logits(model: Model, tokens: jax.Array, **passes: Any) -> jax.Array:
-    return model.config.module.apply({"params": parameters(model)}, tokens, **passes)  # type: ignore[return-value]
+def logits(model: Model, inputs: Any, **passes: Any) -> jax.Array:
+    return model.config.module.apply({"params": parameters(model)}, inputs, **passes)  # type: ignore[return-value]
 
 
-def loss(model: Model, tokens: jax.Array, kept: Kept | None = None) -> jax.Array:
-    """Mean cross-entropy of the next token, nats; ``tokens`` is int [batch, length + 1]; ``kept`` as in `Kept`."""
-    return _cross_entropy(logits(model, tokens[:, :-1], kept=kept), tokens[:, 1:])
+def loss(model: Model, batch: Batch, kept: Kept | None = None) -> jax.Array:
+    """Mean cross-entropy of the targets of ``batch``, nats; ``kept`` as in `Kept`."""
+    inputs, targets = batch
+    return cross_entropy(logits(model, inputs, kept=kept), targets)
 
 
-def _cross_entropy(logits_BTV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, tokens_BT).mean()
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The mean; ``targets`` are classes, int [...], or probabilities of each, float [..., classes]."""
+    if jnp.issubdtype(targets.dtype, jnp.integer):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    return optax.softmax_cross_entropy(logits, targets).mean()
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def inherited(logits_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float)
 
 
 def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, passes: Passes = Passes(), seed: int = 0):
-    """``(model, tokens [batch, length + 1], now) -> (model, metrics)``, for one device of the mapped axis ``axis``.
+    """``(model, batch, now) -> (model, metrics)``, for one device of the mapped axis ``axis``.
 
     Gradients are the mean over devices and ``accumulate`` micro-batches: how a batch is divided changes rounding only. The
     learning rate is an argument, so that the phases of one model share one compilation. Where layers are dropped, those that
@@ -93,35 +98,35 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
     """
     freeze = passes.freeze or Freeze(paths=())
 
-    def objective(params: Any, model: Model, tokens: jax.Array, kept: Kept | None, key: jax.Array, now: Now):
+    def objective(params: Any, model: Model, batch: Batch, kept: Kept | None, key: jax.Array, now: Now):
         """``(what is minimised, cross-entropy)``."""
-        inputs, some = tokens[:, :-1], None
+        (inputs, targets), some = batch, None
         if passes.tokens is not None:
-            places = sample_tokens(passes.tokens, key, *inputs.shape)
+            places = sample_tokens(passes.tokens, key, len(targets), model.config.length)
             some = Some(places, *passes.tokens.middle(model.config.layers))
         said = logits(replace(model, params=params), inputs, kept=kept, some=some, frozen=freeze.bottom)
-        value = _cross_entropy(said, tokens[:, 1:])
+        value = cross_entropy(said, targets)
         if now.teacher is None:
             return value, value
         lesson = inherited(said, jax.lax.stop_gradient(logits(now.teacher, inputs)), passes.temperature)
         return (1 - now.lesson) * value + now.lesson * lesson, value
 
-    def step(model: Model, tokens: jax.Array, now: Now):
+    def step(model: Model, batch: Batch, now: Now):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), now.number), jax.lax.axis_index(axis))
         keys = jax.random.split(key, accumulate)
 
-        def gradient(tokens, kept, key):
-            (_, value), grads = jax.value_and_grad(objective, has_aux=True)(model.params, model, tokens, kept, key, now)
+        def gradient(batch, kept, key):
+            (_, value), grads = jax.value_and_grad(objective, has_aux=True)(model.params, model, batch, kept, key, now)
             return value, grads
 
         if accumulate == 1:
-            value, grads = gradient(tokens, jax.tree.map(lambda x: x[0], now.kept), keys[0])
+            value, grads = gradient(batch, jax.tree.map(lambda x: x[0], now.kept), keys[0])
         else:
             zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model.params))
             total, _ = jax.lax.scan(
                 lambda total, micro: (jax.tree.map(jnp.add, total, gradient(*micro)), None),
                 zero,
-                (tokens.reshape(accumulate, -1, tokens.shape[-1]), now.kept, keys),
+                (jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch), now.kept, keys),
             )
             value, grads = jax.tree.map(lambda x: x / accumulate, total)
         value, grads = jax.lax.pmean((value, grads), axis)
@@ -156,5 +161,5 @@ def _ran(kept: Kept, layers: int) -> jax.Array:
 
 
 def eval_step(axis: str):
-    """``(model, tokens) -> loss``, the mean over all devices of ``axis``."""
-    return lambda model, tokens: jax.lax.pmean(loss(model, tokens), axis)
+    """``(model, batch) -> loss``, the mean over all devices of ``axis``."""
+    return lambda model, batch: jax.lax.pmean(loss(model, batch), axis)

@@ -1,0 +1,125 @@
+"""Batches of samples: deterministic, sharded, resumable, whatever they are of.
+
+A sample is ``(inputs, targets)``: what the model takes, and what it is to say. A source has a length and ``sample(i, rng)``,
+which is pure: what is random in it (masks, augmentation) comes from ``rng``.
+"""
+
+from typing import Any, Protocol, TypeAlias
+
+import grain
+import jax
+import numpy as np
+
+from jaxgrow.models import Config
+from train.data import Data, tokens
+from train.errors import UserError
+
+Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
+
+
+class Source(Protocol):
+    what: str  # its samples, in errors
+
+    def __len__(self) -> int: ...
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, Any]: ...
+
+
+def next_tokens(windows: Any) -> Batch:
+    """Windows ``[..., length + 1]`` of text as inputs and targets."""
+    return windows[..., :-1], windows[..., 1:]
+
+
+class Windows:
+    """Windows of ``length`` tokens and the next tokens of each: every token is predicted once an epoch."""
+
+    def __init__(self, tokens: np.ndarray, length: int):
+        self.tokens, self.length = tokens, length
+        self.what = f"windows of {length} tokens"
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.length)
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
+
+
+def sources(data: Data, model: Config) -> tuple[Source, Source]:
+    """What ``model`` trains on, and what judges it.
+
+    Raises:
+      UserError: data that cannot be read, or that the model cannot take.
+    """
+    found, vocab = tokens(data), model.sizes()["vocab"]
+    if found.vocab > vocab:
+        raise UserError(f"the tokenizer has {found.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
+    return Windows(found.train, model.length), Windows(found.valid, model.length)
+
+
+def training(source: Source, batch: int, seed: int) -> Any:
+    """An endless iterator of batches, reshuffled each epoch; ``batch`` is this process's part.
+
+    Processes see disjoint samples. Its state (``get_state``, ``set_state``) goes into the checkpoint.
+
+    Raises:
+      UserError: fewer samples than one batch.
+    """
+    processes = jax.process_count()
+    if len(source) < batch * processes:
+        raise UserError(
+            f"the training data has {len(source)} {source.what}, less than one batch of {batch * processes}"
+        )
+    samples = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4 * batch)
+    return iter(samples[jax.process_index() :: processes].to_iter_dataset(options).batch(batch))
+
+
+def validation(source: Source, batch: int, count: int) -> list[Batch]:
+    """The same ``count`` batches always, spread over the validation data; ``batch`` is the global one.
+
+    Fewer batches if there is little of it.
+
+    Raises:
+      UserError: not even one batch.
+    """
+    count = min(count, len(source) // batch)
+    if count == 0:
+        raise UserError(
+            f"the validation data has {len(source)} {source.what}, less than one batch of {batch}; "
+            "raise data.valid_fraction, or lower batch"
+        )
+    mine = np.array_split(_spread(len(source), batch, count), jax.process_count(), axis=1)[jax.process_index()]
+    return [_stack([_fixed(source, i) for i in row]) for row in mine]
+
+
+def probe(source: Source, batch: int, used: int, micro: int, count: int) -> Batch | None:
+    """``count`` micro-batches of ``micro`` samples, along a new axis, of validation data that `validation` (``used`` batches of
+    ``batch``) does not read: what decides how to train must not be what judges it. The same in every process; None, if
+    ``count`` is 0.
+
+    Raises:
+      UserError: there is not enough of it.
+    """
+    if not count:
+        return None
+    free = np.setdiff1d(np.arange(len(source)), _spread(len(source), batch, min(used, len(source) // batch)))
+    if len(free) < count * micro:
+        raise UserError(
+            f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} beside those that evaluation reads, "
+            f"but the validation data has {len(free)} left; lower eval_batches or sensitivity.batches, or raise "
+            "data.valid_fraction"
+        )
+    chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
+    return _stack([_stack([_fixed(source, i) for i in row]) for row in chosen])
+
+
+def _spread(samples: int, batch: int, count: int) -> np.ndarray:
+    return np.linspace(0, samples - 1, count * batch).astype(int).reshape(count, batch)
+
+
+def _fixed(source: Source, i: int) -> tuple[Any, Any]:
+    return source.sample(int(i), np.random.default_rng(int(i)))
+
+
+def _stack(samples: list[Any]) -> Any:
+    return jax.tree.map(lambda *rows: np.stack(rows), *samples)
