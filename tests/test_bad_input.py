@@ -70,11 +70,11 @@ CASES = {
     ),
     "a short training text": (
         ["--set", "model.context=1700"],
-        "the training text has 1 windows of 1700 tokens, less than one",
+        "the training data has 1 windows of 1700 tokens, less than one",
     ),
     "a short validation text": (
         ["--set", "batch=100"],
-        "the validation text has 75 windows of 8 tokens, less than one batch of",
+        "the validation data has 75 windows of 8 tokens, less than one batch of",
     ),
     "an unknown corpus": (["--set", "data.name=nothing_such"], "tensorflow-datasets cannot prepare 'nothing_such'"),
 }
