@@ -86,8 +86,8 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
             if kind == "depth":
                 out["depth"][name] = _depth(ligo, old, new, own)
                 continue
-            unit = sizes["head_dim"] if plain == "heads" else 1
-            copies = sizes[LAYERS] if not ligo.shared and plain != "embed" else 0
+            unit = sizes["head_dim"] if along == _HEADS else 1
+            copies = sizes[LAYERS] if not ligo.shared and plain != "embed" and LAYERS in names else 0
             keys = jax.random.split(own, copies) if copies else own
 
             def width(k, old=old * unit, new=new * unit):
@@ -137,16 +137,19 @@ def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
 
 
 def _uses(leaf: str, names: Names) -> Iterator[tuple[str, str]]:
-    """``(axis, name of its map)`` of what acts on a leaf."""
+    """``(axis, name of its map)`` of what acts on a leaf. Units of blocks that are no layers have maps of their own."""
     module = leaf.rpartition("/")[0]
     plain = [axis(n) for n in names]
+    own = "" if LAYERS in plain else leaf.partition("/")[0] + "/"
     for i, name in enumerate(plain):
         if name == LAYERS:
             yield LAYERS, module
         elif plain[i : i + 2] == _HEADS.split():
-            yield _HEADS, "value" if reads(names[i]) else module.rpartition("/")[2]
-        elif name in ("embed", "mlp"):
+            yield _HEADS, own + ("value" if reads(names[i]) else module.rpartition("/")[2])
+        elif name == "embed":
             yield name, name
+        elif name in ("heads", "mlp"):  # heads alone: of kernels between heads
+            yield name, own + name
 
 
 def _map(matrices: dict[str, Any], along: str, sizes: Sizes) -> AxisMap:

@@ -1,6 +1,8 @@
 """Model families: small Flax modules whose parameters name their axes."""
 
+from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, from_json
 from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.models.vit import ViTConfig
 
-__all__ = ["Config", "Cost", "GPT2Config", "from_json"]
+__all__ = ["CaiTConfig", "Config", "Cost", "GPT2Config", "ViTConfig", "from_json"]

@@ -171,10 +171,10 @@ def mean_keys(length: int) -> float:
     return sum(end * (end - begin) for begin, end in query_blocks(length)) / length
 
 
-def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args) -> Any:
-    """Parameters of ``layers`` blocks, stacked on a leading axis of that name."""
+def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
+    """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only `LAYERS` grow and drop as layers."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
-    return meta.add_axis(params, 0, {nn.PARTITION_NAME: LAYERS})
+    return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
 
 
 @struct.dataclass

@@ -76,7 +76,7 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
     """``W' = [[W, 0], [0, W]]``: two copies that do not see each other, until training mixes them; the same function.
 
     Staged Training (Shen et al., ICML 2022), which doubles all of ``embed``, ``heads`` and ``mlp``. What is outside of the
-    blocks is tiled, and the final norm, or an untied head, halved, as in `hypercloning`. A sum of two terms.
+    blocks, or between heads, is tiled, and the final norm, or an untied head, halved, as in `hypercloning`. A sum of two terms.
 
     Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs, as in `hypercloning`. So
     its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones; the
@@ -97,7 +97,7 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
         return out
 
     into, out_of = ((half(0, read), half(1, read)) for read in (("embed",), ("heads", "mlp")))
-    kernels = (Rule(out_of, "*/out/kernel"), Rule(out_of, "*/down/kernel"), Rule(into, "*/kernel", ("layers",)))
+    kernels = (Rule(out_of, "*/out/kernel"), Rule(out_of, "*/down/kernel"), Rule(into, "*/kernel", ("layers", "embed")))
     return Rules((*kernels, Rule((copies,))))
 
 

@@ -1,0 +1,80 @@
+"""What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import linen as nn
+
+from jaxgrow.axes import READ
+from jaxgrow.models.config import Config
+from jaxgrow.models.layers import Linear
+
+INIT = nn.initializers.normal(0.02)
+_AXES = ("patch_rows", "patch_columns", "channels")
+
+
+@dataclass(frozen=True)
+class PatchConfig(Config):
+    """A classifier of square images."""
+
+    image: int = 224  # pixels a side
+    patch: int = 16
+    channels: int = 3
+    classes: int = 1000
+
+    def __post_init__(self):
+        if self.patch < 1 or self.image % self.patch:
+            raise ValueError(
+                f"{type(self).__name__}: an image of {self.image} pixels a side has no whole number of patches of {self.patch}"
+            )
+        super().__post_init__()
+
+    @property
+    def patches(self) -> int:
+        """Of an image."""
+        return (self.image // self.patch) ** 2
+
+    @property
+    def positions(self) -> int:
+        """That have an embedding."""
+        raise NotImplementedError
+
+    @property
+    def example(self) -> jax.Array:
+        return jnp.zeros((1, self.image, self.image, self.channels))  # [B, rows, columns, C]
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            **super().sizes(),
+            "patch_rows": self.patch,
+            "patch_columns": self.patch,
+            "positions": self.positions,
+        }
+
+
+def embedded(config: PatchConfig, images: jax.Array, dtype: Any) -> jax.Array:
+    """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one kernel. Inside of a compact
+    module, which gets the kernel as ``patch_embedding``.
+
+    Raises:
+      ValueError: images of another shape, or of integers.
+    """
+    side, size, channels = config.image, config.patch, config.channels
+    if images.shape[1:] != (side, side, channels) or not jnp.issubdtype(images.dtype, jnp.floating):
+        raise ValueError(
+            f"the model takes images of floats [batch, {side}, {side}, {channels}], normalised, but was given "
+            f"{images.dtype} {list(images.shape)}"
+        )
+    patches_BTPPC = rearrange(images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size)
+    axes, shape = (*(name + READ for name in _AXES), "embed"), (size, size, channels, config.embed)
+    return Linear(axes, shape, 3, INIT, dtype, name="patch_embedding")(patches_BTPPC)
+
+
+def classified(config: PatchConfig, x_BD: jax.Array, name: str = "head") -> jax.Array:
+    """Logits ``[B, classes]``, in float32 or better. Inside of a compact module, which gets the kernel as ``name``."""
+    dtype = jnp.promote_types(x_BD.dtype, jnp.float32)
+    axes, shape = ("embed" + READ, "classes"), (config.embed, config.classes)
+    return Linear(axes, shape, 1, INIT, dtype, name=name)(x_BD.astype(dtype))

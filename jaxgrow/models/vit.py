@@ -1,0 +1,119 @@
+"""ViT (Dosovitskiy et al., ICLR 2021) and DeiT (Touvron et al., ICML 2021): a pre-LN encoder of the patches of an image."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxgrow.axes import named
+from jaxgrow.drop.execution import Kept
+from jaxgrow.models.config import Cost
+from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, run_parts, stacked_init
+from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
+
+
+@dataclass(frozen=True)
+class ViTConfig(PatchConfig):
+    """ViT-B/16 for ImageNet, as it is.
+
+    ``distillation`` is DeiT's: "token" has a distillation token beside the class token, "head" a head of its own for it, too.
+    """
+
+    eps: float = 1e-12
+    distillation: Literal["none", "token", "head"] = "none"
+
+    def __post_init__(self):
+        if self.distillation not in ("none", "token", "head"):
+            raise ValueError(f"distillation is 'none', 'token' or 'head', not {self.distillation!r}")
+        super().__post_init__()
+
+    @property
+    def module(self) -> nn.Module:
+        return ViT(self)
+
+    @property
+    def positions(self) -> int:
+        return self.patches + (1 if self.distillation == "none" else 2)
+
+    @property
+    def length(self) -> int:
+        return self.positions
+
+    def cost(self, length: int) -> Cost:
+        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, ``4 T HK`` in scores and their weighted sum. An image has
+        ``2 PPC D`` for each of its patches, and ``2 D classes`` in each head; a position its share of it."""
+        width = self.heads * self.head_dim
+        layer = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp) + 4 * length * width
+        patches = self.patches * 2 * self.patch**2 * self.channels * self.embed / length
+        heads = (2 if self.distillation == "head" else 1) * 2 * self.embed * self.classes / length
+        return Cost(layer, patches + heads, first=patches)
+
+
+class Block(nn.Module):
+    config: ViTConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BTD, scale=None):
+        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
+        c = self.config
+        scale = 1 if scale is None else scale.astype(self.dtype)
+        h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
+        attention = SelfAttention(c.embed, c.heads, c.head_dim, False, INIT, INIT, self.dtype, name="attention")
+        x_BTD = x_BTD + scale * attention(h_BTD)
+        h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
+        gelu = partial(jax.nn.gelu, approximate=False)
+        return x_BTD + scale * MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")(h_BTD)
+
+
+class ViT(nn.Module):
+    """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
+
+    ::
+
+        x = [class; distillation; patches W + b] + positions;  x += attention(norm(x));  x += mlp(norm(x));  norm(x_0) head
+
+    With ``distillation="head"`` the mean of both heads' logits. ``rms``, ``kept`` and ``frozen`` as of `jaxgrow.models.GPT2`;
+    what is frozen with the bottom layers are patches, tokens and positions.
+    """
+
+    config: ViTConfig
+
+    @nn.compact
+    def __call__(
+        self, images, *, rms: bool = False, kept: Kept | None = None, some: Some | None = None, frozen: int = 0
+    ):
+        c = self.config
+        if some is not None:
+            raise ValueError("a ViT drops no tokens: its class token is one of them, and has to pass every layer")
+        if kept is not None and frozen:
+            raise ValueError("layers are dropped from a whole stack: not together with frozen layers")
+        dtype = jnp.dtype(c.dtype)
+        special = ["class_embedding"] if c.distillation == "none" else ["class_embedding", "distillation_embedding"]
+        tokens_SD = jnp.stack([self.param(name, named(INIT, "embed"), (c.embed,)) for name in special])
+        places_TD = self.param("position_embedding", named(INIT, "positions", "embed"), (c.positions, c.embed))
+        x_BTD = embedded(c, images, dtype)
+        tokens_BSD = jnp.broadcast_to(tokens_SD.astype(dtype)[None], (len(x_BTD), *tokens_SD.shape))
+        x_BTD = jnp.concatenate([tokens_BSD, x_BTD], 1) + places_TD[None].astype(dtype)
+        if frozen:
+            x_BTD = jax.lax.stop_gradient(x_BTD)
+
+        block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
+        blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
+        x_BTD, rms_L = run_parts(
+            lambda w, x, *scale: block.apply({"params": w}, x, *scale),
+            blocks,
+            x_BTD,
+            frozen=frozen,
+            remat=c.remat,
+            rms=rms,
+            kept=kept,
+        )
+        x_BSD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD[:, : len(special)])
+        logits = classified(c, x_BSD[:, 0])
+        if c.distillation == "head":
+            logits = (logits + classified(c, x_BSD[:, 1], "distillation_head")) / 2
+        return (logits, rms_L) if rms else logits

@@ -1,0 +1,235 @@
+"""ViT and DeiT: the names of their parameters, their function against transformers, what growing does to it, its cost.
+
+Tolerances: 1e-10 in float64 through two layers; 1e-4 against another implementation in float32.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import vision
+
+from jaxgrow import grow, ligo, sizes, swap
+from jaxgrow.axes import LAYERS, is_names, leaves, path
+from jaxgrow.interop import FAMILIES
+from jaxgrow.models import ViTConfig, from_json
+from jaxgrow.models.layers import Some
+from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "vit.txt"
+KINDS = ("none", "token", "head")
+SMALL = dict(image=10, patch=5, channels=2, classes=11, layers=2, embed=6, heads=3, head_dim=7, mlp=9)
+
+either = pytest.mark.parametrize("distillation", KINDS)
+
+
+def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
+    return ViTConfig(**SMALL | changes, distillation=distillation, dtype=dtype)
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    for kind in KINDS:
+        small = config(kind)
+        lines.append(f"# {small}")
+        lines += [f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+@either
+def test_the_config_knows_the_size_of_every_axis(distillation):
+    small = config(distillation)
+    found = sizes(tiny.shapes(small), tiny.axes(small))
+    assert found == {name: small.sizes()[name] for name in found}
+    assert found["positions"] == small.length == {"none": 5, "token": 6, "head": 6}[distillation]
+    assert from_json(small.as_json()) == small
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"patch": 3}, "image of 10 pixels a side has no whole number of patches of 3"),
+        ({"patch": 0}, "image of 10 pixels a side has no whole number of patches of 0"),
+        ({"classes": 0}, "classes is 0, less than 1"),
+        ({"distillation": "hard"}, "distillation is 'none', 'token' or 'head', not 'hard'"),
+    ],
+)
+def test_config_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ViTConfig(**SMALL | wrong)
+
+
+@pytest.mark.parametrize(("size", "millions"), [(384, 22.05), (768, 86.57)])
+def test_deit_s_and_b_have_the_published_numbers_of_parameters(size, millions):
+    shapes = tiny.shapes(ViTConfig(embed=size, heads=size // 64, mlp=4 * size))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == millions
+
+
+# --- the function ---
+
+
+def theirs(family, small, folder):
+    """A model of transformers with random weights, and its checkpoint, as files hold it."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    from safetensors.numpy import load_file
+
+    values = {key: getattr(small, ours) for key, ours in family.fields.items()}
+    hf = {"vit": transformers.ViTConfig, "deit": transformers.DeiTConfig}[family.model_type]
+    model = getattr(transformers, family.architecture)(hf(**values, num_labels=small.classes)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape) / 2)
+    model.save_pretrained(folder)
+    return model, load_file(folder / "model.safetensors")
+
+
+def ours(family, small, tensors):
+    """Their tensors as our parameters."""
+    stored, known = family.names(small), small.sizes()
+
+    def leaf(key_path, names):
+        place = stored[path(key_path)]
+        if names[0] != LAYERS:
+            return place.ours(tensors[place.name], names, known)
+        return np.stack([place.ours(tensors[place.name.format(layers=i)], names, known) for i in range(small.layers)])
+
+    return jax.tree_util.tree_map_with_path(leaf, tiny.axes(small), is_leaf=is_names)
+
+
+def back(family, small, params):
+    """Our parameters as their tensors."""
+    stored, found = family.names(small), {}
+    for name, x, names in leaves(params, tiny.axes(small)):
+        place = stored[name]
+        layers = enumerate(x) if names[0] == LAYERS else [("", x)]
+        found |= {place.name.format(layers=i): place.theirs(part, names) for i, part in layers}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "distillation"),
+    [
+        ("ViTForImageClassification", "none"),
+        ("DeiTForImageClassification", "token"),
+        ("DeiTForImageClassificationWithTeacher", "head"),
+    ],
+)
+def test_logits_are_those_of_transformers_and_its_checkpoint_comes_back_to_the_bit(
+    architecture, distillation, tmp_path
+):
+    torch = pytest.importorskip("torch")
+    family, small = FAMILIES[architecture], config(distillation, "float32", head_dim=2)
+    model, tensors = theirs(family, small, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["architectures"], written["model_type"]) == ([architecture], family.model_type)
+    assert family.inferred(written) == {"classes": small.classes, "distillation": distillation}
+    assert {key: written[key] for key in family.derived(small)} == family.derived(small)
+    assert all(written[key] in values for key, values in family.settings.items())
+
+    params = ours(family, small, tensors)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(vision.images(small).transpose(0, 3, 1, 2))).logits.numpy()
+    found = vision.forward(small)(params, vision.images(small))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * expected.std())
+    chex.assert_trees_all_equal(back(family, small, params), tensors)
+
+
+def test_two_classes_have_no_labels_in_a_checkpoint():
+    assert FAMILIES["ViTForImageClassification"].inferred({})["classes"] == 2
+
+
+def test_rematerialising_changes_no_gradient():
+    small = config()
+    plain, remat = (
+        vision.gradient(c)(tiny.params(small), vision.images(c)) for c in (small, replace(small, remat=True))
+    )
+    chex.assert_trees_all_close(remat, plain, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 10, 9, 2)), np.zeros((2, 10, 10, 3)), np.zeros((2, 10, 10, 2), np.uint8)]
+)
+def test_what_is_no_image_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"takes images of floats \[batch, 10, 10, 2\], normalised, but was given"):
+        jax.eval_shape(vision.forward(config()), tiny.params(config()), wrong)
+
+
+def test_tokens_are_not_dropped():
+    small, some = config(), Some(np.zeros((3, 2), np.int32), 0, 1)
+    with pytest.raises(ValueError, match="its class token is one of them"):
+        small.module.apply({"params": tiny.params(small)}, vision.images(small), some=some)
+
+
+# --- growing ---
+
+
+@either
+def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it(distillation):
+    large = config(distillation, embed=12, heads=6, mlp=18)
+    up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
+    small, axes = config(distillation), tiny.axes(config(distillation))
+    assert small.resized(up) == large
+    assert vision.change(up, small) < EXACT
+    params = tiny.params(small)
+    assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
+
+
+@either
+def test_what_keeps_the_function(distillation):
+    small = config(distillation, eps=1e-5)
+    for growth in (
+        hypercloning(small.sizes(), tiny.wider(2)),
+        lemon(small.sizes(), {"embed": 8, "heads": 5, "mlp": 13}, seed=2),
+        llama_pro(small.sizes(), {"layers": 3}),
+    ):
+        assert vision.change(growth, small) < EXACT
+
+
+def test_what_does_not():
+    small, large = config(), config(layers=4, embed=12, heads=6, mlp=18).sizes()
+    for growth in (
+        decoalesce(large, layers="adjacent"),
+        decoalesce(large, heads=((0, 1, 2), (3, 4), (5,))),
+        stack(small.sizes(), {"layers": 4}),
+    ):
+        assert vision.change(growth, small) > VISIBLE
+
+
+def test_learned_maps_grow_it():
+    small, target = config("head"), {"layers": 3, "embed": 8, "heads": 4, "mlp": 10}
+    axes = tiny.axes(small)
+    coefficients = ligo.init(ligo.LiGO(), axes, small.sizes(), target, jax.random.key(0))
+    grown = grow(ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes)
+    chex.assert_trees_all_equal_shapes(grown, tiny.shapes(replace(small, **target)))
+
+
+# --- layers that are dropped or frozen, and what all of it costs ---
+
+
+def test_dropped_layers_are_identities():
+    with jax.enable_x64(False):
+        vision.assert_dropping_is_exact(config("head", "float32"))
+
+
+@either
+def test_every_matrix_product_of_the_program_is_counted(distillation):
+    vision.assert_every_product_is_counted(config(distillation, "float32", layers=3))
+
+
+@pytest.mark.parametrize("frozen", [1, 3])
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+    vision.assert_every_product_is_counted(config("head", "float32", layers=3), *2 * [{"frozen": frozen}])
