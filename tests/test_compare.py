@@ -33,6 +33,7 @@ def made(folder: Path, name: str, curve: list[tuple], seed: int = 0, **result) -
     phase = {"phase": "train large", "parameters": 50, "steps": 4, "tokens": 100, "flops": 10.0 * cost, "seconds": cost}
     phase["layers"] = 14.0
     values = {"tokens": 100, "flops": 10.0 * cost, "seconds": cost, "val_loss": loss, "phases": [phase]}
+    values |= {"val_accuracy": 0.25, "model": {}}
     (folder / "result.json").write_text(json.dumps(values | result))
     return Run(name, seed, folder)
 
@@ -106,6 +107,14 @@ def test_the_table_says_what_was_not_reached(comparison, tmp_path):
     assert row["scratch-x0.5"][-3] == "not reached"
     comparison.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_of_classifiers_the_table_tells_the_accuracy(tmp_path):
+    runs = [
+        made(tmp_path, "vit", SCRATCH, seed=s, model={"classes": 10}, val_accuracy=a) for s, a in ((0, 0.5), (1, 0.75))
+    ]
+    table = [[c.strip() for c in line.split("|")[1:-1]] for line in Comparison([runs], []).table().splitlines()[:3]]
+    assert dict(zip(table[0], table[2], strict=True))["final accuracy"] == "62.5 % [50.0 %, 75.0 %]"
 
 
 def test_some_seeds_that_do_not_reach_a_loss_are_counted(tmp_path):

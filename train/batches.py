@@ -11,8 +11,10 @@ import jax
 import numpy as np
 
 from jaxgrow.models import Config
+from jaxgrow.models.patches import PatchConfig
 from train.data import Data, tokens
 from train.errors import UserError
+from train.images import Images, images
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
 
@@ -44,16 +46,32 @@ class Windows:
         return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
 
 
-def sources(data: Data, model: Config) -> tuple[Source, Source]:
+def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
     """What ``model`` trains on, and what judges it.
 
     Raises:
       UserError: data that cannot be read, or that the model cannot take.
     """
-    found, vocab = tokens(data), model.sizes()["vocab"]
-    if found.vocab > vocab:
-        raise UserError(f"the tokenizer has {found.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
-    return Windows(found.train, model.length), Windows(found.valid, model.length)
+    if isinstance(data, Images) != isinstance(model, PatchConfig):
+        raise UserError(
+            f"a {type(model).__name__} cannot take {type(data).__name__}: set data to what the model is for"
+        )
+    if isinstance(data, Images):
+        split, sizes = images(data), model.sizes()
+        takes = {"pixels a side": sizes["image"], "channels": sizes["channels"], "classes": sizes["classes"]}
+        found = dict(zip(takes, (split.shape[0], split.shape[2], len(split.classes)), strict=True))
+        wrong = [
+            f"{name}: {found[name]} in the images, {takes[name]} in the model"
+            for name in takes
+            if found[name] != takes[name]
+        ]
+        if wrong:
+            raise UserError(f"the images do not fit the model: {'; '.join(wrong)}")
+        return split.train, split.valid
+    text, vocab = tokens(data), model.sizes()["vocab"]
+    if text.vocab > vocab:
+        raise UserError(f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
+    return Windows(text.train, model.length), Windows(text.valid, model.length)
 
 
 def training(source: Source, batch: int, seed: int) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from jaxgrow.models import Config
 from train.data import Data
 from train.errors import UserError
+from train.images import Images
 from train.methods import Method, Scratch
 from train.optim import Optim, transformation
 from train.plan import Plan, Train, shapes
@@ -27,8 +28,8 @@ class Experiment:
     name: str
     model: Config
     steps: int
-    batch: int  # sequences of the model's context, over all devices and micro-batches
-    data: Data = field(default_factory=Data)
+    batch: int  # samples: sequences of the model's context, or images; over all devices and micro-batches
+    data: Data | Images = field(default_factory=Data)
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
     accumulate: int = 1  # micro-batches that a batch is divided into
@@ -102,7 +103,8 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         return [plain(item) for item in node] if isinstance(node, tuple) else node
 
     tagged = plain(experiment) | {
-        name: {type(getattr(experiment, name)).__name__: plain(getattr(experiment, name))} for name in ("method",)
+        name: {type(getattr(experiment, name)).__name__: plain(getattr(experiment, name))}
+        for name in ("data", "method")
     }
     return json.loads(json.dumps(tagged))
 

@@ -101,6 +101,8 @@ class Pictures:
     a probability of every class, float32 [classes].
     """
 
+    what = "images"
+
     def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None):
         self.kept, self.chosen, self.augment = kept, chosen, augment
 

@@ -65,9 +65,9 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
-        models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "val_loss": math.nan})
+        models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
         with closing(Ledger(folder, record["ledger"])) as ledger:
-            work = _Work(folder, experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["val_loss"])
+            work = _Work(folder, experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["judged"])
             with work.bar:
                 for i in range(record["phase"], len(plan)):
                     phase = plan[i]
@@ -78,7 +78,7 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
                     work.models = after(plan, i, work.models, result)
             checkpoints.wait()
             model = work.models[plan[-1].writes].config.as_json()
-            result = ledger.record() | {"name": experiment.name, "val_loss": work.val_loss, "model": model}
+            result = ledger.record() | {"name": experiment.name, **work.judged, "model": model}
     _write(folder / "result.json", result)
     return result
 
@@ -116,7 +116,7 @@ class _Work:
     probe: batches.Batch | None
     tx: Any
     models: dict[str, Model]
-    val_loss: float
+    judged: dict[str, float]  # what the last validation said
 
     def __post_init__(self):
         e = self.experiment
@@ -181,11 +181,11 @@ class _Work:
             if step % e.eval_every == 0 or last:
                 unread = self._log(unread)
                 self.validate(step, model)
-                tqdm.write(f"{name}: step {step}, validation loss {self.val_loss:.4f}", file=sys.stderr)
+                tqdm.write(f"{name}: step {step}, validation loss {self.judged['val_loss']:.4f}", file=sys.stderr)
             if step % e.checkpoint_every == 0 or last or stop:
                 unread = self._log(unread)
                 self._finite(step, metrics | {"parameter_norm": self._norm(model.params)})
-                record = {"phase": i, "step": step, "ledger": self.ledger.record(), "val_loss": self.val_loss}
+                record = {"phase": i, "step": step, "ledger": self.ledger.record(), "judged": self.judged}
                 record["groups"] = {
                     describe(p): asdict(p.grouping) for p in e.plan if isinstance(p, Coalesce | Decoalesce | Correct)
                 }
@@ -233,10 +233,9 @@ class _Work:
     def validate(self, step: int, model: Model) -> None:
         model = jax.block_until_ready(replace(model, opt=None))  # what still runs is a cost, what follows is none
         with self.ledger.paused():
-            value = np.mean([float(self._eval(model, batch)) for batch in self.held_out])
-        values = self._finite(step, {"val_loss": value})
-        self.val_loss = values["val_loss"]
-        self.ledger.log(step, self.ledger.totals(), **values)
+            found = [jax.device_get(self._eval(model, batch)) for batch in self.held_out]
+        self.judged = self._finite(step, jax.tree.map(lambda *values: np.mean(values), *found))
+        self.ledger.log(step, self.ledger.totals(), **self.judged)
 
     def _log(self, unread: _Unread | None) -> None:
         if unread is None:

@@ -58,6 +58,10 @@ class Run:
         return self.result["val_loss"]
 
     @property
+    def classifies(self) -> bool:
+        return "classes" in self.result["model"]
+
+    @property
     def parameters(self) -> int:
         return self.result["phases"][-1]["parameters"]
 
@@ -131,6 +135,7 @@ class Comparison:
                     "flops": mean(r.result["flops"] / b.result["flops"] for r, b in zip(runs, base, strict=True)),
                     "seconds": mean(r.result["seconds"] / b.result["seconds"] for r, b in zip(runs, base, strict=True)),
                     "loss": [r.loss for r in runs],
+                    "accuracy": [r.result["val_accuracy"] for r in runs],
                     "saved_flops": saved("flops"),
                     "saved_seconds": saved("seconds"),
                     "saved_frontier": against(False),
@@ -162,6 +167,10 @@ class Comparison:
                 "> " if any(row["below_frontier"]) else ""
             )  # from scratch, more than the whole budget would be needed
             body.append(cells + [("frontier" in column) * bound + _percent(row[column]) for column in columns])
+        if self.runs[0][0].classifies:
+            head.insert(6, "final accuracy")
+            for cells, row in zip(body, self.rows(), strict=True):
+                cells.insert(6, _percent(row["accuracy"]))
         seeds = ", ".join(str(r.seed) for r in self.runs[0])
         first = self.runs[0][0]
         text = f"{markdown(head, body)}\n\nRatios are to {first.name}: {first.result['flops']:.3g} FLOPs, "
