@@ -83,6 +83,8 @@ class Family:
     names: Callable[[Config], dict[str, Stored]]  # our leaf: where it is stored
     # What we compute: their key, and the values that mean it, the first one where it is left out. Others are refused.
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Fields of ours that no single key of theirs is, from their whole ``config.json``.
+    inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
     # What follows from our config and is written, but not read: their key: value.
     derived: Callable[[Config], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
