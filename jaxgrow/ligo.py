@@ -18,10 +18,9 @@ import numpy as np
 
 from jaxgrow.axes import LAYERS, Names, Tree, axis, is_names, path, reads
 from jaxgrow.maps import AxisMap, Rows, Rule, Rules
-from jaxgrow.operators.targets import Sizes, grown
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, sources, width
 
-AXES = (LAYERS, "embed", "heads", "mlp")
-_HEADS = "heads head_dim"
+_HEADS, _KV_HEADS = f"{HEADS} head_dim", f"{KV_HEADS} head_dim"
 
 
 @dataclass(frozen=True)
@@ -66,34 +65,46 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     the last one for the readers of attention, too; ``mlp``. Untied, each also has a ``"read"``; not shared, those of heads
     and MLP units are [L, new, old].
 
+    Grouped queries (our extension; the paper has none): ``key`` and ``value`` are over kv_heads times head_dim. What reads
+    attention reads each value as often as queries share it, so its map is ``value``'s, repeated; where their number changes,
+    that is none, and it is one of its own, ``out``. The identity in B keeps query heads with their keys, as all operators do.
+
     Args:
-      target: new sizes of any of ``layers``, ``embed``, ``heads``, ``mlp``. An axis that is not named has no map; one that is
-        named with its old size is mixed.
+      target: new sizes of any of ``layers``, ``embed``, ``heads``, ``kv_heads``, ``mlp``. An axis that is not named has no map
+        (but ``heads``, where ``kv_heads`` is named); one that is named with its old size is mixed.
 
     Raises:
-      ValueError: a target that is smaller, or an axis that is none of these.
+      ValueError: a target that is smaller, or an axis that is none of these, or query heads that cannot share the keys.
     """
-    found = grown("ligo", AXES, sizes, target)
+    if KV_HEADS in target:
+        target = {HEADS: sizes[HEADS], **target}
+    found = grown("ligo", (LAYERS, *width(sizes)), sizes, target)
+    index = sources("ligo", sizes, {axis: found[axis] for axis in found if axis != LAYERS})
+    grown_sizes = {**sizes, **target}
+    regrouped = KV_HEADS in sizes and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]
     out: dict[str, Any] = {"depth": {}, "width": {}}
     for leaf, names in _leaves(axes):
-        for along, name in _uses(leaf, names):
+        for along, name in _uses(leaf, names, "out" if regrouped else "value"):
             plain = along.split()[0]
             kind = "depth" if plain == LAYERS else "width"
             if plain not in found or name in out[kind]:
                 continue
+            if name == "value" and plain == HEADS and KV_HEADS in sizes:
+                continue  # a reader: the map has the size of the values themselves
             key, own = jax.random.split(key)
             old, new = found[plain]
             if kind == "depth":
                 out["depth"][name] = _depth(ligo, old, new, own)
                 continue
-            unit = sizes["head_dim"] if along == _HEADS else 1
+            unit = sizes["head_dim"] if along in (_HEADS, _KV_HEADS) else 1
+            rows = _places(index[plain], unit)
             copies = sizes[LAYERS] if not ligo.shared and plain != "embed" and LAYERS in names else 0
             keys = jax.random.split(own, copies) if copies else own
 
-            def width(k, old=old * unit, new=new * unit):
-                return _width(ligo, old, new, k)
+            def draw(k, old=old * unit, new=new * unit, rows=rows):
+                return _width(ligo, old, new, k)[rows]
 
-            write = jax.vmap(width)(keys) if copies else width(keys)
+            write = jax.vmap(draw)(keys) if copies else draw(keys)
             out["width"][name] = {"write": write}
             if not ligo.tied:
                 out["width"][name]["read"] = write / jnp.maximum(write.sum(-2, keepdims=True), 1e-6)
@@ -110,7 +121,7 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
     def rule(leaf: str, names: Names) -> Rule:
         maps: dict[str, AxisMap] = {}
         own: dict[str, dict[str, Any]] = {}  # of each layer
-        for along, name in _uses(leaf, names):
+        for along, name in _uses(leaf, names, "out" if "out" in width else "value"):
             plain = along.split()[0]
             if plain == LAYERS:
                 if name in depth:
@@ -136,8 +147,11 @@ def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
         yield path(key_path), names
 
 
-def _uses(leaf: str, names: Names) -> Iterator[tuple[str, str]]:
-    """``(axis, name of its map)`` of what acts on a leaf. Units of blocks that are no layers have maps of their own."""
+def _uses(leaf: str, names: Names, attention: str) -> Iterator[tuple[str, str]]:
+    """``(axis, name of its map)`` of what acts on a leaf; ``attention`` is the map of what reads it.
+
+    Units of blocks that are no layers have maps of their own.
+    """
     module = leaf.rpartition("/")[0]
     plain = [axis(n) for n in names]
     own = "" if LAYERS in plain else leaf.partition("/")[0] + "/"
@@ -145,7 +159,9 @@ def _uses(leaf: str, names: Names) -> Iterator[tuple[str, str]]:
         if name == LAYERS:
             yield LAYERS, module
         elif plain[i : i + 2] == _HEADS.split():
-            yield _HEADS, own + ("value" if reads(names[i]) else module.rpartition("/")[2])
+            yield _HEADS, own + (attention if reads(names[i]) else module.rpartition("/")[2])
+        elif plain[i : i + 2] == _KV_HEADS.split():
+            yield _KV_HEADS, module.rpartition("/")[2]
         elif name == "embed":
             yield name, name
         elif name in ("heads", "mlp"):  # heads alone: of kernels between heads
@@ -153,12 +169,30 @@ def _uses(leaf: str, names: Names) -> Iterator[tuple[str, str]]:
 
 
 def _map(matrices: dict[str, Any], along: str, sizes: Sizes) -> AxisMap:
-    write = matrices["write"]
-    joint = None
-    if along == _HEADS:
+    write, read, joint = matrices["write"], matrices.get("read", matrices["write"]), None
+    if along in (_HEADS, _KV_HEADS):
         dim = sizes["head_dim"]
+        queries = sizes[along.split()[0]] * dim // write.shape[1]  # that read a unit of the map
+        if queries > 1:
+            write, read = (_repeated(m, dim, queries) for m in (write, read))
         joint = ((write.shape[0] // dim, dim), (write.shape[1] // dim, dim))
-    return AxisMap(write, matrices.get("read", write), joint)
+    return AxisMap(write, read, joint)
+
+
+def _repeated(m: Any, dim: int, queries: int) -> Any:
+    """A map over key heads and ``dim`` as one over the query heads, of which each key head has ``queries``, in their order."""
+    new, old = m.shape
+    blocks = (
+        m.reshape(new // dim, 1, dim, old // dim, 1, dim) * np.eye(queries, dtype=m.dtype)[None, :, None, None, :, None]
+    )
+    return blocks.reshape(new * queries, old * queries)
+
+
+def _places(index: np.ndarray, unit: int) -> np.ndarray:
+    """Which rows of ``[I; C]`` lie where, so that the identity is over the old units among the new ones."""
+    old = first(index)
+    rows = np.where(old, index, old.sum() + np.cumsum(~old) - 1)
+    return (rows[:, None] * unit + np.arange(unit)).reshape(-1)
 
 
 def _one_layer(depth: AxisMap | None, j: int, layers: int) -> AxisMap:

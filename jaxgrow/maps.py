@@ -219,7 +219,8 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
     Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies, or leaves units at zero that nobody reads.
     On the axes that a norm averages over (``normed``) every old unit must be copied equally often, or mean and variance
     change. Stacked layers must stay as they are: copying a layer changes the function to first order (Zou et al., 2024;
-    measured in ``tests/test_laws.py``).
+    measured in ``tests/test_laws.py``). Axes are judged one by one: that query heads stay with the key heads that they share
+    (`jaxgrow.operators.targets.sources`) is not.
 
     Raises:
       TypeError: `Rules` or a map over several axes. What these keep depends on the model: `jaxgrow.report.preservation`

@@ -25,6 +25,7 @@ from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, coalesce, decoalesce
+from jaxgrow.operators.targets import width
 from jaxgrow.symmetry import break_symmetry
 from train.optim import Optim, Rewarm
 from train.step import Model, Passes, loss, parameters
@@ -317,13 +318,15 @@ class Grow:
             if name in operators.DEPTH:
                 axes, operator = ("layers",), operators.DEPTH[name]
             elif name in operators.WIDTH:
-                axes, operator = ("embed", "heads", "mlp"), operators.WIDTH[name]
+                axes, operator = width(config.sizes()), operators.WIDTH[name]
             else:
                 known = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
                 raise ValueError(f"there is no operator {name!r}, only {known}")
             if i < len(self.by) - 1:
                 target = {axis: new for axis, new in target.items() if axis in axes}
-            options = {"seed": self.seed} if "seed" in inspect.signature(operator).parameters else {}
+            takes = inspect.signature(operator).parameters
+            options: dict[str, Any] = {"seed": self.seed, "norm": config.norm}
+            options = {name: value for name, value in options.items() if name in takes}
             found.append(operator(config.sizes(), target, **options))
             config = config.resized(found[-1])
         if left := _target(config, self.large):

@@ -2,6 +2,7 @@
 
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.interop.gpt2 import GPT2LMHeadModel
+from jaxgrow.interop.llama import LlamaForCausalLM, Qwen2ForCausalLM
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -14,6 +15,8 @@ FAMILIES: dict[str, Family] = {
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
         GPT2LMHeadModel,
+        LlamaForCausalLM,
+        Qwen2ForCausalLM,
         ViTForImageClassification,
     )
 }

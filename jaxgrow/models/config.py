@@ -34,6 +34,7 @@ class Config:
     remat: bool = False
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
+    norm: ClassVar[Literal["layer", "rms"]] = "layer"  # LayerNorm or RMSNorm, which operators may have to know
     # The subtrees that read and write ``embed`` the other way round in the published multi-level code (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
 

@@ -187,9 +187,19 @@ class Some:
 
 
 def run_parts(
-    apply: Callable, stacked: Any, x_BTD: jax.Array, *, some: Some | None = None, frozen: int = 0, **options: Any
+    apply: Callable,
+    stacked: Any,
+    x_BTD: jax.Array,
+    *,
+    some: Some | None = None,
+    apply_some: Callable | None = None,
+    frozen: int = 0,
+    **options: Any,
 ) -> tuple[Any, Any]:
-    """`run_stack`, cut where tokens leave the layers or join them again, and above the bottom ``frozen`` layers."""
+    """`run_stack`, cut where tokens leave the layers or join them again, and above the bottom ``frozen`` layers.
+
+    ``apply_some`` stands in for ``apply`` in the layers of ``some``, where a block must know the places of its tokens.
+    """
     layers = len(jax.tree.leaves(stacked)[0])
     begin, end = (some.begin, some.end) if some else (0, 0)
     cuts = sorted({0, min(frozen, layers), begin, end, layers})
@@ -200,7 +210,7 @@ def run_parts(
             part = jax.lax.stop_gradient(part)
         if some is not None and begin <= start < end:
             rows = jnp.arange(len(x_BTD))[:, None]
-            y, own = run_stack(apply, part, x_BTD[rows, some.places_BS], **options)
+            y, own = run_stack(apply_some or apply, part, x_BTD[rows, some.places_BS], **options)
             x_BTD = x_BTD.at[rows, some.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
         else:
             x_BTD, own = run_stack(apply, part, x_BTD, **options)

@@ -1,7 +1,8 @@
 """Published growth operators, each a short function that returns a growth: data for `jaxgrow.grow`.
 
 Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names that the models here use:
-``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads stay whole: their dimensions are another axis.
+``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads stay whole: their dimensions are another axis. Where
+queries share keys, ``kv_heads`` are an axis, too, and operators keep every query head with its keys.
 Operators of growth also take a ``target``, the new sizes of the axes that grow, and random ones a ``seed``; all raise
 `ValueError` for an axis that they do not grow and for sizes that they cannot reach. LiGO learns its maps: `jaxgrow.ligo`.
 """

@@ -5,8 +5,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, blocks, select, swap
-from jaxgrow.operators.targets import Sizes
+from jaxgrow.maps import AxisMap, Rows, blocks, select, swap
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes
 
 Groups: TypeAlias = Sequence[Sequence[int]] | Literal["far", "adjacent"]
 
@@ -34,7 +34,9 @@ def decoalesce(
     Args:
       sizes: of the *large* model.
       heads: groups of heads that are one head in the small model: any partition, e.g. ``((0, 2), (1, 3))``, or ``"far"``
-        or ``"adjacent"`` for pairs. The residual stream follows, in as many equal blocks.
+        or ``"adjacent"`` for pairs. The residual stream follows, in as many equal blocks. Where queries share keys, pairs
+        are of key heads, unless there is only one, and their query heads follow by their place; of a partition of the query
+        heads, those key heads are merged whose query heads are. (Our extension: the paper has no grouped queries.)
       mlp: groups of MLP units; if left out they follow the heads, in as many equal blocks, as in the published mapper.
       layers: groups of layers.
 
@@ -43,12 +45,12 @@ def decoalesce(
     never does.
 
     Raises:
-      ValueError: groups that are no partition of the axis.
+      ValueError: groups that are no partition of the axis, or whose query heads do not share the merged keys alike.
     """
     growth = {}
     if heads is not None:
-        by_head = _partition("heads", sizes["heads"], heads)
-        growth["heads"] = by_head
+        growth |= _heads(sizes, heads)
+        by_head = growth[HEADS]
         growth["embed"] = blocks(by_head, _per_head(sizes, "embed"))
         if mlp is None:
             growth["mlp"] = blocks(by_head, _per_head(sizes, "mlp"))
@@ -68,6 +70,38 @@ def coalesce(
     ICLR 2024, Eq. 1 and 2.
     """
     return swap(decoalesce(sizes, heads=heads, mlp=mlp, layers=layers))
+
+
+def _heads(sizes: Sizes, groups: Groups) -> dict[str, AxisMap]:
+    """The maps of the query heads, and of the key heads, if the model has such an axis."""
+    old, keys = sizes[HEADS], sizes.get(KV_HEADS)
+    if keys is None:
+        return {HEADS: _partition(HEADS, old, groups)}
+    if isinstance(groups, str) and keys > 1:
+        by_key = _partition(KV_HEADS, keys, groups)
+        return {HEADS: blocks(by_key, old // keys), KV_HEADS: by_key}
+    by_head = _partition(HEADS, old, groups)
+    assert isinstance(by_head.write, Rows)
+    return {HEADS: by_head, KV_HEADS: _merged_keys(by_head.write.index[:, 0], by_head.old, keys)}
+
+
+def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
+    """The map of key heads that goes with that of query heads: old query head j becomes ``of[j]``, one of ``new``."""
+    read = np.arange(len(of)) * keys // len(of)  # the key head that a query head reads
+    part = np.arange(keys)  # of a key head: one number for all that are merged
+    for i in range(new):
+        part[np.isin(part, part[read[of == i]])] = part[read[of == i]].min()
+    parts = np.unique(part)
+    reads = np.array([part[read[of == i][0]] for i in range(new)])  # the part that a new query head reads
+    order = reads[:: max(1, new // len(parts))]
+    if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
+        merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
+        raise ValueError(
+            f"axis 'heads': the groups merge the key heads {merged}, of which the new query heads read, in turn, "
+            f"{[int(np.searchsorted(parts, p)) for p in reads]}; as many neighbours must read each: name the groups in "
+            "another order, or others"
+        )
+    return select([int(np.flatnonzero(order == p)[0]) for p in part], len(parts))
 
 
 def _partition(axis: str, size: int, groups: Groups) -> AxisMap:

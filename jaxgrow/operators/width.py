@@ -1,21 +1,34 @@
 """Operators that widen a model: the residual stream (``embed``), ``heads`` as whole units, ``mlp``.
 
-Each takes the ``sizes`` of a model and a ``target``, the new sizes of any of these axes.
+Each takes the ``sizes`` of a model and a ``target``, the new sizes of any of these axes. Where queries share keys, ``kv_heads``
+is one of them, and query heads go with their key heads (`jaxgrow.operators.targets.sources`).
 """
+
+from typing import Literal
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, Rule, Rules, dense, select, tile
-from jaxgrow.operators.targets import WIDTH, Sizes, grown, multiples
+from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, Rule, Rules, dense, select
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, multiples, sources, width
 
 
 def zero_pad(sizes: Sizes, target: Sizes) -> Growth:
     """``W' = [[W, 0], [0, 0]]``: direct copy into the corner, zeros elsewhere.
 
     Keeps the function for ``heads`` and ``mlp``, not for ``embed``, whose norms count the zeros. New units never move: every
-    gradient of theirs is a product with a zero (LiGO's ``C = 0``, a saddle; Wang et al., ICLR 2023). A control.
+    gradient of theirs is a product with a zero (LiGO's ``C = 0``, a saddle; Wang et al., ICLR 2023). A control. If fewer
+    queries share a key head, the new key heads are copies: old query heads read them.
     """
-    return {axis: _both(_top(old, new)) for axis, (old, new) in grown("zero_pad", WIDTH, sizes, target).items()}
+    index = sources("zero_pad", sizes, grown("zero_pad", width(sizes), sizes, target), _top)
+    growth = {}
+    for axis, of in index.items():
+        rows, old = select(of, sizes[axis]).write, first(of)
+        written = old
+        if axis == KV_HEADS:
+            heads = first(index[HEADS]) if HEADS in index else np.ones(sizes[HEADS], bool)
+            written = old | heads.reshape(len(of), -1).any(1)
+        growth[axis] = AxisMap(_some(rows, written), _some(rows, old))
+    return growth
 
 
 def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
@@ -28,10 +41,12 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     are not; ask `preserves_function`.
     """
     rng = np.random.default_rng(seed)
-    return {
-        axis: select(np.concatenate([np.arange(old), rng.integers(0, old, new - old)]), old)
-        for axis, (old, new) in grown("fpi", WIDTH, sizes, target).items()
-    }
+
+    def choose(old: int, new: int) -> np.ndarray:
+        return np.concatenate([np.arange(old), rng.integers(0, old, new - old)])
+
+    index = sources("fpi", sizes, grown("fpi", width(sizes), sizes, target), choose)
+    return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
 net2net = fpi
@@ -47,7 +62,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
 
     A sum of two terms, the old units of each layer and the new ones of the next.
     """
-    old, new = grown("aki", ("layers", *WIDTH), sizes, {"layers": sizes["layers"], **target})["layers"]
+    old, new = grown("aki", ("layers", *width(sizes)), sizes, {"layers": sizes["layers"], **target})["layers"]
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis != "layers"}, seed)
     assert not isinstance(copies, Rules)
     order = np.array([*list(range(old)) * (new // old), *range(old - new % old, old)])
@@ -55,11 +70,11 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     base: Maps = {**same, **({"embed": copies["embed"]} if "embed" in copies else {})}
     following: Maps = {**base, "layers": select(np.minimum(order + 1, old - 1), old)}
     rules = []
-    for axis in ("heads", "mlp"):
+    for axis in (HEADS, KV_HEADS, "mlp"):
         if axis in copies:
-            m, units = copies[axis], sizes[axis]
-            first, second = (AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m.new, units))
-            rules.append(Rule(({**base, axis: first}, {**following, axis: second}), axes=(axis,)))
+            m = copies[axis]
+            own, others = (AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m))
+            rules.append(Rule(({**base, axis: own}, {**following, axis: others}), axes=(axis,)))
     return Rules((*rules, Rule((base,))))
 
 
@@ -68,30 +83,32 @@ def hypercloning(sizes: Sizes, target: Sizes) -> Growth:
 
     `jaxgrow.symmetry.break_symmetry` adds the paper's noise, which keeps the function too.
     """
-    found = multiples("hypercloning", WIDTH, sizes, target)
-    return {axis: tile(old, new // old) for axis, (old, new) in found.items()}
+    index = sources("hypercloning", sizes, multiples("hypercloning", width(sizes), sizes, target))
+    return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
 def staged(sizes: Sizes, target: Sizes) -> Growth:
     """``W' = [[W, 0], [0, W]]``: two copies that do not see each other, until training mixes them; the same function.
 
-    Staged Training (Shen et al., ICML 2022), which doubles all of ``embed``, ``heads`` and ``mlp``. What is outside of the
-    blocks, or between heads, is tiled, and the final norm, or an untied head, halved, as in `hypercloning`. A sum of two terms.
+    Staged Training (Shen et al., ICML 2022), which doubles all of ``embed``, ``heads`` (and ``kv_heads``) and ``mlp``. What is
+    outside of the blocks, or between heads, is tiled, and the final norm, or an untied head, halved, as in `hypercloning`. A
+    sum of two terms.
 
     Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs, as in `hypercloning`. So
     its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones; the
     modules that write the residual stream are named ``out`` and ``down``.
     """
-    found = multiples("staged", WIDTH, sizes, target)
-    if set(found) != set(WIDTH) or any(new != 2 * old for old, new in found.values()):
-        raise ValueError(f"staged doubles {', '.join(WIDTH)}, all of them, but was asked for {dict(target)}")
+    axes = width(sizes)
+    found = multiples("staged", axes, sizes, target)
+    if set(found) != set(axes) or any(new != 2 * old for old, new in found.values()):
+        raise ValueError(f"staged doubles {', '.join(axes)}, all of them, but was asked for {dict(target)}")
     copies = hypercloning(sizes, target)
     assert not isinstance(copies, Rules)
 
     def half(which: int, read: tuple[str, ...]) -> Maps:
         out: dict[str, AxisMap] = {}
         for axis, m in copies.items():
-            keep = _halves(m.new, m.old)[which]
+            keep = _halves(m)[which]
             block = _some(m.write, keep)
             out[axis] = AxisMap(m.write, block) if axis in read else AxisMap(block, _some(m.read, keep))
         return out
@@ -101,7 +118,7 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
     return Rules((*kernels, Rule((copies,))))
 
 
-def lemon(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rms"] = "layer") -> Growth:
     """Any width, the same function of a pre-LN model, and no two copies alike (LEMON, Wang et al., ICLR 2024).
 
     Heads and MLP units are copied in turn; the readers of C copies take unequal shares of the weight, ``1/C + noise`` for a
@@ -109,16 +126,21 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     so that means stay and variances shrink by ``1/eta^2 = D' / (tiles D)``; norms take ``eta gamma`` and ``eta^2 eps``
     (`Rules.eps`, which `Config.resized` applies), and nothing of the spare slots. The noise has deviation
     ``1 / (sqrt(D') L)``. Layers are added by `llama_pro`. Norms are the modules whose name ends in ``norm``.
+
+    ``norm="rms"``, of a model with RMSNorm: the spare slots are zero (our extension; the paper has LayerNorm alone), so that
+    mean squares shrink by the same factor. With the other's slots such a model does not keep its function at ragged widths.
     """
     rng = np.random.default_rng(seed)
-    found = grown("lemon", WIDTH, sizes, target)
+    found = grown("lemon", width(sizes), sizes, target)
     noise = 1 / (target.get("embed", sizes["embed"]) ** 0.5 * sizes["layers"])
     growth: dict[str, AxisMap] = {}
-    for axis, (old, new) in found.items():
-        index = np.arange(new if axis != "embed" else new // old * old) % old
-        copies = np.bincount(index, minlength=old)
-        share = 1 / copies[index] + noise * rng.normal(size=len(index)) * (np.arange(len(index)) >= old)
-        share[:old] += 1 - np.bincount(index, share)
+    for axis, index in sources("lemon", sizes, found).items():
+        old = sizes[axis]
+        if axis == "embed":
+            index = index[: len(index) // old * old]
+        copies, own = np.bincount(index, minlength=old), first(index)
+        share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
+        share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
         assert isinstance(write, Rows)
         growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
@@ -127,7 +149,7 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
         return growth
     tiles, spare = growth["embed"], np.zeros((new % old, old))
     read = np.concatenate([dense(tiles.read), spare])
-    growth["embed"] = AxisMap(np.concatenate([dense(tiles.write), spare + 1 / old]), read)
+    growth["embed"] = AxisMap(np.concatenate([dense(tiles.write), spare + (norm == "layer") / old]), read)
     eta = (new // old * old / new) ** 0.5
 
     def norms(factor: float) -> tuple[Maps, ...]:
@@ -146,10 +168,11 @@ def sparkling(sizes: Sizes, target: Sizes) -> Growth:
     ``asymmetric`` for the optimizer and a second warm-up of the new entries alone.
     """
     growth = {}
-    for axis, (old, new) in grown("sparkling", WIDTH, sizes, target).items():
-        c = (new - old) / old
+    for axis, index in sources("sparkling", sizes, grown("sparkling", width(sizes), sizes, target)).items():
+        old = sizes[axis]
+        c = (len(index) - old) / old
         alpha = 1 / (1 + 3 * c) ** 0.5 if c <= 1 else 1 / (1 + c)
-        write = select(np.arange(new) % old, old).write
+        write = select(index, old).write
         assert isinstance(write, Rows)
         growth[axis] = AxisMap(write, Rows(write.index, write.weight * alpha, old))
     return growth
@@ -158,20 +181,16 @@ def sparkling(sizes: Sizes, target: Sizes) -> Growth:
 # --- parts of maps ---
 
 
-def _top(old: int, new: int) -> Rows:
-    """``[I; 0]``."""
-    index = np.minimum(np.arange(new), old - 1)[:, None].astype(np.int32)
-    return Rows(index, (np.arange(new) < old).astype(float)[:, None], old)
+def _top(old: int, new: int) -> np.ndarray:
+    """The sources of ``[I; 0]``; of the zeros, any."""
+    return np.minimum(np.arange(new), old - 1)
 
 
-def _both(m: Rows) -> AxisMap:
-    return AxisMap(m, m)
-
-
-def _halves(new: int, old: int) -> tuple[np.ndarray, np.ndarray]:
+def _halves(m: AxisMap) -> tuple[np.ndarray, np.ndarray]:
     """The old units, and the new ones, as masks."""
-    first = np.arange(new) < old
-    return first, ~first
+    assert isinstance(m.write, Rows)
+    old = first(m.write.index[:, 0])
+    return old, ~old
 
 
 def _some(m: Matrix, keep: np.ndarray) -> Rows:

@@ -1,0 +1,97 @@
+"""The names of Llama and Qwen2, whose kernels lie output first, each in a tensor of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgrow.interop.family import Family, Stored
+from jaxgrow.models.llama import LlamaConfig
+
+
+def _names(config: LlamaConfig) -> dict[str, Stored]:
+    layer = "model.layers.{layers}."
+    names = {"token_embedding": Stored("model.embed_tokens.weight", "vocab embed")}
+    for ours, theirs, heads in (("query", "q", "heads"), ("key", "k", "kv_heads"), ("value", "v", "kv_heads")):
+        linear, outputs = f"{layer}self_attn.{theirs}_proj", f"({heads} head_dim)"
+        names[f"blocks/attention/{ours}/kernel"] = Stored(f"{linear}.weight", f"{outputs} embed")
+        if config.qkv_bias:
+            names[f"blocks/attention/{ours}/bias"] = Stored(f"{linear}.bias", outputs)
+    for ours, theirs, layout in (
+        ("attention/out", "self_attn.o_proj", "embed (heads head_dim)"),
+        ("mlp/gate", "mlp.gate_proj", "mlp embed"),
+        ("mlp/up", "mlp.up_proj", "mlp embed"),
+        ("mlp/down", "mlp.down_proj", "embed mlp"),
+    ):
+        names[f"blocks/{ours}/kernel"] = Stored(f"{layer}{theirs}.weight", layout)
+    for ours, theirs in (
+        ("blocks/attention_norm", layer + "input_layernorm"),
+        ("blocks/mlp_norm", layer + "post_attention_layernorm"),
+        ("final_norm", "model.norm"),
+    ):
+        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
+    if not config.tied:
+        names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
+    return names
+
+
+def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary positions lie at the top (``rope_theta``, ``rope_scaling``) or, since transformers 5, in ``rope_parameters``."""
+    heads = theirs["num_attention_heads"]
+    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise ValueError(f"config.json: rope_type is {kind!r}, but only 'default' and 'llama3' can be read")
+    ours = {
+        "head_dim": theirs.get("head_dim") or theirs["hidden_size"] // heads,
+        "kv_heads": theirs.get("num_key_value_heads") or heads,
+        "rope_theta": float(rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0),
+    }
+    if kind == "llama3":
+        ours["rope_factor"] = float(rope["factor"])
+        ours["rope_low"] = float(rope["low_freq_factor"])
+        ours["rope_high"] = float(rope["high_freq_factor"])
+        ours["rope_context"] = rope["original_max_position_embeddings"]
+    return ours
+
+
+def _derived(config: LlamaConfig) -> dict[str, Any]:
+    """In the form of transformers 4, which 5 reads too."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": config.rope_factor,
+        "low_freq_factor": config.rope_low,
+        "high_freq_factor": config.rope_high,
+        "original_max_position_embeddings": config.rope_context,
+    }
+    return {
+        "head_dim": config.head_dim,
+        "num_key_value_heads": config.kv_heads,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling if config.rope_factor != 1 else None,
+    }
+
+
+def _family(architecture: str, model_type: str, qkv_bias: bool, settings: Mapping[str, tuple[Any, ...]]) -> Family:
+    return Family(
+        architecture=architecture,
+        model_type=model_type,
+        config=LlamaConfig,
+        fields={
+            "vocab_size": "vocab",
+            "max_position_embeddings": "context",
+            "num_hidden_layers": "layers",
+            "hidden_size": "embed",
+            "num_attention_heads": "heads",
+            "intermediate_size": "mlp",
+            "rms_norm_eps": "eps",
+            "tie_word_embeddings": "tied",
+        },
+        names=_names,  # type: ignore[arg-type]
+        settings={"hidden_act": ("silu",), **settings},
+        inferred=lambda theirs: _inferred(theirs) | {"qkv_bias": qkv_bias},
+        derived=_derived,  # type: ignore[arg-type]
+        ignored=("*.rotary_emb.inv_freq",),
+    )
+
+
+LlamaForCausalLM = _family("LlamaForCausalLM", "llama", False, {"attention_bias": (False,), "mlp_bias": (False,)})
+Qwen2ForCausalLM = _family("Qwen2ForCausalLM", "qwen2", True, {"use_sliding_window": (False,)})
