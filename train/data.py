@@ -40,6 +40,7 @@ class Data:
     name: str | None = None  # for "tfds", e.g. "wiki40b/en"
     field: str = "text"  # the feature that holds a document, for "tfds"
     tokenizer: str = "bytes"  # or a tokenizer.json, or a folder with vocab.json and merges.txt
+    whole_words: bool = False  # of masked language models: all pieces of a word are hidden, or none
     valid_fraction: float = 0.02  # held out, where there is no validation text or split
     cache: str = "~/.cache/jaxgrow"
 
@@ -65,9 +66,10 @@ def tokens(data: Data) -> Tokens:
     Raises:
       UserError: the corpus or the tokenizer is missing, empty or unreadable.
     """
-    encode, vocab, identity = _tokenizer(data.tokenizer)
+    encode, vocab, identity = _encoder(data.tokenizer)
     corpus = {"stdlib": _stdlib, "text": _text, "tfds": _tfds}[data.source](data)
-    key = json.dumps([asdict(data), identity, corpus.identity], sort_keys=True)
+    how = asdict(data) | {"whole_words": None}  # changes no token
+    key = json.dumps([how, identity, corpus.identity], sort_keys=True)
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
     if not folder.exists():
         _tokenise(corpus, encode, vocab, data, folder)
@@ -159,33 +161,47 @@ Encode: TypeAlias = Callable[
 ]  # pieces -> (ids of each, ids that end the document)
 
 
-def _tokenizer(name: str) -> tuple[Encode, int, Any]:
-    """``(encode, vocabulary size, identity)``."""
-    if name == "bytes":
-        return _bytes, 256, "bytes"
+def tokenizer(name: str) -> Any:
+    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+      UserError: there is none.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     path = Path(name).expanduser()
-    files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
     try:
         if path.is_dir():
-            tokenizer = Tokenizer(models.BPE.from_file(*map(str, files)))
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+            found = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
+            found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
         else:
-            tokenizer = Tokenizer.from_file(str(path))
-            tokenizer.no_truncation()  # of whole documents, to the context of the model that it was saved with
-            tokenizer.no_padding()
+            found = Tokenizer.from_file(str(path))
+            found.no_truncation()  # of whole documents, to the context of the model that it was saved with
+            found.no_padding()
     except Exception as error:
         raise UserError(
             f"no tokenizer at {path} ({error}): a tokenizer.json, or a folder of vocab.json and merges.txt"
         ) from error
-    end = next((i for t in ("<|endoftext|>", "</s>", "[SEP]") if (i := tokenizer.token_to_id(t)) is not None), None)
+    return found
+
+
+def _tokenizer_files(path: Path) -> list[Path]:
+    return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
+
+
+def _encoder(name: str) -> tuple[Encode, int, Any]:
+    """``(encode, vocabulary size, identity)``."""
+    if name == "bytes":
+        return _bytes, 256, "bytes"
+    found = tokenizer(name)
+    end = next((i for t in ("<|endoftext|>", "</s>", "[SEP]") if (i := found.token_to_id(t)) is not None), None)
 
     def encode(pieces: list[str]) -> tuple[list[Any], list[int]]:
-        ids = [e.ids for e in tokenizer.encode_batch(pieces, add_special_tokens=False)]
+        ids = [e.ids for e in found.encode_batch(pieces, add_special_tokens=False)]
         return ids, [] if end is None else [end]
 
-    return encode, tokenizer.get_vocab_size(), [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+    files = _tokenizer_files(Path(name).expanduser())
+    return encode, found.get_vocab_size(), [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
 
 
 def _bytes(pieces: list[str]) -> tuple[list[Any], list[int]]:
