@@ -10,11 +10,12 @@ import grain
 import jax
 import numpy as np
 
-from jaxgrow.models import Config
+from jaxgrow.models import BERTConfig, Config
 from jaxgrow.models.patches import PatchConfig
-from train.data import Data, tokens
+from train.data import Data, tokenizer, tokens
 from train.errors import UserError
 from train.images import Images, images
+from train.masking import BYTES, MaskedWindows, vocabulary
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
 
@@ -71,6 +72,17 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
     text, vocab = tokens(data), model.sizes()["vocab"]
     if text.vocab > vocab:
         raise UserError(f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
+    if isinstance(model, BERTConfig):
+        known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
+        if data.whole_words and known.whole_word is None:
+            raise UserError(
+                f"data.whole_words: the tokenizer {data.tokenizer} does not tell which tokens continue a word"
+            )
+        known = known if data.whole_words else known._replace(whole_word=None)
+        train, valid = (
+            MaskedWindows(part, model.length, *known, masked=model.masked) for part in (text.train, text.valid)
+        )
+        return train, valid
     return Windows(text.train, model.length), Windows(text.valid, model.length)
 
 

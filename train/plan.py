@@ -325,7 +325,7 @@ class Grow:
             if i < len(self.by) - 1:
                 target = {axis: new for axis, new in target.items() if axis in axes}
             takes = inspect.signature(operator).parameters
-            options: dict[str, Any] = {"seed": self.seed, "norm": config.norm}
+            options: dict[str, Any] = {"seed": self.seed, "norm": config.normalisation}
             options = {name: value for name, value in options.items() if name in takes}
             found.append(operator(config.sizes(), target, **options))
             config = config.resized(found[-1])

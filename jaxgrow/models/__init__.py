@@ -1,9 +1,19 @@
 """Model families: small Flax modules whose parameters name their axes."""
 
+from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, from_json
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.models.vit import ViTConfig
 
-__all__ = ["CaiTConfig", "Config", "Cost", "GPT2Config", "LlamaConfig", "ViTConfig", "from_json"]
+__all__ = [
+    "BERTConfig",
+    "CaiTConfig",
+    "Config",
+    "Cost",
+    "GPT2Config",
+    "LlamaConfig",
+    "ViTConfig",
+    "from_json",
+]

@@ -35,7 +35,7 @@ class LlamaConfig(Config):
     rope_high: float = 4.0
     rope_context: int = 8192
 
-    norm: ClassVar = "rms"
+    normalisation: ClassVar = "rms"
     tied_parts: ClassVar = ("token_embedding", "final_norm")
 
     def __post_init__(self):

@@ -1,0 +1,172 @@
+"""Every operator and every plan works on every family: shapes are those of the grown config, and every step can be traced."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow import grow, ligo, operators, sizes
+from jaxgrow.drop import Kept, LayerDrop, Sensitivity, TokenDrop
+from jaxgrow.freeze import Freeze
+from jaxgrow.models import BERTConfig, CaiTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
+from jaxgrow.models.patches import PatchConfig
+from train import pretrain
+from train.images import Images
+from train.methods import Growing, Inherit, Learned, Scratch, Stage, To, VCycle
+from train.optim import Optim, transformation
+from train.parallel import AXIS
+from train.plan import Grouping, Import, Measure, Train, after
+from train.step import Now, train_step
+
+SIZES = dict(layers=4, embed=8, heads=4, head_dim=2, mlp=12)
+TEXT, IMAGES = dict(vocab=256, context=6), dict(image=8, patch=4, channels=1, classes=10)
+FAMILIES: dict[str, Config] = {
+    "GPT-2": GPT2Config(**SIZES, **TEXT),
+    "GPT-2, untied": GPT2Config(**SIZES, **TEXT, tied=False),
+    "BERT": BERTConfig(**SIZES, **TEXT),
+    "BERT, pre-LN": BERTConfig(**SIZES, **TEXT, norm="pre", tied=False),
+    "RoBERTa": BERTConfig(**SIZES, vocab=256, context=8, types=1, first_position=2),
+    "Llama": LlamaConfig(**SIZES, **TEXT, kv_heads=2),
+    "Qwen2": LlamaConfig(**SIZES, **TEXT, kv_heads=2, qkv_bias=True, tied=True),
+    "ViT": ViTConfig(**SIZES, **IMAGES),
+    "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
+    "CaiT": CaiTConfig(**SIZES, **IMAGES),
+}
+families = pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+
+
+@cache
+def parameters(config: Config):
+    shapes = jax.eval_shape(config.init, jax.random.key(0))
+    return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes), config.axes()
+
+
+def doubled(config: Config, *axes: str) -> dict[str, int]:
+    return {axis: 2 * size for axis, size in config.sizes().items() if axis in axes}
+
+
+def assert_fits(growth, config: Config) -> Config:
+    """Applied, the growth makes the parameters of the config that it says."""
+    params, axes = parameters(config)
+    large = config.resized(growth)
+    expected = jax.eval_shape(large.init, jax.random.key(0))
+    found = jax.eval_shape(lambda p: grow(growth, p, axes), params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(lambda x: (x.shape, x.dtype), expected)
+    assert sizes(expected, axes).items() <= large.sizes().items()
+    return large
+
+
+@families
+@pytest.mark.parametrize("name", operators.DEPTH | operators.WIDTH)
+def test_operators(config, name):
+    if name in operators.DEPTH:
+        target, operator = doubled(config, "layers"), operators.DEPTH[name]
+    else:
+        target, operator = doubled(config, "embed", "heads", "kv_heads", "mlp"), operators.WIDTH[name]
+    large = assert_fits(operator(config.sizes(), target), config)
+    assert {axis: large.sizes()[axis] for axis in target} == target
+
+
+@families
+@pytest.mark.parametrize("groups", ["far", "adjacent"])
+def test_coalescing(config, groups):
+    growth = operators.coalesce(config.sizes(), heads=groups, layers="adjacent")
+    small = assert_fits(growth, config)
+    assert (small.layers, small.heads, small.embed, small.mlp) == (2, 2, 4, 6)
+    up = operators.decoalesce(config.sizes(), heads=groups, layers="adjacent")
+    assert assert_fits(up, small) == config
+
+
+@families
+@pytest.mark.parametrize("tied", [True, False])
+def test_learned_maps(config, tied):
+    target = doubled(config, "layers", "embed", "heads", "kv_heads", "mlp")
+    axes = parameters(config)[1]
+    maps = jax.eval_shape(lambda: ligo.init(ligo.LiGO(tied=tied), axes, config.sizes(), target, jax.random.key(0)))
+    maps = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), maps)
+    assert assert_fits(ligo.growth(maps, axes, config.sizes()), config).sizes().items() >= target.items()
+
+
+# --- plans ---
+
+
+def batch(config: Config):
+    """Shapes of two samples."""
+    if isinstance(config, PatchConfig):
+        shape = (2, config.image, config.image, config.channels)
+        return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
+    if isinstance(config, BERTConfig):
+        places = jax.ShapeDtypeStruct((2, 1), jnp.int32)
+        return {"tokens": tokens, "places": places}, places
+    return tokens, tokens
+
+
+def methods(config: Config):
+    small = replace(
+        config, layers=2, embed=4, heads=2, mlp=6, **({"kv_heads": 1} if "kv_heads" in config.sizes() else {})
+    )
+    pld, sbld = LayerDrop(), LayerDrop(sensitivity=Sensitivity(batches=1, after=0.25))
+    some = {} if isinstance(config, PatchConfig) else {"tokens": TokenDrop(0.5, first=1, last=1)}
+    stage = Stage(0.5, **some)
+    return {
+        "dropping by sensitivity": Scratch(drop=sbld),
+        "V-cycle, dropping": VCycle(
+            (Stage(0.1, drop=pld),), (Stage(0.4), Stage(0.5, drop=replace(pld, execution="gather"))), moments_up="exact"
+        ),
+        "V-cycle, published tables": VCycle(groupings=(Grouping(tied="paper"),), correction=True),
+        "learned, then dropping tokens": Growing(small, Stage(0.5), (To((stage,), Learned()),)),
+        "widened, then deepened, frozen": Growing(
+            small,
+            Stage(0.5),
+            (To((Stage(0.5, freeze=Freeze(layers=(0,))),), ("hypercloning", "stack"), moments="copy"),),
+        ),
+        "taught": Inherit(small),
+    }
+
+
+@families
+@pytest.mark.parametrize("method", methods(FAMILIES["GPT-2"]))
+def test_plans(config, method):
+    tx, held = transformation(Optim()), {}
+    plan = methods(config)[method].plan(config, Optim(warmup=0), 40)
+    micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config))
+    for i, phase in enumerate(plan):
+        assert not isinstance(phase, Import)
+        if not isinstance(phase, Train):
+            probe = micro if isinstance(phase, Measure) else None
+            result = jax.eval_shape(lambda m, b, p=phase: p.run(m, tx, b), held, probe)
+        else:
+            result = jax.eval_shape(lambda m, p=phase: p.start(m, tx, jax.random.key(0)), held)
+            layers, kept = phase.config.layers, None
+            if phase.drop is not None:
+                open_ = np.ones((1, layers), bool) if phase.drop.execution == "cond" else np.arange(layers)[None]
+                kept = Kept(open_, np.ones((1, layers), np.float32), "sublayer")
+            teacher = replace(held[phase.teacher.name], opt=None) if phase.teacher else None
+            step = train_step(tx, 1, AXIS, phase.passes)
+            run = jax.vmap(step, in_axes=(None, 0, None), out_axes=None, axis_name=AXIS)
+            found, metrics = jax.eval_shape(run, result, micro, Now(np.float32(0.1), kept=kept, teacher=teacher))
+            assert jax.tree.structure(found) == jax.tree.structure(result)
+            assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
+                lambda x: (x.shape, x.dtype), result
+            )
+            assert metrics["loss"].shape == ()
+        held = after(plan, i, held, result)
+    assert held["large"].config.sizes() == config.sizes()
+
+
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa", "Llama", "DeiT", "CaiT"])
+def test_runs(name, tmp_path):
+    """Data, steps, V-cycle, validation and checkpoints."""
+    config = FAMILIES[name]
+    data = {"data": Images(valid_fraction=0.1)} if isinstance(config, PatchConfig) else {}
+    with runs.quick():
+        e = runs.experiment(tmp_path, model=config, method=runs.VCYCLE, steps=4, **data)
+        result = pretrain.run(e, tmp_path / "run")
+    assert result["steps"] == 5 and 0 <= result["val_accuracy"] <= 1
+    assert result["model"] == config.as_json()
+    assert result["val_loss"] == pytest.approx(np.log(config.sizes().get("vocab", 10)), rel=0.2)
