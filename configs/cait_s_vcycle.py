@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from configs.cait_s import DROP
 from configs.cait_s import config as scratch
-from configs.deit_b_vcycle import config as deit
+from configs.deit_b_vcycle import method
 from train.config import Experiment
 
 
 def config() -> Experiment:
-    method = deit().method
-    down, up = ([replace(stage, drop=DROP) for stage in stages] for stages in (method.down, method.up))
-    return replace(scratch(), name="cait_s_vcycle", method=replace(method, down=tuple(down), up=tuple(up)))
+    return replace(scratch(), name="cait_s_vcycle", method=method(DROP))

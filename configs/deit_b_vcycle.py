@@ -10,16 +10,20 @@ from dataclasses import replace
 
 from configs.deit_b import config as scratch
 from configs.deit_s import DROP, EPOCH
+from jaxgrow.drop import LayerDrop
 from train.config import Experiment
 from train.methods import Stage, VCycle
 from train.plan import Grouping
 
 
-def config() -> Experiment:
-    method = VCycle(
-        down=(Stage(0.05, warmup=5 * EPOCH, drop=DROP),),
-        up=(Stage(0.5, drop=DROP), Stage(0.5, warmup=0, drop=DROP)),
+def method(drop: LayerDrop) -> VCycle:
+    return VCycle(
+        down=(Stage(0.05, warmup=5 * EPOCH, drop=drop),),
+        up=(Stage(0.5, drop=drop), Stage(0.5, warmup=0, drop=drop)),
         groupings=(Grouping(heads="far", layers="adjacent"),),
         alpha=0.25,
     )
-    return replace(scratch(), name="deit_b_vcycle", method=method)
+
+
+def config() -> Experiment:
+    return replace(scratch(), name="deit_b_vcycle", method=method(DROP))

@@ -62,12 +62,15 @@ def test_layer_scale_begins_smaller_in_deeper_models(layers, begins):
 
 
 def test_layer_scale_begins_there_in_layers_and_class_layers():
-    small = config("float32", class_layers=1)
+    small = config("float32")
+
+    def scales(key):
+        params = small.init(key)
+        return [params[part][name] for part in ("blocks", "class_blocks") for name in ("attention_scale", "mlp_scale")]
+
     with jax.enable_x64(False):
-        params = tiny.quick_jit(lambda key: small.init(key))(jax.random.key(0))
-    for part in ("blocks", "class_blocks"):
-        for name in ("attention_scale", "mlp_scale"):
-            np.testing.assert_array_equal(params[part][name], np.float32(0.1))
+        for found in tiny.quick_jit(scales)(jax.random.key(0)):
+            np.testing.assert_array_equal(found, np.float32(0.1))
 
 
 # --- the function ---
@@ -202,12 +205,17 @@ def test_what_does_not():
 def test_learned_maps_grow_it_and_heads_that_talk_have_a_map_of_their_own(shared):
     small, target = config(), {"layers": 3, "embed": 8, "heads": 5, "mlp": 10}
     axes = tiny.axes(small)
-    coefficients = ligo.init(ligo.LiGO(shared=shared), axes, small.sizes(), target, jax.random.key(0))
-    assert coefficients["width"]["heads"]["write"].shape[-2:] == (5, 3)
-    assert coefficients["width"]["query"]["write"].shape == (*[2] * (not shared), 5 * 7, 3 * 7)
-    assert coefficients["width"]["class_blocks/query"]["write"].shape == (5 * 7, 3 * 7)
-    grown = grow(ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes)
-    chex.assert_trees_all_equal_shapes(grown, tiny.shapes(replace(small, **target)))
+
+    def grown(key):
+        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, small.sizes(), target, key)
+        return coefficients, grow(ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes)
+
+    coefficients, params = jax.eval_shape(grown, jax.random.key(0))
+    width, each = coefficients["width"], () if shared else (2,)
+    assert width["heads"]["write"].shape == (*each, 5, 3)
+    assert width["query"]["write"].shape == (*each, 5 * 7, 3 * 7)
+    assert width["class_blocks/query"]["write"].shape == (5 * 7, 3 * 7)
+    chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
 
 
 # --- layers that are dropped or frozen, patches that are, and what all of it costs ---

@@ -38,7 +38,7 @@ def sample(
     """Inputs and targets of one training sample; ``other`` is what it is mixed with."""
     x = changed(one[0], augment, size, rng)
     if other is None and not augment.smoothing:
-        return x, np.int32(one[1])
+        return x, np.asarray(one[1], np.int32)
     target = smooth(one[1], classes, augment.smoothing)
     if other is None:
         return x, target
@@ -70,7 +70,9 @@ def changed(image: Image.Image, augment: Augment, size: int, rng: Rng) -> np.nda
 # --- rectangles ---
 
 
-def _rectangle(rows: int, columns: int, area: tuple[float, float], aspect: float, rng: Rng) -> tuple[int, ...] | None:
+def _rectangle(
+    rows: int, columns: int, area: tuple[float, float], aspect: float, rng: Rng
+) -> tuple[int, int, int, int] | None:
     """``(top, left, height, width)``: of a fraction of the area, its sides in the ratio 1/aspect .. aspect; None: none fits."""
     for _ in range(_TRIES):
         wanted = rows * columns * rng.uniform(*area)
@@ -96,7 +98,7 @@ def _cropped(image: Image.Image, crop: str, size: int, rng: Rng) -> Image.Image:
 
 
 def _erased(x: np.ndarray, rng: Rng) -> np.ndarray:
-    found = _rectangle(*x.shape[:2], (0.02, 1 / 3), 1 / 0.3, rng)
+    found = _rectangle(x.shape[0], x.shape[1], (0.02, 1 / 3), 1 / 0.3, rng)
     if found is not None:
         top, left, height, width = found
         x = x.copy()
@@ -107,7 +109,8 @@ def _erased(x: np.ndarray, rng: Rng) -> np.ndarray:
 def mixed(one: np.ndarray, other: np.ndarray, augment: Augment, rng: Rng) -> tuple[float, np.ndarray]:
     """``(share of one, the mixture)``."""
     cut = augment.cutmix > 0 and (not augment.mixup or rng.random() < 0.5)
-    share = float(rng.beta(*2 * (augment.cutmix if cut else augment.mixup,)))
+    alpha = augment.cutmix if cut else augment.mixup
+    share = float(rng.beta(alpha, alpha))
     if not cut:
         return share, np.float32(share) * one + np.float32(1 - share) * other
     rows, columns = one.shape[:2]

@@ -114,7 +114,7 @@ class Pictures:
 
         image, label = self._at(i)
         if self.augment is None:
-            return pixels.normalised(pixels.central(image, self.kept.size)), np.int32(label)
+            return pixels.normalised(pixels.central(image, self.kept.size)), np.asarray(label, np.int32)
         other = self._at(int(rng.integers(len(self)))) if self.augment.mixup or self.augment.cutmix else None
         return pixels.sample((image, label), other, self.augment, self.kept.size, len(self.kept.classes), rng)
 
