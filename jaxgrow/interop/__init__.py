@@ -1,8 +1,23 @@
-"""Hugging Face checkpoints: read, transformed and written, tensor by tensor, without PyTorch."""
+"""Checkpoints of Hugging Face and Orbax: read, transformed and written, tensor by tensor, without PyTorch."""
 
+from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
-from jaxgrow.interop.gpt2 import GPT2LMHeadModel
+from jaxgrow.interop.files import CheckpointError
+from jaxgrow.interop.source import Grown, Interpolated, Loaded, Source
+from jaxgrow.interop.transform import load, open_checkpoint, save, transform, write
 
-FAMILIES: dict[str, Family] = {family.architecture: family for family in (GPT2LMHeadModel,)}
-
-__all__ = ["FAMILIES", "Family", "Stored"]
+__all__ = [
+    "FAMILIES",
+    "CheckpointError",
+    "Family",
+    "Grown",
+    "Interpolated",
+    "Loaded",
+    "Source",
+    "Stored",
+    "load",
+    "open_checkpoint",
+    "save",
+    "transform",
+    "write",
+]

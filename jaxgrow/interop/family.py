@@ -1,5 +1,6 @@
 """How a Hugging Face architecture stores a model: names, layouts and settings, as data."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,3 +88,65 @@ class Family:
     derived: Callable[[Config], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
     ignored: tuple[str, ...] = ()
+    # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    # What the tensors of the model without its head are named without, in checkpoints that were saved so.
+    prefix: str = ""
+
+    def ours(self, theirs: Mapping[str, Any]) -> Config:
+        """The config of a ``config.json``.
+
+        Raises:
+          ValueError: keys that are missing or of another type, sizes that make no model, settings that we do not compute; all
+            in one message.
+        """
+        values: dict[str, Any] = {}
+        wrong = []
+        types = {f.name: f.type for f in dataclasses.fields(self.config)}
+        follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
+        for key, name in self.fields.items():
+            value = theirs.get(key)
+            if value is None and key in self.absent:
+                value = self.absent[key]
+                if callable(value):
+                    follow[name] = value
+                    continue
+            if type(value) is int and types[name] is float:
+                value = float(value)
+            if type(value) is not types[name]:
+                wrong.append(f"{key} is {value!r}, not {getattr(types[name], '__name__', types[name])}")
+            elif type(value) is int and not 0 < value < 1 << 31:
+                wrong.append(f"{key} is {value}, no size")
+            values[name] = value
+        for key, allowed in self.settings.items():
+            if theirs.get(key, allowed[0]) not in allowed:
+                wrong.append(f"{key} is {theirs[key]!r}, but {self.architecture} is computed here for {allowed} only")
+        if theirs.get("quantization_config") is not None:
+            wrong.append("quantization_config is set: dequantize the model first")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        values |= {name: value(values) for name, value in follow.items()}
+        if "head_dim" not in values:
+            if values["embed"] % values["heads"]:
+                raise ValueError(f"{values['embed']} units are no {values['heads']} equal heads")
+            values["head_dim"] = values["embed"] // values["heads"]
+        return self.config(**values)
+
+    def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The ``config.json`` of a config: the one that is given, with what differs changed.
+
+        Raises:
+          ValueError: the config is none that this architecture has.
+        """
+        out = {key: allowed[0] for key, allowed in self.settings.items()} if like is None else dict(like)
+        out |= {"architectures": [self.architecture], "model_type": self.model_type}
+        out |= {key: getattr(config, name) for key, name in self.fields.items()} | self.derived(config)
+        back = dataclasses.replace(self.ours(out), dtype=config.dtype, remat=config.remat)
+        differ = [
+            f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"
+            for f in dataclasses.fields(config)
+            if getattr(config, f.name) != getattr(back, f.name)
+        ]
+        if differ:
+            raise ValueError(f"{self.architecture} has no setting for {', '.join(differ)}; --to orbax writes any model")
+        return out
