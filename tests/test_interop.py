@@ -7,12 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import checkpoints
 import chex
 import jax
 import jax.numpy as jnp
@@ -33,6 +31,14 @@ SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 def folder(tmp_path_factory) -> Path:
     """A checkpoint that no test changes."""
     return saved(tmp_path_factory.mktemp("source") / "gpt")
+
+
+@pytest.fixture(autouse=True)
+def synced(monkeypatch) -> set[int]:
+    """The inodes that were made durable; waiting for the disk is what these tests would cost."""
+    inodes: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: inodes.add(os.fstat(handle).st_ino))
+    return inodes
 
 
 @cache
@@ -148,7 +154,9 @@ def test_mixed_dtypes_stay_and_lie_where_the_library_reads_them(tmp_path):
     interop.save(tmp_path / "a", CONFIG, params)
     found = tensors(tmp_path / "a")
     assert found["transformer.ln_f.weight"].dtype == np.float32
-    assert found["transformer.h.0.attn.c_attn.bias"].dtype == np.float32  # a fused tensor has one dtype, which holds all
+    assert (
+        found["transformer.h.0.attn.c_attn.bias"].dtype == np.float32
+    )  # a fused tensor has one dtype, which holds all
     assert found["transformer.wte.weight"].dtype == jnp.bfloat16
     chex.assert_trees_all_equal(*(jax.tree.map(np.float32, x) for x in (interop.load(tmp_path / "a")[1], params)))
 
@@ -256,6 +264,21 @@ def test_n_inner_may_be_left_out(tmp_path, inner):
 
 
 # --- whole or not at all ---
+
+
+def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, synced, monkeypatch):
+    rename, seen = Path.rename, []
+
+    def recorded(self, target):
+        seen.append({f.name: f.stat().st_ino in synced for f in [self, *self.iterdir()]})
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", recorded)
+    interop.transform(folder, tmp_path / "b", operators.stack(SIZES, {"layers": 5}), shard=5000)
+    (files,) = seen
+    assert len(files) > 6
+    assert all(files.values()), files
+    assert tmp_path.stat().st_ino in synced
 
 
 def test_an_existing_folder_is_refused_and_replaced_only_at_the_end(tmp_path, folder):
@@ -375,7 +398,7 @@ def test_missing_unknown_and_misshapen_tensors_are_listed_together(tmp_path):
         ({"n_layer": "4"}, "n_layer is '4', not int"),
         ({"n_layer": True}, "n_layer is True, not int"),
         ({"n_layer": 10**30}, "n_layer is 10+, no size"),
-        ({"n_layer": 10**9}, "1000000000 layers, but there are 50 tensors"),
+        ({"n_layer": 10**9}, "1000000000 layers, but there are 52 tensors"),
         ({"n_head": 5}, "12 units are no 5 equal heads"),
         ({"vocab_size": -3}, "vocab_size is -3, no size"),
         ({"vocab_size": 12}, r"transformer.wte.weight .* shape \(11, 12\), but config.json makes it \(12, 12\)"),
@@ -401,7 +424,9 @@ def test_a_config_that_is_no_json_object(tmp_path, text):
         interop.open_checkpoint(folder)
 
 
-@pytest.mark.parametrize("name", ["../a/model.safetensors", "/etc/passwd", "..", "", "sub/x.safetensors", "a\\b", "x.bin"])
+@pytest.mark.parametrize(
+    "name", ["../a/model.safetensors", "/etc/passwd", "..", "", "sub/x.safetensors", "a\\b", "x.bin"]
+)
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path, name):
     folder = saved(tmp_path / "a", shard=2000)
     file = folder / "model.safetensors.index.json"
@@ -473,13 +498,11 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
 def test_growths_that_do_not_fit_and_models_that_no_architecture_stores(tmp_path, folder):
     with pytest.raises(CheckpointError, match="axis 'layers' has size 4, but its map takes 3 to 6"):
         interop.transform(folder, tmp_path / "b", operators.stack({"layers": 3}, {"layers": 6}))
-    with pytest.raises(CheckpointError, match="no setting for head_dim 3 .it would be 6.; --to orbax"):
+    with pytest.raises(CheckpointError, match=r"no setting for head_dim 3 .it would be 6.; --to orbax"):
         interop.transform(folder, tmp_path / "b", operators.hypercloning(SIZES, {"embed": 24}))
     one = Rows(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)
     with pytest.raises(CheckpointError, match="layer by layer"):
-        Grown(
-            interop.open_checkpoint(folder), {"layers embed": AxisMap(one, one, joint=((1, 1), (4, 12)))}
-        )
+        Grown(interop.open_checkpoint(folder), {"layers embed": AxisMap(one, one, joint=((1, 1), (4, 12)))})
     other = replace(CONFIG, mlp=8)
     with pytest.raises(CheckpointError, match="the two models differ: mlp 20 and 8"):
         Interpolated(interop.open_checkpoint(folder), Loaded(other, tiny.params(other)), 0.5)
@@ -504,22 +527,23 @@ def test_damaged_orbax_folders(tmp_path, folder):
         interop.load(tmp_path / "o")
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="where Linux tells the peak of a process")
 def test_reading_stays_small(tmp_path):
-    """The peak of a process that stacks a model of 128 MB, above its libraries, is a fraction of it."""
-    config = replace(CONFIG, layers=8, embed=512, heads=8, head_dim=64, mlp=2048)
+    """The peak of a process that stacks a model of 50 MB, above its libraries, is a fraction of it."""
+    config = replace(CONFIG, layers=4, embed=512, heads=8, head_dim=64, mlp=2048)
     shapes = tiny.shapes(config)
     one = jax.tree.map(lambda x: np.broadcast_to(np.float32(1), x.shape), shapes)
     interop.save(tmp_path / "a", config, one)
     code = (
-        "import resource, sys; from jaxgrow.cli import main; from jaxgrow.interop import load\n"
+        "import json, pathlib, re, sys; from jaxgrow.cli import main\n"
         "small, large, out = sys.argv[1:]\n"
-        "grow = lambda src, dst: main(['grow', src, dst, '--method', 'stack', '--layers', '16'])\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "import json; main(['grow', small, out + '0', '--method', 'stack', '--layers', '8'])\n"
+        "grow = lambda src, dst: main(['grow', src, dst, '--method', 'stack', '--layers', '8'])\n"
+        "status = pathlib.Path('/proc/self/status')\n"  # not getrusage, which begins at the size of the parent
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status.read_text())[1])\n"
+        "main(['grow', small, out + '0', '--method', 'stack', '--layers', '8'])\n"
         "before = peak(); grow(large, out); print(json.dumps((peak() - before) * 1024))"
     )
     saved(tmp_path / "small")
-    begin = time.monotonic()
     out = subprocess.run(
         [sys.executable, "-c", code, *(str(tmp_path / n) for n in ("small", "a", "b"))],
         capture_output=True,
@@ -528,9 +552,5 @@ def test_reading_stays_small(tmp_path):
         env=os.environ | {"PYTHONPATH": str(Path(interop.__file__).parents[2])},
     )
     above, size = int(out.stdout.splitlines()[-1]), (tmp_path / "b/model.safetensors").stat().st_size
-    assert size > 150e6
-    assert above < 0.25 * size, (above, time.monotonic() - begin)
-
-
-def test_no_two_tests_share_a_checkpoint_that_changed(folder):
-    assert checkpoints.tensors(folder)["transformer.wte.weight"].shape == (11, 12)
+    assert size > 90e6
+    assert above < 0.25 * size

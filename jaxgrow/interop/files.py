@@ -63,6 +63,12 @@ def sync(out: Any) -> None:
     os.fsync(out.fileno())
 
 
+def copy(file: Path, target: Path) -> None:
+    with file.open("rb") as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out)
+        sync(out)
+
+
 def extras(folder: Path) -> list[Path]:
     """What lies beside the weights: a tokenizer, a card, a licence.
 

@@ -98,7 +98,7 @@ class Loaded(Source):
         self.config = config
         self._arrays = flat(params)
         names = born(config)
-        fits(names, {path: x.shape for path, x in self._arrays.items()}, "the parameters")
+        fits(names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters")
         self.leaves = {path: Leaf(n, shape, self._arrays[path].dtype) for path, (n, shape) in names.items()}
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
@@ -118,6 +118,9 @@ class Grown(Source):
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
             self._names = flat(axes)
+        keys = {key for path, names in self._names.items() for term in terms(growth, path, names) for key in term}
+        if any(LAYERS in key.split() and key != LAYERS for key in keys):
+            raise CheckpointError("a map over layers together with another axis cannot be applied layer by layer")
         try:
             shapes = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in source.leaves.items()}
             check(growth, shapes, self._names)
@@ -125,8 +128,6 @@ class Grown(Source):
             self.config = source.config.resized(growth)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        if any(LAYERS in key.split() for key in new_sizes(growth) if " " in key):
-            raise CheckpointError("a map over layers together with another axis cannot be applied layer by layer")
         self.leaves = {
             p: Leaf(leaf.names, tuple(sizes[axis(n)] for n in leaf.names), leaf.dtype)
             for p, leaf in source.leaves.items()
@@ -142,7 +143,8 @@ class Grown(Source):
             old = self.source.read(path, needed[0])[None]  # a view
         else:
             old = np.stack([self.source.read(path, j) for j in needed])
-        return grow_leaf(found, names, old)[0]
+        (new,) = grow_leaf(found, names, old)
+        return new
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         names = self._names[path]

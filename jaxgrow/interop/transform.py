@@ -10,7 +10,7 @@ from tqdm import tqdm
 from jaxgrow import __version__
 from jaxgrow.axes import Tree
 from jaxgrow.interop import huggingface
-from jaxgrow.interop.files import RECORD, CheckpointError, appearing, extras, write_json
+from jaxgrow.interop.files import RECORD, CheckpointError, appearing, copy, extras, write_json
 from jaxgrow.interop.huggingface import HuggingFace
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.interop.source import Checkpoint, Grown, Loaded, Source
@@ -139,6 +139,6 @@ def write(
                 orbax.write(source, part)
                 bar.update(size)
         for file in carried:
-            shutil.copyfile(file, part / file.name)
+            copy(file, part / file.name)
         write_json(part / RECORD, about)
     return size
