@@ -153,7 +153,7 @@ class Grown(Source):
         touching = [key for term in found for key in term if mine & set(key.split())]
         if not touching:
             return self.source.origin(path, layer)
-        if touching != [LAYERS] or len(found) > 1:
+        if touching != [LAYERS] or len(found) != 1:
             return None
         assert layer is not None
         index, weight = _row(found[0][LAYERS].write, layer)
