@@ -6,6 +6,8 @@ from jaxgrow.maps import AxisMap, Rows, compose, dual, preserves_function, swap
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.moments import grow_optimizer
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AxisMap",
     "Rows",

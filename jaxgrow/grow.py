@@ -34,7 +34,7 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
       ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, or leaves that come out with
         two sizes for one axis; all in one message.
     """
-    _check(growth, params, axes)
+    check(growth, params, axes)
 
     def leaf(key_path, names, x):
         return grow_leaf(maps.terms(growth, path(key_path), names), names, x)
@@ -130,7 +130,12 @@ def _put(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray)
         out[...] = result
 
 
-def _check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
+def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
+    """Whether the growth fits the parameters, of which only the shapes count.
+
+    Raises:
+      ValueError: as `grow`.
+    """
     known = sizes(params, axes)
     became: dict[str, tuple[int, str]] = {}
     wrong = []

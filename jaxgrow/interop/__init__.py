@@ -1,27 +1,23 @@
-"""Hugging Face checkpoints: read, transformed and written, tensor by tensor, without PyTorch."""
+"""Checkpoints of Hugging Face and Orbax: read, transformed and written, tensor by tensor, without PyTorch."""
 
-from jaxgrow.interop.bert import BertForMaskedLM, RobertaForMaskedLM
+from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
-from jaxgrow.interop.gpt2 import GPT2LMHeadModel
-from jaxgrow.interop.llama import LlamaForCausalLM, Qwen2ForCausalLM
-from jaxgrow.interop.vit import (
-    DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
-    ViTForImageClassification,
-)
+from jaxgrow.interop.files import CheckpointError
+from jaxgrow.interop.source import Grown, Interpolated, Loaded, Source
+from jaxgrow.interop.transform import load, open_checkpoint, save, transform, write
 
-FAMILIES: dict[str, Family] = {
-    family.architecture: family
-    for family in (
-        BertForMaskedLM,
-        DeiTForImageClassification,
-        DeiTForImageClassificationWithTeacher,
-        GPT2LMHeadModel,
-        LlamaForCausalLM,
-        Qwen2ForCausalLM,
-        RobertaForMaskedLM,
-        ViTForImageClassification,
-    )
-}
-
-__all__ = ["FAMILIES", "Family", "Stored"]
+__all__ = [
+    "FAMILIES",
+    "CheckpointError",
+    "Family",
+    "Grown",
+    "Interpolated",
+    "Loaded",
+    "Source",
+    "Stored",
+    "load",
+    "open_checkpoint",
+    "save",
+    "transform",
+    "write",
+]

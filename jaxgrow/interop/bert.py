@@ -56,6 +56,7 @@ _FIELDS = {
     "layer_norm_eps": "eps",
     "tie_word_embeddings": "tied",
 }
+_ABSENT = {"max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}
 _SETTINGS = {
     "hidden_act": ("gelu",),
     "position_embedding_type": ("absolute",),
@@ -76,6 +77,7 @@ BertForMaskedLM = Family(
         "cls.predictions.bias",
     ),
     fixed={"norm": "post", "first_position": 0},
+    absent=_ABSENT,
     settings=_SETTINGS,
     ignored=(
         "*.position_ids",
@@ -94,6 +96,7 @@ RobertaForMaskedLM = Family(
     fields=_FIELDS,
     names=_names("roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # type: ignore[arg-type]
     fixed={"norm": "post", "first_position": 2},
+    absent=_ABSENT,
     settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position
     ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
 )

@@ -1,5 +1,6 @@
 """How a Hugging Face architecture stores a model: names, layouts and settings, as data."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,10 @@ class Family:
     ignored: tuple[str, ...] = ()
     # How names end in older files: how they end now.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    # What the tensors of the model without its head are named without, in checkpoints that were saved so.
+    prefix: str = ""
 
     def current(self, name: str) -> str:
         """The name of a tensor today, whatever it was in the file."""
@@ -110,3 +115,81 @@ class Family:
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
+
+    def ours(self, theirs: Mapping[str, Any]) -> Config:
+        """The config of a ``config.json``.
+
+        Raises:
+          ValueError: keys that are missing or of another type, sizes that make no model, settings that we do not compute; all
+            in one message.
+        """
+        values: dict[str, Any] = {}
+        follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
+        wrong = []
+        for key, name in self.fields.items():
+            value = theirs.get(key)
+            if value is None and key in self.absent:
+                value = self.absent[key]
+                if callable(value):
+                    follow[name] = value
+                    continue
+            values[name] = self._typed(name, value, key, wrong)
+        for key, allowed in self.settings.items():
+            if theirs.get(key, allowed[0]) not in allowed:
+                wrong.append(f"{key} is {theirs[key]!r}, but {self.architecture} is computed here for {allowed} only")
+        if theirs.get("quantization_config") is not None:
+            wrong.append("quantization_config is set: dequantize the model first")
+        if not wrong:
+            values |= {name: value(values) for name, value in follow.items()}
+            try:
+                inferred = self.inferred(theirs)
+            except KeyError as error:
+                raise ValueError(f"{error.args[0]} is missing") from None
+            except (TypeError, AttributeError, OverflowError) as error:
+                raise ValueError(f"values that cannot be read: {error}") from None
+            values |= {name: self._typed(name, value, name, wrong) for name, value in inferred.items()}
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if "head_dim" not in values:
+            if values["embed"] % values["heads"]:
+                raise ValueError(f"{values['embed']} units are no {values['heads']} equal heads")
+            values["head_dim"] = values["embed"] // values["heads"]
+        return self.config(**values, **self.fixed)
+
+    def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
+        """The value of a field of ours, or a line more in ``wrong``."""
+        kind = next(f.type for f in dataclasses.fields(self.config) if f.name == name)
+        if type(value) is int and kind is float:
+            value = float(value)
+        if isinstance(kind, type) and type(value) is not kind:
+            wrong.append(f"{key} is {value!r}, not {kind.__name__}")
+        elif type(value) is int and not 0 < value < 1 << 31:
+            wrong.append(f"{key} is {value}, no size")
+        return value
+
+    def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The ``config.json`` of a config: the one that is given, with what differs changed.
+
+        Raises:
+          ValueError: the config is none that this architecture has.
+        """
+        out = {key: allowed[0] for key, allowed in self.settings.items()} if like is None else dict(like)
+        out |= {"architectures": [self.architecture], "model_type": self.model_type}
+        out |= {key: getattr(config, name) for key, name in self.fields.items()}
+        # A list that has the length that it needs is the user's own, such as the labels of classes.
+        out |= {
+            k: v for k, v in self.derived(config).items() if not (isinstance(v, dict | list) and _alike(out.get(k), v))
+        }
+        back = dataclasses.replace(self.ours(out), dtype=config.dtype, remat=config.remat)
+        differ = [
+            f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"
+            for f in dataclasses.fields(config)
+            if getattr(config, f.name) != getattr(back, f.name)
+        ]
+        if differ:
+            raise ValueError(f"{self.architecture} has no setting for {', '.join(differ)}; --to orbax writes any model")
+        return out
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and len(a) == len(b)

@@ -54,4 +54,10 @@ GPT2LMHeadModel = Family(
         "add_cross_attention": (False,),
     },
     ignored=("*.attn.bias", "*.attn.masked_bias"),
+    absent={
+        "n_inner": lambda ours: 4 * ours["embed"],
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    prefix="transformer.",
 )

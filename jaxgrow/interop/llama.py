@@ -62,7 +62,9 @@ def _derived(config: LlamaConfig) -> dict[str, Any]:
         "high_freq_factor": config.rope_high,
         "original_max_position_embeddings": config.rope_context,
     }
+    layers = {"layer_types": ["full_attention"] * config.layers} if config.qkv_bias else {}
     return {
+        **layers,
         "head_dim": config.head_dim,
         "num_key_value_heads": config.kv_heads,
         "rope_theta": config.rope_theta,
@@ -70,7 +72,9 @@ def _derived(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _family(architecture: str, model_type: str, qkv_bias: bool, settings: Mapping[str, tuple[Any, ...]]) -> Family:
+def _family(
+    architecture: str, model_type: str, qkv_bias: bool, context: int, settings: Mapping[str, tuple[Any, ...]]
+) -> Family:
     return Family(
         architecture=architecture,
         model_type=model_type,
@@ -86,12 +90,14 @@ def _family(architecture: str, model_type: str, qkv_bias: bool, settings: Mappin
             "tie_word_embeddings": "tied",
         },
         names=_names,  # type: ignore[arg-type]
+        absent={"max_position_embeddings": context, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
         settings={"hidden_act": ("silu",), **settings},
         inferred=lambda theirs: _inferred(theirs) | {"qkv_bias": qkv_bias},
         derived=_derived,  # type: ignore[arg-type]
         ignored=("*.rotary_emb.inv_freq",),
+        prefix="model.",
     )
 
 
-LlamaForCausalLM = _family("LlamaForCausalLM", "llama", False, {"attention_bias": (False,), "mlp_bias": (False,)})
-Qwen2ForCausalLM = _family("Qwen2ForCausalLM", "qwen2", True, {"use_sliding_window": (False,)})
+LlamaForCausalLM = _family("LlamaForCausalLM", "llama", False, 2048, {"attention_bias": (False,), "mlp_bias": (False,)})
+Qwen2ForCausalLM = _family("Qwen2ForCausalLM", "qwen2", True, 32768, {"use_sliding_window": (False,)})

@@ -1,0 +1,157 @@
+"""``jaxgrow grow --method stack`` to twice the layers, against copying its result: time and peak memory.
+
+    python benchmarks/convert.py [--params 3e8] [--rounds 5] [--json FILE] [--mergekit VENV/bin/python]
+
+A random GPT-2 in float32 is stacked by a process of its own, and the files that this makes are copied by ``dd``. Both sides
+start with their input in the page cache, and end when the result is on the disk; they take turns. Memory: the peak of the
+process, and above that of the same command on a model of a few kB. With ``--mergekit``, its passthrough merge of the same
+layers takes turns, too.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
+
+from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.transform import config_of
+from jaxgrow import interop
+from jaxgrow.interop.source import Leaf, born
+from jaxgrow.models import Config, GPT2Config
+
+ROOT = Path(__file__).parents[1]
+
+
+class Random(interop.Source):
+    """A model that nobody trained, made as it is read."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.leaves = {path: Leaf(names, shape, np.dtype(np.float32)) for path, (names, shape) in born(config).items()}
+        self._rng = np.random.default_rng(0)
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        shape = self.leaves[path].shape
+        return self._rng.standard_normal(shape if layer is None else shape[1:], np.float32)
+
+
+# The peak of a child as the system reports it to its parent begins at the size of the parent: the child says its own.
+CHILD = """
+import atexit, re, runpy, sys
+from pathlib import Path
+def peak():
+    Path(where).write_text(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+_, where, module, *rest = sys.argv
+sys.argv = [module, *rest]
+atexit.register(peak)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def run(python: str, target: Path, module: str, *arguments: object) -> float:
+    """Runs a module; its peak memory in bytes."""
+    peak = target.with_suffix(".peak")
+    command = [python, "-c", CHILD, str(peak), module, *map(str, arguments)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True)
+    return int(peak.read_text()) * 1024.0
+
+
+def synced(folder: Path) -> None:
+    for file in folder.iterdir():
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def stack(source: Path, target: Path, layers: int) -> tuple[float, float]:
+    """Seconds and peak memory, until the result is on the disk; as `merge`."""
+    shutil.rmtree(target, ignore_errors=True)
+    start = time.perf_counter()
+    options = ("--method", "stack", "--layers", layers)
+    peak = run(sys.executable, target, "jaxgrow.cli", "grow", source, target, *options)
+    return time.perf_counter() - start, peak
+
+
+def copy(source: Path, target: Path) -> tuple[float, float]:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    start = time.perf_counter()
+    for file in source.iterdir():
+        subprocess.run(
+            ["dd", f"if={file}", f"of={target / file.name}", "bs=4M", "conv=fsync", "status=none"], check=True
+        )
+    return time.perf_counter() - start, 0.0
+
+
+def merge(python: Path, source: Path, target: Path, layers: int) -> tuple[float, float]:
+    shutil.rmtree(target, ignore_errors=True)
+    recipe = target.with_suffix(".yaml")
+    part = f"  - sources:\n      - model: {source}\n        layer_range: [0, {layers // 2}]\n"
+    recipe.write_text(f"slices:\n{part}{part}merge_method: passthrough\ndtype: float32\n")
+    start = time.perf_counter()
+    peak = run(str(python), target, "mergekit.scripts.run_yaml", recipe, target, "--no-copy-tokenizer")
+    synced(target)
+    return time.perf_counter() - start, peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", type=float, default=3e8, help="of the source, at most; in float32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
+    parser.add_argument("--mergekit", type=Path, metavar="PYTHON", help="of an environment that has mergekit")
+    parser.add_argument("--json", help="where to write the result")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=a.folder) as name:
+        folder = Path(name)
+        config = config_of(a.params)
+        layers = 2 * config.layers
+        interop.write(Random(config), folder / "source", {}, [], to="hf")
+        tiny = GPT2Config(vocab=8, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=8)
+        interop.write(Random(tiny), folder / "tiny", {}, [], to="hf")
+        own = stack(folder / "tiny", folder / "tiny-stacked", 4)[1]
+
+        stack(folder / "source", folder / "result", layers)
+        size = sum(f.stat().st_size for f in (folder / "result").iterdir())
+        sides: dict[str, Any] = {
+            "copy": lambda: copy(folder / "result", folder / "copied"),
+            "grow": lambda: stack(folder / "source", folder / "grown", layers),
+        }
+        if a.mergekit:
+            sides["mergekit"] = lambda: merge(a.mergekit, folder / "source", folder / "merged", layers)
+        alternate(sides, 1)
+        measured = alternate(sides, a.rounds)
+
+    result: dict[str, Any] = environment("jax", "numpy", "safetensors")
+    result |= {"result_gigabytes": size / 1e9, "rounds": a.rounds, "own_megabytes": own / 1e6, "sides": {}}
+    print(f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds")
+    print(
+        f"{'':>10} {'seconds':>20} {'over a copy':>20} {'peak MB':>9} {'peak / result':>14} {'peak above its own / result':>28}"
+    )
+    seconds = {side: [time for time, _ in values] for side, values in measured.items()}
+    for side, values in measured.items():
+        row: dict[str, Any] = {"seconds": summary(seconds[side]), "over_copy": ratios(seconds[side], seconds["copy"])}
+        text = f"{side:>10} {shown(row['seconds']):>20} {shown(row['over_copy']):>20}"
+        if side != "copy":
+            peak = max(memory for _, memory in values)
+            row |= {"peak_megabytes": peak / 1e6, "peak_over_result": peak / size}
+            text += f" {peak / 1e6:>9.0f} {peak / size:>14.3f}"
+        if side == "grow":
+            row["peak_above_own_over_result"] = (peak - own) / size
+            text += f" {(peak - own) / size:>28.3f}"
+        result["sides"][side] = row
+        print(text)
+    save(a.json, result)
+
+
+if __name__ == "__main__":
+    main()

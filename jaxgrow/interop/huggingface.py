@@ -1,0 +1,212 @@
+"""Hugging Face folders: ``config.json`` and safetensors, read as a `Source` and written from one."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrow.interop import safetensors
+from jaxgrow.interop.families import FAMILIES
+from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.files import CheckpointError, inside, read_json, write_json
+from jaxgrow.interop.source import Checkpoint, Leaf, Source, born
+from jaxgrow.models import Config
+
+
+class HuggingFace(Checkpoint):
+    """The folder of a Hugging Face model. Tensors are read when they are asked for.
+
+    Raises:
+      CheckpointError: it has no config or weights, they are damaged or do not fit each other, or its architecture or settings
+        are not computed here.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        file = inside(folder, "config.json")
+        self.foreign = read_json(file)
+        self.family = family_of(self.foreign, file)
+        try:
+            self.config = self.family.ours(self.foreign)
+        except ValueError as error:
+            raise CheckpointError(f"{file}: {error}") from error
+        self.tensors = {self.family.current(n): tensor for n, tensor in safetensors.tensors(folder).items()}
+        if self.config.layers > len(self.tensors):
+            raise CheckpointError(f"{file} has {self.config.layers} layers, but there are {len(self.tensors)} tensors")
+        self.names = self.family.names(self.config)
+        self._born = born(self.config)
+        self._sizes = {
+            n.removesuffix(".in"): size
+            for names, shape in self._born.values()
+            for n, size in zip(names, shape, strict=True)
+        }
+        self._bare = bool(self.family.prefix) and not any(n.startswith(self.family.prefix) for n in self.tensors)
+        self._check()
+        self.leaves = {}
+        for path, (names, shape) in self._born.items():
+            dtype = common(t.dtype for t in self._tensors(self.names[path]))
+            self.leaves[path] = Leaf(names, shape, dtype)
+        self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        stored, leaf = self.names[path], self.leaves[path]
+        if stored.part is None:
+            tensor = self.tensor(stored, layer).read()
+        else:  # its other parts are likely to be next: they are kept until then
+            if self._fused[0] != stored.name:
+                self._fused = (stored.name, {})
+            if layer not in self._fused[1]:
+                self._fused[1][layer] = self.tensor(stored, layer).read()
+            tensor = self._fused[1][layer]
+        return stored.ours(tensor, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
+
+    def tensor(self, stored: Stored, layer: int | None) -> safetensors.Tensor:
+        """Where one layer of a leaf lies."""
+        return self.tensors[self._name(stored.name, layer)]
+
+    def fingerprint(self) -> str:
+        # The same however the tensors are sharded.
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tensor.stored} {tensor.shape}\n".encode())
+            digest.update(tensor.sample())
+        return digest.hexdigest()
+
+    def place(self, path: str) -> str:
+        stored = self.names[path]
+        files = sorted({tensor.file.name for tensor in self._tensors(stored)})
+        part = "" if stored.part is None else f" part {stored.part}"
+        name = stored.name.removeprefix(self.family.prefix) if self._bare else stored.name
+        return f"{name} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
+
+    def _tensors(self, stored: Stored) -> Iterator[safetensors.Tensor]:
+        for layer in range(self.config.layers) if "{layers}" in stored.name else (None,):
+            yield self.tensor(stored, layer)
+
+    def _name(self, name: str, layer: int | None) -> str:
+        return (name.removeprefix(self.family.prefix) if self._bare else name).format(layers=layer)
+
+    def _check(self) -> None:
+        expected: dict[str, tuple[int, ...]] = {}
+        axes: dict[str, str] = {}
+        for path, stored in self.names.items():
+            for layer in range(self.config.layers) if "{layers}" in stored.name else (None,):
+                name = self._name(stored.name, layer)
+                expected[name] = stored.shape(self._born[path][0], self._sizes)
+                axes[name] = stored.layout
+        wrong = [f"missing: {name}" for name in expected if name not in self.tensors]
+        free = self._ignored()
+        for name, tensor in self.tensors.items():
+            if name not in expected:
+                if not any(fnmatchcase(name, pattern) for pattern in free):
+                    wrong.append(f"unknown: {name} in {tensor.file.name}")
+            elif tensor.shape != expected[name]:
+                wrong.append(
+                    f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json makes it {expected[name]}, "
+                    f"which is {axes[name]}"
+                )
+        if wrong:
+            raise CheckpointError(
+                f"{self.folder}: the tensors are not those of {self.family.architecture} by config.json:\n  "
+                + "\n  ".join(wrong)
+            )
+
+    def _ignored(self) -> list[str]:
+        """Patterns of tensors that may be there: those that hold nothing, and the head of a model that is tied."""
+        out = list(self.family.ignored)
+        if any(f.name == "tied" for f in fields(self.config)):
+            untied: Any = {"tied": False}
+            out += [s.name for s in self.family.names(replace(self.config, **untied)).values()]
+        return out
+
+
+def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
+    """
+    Raises:
+      CheckpointError: the architecture is not supported.
+    """
+    named = foreign.get("architectures")
+    if isinstance(named, list) and len(named) == 1 and named[0] in FAMILIES:
+        return FAMILIES[named[0]]
+    raise CheckpointError(f"{file}: architectures is {named!r}; supported: {', '.join(FAMILIES)}")
+
+
+def family_for(config: Config, foreign: Mapping[str, Any] | None) -> tuple[Family, dict[str, Any]]:
+    """The architecture that stores a model of ``config``, and its ``config.json``, after ``foreign``.
+
+    Raises:
+      CheckpointError: none does.
+    """
+    if foreign is not None:
+        candidates = [family_of(foreign, Path("config.json"))]
+    else:
+        candidates = [f for f in FAMILIES.values() if f.config is type(config)]
+    wrong = [f"no architecture stores a {type(config).__name__}"] if not candidates else []
+    for family in candidates:
+        try:
+            return family, family.theirs(config, foreign)
+        except ValueError as error:
+            wrong.append(str(error))
+    raise CheckpointError("; ".join(wrong))
+
+
+def common(dtypes: Iterable[np.dtype]) -> np.dtype:
+    """The dtype that holds all of them."""
+    return np.dtype(reduce(jnp.promote_types, dtypes))
+
+
+@dataclass(frozen=True)
+class _Part:
+    path: str
+    stored: Stored
+
+
+def planned(source: Source, family: Family) -> list[safetensors.Planned]:
+    """The tensors of a model, by layers."""
+    groups: dict[str, list[_Part]] = {}
+    for path, stored in family.names(source.config).items():
+        groups.setdefault(stored.name, []).append(_Part(path, stored))
+    out = []
+    for stacked, patterns in itertools.groupby(groups, lambda name: "{layers}" in name):
+        patterns = list(patterns)
+        for layer in range(source.config.layers) if stacked else (None,):
+            out += [_planned(source, family, pattern, groups[pattern], layer) for pattern in patterns]
+    return out
+
+
+def _planned(
+    source: Source, family: Family, pattern: str, parts: list[_Part], layer: int | None
+) -> safetensors.Planned:
+    leaves = [source.leaves[part.path] for part in parts]
+    dtype = common(leaf.dtype for leaf in leaves)
+    shape = parts[0].stored.shape(leaves[0].names, source.sizes())
+
+    def content() -> safetensors.Tensor | np.ndarray:
+        origins = {source.origin(part.path, layer) for part in parts}
+        if len(origins) == 1 and (origin := next(iter(origins))) is not None:
+            stored, old = origin
+            if isinstance(stored, HuggingFace) and stored.family is family:
+                tensor = stored.tensor(parts[0].stored, old)
+                if tensor.dtype == dtype:
+                    return tensor
+        out = None
+        for part, leaf in zip(parts, leaves, strict=True):
+            piece = source.read(part.path, layer).astype(dtype, copy=False)
+            out = part.stored.theirs(piece, leaf.names, out)
+        assert out is not None
+        return out
+
+    return safetensors.Planned(pattern.format(layers=layer), dtype, shape, content)
+
+
+def write(source: Source, family: Family, foreign: Mapping[str, Any], folder: Path, **options: Any) -> None:
+    """Writes weights and ``config.json``."""
+    safetensors.write(folder, planned(source, family), **options)
+    write_json(folder / "config.json", foreign)

@@ -1,0 +1,263 @@
+"""Models that are read piece by piece: one layer of one leaf at a time, from wherever they are.
+
+A growth of a `Source` is a `Source`, and so is an interpolation of two: nothing is computed before it is read. A transform
+of a checkpoint is then: open it, wrap it, write it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrow import axes as naming
+from jaxgrow import merge
+from jaxgrow.axes import LAYERS, Names, Tree, axis
+from jaxgrow.grow import check, grow_leaf
+from jaxgrow.interop.files import CheckpointError
+from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, new_sizes, terms
+from jaxgrow.models import Config
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of a model, without its numbers."""
+
+    names: Names
+    shape: tuple[int, ...]  # of all layers
+    dtype: np.dtype
+
+    @property
+    def layers(self) -> Sequence[int | None]:
+        """What it is read by: its layers, or None, which is all of it."""
+        return range(self.shape[0]) if LAYERS in self.names else (None,)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+class Source:
+    """A model of ``config``; ``leaves`` are its parameters by path, as of `jaxgrow.axes.path`."""
+
+    config: Config
+    leaves: dict[str, Leaf]
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        """One layer of a stacked leaf, without that axis; all of any other."""
+        raise NotImplementedError
+
+    def origin(self, path: str, layer: int | None) -> "tuple[Source, int | None] | None":
+        """Which layer of which stored model this is an unchanged copy of; None: it is computed."""
+        return self, layer
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis."""
+        return {axis(n): size for leaf in self.leaves.values() for n, size in zip(leaf.names, leaf.shape, strict=True)}
+
+    def params(self) -> Tree:
+        """All of it, as a nested dict of NumPy arrays."""
+        flat = {}
+        for path, leaf in self.leaves.items():
+            flat[path] = np.empty(leaf.shape, leaf.dtype)
+            for layer in leaf.layers:
+                flat[path][... if layer is None else layer] = self.read(path, layer)
+        return nested(flat)
+
+
+class Checkpoint(Source):
+    """A model in a folder."""
+
+    folder: Path
+    foreign: dict[str, Any] | None  # the ``config.json`` of the Hugging Face model that it is, or was made from
+
+    def fingerprint(self) -> str:
+        """What tells its content from others: a hash of every tensor's name, dtype and shape, and first and last 2048 bytes.
+
+        Cheap, and another one after any training; an edit in the middle of a tensor is not seen.
+        """
+        raise NotImplementedError
+
+    def place(self, path: str) -> str:
+        """Where a leaf is stored, for people to read."""
+        raise NotImplementedError
+
+
+class Loaded(Source):
+    """Parameters in memory.
+
+    Raises:
+      CheckpointError: leaves that are missing, unknown, or of another shape than the config's.
+    """
+
+    def __init__(self, config: Config, params: Tree):
+        self.config = config
+        self._arrays = flat(params)
+        names = born(config)
+        fits(names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters")
+        self.leaves = {path: Leaf(n, shape, self._arrays[path].dtype) for path, (n, shape) in names.items()}
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        array = self._arrays[path]
+        return np.asarray(array if layer is None else array[layer])
+
+
+class Grown(Source):
+    """``grow(growth, source)``. ``axes``: other names than the config's, as `Config.paper_axes`.
+
+    Raises:
+      CheckpointError: the growth does not fit the source, or mixes layers with other axes in one map.
+    """
+
+    def __init__(self, source: Source, growth: Growth, axes: Tree | None = None):
+        self.source, self._growth = source, growth
+        self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
+        if axes is not None:
+            self._names = flat(axes)
+        keys = {key for path, names in self._names.items() for term in terms(growth, path, names) for key in term}
+        if any(LAYERS in key.split() and key != LAYERS for key in keys):
+            raise CheckpointError("a map over layers together with another axis cannot be applied layer by layer")
+        try:
+            shapes = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in source.leaves.items()}
+            check(growth, shapes, self._names)
+            sizes = source.sizes() | new_sizes(growth)
+            self.config = source.config.resized(growth)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        self.leaves = {
+            p: Leaf(leaf.names, tuple(sizes[axis(n)] for n in leaf.names), leaf.dtype)
+            for p, leaf in source.leaves.items()
+        }
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        names = self._names[path]
+        found = terms(self._growth, path, names)
+        if layer is None:
+            return grow_leaf(found, names, self.source.read(path))
+        needed, found = _one_layer(found, layer)
+        if len(needed) == 1:
+            old = self.source.read(path, needed[0])[None]  # a view
+        else:
+            old = np.stack([self.source.read(path, j) for j in needed])
+        (new,) = grow_leaf(found, names, old)
+        return new
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        names = self._names[path]
+        found = terms(self._growth, path, names)
+        mine = {axis(n) for n in names}
+        touching = [key for term in found for key in term if mine & set(key.split())]
+        if not touching:
+            return self.source.origin(path, layer)
+        if touching != [LAYERS] or len(found) != 1:
+            return None
+        assert layer is not None
+        index, weight = _row(found[0][LAYERS].write, layer)
+        return self.source.origin(path, int(index[0])) if weight.tolist() == [1.0] else None
+
+
+class Interpolated(Source):
+    """``(1 - alpha) * before + alpha * up``, in the dtypes of ``before``.
+
+    Raises:
+      CheckpointError: two models of different configs.
+    """
+
+    def __init__(self, before: Source, up: Source, alpha: float):
+        self._before, self._up, self._alpha = before, up, alpha
+        self.config, self.leaves = before.config, before.leaves
+        alike = {"dtype": before.config.dtype, "remat": before.config.remat}  # how it is run, not what it is
+        mine, other = before.config.as_json(), up.config.as_json() | alike
+        differ = [f"{n} {mine.get(n)} and {other.get(n)}" for n in mine | other if mine.get(n) != other.get(n)]
+        if differ:
+            raise CheckpointError(f"the two models differ: {', '.join(differ)}; de-coalesce the smaller one first")
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        return merge.interpolate(self._before.read(path, layer), self._up.read(path, layer), self._alpha)
+
+    def origin(self, path: str, layer: int | None) -> None:
+        return None
+
+
+# --- trees by path ---
+
+
+@cache
+def born(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
+    """``{path: (axis names, shape)}`` of a config's parameters, without making any.
+
+    Raises:
+      CheckpointError: sizes of which no model can be made.
+    """
+    try:
+        shapes, axes = naming.split(
+            jax.eval_shape(lambda: config.module.init(jax.random.key(0), config.example)["params"])
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"there is no model of {config}: {error}") from error
+    return {path: (names, x.shape) for path, x, names in naming.leaves(shapes, axes)}
+
+
+def flat(tree: Tree) -> dict[str, Any]:
+    """By path; tuples are leaves."""
+    return {naming.path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=naming.is_names)}
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, x in flat.items():
+        *folders, name = path.split("/")
+        where = tree
+        for folder in folders:
+            where = where.setdefault(folder, {})
+        where[name] = x
+    return tree
+
+
+def fits(
+    expected: Mapping[str, tuple[Names, tuple[int, ...]]], found: Mapping[str, tuple[int, ...]], what: str
+) -> None:
+    """
+    Raises:
+      CheckpointError: leaves are missing, unknown, or of another shape; all in one message.
+    """
+    wrong = [f"missing: {path}" for path in expected if path not in found]
+    wrong += [f"unknown: {path}" for path in found if path not in expected]
+    wrong += [
+        f"{path} ({', '.join(map(axis, names))}) has shape {found[path]}, but should have {shape}"
+        for path, (names, shape) in expected.items()
+        if path in found and found[path] != shape
+    ]
+    if wrong:
+        raise CheckpointError(f"{what} does not fit the config:\n  " + "\n  ".join(wrong))
+
+
+# --- one layer of a growth ---
+
+
+def _one_layer(found: Sequence[Maps], layer: int) -> tuple[list[int], list[Maps]]:
+    """The old layers that a new one is made of, and the terms that make it of these alone."""
+    rows = [_row(term[LAYERS].write, layer) if LAYERS in term else _only(layer) for term in found] or [_only(layer)]
+    needed = sorted({int(j) for index, _ in rows for j in index})
+    small = [Rows(np.searchsorted(needed, index)[None], weight[None], len(needed)) for index, weight in rows]
+    return needed, [{**term, LAYERS: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
+
+
+def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights of one row, without its zeros; one of them if all are."""
+    if isinstance(m, Rows):
+        index, weight = np.asarray(m.index[i]), np.asarray(m.weight[i])
+    else:
+        weight = np.asarray(m[i])
+        index = np.arange(len(weight))
+    keep = weight != 0
+    keep[0] |= not keep.any()
+    return index[keep], weight[keep]
+
+
+def _only(layer: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([layer]), np.ones(1)

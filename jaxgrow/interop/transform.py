@@ -1,0 +1,144 @@
+"""Checkpoints in, checkpoints out: opened as a `Source`, whatever their kind, and written from any."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from jaxgrow import __version__
+from jaxgrow.axes import Tree
+from jaxgrow.interop import huggingface
+from jaxgrow.interop.files import RECORD, CheckpointError, appearing, copy, extras, write_json
+from jaxgrow.interop.huggingface import HuggingFace
+from jaxgrow.interop.safetensors import SHARD
+from jaxgrow.interop.source import Checkpoint, Grown, Loaded, Source
+from jaxgrow.maps import Growth
+from jaxgrow.models import Config
+
+Kind = Literal["hf", "orbax"]
+
+
+def open_checkpoint(folder: str | Path) -> Checkpoint:
+    """The model of a Hugging Face folder (`HuggingFace`), of a finished run, or of an Orbax folder of ours (`Orbax`).
+
+    Raises:
+      CheckpointError: there is none, or it is damaged or not supported.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}; models are not downloaded, only read from disk")
+    ours = (folder / RECORD).is_file() and (folder / "params").is_dir()
+    if ours or ((folder / "checkpoints").is_dir() and not any(folder.glob("model*.safetensors"))):
+        from jaxgrow.interop.orbax import Orbax  # seconds to import, which Hugging Face folders need not wait for
+
+        return Orbax(folder)
+    return HuggingFace(folder)
+
+
+def load(folder: str | Path) -> tuple[Config, Tree]:
+    """``(config, parameters)``, the parameters as NumPy arrays, blocks stacked.
+
+    Raises:
+      CheckpointError: as `open_checkpoint`.
+    """
+    source = open_checkpoint(folder)
+    return source.config, source.params()
+
+
+def save(
+    folder: str | Path, config: Config, params: Tree, like: str | Path | None = None, *, overwrite: bool = False
+) -> None:
+    """Writes a Hugging Face folder; with ``like``, unknown keys of its ``config.json`` and its other files are carried over.
+
+    Raises:
+      CheckpointError: no architecture stores such a model, parameters that do not fit the config, or a folder that exists.
+    """
+    template = None if like is None else open_checkpoint(like)
+    write(
+        Loaded(config, params),
+        folder,
+        {"operator": "save"},
+        [template] if template else [],
+        to="hf",
+        overwrite=overwrite,
+    )
+
+
+def transform(
+    source: str | Path | Checkpoint,
+    folder: str | Path,
+    growth: Growth,
+    record: Mapping[str, Any] | None = None,
+    *,
+    axes: Tree | None = None,
+    **options: Any,
+) -> int:
+    """Grows a checkpoint on disk into another: ``grow(growth, parameters, axes)``, layer by layer.
+
+    Args:
+      source: a folder, or what `open_checkpoint` returned, whose ``sizes()`` operators want.
+      growth: as of `jaxgrow.grow`. In layers, what the map of a new layer does not name is not read.
+      record: what ``jaxgrow.json`` should say of it, e.g. ``{"operator": "stack", "target": {"layers": 24}}``.
+      axes: other names than the config's, as of `jaxgrow.models.Config.paper_axes`.
+      options: as of `write`.
+
+    Raises:
+      CheckpointError: as `open_checkpoint` and `write`, or the growth does not fit.
+    """
+    source = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    return write(Grown(source, growth, axes), folder, record or {}, [source], **options)
+
+
+def write(
+    source: Source,
+    folder: str | Path,
+    record: Mapping[str, Any],
+    roots: Sequence[Checkpoint],
+    *,
+    to: Kind | None = None,
+    overwrite: bool = False,
+    shard: int = SHARD,
+    progress: bool = False,
+) -> int:
+    """Writes a model as a folder, which appears whole or not at all; returns the bytes of its parameters.
+
+    Args:
+      record: goes into ``jaxgrow.json``, beside the version, our config, and the sources' fingerprints.
+      roots: the checkpoints that it was made of. The first one says the kind, if ``to`` does not, and has the
+        ``config.json`` and the other files that are carried over.
+      shard: bytes of a safetensors file, at most.
+
+    Raises:
+      CheckpointError: the folder exists, or the architecture has no such model.
+    """
+    root = roots[0] if roots else None
+    kind = to or ("hf" if isinstance(root, HuggingFace) else "orbax")
+    foreign = root.foreign if root else None
+    carried = extras(root.folder) if root and foreign is not None else []
+    about: dict[str, Any] = {"version": __version__, **record, "sources": [r.fingerprint() for r in roots]}
+    about["config"] = source.config.as_json()
+    size = sum(leaf.size for leaf in source.leaves.values())
+    family = None
+    if kind == "hf":
+        family, foreign = huggingface.family_for(source.config, foreign)
+    elif foreign is not None:
+        about["huggingface"] = foreign  # for the way back
+    with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
+        free = shutil.disk_usage(part).free
+        if size > free:
+            raise CheckpointError(f"{folder} needs {size} bytes, but {free} are free on its disk")
+        bar = tqdm(total=size, unit="B", unit_scale=True, disable=None if progress else True)
+        with bar:
+            if family is not None and foreign is not None:
+                huggingface.write(source, family, foreign, part, shard=shard, done=bar.update)
+            else:
+                from jaxgrow.interop import orbax
+
+                orbax.write(source, part)
+                bar.update(size)
+        for file in carried:
+            copy(file, part / file.name)
+        write_json(part / RECORD, about)
+    return size
