@@ -109,7 +109,8 @@ def test_every_method_grows_a_folder(tmp_path, folder, method):
     expected = grow(growth, tiny.params(CONFIG, dtype="float32"), CONFIG.axes())
     chex.assert_trees_all_close(params, expected, rtol=1e-5, atol=1e-6)
     record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
-    assert record["arguments"] == {"method": method, "target": target, **({"seed": 3} if seed else {})}
+    norm = {"norm": "layer"} if method == "lemon" else {}
+    assert record["arguments"] == {"method": method, "target": target, **norm, **({"seed": 3} if seed else {})}
 
 
 def test_convert_there_and_back(tmp_path, folder):

@@ -1,6 +1,7 @@
 """BERT's and RoBERTa's names, which differ in the head. PyTorch's kernels lie output first."""
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.models.bert import BERTConfig
@@ -45,6 +46,11 @@ def _names(model: str, transform: str, norm: str, decoder: str, bias: str) -> Ca
     return names
 
 
+def _unused(bias: str) -> Any:
+    """The bias that a model with a decoder of its own has beside the decoder's, and does not add."""
+    return lambda config: {} if config.tied else {bias: "head_bias"}
+
+
 _FIELDS = {
     "vocab_size": "vocab",
     "max_position_embeddings": "context",
@@ -76,6 +82,7 @@ BertForMaskedLM = Family(
         "cls.predictions.decoder",
         "cls.predictions.bias",
     ),
+    copies=_unused("cls.predictions.bias"),
     fixed={"norm": "post", "first_position": 0},
     absent=_ABSENT,
     settings=_SETTINGS,
@@ -95,6 +102,7 @@ RobertaForMaskedLM = Family(
     config=BERTConfig,
     fields=_FIELDS,
     names=_names("roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # type: ignore[arg-type]
+    copies=_unused("lm_head.bias"),
     fixed={"norm": "post", "first_position": 2},
     absent=_ABSENT,
     settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position

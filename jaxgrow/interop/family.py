@@ -102,6 +102,8 @@ class Family:
     derived: Callable[[Config], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
     ignored: tuple[str, ...] = ()
+    # Tensors that only repeat a leaf of ours, written for those who look for them: their name: our leaf.
+    copies: Callable[[Config], dict[str, str]] = lambda config: {}
     # How names end in older files: how they end now.
     renamed: Mapping[str, str] = field(default_factory=dict)
     # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.

@@ -171,8 +171,10 @@ class _Part:
 def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     """The tensors of a model, by layers."""
     groups: dict[str, list[_Part]] = {}
-    for path, stored in family.names(source.config).items():
+    names = family.names(source.config)
+    for path, stored in names.items():
         groups.setdefault(stored.name, []).append(_Part(path, stored))
+    groups |= {name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()}
     out = []
     for stacked, patterns in itertools.groupby(groups, lambda name: "{layers}" in name):
         patterns = list(patterns)

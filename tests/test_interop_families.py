@@ -1,0 +1,158 @@
+"""Every architecture: `transformers` saves a model, we read, grow and write it, and `transformers` loads it.
+
+Tolerance of logits 1e-4: float32, two implementations.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from checkpoints import contents, tensors
+
+from jaxgrow import cli, interop
+from jaxgrow.interop import FAMILIES
+
+torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
+
+_ENCODER = dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, intermediate_size=20)
+_TEXT = dict(vocab_size=11, max_position_embeddings=9, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+_IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
+# What a model has beside the defaults of its architecture.
+SETTINGS = {
+    "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
+    "RobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "GPT2LMHeadModel": [
+        dict(vocab_size=11, n_positions=9, n_layer=2, n_embd=12, n_head=2, bos_token_id=0, eos_token_id=0)
+    ],
+    "LlamaForCausalLM": [_ENCODER | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}],
+    "Qwen2ForCausalLM": [
+        _ENCODER | _TEXT | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+        _ENCODER | _TEXT | {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ],
+    "ViTForImageClassification": [_ENCODER | _IMAGES],
+    "DeiTForImageClassification": [_ENCODER | _IMAGES],
+    "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
+}
+cases = pytest.mark.parametrize(
+    ("architecture", "which"), [(a, i) for a, models in SETTINGS.items() for i in range(len(models))]
+)
+
+
+def test_every_architecture_is_here():
+    assert SETTINGS.keys() == FAMILIES.keys()
+
+
+def made(folder: Path, architecture: str, which: int = 0, **options) -> Path:
+    """What `transformers` saves: random weights, norms and biases too."""
+    config = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type, **SETTINGS[architecture][which])
+    model = getattr(transformers, architecture)(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 4 + (p.ndim == 1 and name.endswith("weight")))
+    model.save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def given(config) -> np.ndarray:
+    if hasattr(config, "image"):
+        return np.random.default_rng(0).normal(size=(3, config.image, config.image, 3)).astype(np.float32)
+    return np.random.default_rng(0).integers(2, 11, (3, 7))  # neither 0 nor 1, which a RoBERTa takes for padding
+
+
+def ours(folder: Path) -> np.ndarray:
+    config, params = interop.load(folder)
+    x = given(config)
+    return np.asarray(tiny.forward(config)(params, {"tokens": x} if isinstance(config.example, dict) else x))
+
+
+def theirs(folder: Path) -> np.ndarray:
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, told = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    x = given(interop.open_checkpoint(folder).config)
+    with torch.no_grad():
+        return model.eval()(torch.tensor(x.transpose(0, 3, 1, 2) if x.ndim == 4 else x)).logits.numpy()
+
+
+def assert_alike(folder: Path) -> np.ndarray:
+    found = ours(folder)
+    np.testing.assert_allclose(found, theirs(folder), rtol=0, atol=1e-4)
+    assert found.std() > 0.1
+    return found
+
+
+def run(*words: object) -> None:
+    assert cli.main([str(w) for w in words]) == 0
+
+
+@cases
+def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, which):
+    """Wider by de-coalescing, which keeps the function; deeper, which does not; and back to what it was, by coalescing."""
+    before = assert_alike(made(tmp_path / "a", architecture, which))
+    heads = interop.open_checkpoint(tmp_path / "a").sizes()["heads"]
+    groups = ",".join(f"{i}+{i + heads}" for i in range(heads))
+    run("decoalesce", tmp_path / "a", tmp_path / "wide", "--heads", groups)
+    np.testing.assert_allclose(assert_alike(tmp_path / "wide"), before, rtol=0, atol=1e-4)
+    run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", 5)
+    assert np.abs(assert_alike(tmp_path / "deep") - before).max() > 1e-2
+    run("coalesce", tmp_path / "wide", tmp_path / "back", "--heads", groups)
+    names = tensors(tmp_path / "a")
+    for name, x in tensors(tmp_path / "back").items():
+        np.testing.assert_allclose(x, names[name], rtol=0, atol=1e-6, err_msg=name)
+    assert (tmp_path / "deep" / "tokenizer.json").read_text() == "{}"
+
+
+@cases
+def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
+    made(tmp_path / "a", architecture, which)
+    run("convert", tmp_path / "a", tmp_path / "orbax", "--to", "orbax")
+    run("convert", tmp_path / "orbax", tmp_path / "b", "--to", "hf")
+    run("convert", tmp_path / "a", tmp_path / "c", "--to", "hf")
+    before, after, direct = (contents(tmp_path / name) for name in "abc")
+    assert after["model.safetensors"] == direct["model.safetensors"]
+    config = interop.open_checkpoint(tmp_path / "a").config
+    stored = {
+        s.name.format(layers=i) for s in FAMILIES[architecture].names(config).values() for i in range(config.layers)
+    }
+    first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
+    assert last.keys() == stored | FAMILIES[architecture].copies(config).keys() and stored <= first.keys()
+    for name in stored:
+        np.testing.assert_array_equal(last[name], first[name])
+    assert json.loads(after["config.json"]) == json.loads(direct["config.json"])
+    kept, now = (json.loads(files["config.json"]) for files in (before, after))
+    assert {k: now[k] for k in kept if kept[k] is not None} == {k: v for k, v in kept.items() if v is not None}
+
+
+@cases
+def test_sharded_by_transformers(tmp_path, architecture, which):
+    made(tmp_path / "a", architecture, which, max_shard_size="3KB")
+    assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
+    assert_alike(tmp_path / "a")
+
+
+@pytest.mark.parametrize("architecture", SETTINGS)
+def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture):
+    """Without a ``config.json`` to follow."""
+    config, params = interop.load(made(tmp_path / "a", architecture))
+    interop.save(tmp_path / "b", config, params)
+    assert interop.load(tmp_path / "b")[0] == config
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), ours(tmp_path / "a"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", SETTINGS)
+def test_report_and_inspect(tmp_path, architecture, capsys):
+    made(tmp_path / "a", architecture)
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "llama_pro", "--layers", 3)
+    capsys.readouterr()
+    run("report", tmp_path / "a", tmp_path / "b")
+    assert "max |a - b|" in (said := capsys.readouterr().out)
+    if architecture in ("BertForMaskedLM", "RobertaForMaskedLM"):  # a block that adds nothing still norms
+        return
+    assert float(said.split("max |a - b| ")[1].split(",")[0]) < 1e-5
+    run("inspect", tmp_path / "b")
+    assert "blocks/attention/query/kernel" in capsys.readouterr().out
