@@ -101,9 +101,9 @@ def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, whi
     run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", 5)
     assert np.abs(assert_alike(tmp_path / "deep") - before).max() > 1e-2
     run("coalesce", tmp_path / "wide", tmp_path / "back", "--heads", groups)
-    names = tensors(tmp_path / "a")
-    for name, x in tensors(tmp_path / "back").items():
-        np.testing.assert_allclose(x, names[name], rtol=0, atol=1e-6, err_msg=name)
+    first, last = tensors(tmp_path / "a"), tensors(tmp_path / "back")
+    for name in last.keys() - FAMILIES[architecture].copies(interop.open_checkpoint(tmp_path / "a").config).keys():
+        np.testing.assert_allclose(last[name], first[name], rtol=0, atol=1e-6, err_msg=name)
     assert (tmp_path / "deep" / "tokenizer.json").read_text() == "{}"
 
 
