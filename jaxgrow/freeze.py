@@ -21,7 +21,7 @@ class Freeze:
     """
 
     layers: tuple[int, ...] = ()
-    paths: tuple[str, ...] = ("*embedding",)
+    paths: tuple[str, ...] = ("*embedding*",)  # their norm, too
 
     @property
     def bottom(self) -> int:

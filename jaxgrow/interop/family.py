@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes import LAYERS, Names, axis
+from jaxgrow.axes import LAYERS, READ, Names, axis
 from jaxgrow.models import Config
+
+_IN = "_in"  # for READ, which einops would not take
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,9 @@ class Stored:
     kernel: one tensor a layer, the first of three that lie side by side."""
 
     name: str  # of the tensor; with ``{layers}``, one for each layer of a stacked leaf
-    layout: str  # its axes, as in einops; a number is the parts of a fused tensor
+    # Its axes, as in einops; a number is the parts of a fused tensor; of a kernel from ``embed`` to ``embed``, the one that it
+    # reads is ``embed_in``.
+    layout: str
     part: int | None = None
 
     def ours(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
@@ -29,7 +33,7 @@ class Stored:
         parts, plain = self._parts(names)
         if tensor.shape != self.shape(names, sizes):
             raise ValueError(f"{self.name} has shape {tensor.shape}, but should have {self.shape(names, sizes)}")
-        known = {n: sizes[n] for n in plain}
+        known = {n: _size(sizes, n) for n in plain}
         if parts is None:
             return rearrange(tensor, f"{self.layout} -> {' '.join(plain)}", **known)
         split = self.layout.replace(str(parts), "parts")
@@ -51,12 +55,18 @@ class Stored:
         _, plain = self._parts(names)
         axes = [a.strip("() ") for a in _top(self.layout)]
         assert {n for a in axes for n in a.split() if not n.isdigit()} == set(plain), (self, names)
-        return tuple(int(np.prod([int(n) if n.isdigit() else sizes[n] for n in a.split()])) for a in axes)
+        return tuple(int(np.prod([int(n) if n.isdigit() else _size(sizes, n) for n in a.split()])) for a in axes)
 
     def _parts(self, names: Names) -> tuple[int | None, list[str]]:
         plain = [axis(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
+        if len(set(plain)) < len(plain):
+            plain = [n.replace(READ, _IN) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
         numbers = [int(n) for n in self.layout.replace("(", " ").replace(")", " ").split() if n.isdigit()]
         return (numbers[0] if numbers and self.part is not None else None), plain
+
+
+def _size(sizes: Mapping[str, int], name: str) -> int:
+    return sizes[name] if name in sizes else sizes[name.removesuffix(_IN)]
 
 
 def _top(layout: str) -> list[str]:
@@ -81,9 +91,20 @@ class Family:
     config: type[Config]
     fields: Mapping[str, str]  # their key: our field
     names: Callable[[Config], dict[str, Stored]]  # our leaf: where it is stored
+    # What of our config the architecture leaves no choice of: our field: value. A config with another is stored elsewhere.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     # What we compute: their key, and the values that mean it, the first one where it is left out. Others are refused.
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # What follows from our config and is written, but not read: their key: value.
     derived: Callable[[Config], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
     ignored: tuple[str, ...] = ()
+    # How names end in older files: how they end now.
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def current(self, name: str) -> str:
+        """The name of a tensor today, whatever it was in the file."""
+        for old, new in self.renamed.items():
+            if name.endswith(old):
+                return name.removesuffix(old) + new
+        return name

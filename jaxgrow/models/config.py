@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import jax
 from flax import linen as nn
 
-from jaxgrow.axes import READ, Tree, axis, is_names, path, reads, split
+from jaxgrow.axes import READ, Tree, axis, is_names, path, split
 from jaxgrow.maps import Growth, Rules, new_sizes
 
 
@@ -34,7 +34,7 @@ class Config:
     remat: bool = False
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
-    # The subtrees that read and write ``embed`` the other way round in the published multi-level code (`paper_axes`).
+    # Tables, and the norm before a tied head: what the published multi-level code takes the other way round (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls):
@@ -98,16 +98,17 @@ class Config:
         """The axes under which a tied model grows as in the published multi-level code (``tied="paper"``).
 
         There the tables *read* ``embed``: coalescing sums them, de-coalescing divides them by the group size; the norm
-        before the tied head is copied. In a GPT-2 this does not keep the function (Zou et al.'s repository documents an
-        error of 9e-2; see ``tests/test_laws.py``): the residual stream is scaled where it begins, but not where the blocks
-        add to it.
+        before the tied head is copied. In a BERT this keeps the function but for the eps of the norm that follows the
+        tables, which meets smaller numbers. In a GPT-2 it does not (Zou et al.'s repository documents an error of 9e-2; see
+        ``tests/test_laws.py``): the residual stream is scaled where it begins, but not where the blocks add to it.
         """
 
         def turned(key_path, names):
             where = path(key_path) + "/"
             if not any(where.startswith(part + "/") for part in self.tied_parts):
                 return names
-            return tuple(n if axis(n) != "embed" else "embed" if reads(n) else "embed" + READ for n in names)
+            role = "embed" + READ if where.endswith("embedding/") else "embed"
+            return tuple(role if axis(n) == "embed" else n for n in names)
 
         return jax.tree_util.tree_map_with_path(turned, self.axes(), is_leaf=is_names)
 

@@ -1,0 +1,203 @@
+"""BERT and RoBERTa (Devlin et al., 2019; Liu et al., 2019): encoders that predict masked tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxgrow.axes import READ, named
+from jaxgrow.drop.execution import Kept
+from jaxgrow.models.config import Config, Cost
+from jaxgrow.models.layers import MLP, LayerNorm, Linear, SelfAttention, Some, run_parts, stacked_init
+
+gelu = partial(jax.nn.gelu, approximate=False)
+
+
+def masked_places(masked: float, length: int) -> int:
+    """How many places of a sample of ``length`` are predicted: the same for every sample."""
+    return max(1, round(masked * length))
+
+
+@dataclass(frozen=True)
+class BERTConfig(Config):
+    """BERT as published; RoBERTa is ``vocab=50265, context=514, types=1, first_position=2, eps=1e-5``.
+
+    ``norm="pre"`` is the BERT of Progressive Layer Dropping (Zhang & He, 2020): norms before the sublayers, a final one after
+    the layers, and that of the embeddings still in its place.
+    """
+
+    eps: float = 1e-12
+    vocab: int = 30522
+    context: int = 512  # rows of the position table
+    types: int = 2  # of tokens: the first and the second of two texts
+    norm: Literal["post", "pre"] = "post"
+    tied: bool = True
+    first_position: int = 0  # the row of the first token; RoBERTa's padding sits in the one before it
+    masked: float = 0.15  # the part of a sample's places that is predicted: what the head costs in training
+
+    tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.norm not in ("post", "pre"):
+            raise ValueError(f"norm is 'post' or 'pre', not {self.norm!r}")
+        if not 0 < self.masked <= 1:
+            raise ValueError(f"masked lies between 0 and 1, but is {self.masked}")
+        if self.length < 1:
+            raise ValueError(f"a context of {self.context} has no row for a first position of {self.first_position}")
+
+    @classmethod
+    def least(cls, field: str) -> int:
+        return 0 if field == "first_position" else 1
+
+    @property
+    def module(self) -> nn.Module:
+        return BERT(self)
+
+    @property
+    def example(self) -> dict[str, jax.Array]:
+        return {"tokens": jnp.zeros((1, 1), jnp.int32)}
+
+    @property
+    def length(self) -> int:
+        return self.context - self.first_position
+
+    def cost(self, length: int) -> Cost:
+        """``2 * (4 D HK + 2 D F) + 4 T HK`` in a layer; ``2 D D + 2 D V`` in the head, at the masked places alone."""
+        width = self.heads * self.head_dim
+        kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
+        share = masked_places(self.masked, length) / length
+        transform, decoder = share * 2 * self.embed * self.embed, share * 2 * self.embed * self.vocab
+        return Cost(kernels + 4 * length * width, transform + decoder, table=decoder if self.tied else 0)
+
+
+class Block(nn.Module):
+    config: BERTConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BTD, scale=None, mask_BS=None):
+        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`), before the norm that follows it, if one does."""
+        c = self.config
+        scale = 1 if scale is None else scale.astype(self.dtype)
+        init = nn.initializers.normal(0.02)
+        # As published, each: the residual stream of a pre-LN model adds 2 L of these, and no norm comes between.
+        out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else init
+        attention_norm, mlp_norm = (
+            LayerNorm("embed", c.eps, self.dtype, name=name) for name in ("attention_norm", "mlp_norm")
+        )
+        attention = SelfAttention(c.embed, c.heads, c.head_dim, False, init, out_init, self.dtype, name="attention")
+        mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, gelu, name="mlp")
+        if c.norm == "pre":
+            x_BTD = x_BTD + scale * attention(attention_norm(x_BTD), mask_BS)
+            return x_BTD + scale * mlp(mlp_norm(x_BTD))
+        x_BTD = attention_norm(x_BTD + scale * attention(x_BTD, mask_BS))
+        return mlp_norm(x_BTD + scale * mlp(x_BTD))
+
+
+class BERT(nn.Module):
+    """``apply({"params": p}, inputs) -> logits`` in float32 of what stands at each place; ``rms=True`` adds layers' RMS [L].
+
+    ========== =================== =======================================================================================
+    inputs
+    ========== =================== =======================================================================================
+    tokens     int [B, T]
+    types      int [B, T]          of each token; zeros if left out
+    mask       bool [B, T]         the tokens that are seen; all if left out. RoBERTa's positions count these alone
+    places     int [B, S]          where logits are wanted: they are [B, S, vocab] then, else [B, T, vocab]
+    ========== =================== =======================================================================================
+
+    ``kept``, ``some`` and ``frozen`` are those of `jaxgrow.models.gpt2.GPT2`; the norm of the embeddings freezes with them.
+    Under ``norm="post"``, a dropped layer leaves its norms out, too.
+
+    The head is ``head_norm(gelu(x W + b))``, then the table or a kernel of its own, and a bias for every word. Where the table
+    is used both ways, it is a writer, and the norm before it is declared as a *reader* of ``embed``, as in GPT-2.
+
+    Deviation(BERT): no dropout, no prediction of the next sentence, and so no pooler. `lemon` widens a pre-LN model exactly,
+    but not this one to sizes that are no multiple: its first norm gives the spare units zeros, not means.
+    """
+
+    config: BERTConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs: Mapping[str, jax.Array],
+        *,
+        rms: bool = False,
+        kept: Kept | None = None,
+        some: Some | None = None,
+        frozen: int = 0,
+    ):
+        c = self.config
+        _check(c, inputs, kept, some, frozen)
+        dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
+        init = nn.initializers.normal(0.02)
+        table_VD = self.param("token_embedding", named(init, "vocab", "embed"), (c.vocab, c.embed))
+        places_PD = self.param("position_embedding", named(init, "context", "embed"), (c.context, c.embed))
+        types_YD = self.param("type_embedding", named(init, "types", "embed"), (c.types, c.embed))
+        block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
+        blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
+
+        mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
+        x_BTD = jnp.take(table_VD, tokens_BT, axis=0) + _positions(c, places_PD, tokens_BT.shape[1], mask_BT)
+        x_BTD = x_BTD + (jnp.take(types_YD, inputs["types"], axis=0) if "types" in inputs else types_YD[None, :1])
+        x_BTD = LayerNorm("embed", c.eps, dtype, name="embedding_norm")(x_BTD)
+        if frozen:
+            table_VD, x_BTD = jax.lax.stop_gradient((table_VD, x_BTD))
+        x_BTD, rms_L = run_parts(
+            lambda w, x, scale=None: block.apply({"params": w}, x, scale, mask_BT),
+            blocks,
+            x_BTD,
+            some=some,
+            frozen=frozen,
+            remat=c.remat,
+            rms=rms,
+            kept=kept,
+        )
+        if "places" in inputs:
+            x_BTD = jnp.take_along_axis(x_BTD, inputs["places"][..., None], axis=1)
+        if c.norm == "pre":
+            x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
+        x_BTD = gelu(Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="transform")(x_BTD))
+        x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="head_norm")(x_BTD)
+        head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
+        head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab"), (c.vocab,))
+        logits_NV = jnp.matmul(  # N = B T
+            x_BTD.reshape(-1, c.embed),
+            head_DV.astype(dtype),
+            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+        )
+        logits_BTV = (logits_NV + bias_V[None]).reshape(*x_BTD.shape[:2], c.vocab)
+        return (logits_BTV, rms_L) if rms else logits_BTV
+
+
+def _positions(config: BERTConfig, places_PD, length: int, mask_BT):
+    """The rows of the position table, [B or 1, T, D]."""
+    first = config.first_position
+    if mask_BT is None or first == 0:  # BERT numbers what is hidden, too
+        return places_PD[None, first : first + length]
+    return jnp.take(places_PD, jnp.cumsum(mask_BT, 1) * mask_BT + first - 1, axis=0)
+
+
+def _check(config: BERTConfig, inputs: Mapping[str, jax.Array], kept: Kept | None, some: Some | None, frozen: int):
+    known = ("tokens", "types", "mask", "places")
+    if "tokens" not in inputs or set(inputs) - set(known):
+        raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
+    if kept is not None and (some is not None or frozen):
+        raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
+    if "mask" in inputs and (kept is not None or some is not None):
+        raise ValueError(
+            "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
+        )
+    length = inputs["tokens"].shape[1]
+    if length > config.length:
+        raise ValueError(
+            f"a sequence of {length} tokens is longer than the {config.length} that a context of {config.context} has "
+            f"from position {config.first_position}"
+        )

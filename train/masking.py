@@ -1,0 +1,125 @@
+"""Masked language modelling: windows of packed text in which some tokens are hidden, and what was there (BERT's rules)."""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgrow.models.bert import masked_places
+from train.errors import UserError
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>", "<|endoftext|>")
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # as byte-level tokenizers spell blank, newline, tab and carriage return
+
+
+class Vocabulary(NamedTuple):
+    """What masking knows of a tokenizer: ``MaskedWindows(tokens, length, *vocabulary)``."""
+
+    vocab: int
+    mask_id: int
+    special: frozenset[int]  # ids that are never hidden, and never drawn
+    whole_word: np.ndarray | None = (
+        None  # bool [vocab]: the ids that continue a word. None: pieces are hidden one by one
+    )
+
+
+# No UTF-8 text holds these, so that one of them is free to be the mask; byte 0 ends documents.
+BYTES = Vocabulary(256, 0xFF, frozenset({0x00, 0xC0, 0xC1, *range(0xF5, 0x100)}))
+
+
+def vocabulary(tokenizer: Any) -> Vocabulary:
+    """Of a `tokenizers.Tokenizer` that has a mask: WordPiece, where ``##`` continues a word, byte-level BPE, where ``Ġ`` begins
+    one, or another, of which words are not known.
+
+    Raises:
+      UserError: there is no mask token.
+    """
+    mask = next((i for t in ("[MASK]", "<mask>") if (i := tokenizer.token_to_id(t)) is not None), None)
+    if mask is None:
+        raise UserError(
+            "the tokenizer has no [MASK] or <mask>: take that of a BERT or RoBERTa, or the tokenizer 'bytes'"
+        )
+    size = tokenizer.get_vocab_size()
+    known = (tokenizer.token_to_id(t) for t in _SPECIAL)
+    special = {i for i in known if i is not None}
+    special |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    pieces = [tokenizer.id_to_token(i) or "" for i in range(size)]
+    if any(piece.startswith("##") for piece in pieces):
+        continues = np.array([piece.startswith("##") for piece in pieces])
+    elif any(piece.startswith("Ġ") for piece in pieces):
+        continues = np.array([not piece.startswith(_SPACES) for piece in pieces])
+    else:
+        return Vocabulary(size, mask, frozenset(special))
+    continues[list(special)] = False
+    return Vocabulary(size, mask, frozenset(special), continues)
+
+
+class MaskedWindows:
+    """Windows of ``length`` tokens, side by side; of each, ``round(masked * length)`` places, at least one, are predicted.
+
+    A token to be predicted is replaced by the mask in 8 of 10 cases, by a random token in one, and left alone in one, each
+    independently (Devlin et al., 2019, section 3.1). The number of places is the same for all windows, so that a mean over a
+    batch does not depend on how the batch is divided. Whole words are taken in random order if they still fit; what is left
+    then is filled with single pieces. Special tokens stay; where a window has too few others, they are predicted as they are.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        length: int,
+        vocab: int,
+        mask_id: int,
+        special: Collection[int],
+        whole_word: np.ndarray | None = None,
+        masked: float = 0.15,
+    ):
+        self.tokens, self.length, self.mask_id = tokens, length, mask_id
+        self.count = masked_places(masked, length)
+        self._ordinary = np.ones(vocab, bool)
+        self._ordinary[[mask_id, *special]] = False
+        self._drawn = np.flatnonzero(self._ordinary).astype(np.int32)
+        self._continues = whole_word
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.length
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """``({"tokens": int32 [T], "places": int32 [S], ascending}, int32 [S], what was there)`` of window ``i``."""
+        tokens = self.tokens[i * self.length : (i + 1) * self.length].astype(np.int32)
+        ordinary = self._ordinary[tokens]
+        places = self._places(tokens, ordinary, rng)
+        targets = tokens[places]
+        case = rng.random(self.count)
+        case[~ordinary[places]] = 1
+        drawn = self._drawn[rng.integers(len(self._drawn), size=self.count)]
+        tokens[places] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
+        return {"tokens": tokens, "places": places.astype(np.int32)}, targets
+
+    def _places(self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Which places are predicted: [S], ascending."""
+        order = rng.permutation(self.length)
+        if self._continues is not None:
+            order = self._by_words(tokens, ordinary, order)
+        if not ordinary.all():
+            order = np.concatenate([order[ordinary[order]], order[~ordinary[order]]])
+        return np.sort(order[: self.count])
+
+    def _by_words(self, tokens: np.ndarray, ordinary: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """``order``, but first the words that fit, one after the other; a word comes where its first piece was."""
+        assert self._continues is not None
+        begins = ~(self._continues[tokens] & ordinary)
+        begins[0] = True
+        begins[1:] |= ~ordinary[:-1]
+        first = np.flatnonzero(begins)
+        size = np.zeros(self.length, int)  # of the word that begins here
+        size[first] = np.diff(first, append=self.length)
+        size[~ordinary] = 0
+        taken: list[int] = []
+        for place in order.tolist():
+            if 0 < size[place] <= self.count - len(taken):
+                taken += range(place, place + size[place])
+            if len(taken) == self.count:
+                break
+        left = np.ones(self.length, bool)
+        left[taken] = False
+        return np.concatenate([np.array(taken, int), order[left[order]]])
