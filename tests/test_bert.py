@@ -210,10 +210,9 @@ def test_every_tensor_is_ours_and_goes_back_to_the_bit_or_is_ignored(public):
             left.remove(name)
     assert all(any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in left)
     assert {key: getattr(config, key) for key in family.fixed} == family.fixed
-    for name in left & set(model.state_dict()):  # ignored: only what is used elsewhere, or not at all
-        value = tensors[name]
+    for name in left:  # what is stored elsewhere, too, or not used
         if config.tied:
-            assert any(value is x or np.array_equal(value, x) for key, x in tensors.items() if key not in left), name
+            assert any(np.array_equal(tensors[name], x) for key, x in tensors.items() if key not in left), name
         else:
             assert name in ("cls.predictions.bias", "lm_head.bias")
 
@@ -259,21 +258,17 @@ def to(**new):
 
 
 WIDE = {"heads": 6, "embed": 12, "mlp": 18}
-GROWTHS = {  # growth: whether it keeps the function under post-LN, under pre-LN
-    "decoalesce, pairs": (operators.decoalesce(to(**WIDE), heads="far"), True, True),
-    "decoalesce, threes": (
-        operators.decoalesce(to(heads=9, embed=18, mlp=27), heads=operators.far(9, 3)),
-        True,
-        True,
-    ),
-    "decoalesce layers": (operators.decoalesce(to(layers=4), layers="adjacent"), False, False),
-    "hypercloning": (operators.hypercloning(OLD, WIDE), True, True),
-    "staged": (operators.staged(OLD, WIDE), True, True),
-    "fpi heads and mlp": (operators.fpi(OLD, {"heads": 5, "mlp": 13}, seed=1), True, True),
-    "fpi, ragged": (operators.fpi(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=2), False, False),
-    "lemon, ragged": (operators.lemon(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=3), False, False),
-    "stack": (operators.stack(OLD, {"layers": 4}), False, False),
-    "llama_pro": (operators.llama_pro(OLD, {"layers": 4}), False, True),
+GROWTHS = {
+    "decoalesce, pairs": operators.decoalesce(to(**WIDE), heads="far"),
+    "decoalesce, threes": operators.decoalesce(to(heads=9, embed=18, mlp=27), heads=operators.far(9, 3)),
+    "decoalesce layers": operators.decoalesce(to(layers=4), layers="adjacent"),
+    "hypercloning": operators.hypercloning(OLD, WIDE),
+    "staged": operators.staged(OLD, WIDE),
+    "fpi heads and mlp": operators.fpi(OLD, {"heads": 5, "mlp": 13}, seed=1),
+    "fpi, ragged": operators.fpi(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=2),
+    "lemon, ragged": operators.lemon(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=3),
+    "stack": operators.stack(OLD, {"layers": 4}),
+    "llama_pro": operators.llama_pro(OLD, {"layers": 4}),
 }
 
 
@@ -285,26 +280,30 @@ def change(config, growth, axes=None):
     return float(np.abs(np.subtract(after, before)).max() / np.std(before))
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("name", GROWTHS)
-def test_what_keeps_the_function_of_a_tied_model(name, norm):
-    growth, *keeps = GROWTHS[name]
-    found = change(tiny_bert(norm=norm), growth)
-    if keeps[norm == "pre"]:
-        assert found < TOLERANCE
-    else:
-        assert found > VISIBLE
+@pytest.mark.parametrize(
+    ("name", "norm", "keeps"),
+    [
+        *((name, "post", True) for name in ("decoalesce, pairs", "decoalesce, threes", "hypercloning", "staged")),
+        ("fpi heads and mlp", "post", True),
+        *((name, "post", False) for name in ("decoalesce layers", "stack", "llama_pro", "fpi, ragged")),
+        *((name, "pre", True) for name in ("decoalesce, pairs", "staged", "llama_pro")),
+        *((name, "pre", False) for name in ("stack", "lemon, ragged")),
+    ],
+)
+def test_what_keeps_the_function_of_a_tied_model(name, norm, keeps):
+    found = change(tiny_bert(norm=norm), GROWTHS[name])
+    assert found < TOLERANCE if keeps else found > VISIBLE
 
 
 def test_an_untied_model_keeps_its_function_too():
-    growth, *_ = GROWTHS["decoalesce, threes"]
+    growth = GROWTHS["decoalesce, threes"]
     assert change(tiny_bert(tied=False), growth) < TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "norm"), [("pairs", "post"), ("threes", "post"), ("pairs", "pre")])
+@pytest.mark.parametrize(("name", "norm"), [("pairs", "pre"), ("threes", "post")])
 def test_published_tables_keep_it_but_for_the_eps_of_their_norm(name, norm):
     """That norm meets ``x / k``, so that its eps weighs k^2 times as much."""
-    growth, *_ = GROWTHS[f"decoalesce, {name}"]
+    growth = GROWTHS[f"decoalesce, {name}"]
     axes = tiny.paper_axes(tiny_bert(norm=norm))
     assert 1e-6 < change(tiny_bert(norm=norm, eps=1e-5), growth, axes) < 1e-2
     assert change(tiny_bert(norm=norm, eps=0.0), growth, axes) < TOLERANCE
@@ -314,7 +313,7 @@ def test_published_tables_keep_it_but_for_the_eps_of_their_norm(name, norm):
 @pytest.mark.parametrize("mixed", ["tables", "norm"])
 def test_published_tables_with_our_norm_or_our_tables_with_the_published_one_break_it(mixed):
     config = tiny_bert()
-    growth, *_ = GROWTHS["decoalesce, pairs"]
+    growth = GROWTHS["decoalesce, pairs"]
     ours, published = tiny.axes(config), tiny.paper_axes(config)
     axes = (
         published | {"head_norm": ours["head_norm"]}
@@ -326,12 +325,12 @@ def test_published_tables_with_our_norm_or_our_tables_with_the_published_one_bre
 
 def test_published_tables_of_an_untied_model():
     config = tiny_bert(tied=False, eps=0.0)
-    assert change(config, GROWTHS["decoalesce, threes"][0], tiny.paper_axes(config)) < TOLERANCE
+    assert change(config, GROWTHS["decoalesce, threes"], tiny.paper_axes(config)) < TOLERANCE
 
 
 def test_gradients_grow_by_the_dual():
     config = tiny_bert()
-    growth, *_ = GROWTHS["decoalesce, threes"]
+    growth = GROWTHS["decoalesce, threes"]
     params, axes = tiny.params(config), tiny.axes(config)
     _, small = loss_and_gradient(config)(params)
     _, large = loss_and_gradient(config.resized(growth))(grow(growth, params, axes))
@@ -340,7 +339,7 @@ def test_gradients_grow_by_the_dual():
 
 def test_noise_that_cancels_over_copies_keeps_the_function():
     config = tiny_bert()
-    growth, *_ = GROWTHS["hypercloning"]
+    growth = GROWTHS["hypercloning"]
     params, axes = tiny.params(config), tiny.axes(config)
     grown = grow(growth, params, axes)
     noisy = jax.device_get(tiny.quick_jit(lambda p: break_symmetry(p, growth, axes))(grown))
@@ -433,16 +432,14 @@ def loss_and_gradient(config, jit=tiny.quick_jit, frozen=0):
     return lambda *args, **passes: jax.device_get(run(*args, **passes))
 
 
-@pytest.mark.parametrize(("norm", "layers"), [("post", np.ones(2, bool)), ("pre", np.arange(2))], ids=["post", "pre"])
-def test_with_all_gates_open_dropping_changes_no_bit(norm, layers):
-    config = tiny_bert(norm=norm, dtype="float32")
+def test_with_all_gates_open_dropping_changes_no_bit():
+    config, ones = tiny_bert(dtype="float32"), np.ones(2, np.float32)
     run, params = loss_and_gradient(config, jax.jit), tiny.params(config, dtype="float32")
-    chex.assert_trees_all_equal(run(params, Kept(layers, np.ones(2, np.float32), "sublayer")), run(params))
+    chex.assert_trees_all_equal(run(params, Kept(ones > 0, ones, "sublayer")), run(params))
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_dropped_layer_is_left_out_with_its_norms(norm):
-    config = tiny_bert(norm=norm)
+def test_a_dropped_layer_is_left_out_with_its_norms():
+    config = tiny_bert()
     params = tiny.params(config)
     value, gradient = loss_and_gradient(config)(params, Kept(np.array([True, False]), np.ones(2)))
     alone = params | {"blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
@@ -487,12 +484,6 @@ def test_below_what_trains_there_is_no_gradient():
             assert g.any() == ("embedding" not in path), path
 
 
-def test_rematerialising_changes_no_gradient():
-    config = tiny_bert()
-    plain, remat = (loss_and_gradient(replace(config, remat=r))(tiny.params(config)) for r in (False, True))
-    chex.assert_trees_all_close(remat, plain, rtol=0, atol=TOLERANCE)
-
-
 # --- cost ---
 
 
@@ -521,20 +512,25 @@ def test_cost_by_hand():
     assert flops.forward(config, 20) == pytest.approx(20 * layer + 3 * (2 * 2 * 2 + 2 * 2 * 11), rel=1e-12)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("fields", [{"context": 64}, {"context": 150, "first_position": 2, "masked": 0.3}])
-def test_every_matrix_product_of_the_program_is_counted(fields, norm, tied):
-    config = BERTConfig(layers=2, tied=tied, norm=norm, **COSTS, **fields)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"context": 64},
+        {"context": 64, "norm": "pre", "tied": False},
+        {"context": 150, "first_position": 2, "masked": 0.3},
+    ],
+    ids=str,
+)
+def test_every_matrix_product_of_the_program_is_counted(fields):
+    config = BERTConfig(layers=2, **COSTS, **fields)
     forward, step = programs(config)
     positions = 2 * config.length
     assert flops.forward(config, positions) == pytest.approx(forward, rel=1e-12)
     assert flops.train(config, positions) == pytest.approx(step, rel=1e-12)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize(("norm", "frozen"), [("post", 1), ("post", 2), ("pre", 1), ("pre", 3)])
-def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(norm, frozen, tied):
+@pytest.mark.parametrize(("norm", "tied", "frozen"), [("post", True, 1), ("post", False, 2), ("pre", True, 3)])
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
     _, step = programs(config, frozen=frozen)
     assert flops.train(config, 128, frozen=frozen) == pytest.approx(step, rel=1e-12)
