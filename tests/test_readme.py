@@ -1,14 +1,18 @@
-"""The README's examples run, from top to bottom, as one program."""
+"""The README's examples run, from top to bottom, as one program; then the commands on the checkpoint that they made."""
 
 import re
+import shlex
 from pathlib import Path
 
 import runs
 
+from jaxgrow import cli
+
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_the_examples_run(capsys):
+def test_the_examples_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = README.read_text()
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     assert len(blocks) >= 2
@@ -18,3 +22,9 @@ def test_the_examples_run(capsys):
         with runs.quick():
             exec(compile("\n" * line + block[1], README, "exec"), names)  # errors point into the README
     assert "KL(a || b)" in capsys.readouterr().out
+    commands = [
+        c for line in re.findall(r"^    (jaxgrow .*)$", text, re.MULTILINE) for c in line.split("#")[0].split("&&")
+    ]
+    assert len({c.split()[1] for c in commands}) == 7  # all that there are
+    for command in commands:
+        assert cli.main(shlex.split(command)[1:]) == 0, command
