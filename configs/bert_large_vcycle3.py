@@ -9,7 +9,7 @@ from dataclasses import replace
 from configs.bert_large import config as scratch
 from train.config import Experiment
 from train.methods import Stage, VCycle
-from train.plan import Grouping
+from train.transforms import Grouping
 
 
 def config() -> Experiment:

@@ -13,7 +13,7 @@ from configs.deit_s import DROP, EPOCH
 from jaxgrow.drop import LayerDrop
 from train.config import Experiment
 from train.methods import Stage, VCycle
-from train.plan import Grouping
+from train.transforms import Grouping
 
 
 def method(drop: LayerDrop) -> VCycle:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from configs.gpt_base_scratch import config as scratch
 from train.config import Experiment
 from train.methods import Stage, VCycle
-from train.plan import Grouping
+from train.transforms import Grouping
 
 
 def config() -> Experiment:

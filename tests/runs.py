@@ -85,7 +85,8 @@ def script(folder: Path, experiment: Experiment) -> str:
     imports = (
         "from jaxgrow.models import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
     )
-    imports += "from train.optim import Optim\nfrom train.methods import *\nfrom train.plan import *\n\n\n"
+    imports += "from train.optim import Optim\nfrom train.methods import *\nfrom train.plan import *\n"
+    imports += "from train.transforms import *\n\n\n"
     path.write_text(f"{imports}def config():\n    return {experiment!r}\n")
     return str(path)
 

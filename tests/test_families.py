@@ -19,8 +19,9 @@ from train.images import Images
 from train.methods import Growing, Inherit, Learned, Scratch, Stage, To, VCycle
 from train.optim import Optim, transformation
 from train.parallel import AXIS
-from train.plan import Grouping, Import, Measure, Train, after
+from train.plan import Measure, Train, after
 from train.step import Now, train_step
+from train.transforms import Grouping, Import
 
 SIZES = dict(layers=4, embed=8, heads=4, head_dim=2, mlp=12)
 TEXT, IMAGES = dict(vocab=256, context=6), dict(image=8, patch=4, channels=1, classes=10)

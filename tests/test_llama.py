@@ -40,7 +40,7 @@ from jaxgrow.operators import (
     zero_pad,
 )
 from jaxgrow.symmetry import break_symmetry
-from train.plan import Grow
+from train.transforms import Grow
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -24,8 +24,9 @@ from train.errors import UserError
 from train.methods import Growing, Learned, Stage, To
 from train.optim import Optim, transformation
 from train.parallel import replicated
-from train.plan import Apply, Grow, Import, Learn, Train, after, describe, live, shapes
+from train.plan import Learn, Train, after, describe, live, shapes
 from train.step import Model
+from train.transforms import Apply, Grow, Import
 
 pytestmark = pytest.mark.xdist_group("growing")
 BASE = Optim(peak_lr=0.5, warmup=7)

@@ -14,8 +14,9 @@ from jaxgrow.models import GPT2Config
 from jaxgrow.operators import coalesce, decoalesce
 from train.methods import Scratch, Stage, VCycle
 from train.optim import Optim, transformation
-from train.plan import Coalesce, Correct, Decoalesce, Grouping, Interpolate, Train, after, describe, live, shapes
+from train.plan import Train, after, describe, live, shapes
 from train.step import Model
+from train.transforms import Coalesce, Correct, Decoalesce, Grouping, Interpolate
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)

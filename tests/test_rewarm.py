@@ -16,8 +16,9 @@ from train.batches import next_tokens
 from train.methods import Stage, To
 from train.optim import Optim, Rewarm, learning_rate, transformation
 from train.parallel import AXIS, mapped, replicated
-from train.plan import Grow, Train
+from train.plan import Train
 from train.step import Model, Now, train_step
+from train.transforms import Grow
 
 pytestmark = pytest.mark.xdist_group("growing")
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)

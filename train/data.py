@@ -9,17 +9,16 @@ import hashlib
 import itertools
 import json
 import lzma
-import shutil
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
+from train.cache import appearing
 from train.errors import UserError
 
 _PIECE = 1 << 16  # characters; long documents are tokenised and held out in pieces of this size
@@ -127,24 +126,34 @@ def _read(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-def _tfds(data: Data) -> _Corpus:
+def prepared(name: str, path: str | None) -> Any:
+    """The builder of the tensorflow-datasets set ``name``, prepared under ``path``.
+
+    Raises:
+      UserError: it cannot be.
+    """
     import tensorflow_datasets as tfds
     import tensorflow_datasets.text  # registers the text corpora, which the line above does only with TensorFlow
 
-    assert data.name is not None
-    folder = None if data.path is None else Path(data.path).expanduser()
+    folder = None if path is None else Path(path).expanduser()
     try:
-        builder = tfds.builder(data.name, data_dir=folder, file_format="array_record")
+        builder = tfds.builder(name, data_dir=folder, file_format="array_record")
         builder.download_and_prepare()
     except Exception as error:
         raise UserError(
-            f"tensorflow-datasets cannot prepare {data.name!r} ({type(error).__name__}: {error}); some corpora need TensorFlow "
-            f"for this: run tfds.builder({data.name!r}, file_format='array_record').download_and_prepare() once where it is "
+            f"tensorflow-datasets cannot prepare {name!r} ({type(error).__name__}: {error}); some sets need TensorFlow "
+            f"for this: run tfds.builder({name!r}, file_format='array_record').download_and_prepare() once where it is "
             "installed, and name the folder in data.path"
         ) from error
+    return builder
+
+
+def _tfds(data: Data) -> _Corpus:
+    assert data.name is not None
+    builder = prepared(data.name, data.path)
 
     def documents(split: str) -> Iterator[str]:
-        for example in cast(Any, builder).as_data_source(split):
+        for example in builder.as_data_source(split):
             if data.field not in example:
                 raise UserError(f"{data.name} has no feature {data.field!r}, only {', '.join(example)}; set data.field")
             yield example[data.field].decode("utf-8", errors="replace")
@@ -214,10 +223,8 @@ def _dtype(vocab: int) -> type:
 
 def _tokenise(corpus: _Corpus, encode: Encode, vocab: int, data: Data, folder: Path) -> None:
     """Writes ``folder/train`` and ``folder/valid``; the folder appears whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
     every = round(1 / data.valid_fraction)
-    try:
+    with appearing(folder) as work:
         with open(work / "train", "wb") as train, open(work / "valid", "wb") as valid:
             count = itertools.count(1)
 
@@ -232,13 +239,6 @@ def _tokenise(corpus: _Corpus, encode: Encode, vocab: int, data: Data, folder: P
                 raise UserError(
                     f"the {name} text of the corpus is empty: {data}; name more text, or raise data.valid_fraction"
                 )
-        try:
-            work.rename(folder)
-        except OSError:
-            if not folder.exists():  # another process may have finished the same work
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write(documents: Iterator[str], encode: Encode, vocab: int, part: Callable[[], Any]) -> None:

@@ -8,9 +8,7 @@ import hashlib
 import io
 import json
 import lzma
-import shutil
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Container, Iterator
@@ -21,6 +19,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from train.cache import appearing
+from train.data import prepared
 from train.errors import UserError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -244,19 +244,10 @@ def _decode(path: Path, size: int | None, folder: Path) -> None:
     classes = sorted(set(of.values()))
     if len(classes) == 1:
         raise UserError(f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
-    try:
+    with appearing(folder) as work:
         _write_pixels(path, names, size, work / "pixels.npy")
         np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
         (work / "classes.json").write_text(json.dumps(classes))
-        try:
-            work.rename(folder)
-        except OSError:
-            if not folder.exists():  # another process may have finished the same work
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
@@ -317,16 +308,7 @@ def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
     import tensorflow_datasets as tfds
 
     assert data.name is not None
-    folder = None if data.path is None else Path(data.path).expanduser()
-    try:
-        builder: Any = tfds.builder(data.name, data_dir=folder, file_format="array_record")
-        builder.download_and_prepare()
-    except Exception as error:
-        raise UserError(
-            f"tensorflow-datasets cannot prepare {data.name!r} ({type(error).__name__}: {error}); some sets need TensorFlow "
-            f"for this: run tfds.builder({data.name!r}, file_format='array_record').download_and_prepare() once where it is "
-            "installed, and name the folder in data.path"
-        ) from error
+    builder = prepared(data.name, data.path)
     keys = builder.info.supervised_keys or ("image", "label")
     features = builder.info.features
     if not all(key in features for key in keys) or not hasattr(features[keys[1]], "names"):

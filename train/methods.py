@@ -9,23 +9,8 @@ from jaxgrow.ligo import LiGO
 from jaxgrow.models import Config
 from jaxgrow.moments import Policy
 from train.optim import Optim, Rewarm
-from train.plan import (
-    SOURCE,
-    Apply,
-    Coalesce,
-    Correct,
-    Decoalesce,
-    Grouping,
-    Grow,
-    Import,
-    Interpolate,
-    Learn,
-    Phase,
-    Plan,
-    Teacher,
-    Train,
-    training,
-)
+from train.plan import SOURCE, Learn, Phase, Plan, Teacher, Train, training
+from train.transforms import Apply, Coalesce, Correct, Decoalesce, Grouping, Grow, Import, Interpolate
 
 
 @dataclass(frozen=True)
@@ -134,7 +119,7 @@ class To:
     by: tuple[str, ...] | Learned = ("stack",)  # names of `jaxgrow.operators`, in turn
     config: Config | None = None  # what it grows to; None: the experiment's model
     seed: int = 0
-    noise: float | None = None  # as of `train.plan.Grow`
+    noise: float | None = None  # as of `train.transforms.Grow`
     moments: Policy = "drop"
 
     def __post_init__(self):
@@ -150,7 +135,7 @@ class Growing:
     """
 
     small: Config
-    source: Stage | str = Stage(0.5)  # its training; or the folder of its run, as of `train.plan.Import`
+    source: Stage | str = Stage(0.5)  # its training; or the folder of its run, as of `train.transforms.Import`
     to: tuple[To, ...] = (To(),)
 
     def __post_init__(self):

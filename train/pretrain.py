@@ -34,8 +34,9 @@ from train.ledger import Ledger
 from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
-from train.plan import Coalesce, Correct, Decoalesce, Import, Learn, Measure, Train, Transform, after, describe, shapes
+from train.plan import Learn, Measure, Train, Transform, after, describe, shapes
 from train.step import Model, Now, Passes, eval_step, train_step
+from train.transforms import Coalesce, Correct, Decoalesce, Import
 
 # Step, totals then, metrics on the device, keep probabilities.
 _Unread: TypeAlias = tuple[int, dict[str, float], dict[str, Any], np.ndarray | None]

@@ -12,7 +12,16 @@ from flax import linen as nn
 from jaxgrow.axes import READ, named
 from jaxgrow.drop.execution import Kept
 from jaxgrow.models.config import Config, Cost
-from jaxgrow.models.layers import MLP, LayerNorm, Linear, SelfAttention, Some, run_parts, stacked_init
+from jaxgrow.models.layers import (
+    MLP,
+    LayerNorm,
+    Linear,
+    SelfAttention,
+    Some,
+    run_parts,
+    stacked_init,
+    vocabulary_logits,
+)
 
 gelu = partial(jax.nn.gelu, approximate=False)
 
@@ -168,12 +177,7 @@ class BERT(nn.Module):
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab"), (c.vocab,))
-        logits_NV = jnp.matmul(  # N = B T
-            x_BTD.reshape(-1, c.embed),
-            head_DV.astype(dtype),
-            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-        )
-        logits_BTV = (logits_NV + bias_V[None]).reshape(*x_BTD.shape[:2], c.vocab)
+        logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype) + bias_V[None, None]
         return (logits_BTV, rms_L) if rms else logits_BTV
 
 

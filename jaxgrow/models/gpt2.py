@@ -10,7 +10,16 @@ from flax import linen as nn
 from jaxgrow.axes import READ, named
 from jaxgrow.drop.execution import Kept
 from jaxgrow.models.config import Config, Cost
-from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, mean_keys, run_parts, stacked_init
+from jaxgrow.models.layers import (
+    MLP,
+    LayerNorm,
+    SelfAttention,
+    Some,
+    mean_keys,
+    run_parts,
+    stacked_init,
+    vocabulary_logits,
+)
 
 
 @dataclass(frozen=True)
@@ -107,10 +116,5 @@ class GPT2(nn.Module):
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        logits_NV = jnp.matmul(  # N = B T
-            x_BTD.reshape(-1, c.embed),
-            head_DV.astype(dtype),
-            preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-        )
-        logits_BTV = logits_NV.reshape(*tokens_BT.shape, c.vocab)
+        logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
         return (logits_BTV, rms_L) if rms else logits_BTV

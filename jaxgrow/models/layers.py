@@ -64,6 +64,14 @@ class LayerNorm(nn.Module):
         return (x * scale + bias).astype(self.dtype)
 
 
+def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: Any) -> jax.Array:
+    """``x W``, in float32 or better: one product of two matrices, as in `Linear`."""
+    embed, vocab = head_DV.shape
+    wide = jnp.promote_types(dtype, jnp.float32)
+    logits_NV = jnp.matmul(x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide)
+    return logits_NV.reshape(*x_BTD.shape[:-1], vocab)
+
+
 class RMSNorm(nn.Module):
     """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32; ``axis`` as of `LayerNorm`."""
 
