@@ -19,7 +19,7 @@ from test_flops import products
 from jaxgrow import dual, flops, grow, ligo, operators, sizes
 from jaxgrow.axes import leaves
 from jaxgrow.drop import Kept, TokenDrop
-from jaxgrow.interop import BertForMaskedLM, RobertaForMaskedLM
+from jaxgrow.interop.bert import BertForMaskedLM, RobertaForMaskedLM
 from jaxgrow.models import BERTConfig, from_json
 from jaxgrow.models.layers import Some
 from jaxgrow.symmetry import break_symmetry

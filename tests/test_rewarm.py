@@ -142,7 +142,11 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
     )
     monkeypatch.setattr(type(e), "plan", plan)
     monkeypatch.setattr(
-        pretrain, "mapped", lambda f, how, *, donate=False: counting if donate else lambda *_: np.float32(1)
+        pretrain,
+        "mapped",
+        lambda f, how, *, donate=False: (
+            counting if donate else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
+        ),
     )
     pretrain.run(e, tmp_path / "run")
     assert [birth for _, birth in seen] == [2] * 4
