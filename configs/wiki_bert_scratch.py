@@ -3,8 +3,8 @@
     python -m train.compare configs/wiki_bert_scratch.py configs/wiki_bert_vcycle.py --seeds 0,1 --frontier 0.7 \\
         --workdir runs/wiki_bert
 
-`wikipedia/train.txt.xz` and `valid.txt.xz` hold plain text of articles; any other text does, too (`--set data.path=...`). Post-LN as
-published; 15 % of the bytes are hidden. 1.5 tokens a parameter: what two cores can do in an hour or two.
+`wikipedia/train.txt.xz` and `valid.txt.xz` hold plain text of articles; any other text does, too (`--set data.path=...`).
+Post-LN as published; 15 % of the bytes are hidden. 1.5 tokens a parameter: what two cores can do in an hour or two.
 """
 
 from jaxgrow.models import BERTConfig
