@@ -26,7 +26,7 @@ DTYPES: dict[str, np.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARD = 5_000_000_000  # bytes of a file, at most, as Hugging Face's
-_CHUNK = 4 << 20  # bytes that are copied at a time
+_CHUNK = 1 << 20  # bytes that are copied at a time: they stay in a cache between reading and writing
 _FILE = "model.safetensors"
 _INDEX = _FILE + ".index.json"
 
