@@ -2,7 +2,7 @@
 
     python -m train.pretrain configs/cait_xs.py --set data.path=~/tensorflow_datasets
 
-Touvron et al. (2021) report 81.8 % top-1 for longer training; not run here. Deviations as of `configs/deit_s.py`.
+Touvron et al. (2021) train for 400; not run here. Deviations as of `configs/deit_s.py`.
 """
 
 from dataclasses import replace
