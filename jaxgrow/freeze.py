@@ -23,11 +23,17 @@ class Freeze:
     layers: tuple[int, ...] = ()
     paths: tuple[str, ...] = ("*embedding*",)  # their norm, too
 
-    @property
-    def bottom(self) -> int:
-        """How many layers from the bottom are frozen together with what is below them."""
-        below = all(any(fnmatchcase(x, p) for p in self.paths) for x in ("token_embedding", "position_embedding"))
-        return next(i for i in range(len(self.layers) + 1) if i not in self.layers) if below else 0
+    def bottom(self, axes: Tree) -> int:
+        """How many layers from the bottom are frozen together with what is below them: every leaf of ``axes`` (the model's
+        axis names) whose path has ``embedding`` in it. Where one of these trains, none: 0."""
+        below = [
+            name
+            for p, _ in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
+            if "embedding" in (name := path(p))
+        ]
+        if not all(any(fnmatchcase(name, p) for p in self.paths) for name in below):
+            return 0
+        return next(i for i in range(len(self.layers) + 1) if i not in self.layers)
 
     def mask(self, layers: int) -> np.ndarray:
         """The frozen layers, bool [layers].

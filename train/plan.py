@@ -56,7 +56,7 @@ class Train:
     rewarm: Rewarm | None = None
 
     def __post_init__(self):
-        if self.drop is not None and (self.tokens is not None or (self.freeze is not None and self.freeze.bottom)):
+        if self.drop is not None and (self.tokens is not None or self.frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
         if self.rewarm is not None and self.optim.warmup:
             raise ValueError(f"what is new warms up again by itself: set warmup to 0, not {self.optim.warmup}")
@@ -71,14 +71,18 @@ class Train:
     end = property(lambda self: self.steps if self.until is None else self.until)
 
     @property
+    def frozen(self) -> int:
+        """Layers from the bottom that no backward pass reaches."""
+        return self.freeze.bottom(self.config.axes()) if self.freeze else 0
+
+    @property
     def passes(self) -> Passes:
         hold = self.drop is not None and self.drop.dropped == "freeze"
         return Passes(hold, self.freeze, self.tokens, self.teacher.temperature if self.teacher else 1.0)
 
     def flops(self, tokens: int, layers: float | None = None) -> float:
         """Of a step, without a teacher's pass."""
-        frozen = self.freeze.bottom if self.freeze else 0
-        return flops.train(self.config, tokens, layers=layers, frozen=frozen, drop=self.tokens)
+        return flops.train(self.config, tokens, layers=layers, frozen=self.frozen, drop=self.tokens)
 
     @cached_property
     def cost(self) -> float:
