@@ -124,6 +124,13 @@ def test_some_seeds_that_do_not_reach_a_loss_are_counted(tmp_path):
     assert "not reached by 1 of 2 seeds" in table
 
 
+def test_a_bound_is_one_only_beside_a_number(comparison):
+    (_, cycle), shorter = comparison.runs, comparison.frontier
+    far = made(cycle[1].folder.parent, "cycle-far", [(p, s, c, v + 9) for p, s, c, v in CYCLE], seed=1)
+    table = Comparison([comparison.runs[0], [cycle[0], far]], shorter).table()
+    assert "not reached by 1 of 2 seeds |" in table and "> not" not in table
+
+
 GROWN = [
     ("train small", 1, 5.0, 4.0),
     ("grow small", 0, 6.0, 3.9),

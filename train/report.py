@@ -163,10 +163,8 @@ class Comparison:
             cells = [row["run"], f"{row['parameters']:,}", f"{row['tokens_per_parameter']:.1f}", f"{row['flops']:.3f}",
                      f"{row['seconds']:.3f}", spread(row["loss"], "{:.4f}"), _percent(row["saved_flops"]),
                      _percent(row["saved_seconds"])]  # fmt: skip
-            bound = (
-                "> " if any(row["below_frontier"]) else ""
-            )  # from scratch, more than the whole budget would be needed
-            body.append(cells + [("frontier" in column) * bound + _percent(row[column]) for column in columns])
+            over = any(row["below_frontier"])  # from scratch, more than the whole budget would be needed
+            body.append(cells + [_percent(row[column], over and "frontier" in column) for column in columns])
         if self.runs[0][0].classifies:
             head.insert(6, "final accuracy")
             for cells, row in zip(body, self.rows(), strict=True):
@@ -257,11 +255,11 @@ def spread(values: Sequence[float], form: str) -> str:
     return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"
 
 
-def _percent(values: Sequence[float | None]) -> str:
+def _percent(values: Sequence[float | None], at_least: bool = False) -> str:
     known = [v for v in values if v is not None]
     if len(known) < len(values):
         return "not reached" if not known else f"not reached by {len(values) - len(known)} of {len(values)} seeds"
-    return spread([100 * v for v in known], "{:.1f} %").replace("-0.0 %", "0.0 %")
+    return "> " * at_least + spread([100 * v for v in known], "{:.1f} %").replace("-0.0 %", "0.0 %")
 
 
 def markdown(head: list[str], body: list[list[str]]) -> str:
