@@ -5,7 +5,7 @@ python -m train.compare configs/demo_vit_scratch.py configs/demo_vit_vcycle.py
 
 from jaxgrow.models.vit import ViTConfig
 from train.config import Experiment
-from train.images import Augment, Images
+from train.images import Images
 from train.optim import Optim
 
 MODEL = ViTConfig(
@@ -19,7 +19,7 @@ def config() -> Experiment:
         model=MODEL,
         steps=1500,
         batch=32,
-        data=Images(augment=Augment(crop="pad")),
+        data=Images(),  # no shifts: the digits fill their pixels, and lose strokes
         optim=Optim(peak_lr=3e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.999, weight_decay=0.05),
         eval_every=50,
         eval_batches=5,

@@ -23,7 +23,7 @@ from jaxgrow.drop import Kept, LayerDrop, Sensitivity, gates, sensitivity
 from jaxgrow.models import GPT2Config
 from train import config, data, pretrain
 from train.batches import Windows, next_tokens, probe, validation
-from train.checkpoint import Checkpoints, load
+from train.checkpoint import load
 from train.errors import UserError
 from train.gates import CHUNK, Gates
 from train.methods import Scratch, Stage, VCycle
@@ -341,36 +341,16 @@ def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
     chex.assert_trees_all_equal(load(tmp_path / "dense"), load(tmp_path / "one"))
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize(
     "drop",
     [SBLD, replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)],
     ids=["sbld, cond", "pld, gather, freeze"],
 )
-def test_a_run_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, monkeypatch, drop):
+def test_a_run_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, drop):
     e = experiment(tmp_path, drop, checkpoint_every=1, accumulate=2)
     pretrain.run(e, tmp_path / "whole")
-    save, stops = Checkpoints.save, iter([2, 5, 7, 11])
-    stop = next(stops)
-
-    def stopping(self, step, *rest):
-        nonlocal stop
-        save(self, step, *rest)
-        if step == stop:
-            self.wait()
-            stop = next(stops, None)
-            raise Killed
-
-    monkeypatch.setattr(Checkpoints, "save", stopping)
-    for _ in range(4):
-        with pytest.raises(Killed):
-            pretrain.run(e, tmp_path / "stopped")
-    pretrain.run(e, tmp_path / "stopped")
-    assert runs.log(tmp_path / "stopped") == runs.log(tmp_path / "whole")
-    chex.assert_trees_all_equal(load(tmp_path / "stopped"), load(tmp_path / "whole"))
+    runs.stopped(e, tmp_path / "stopped", 2, 5, 7, 11)
+    runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
 def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(tmp_path):
