@@ -18,7 +18,7 @@ import runs
 
 from train import pretrain
 from train.batches import sources, training
-from train.checkpoint import Checkpoints, load
+from train.checkpoint import Checkpoints
 from train.errors import UserError
 from train.optim import transformation
 from train.parallel import replicated
@@ -26,10 +26,6 @@ from train.plan import shapes
 
 pytestmark = pytest.mark.xdist_group("resume")
 METHOD = replace(runs.VCYCLE, moments_up="exact")
-
-
-class Killed(BaseException):
-    """What nothing catches, like a power cut."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,14 +51,9 @@ def whole(tmp_path_factory):
     return experiment, folder / "run"
 
 
-def assert_same_end(folder: Path, whole: Path) -> None:
-    assert runs.log(folder) == runs.log(whole)
-    chex.assert_trees_all_equal(load(folder), load(whole))
-
-
 def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
     pretrain.run(whole[0], tmp_path)
-    assert_same_end(tmp_path, whole[1])
+    runs.assert_same_end(tmp_path, whole[1])
 
 
 def test_a_run_stopped_at_every_checkpoint_ends_with_the_same_bits(tmp_path, monkeypatch, whole):
@@ -73,21 +64,21 @@ def test_a_run_stopped_at_every_checkpoint_ends_with_the_same_bits(tmp_path, mon
         before = step % 2 == 1
         if before and step not in reached:
             reached.append(step)
-            raise Killed
+            raise runs.Killed
         save(self, step, models, data, record)
         if not before and step not in reached:
             reached.append(step)
             self.wait()
-            raise Killed
+            raise runs.Killed
 
     monkeypatch.setattr(Checkpoints, "save", stopping)
     steps = 10
     for _ in range(steps):
-        with pytest.raises(Killed):
+        with pytest.raises(runs.Killed):
             pretrain.run(whole[0], tmp_path)
     pretrain.run(whole[0], tmp_path)
     assert reached == list(range(1, steps + 1))
-    assert_same_end(tmp_path, whole[1])
+    runs.assert_same_end(tmp_path, whole[1])
 
 
 def test_a_finished_run_is_not_run_again(monkeypatch, whole):
@@ -151,7 +142,7 @@ def test_kill_9_in_a_save_between_phases_and_at_random(tmp_path, whole):
     process.communicate()
 
     pretrain.run(whole[0], run)
-    assert_same_end(run, whole[1])
+    runs.assert_same_end(run, whole[1])
 
 
 def test_sigterm_saves_says_so_and_exits_with_an_error(tmp_path, monkeypatch, capsys, whole):
@@ -175,7 +166,7 @@ def test_sigterm_saves_says_so_and_exits_with_an_error(tmp_path, monkeypatch, ca
     assert said == "error: stopped by SIGTERM, saved at step 2 of train coarse1; the same command continues"
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
     pretrain.run(experiment, tmp_path / "run")
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    runs.assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 # --- damage ---
@@ -191,11 +182,11 @@ def stopped(tmp_path_factory, whole):
         save(self, step, *rest)
         if step == 5:
             self.wait()
-            raise Killed
+            raise runs.Killed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", stopping)
-        with pytest.raises(Killed):
+        with pytest.raises(runs.Killed):
             pretrain.run(whole[0], folder / "run")
     return folder / "run"
 
@@ -216,7 +207,7 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys
         damage(path)
     pretrain.run(whole[0], run)
     assert "checkpoint 5 is damaged" in (said := capsys.readouterr().err) and "; using 4" in said
-    assert_same_end(run, whole[1])
+    runs.assert_same_end(run, whole[1])
     assert (run / "checkpoints" / "damaged-5.0").is_dir()  # set aside, not lost
 
 
