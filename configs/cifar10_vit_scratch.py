@@ -1,6 +1,6 @@
-"""A ViT of 1.9 M parameters on CIFAR-10, patches of 4 x 4, 20 epochs, from scratch.
+"""A ViT of 1.9 M parameters on CIFAR-10, patches of 8 x 8, from scratch: 3.4 epochs, what two cores do in half an hour.
 
-    python -m train.compare configs/cifar10_vit_scratch.py configs/cifar10_vit_vcycle.py --seeds 0,1 --frontier 0.4,0.6,0.8 \\
+    python -m train.compare configs/cifar10_vit_scratch.py configs/cifar10_vit_vcycle.py --seeds 0,1 --frontier 0.7 \\
         --workdir runs/cifar10
 
 `cifar10/train-jpeg.tar.xz` holds the 50,000 training images as `train/<class>/<file>.jpg`, of which a tenth is held out; any
@@ -13,7 +13,7 @@ from train.images import SHIFT_FLIP, Images
 from train.optim import Optim
 
 MODEL = ViTConfig(
-    image=32, patch=4, channels=3, classes=10, layers=6, embed=160, heads=4, head_dim=40, mlp=640, eps=1e-6, remat=True
+    image=32, patch=8, channels=3, classes=10, layers=6, embed=160, heads=4, head_dim=40, mlp=640, eps=1e-6, remat=True
 )
 
 
@@ -21,12 +21,12 @@ def config() -> Experiment:
     return Experiment(
         name="cifar10_vit_scratch",
         model=MODEL,
-        steps=7000,
-        batch=128,
+        steps=2400,
+        batch=64,
         data=Images(source="folder", path="cifar10/train-jpeg.tar.xz", augment=SHIFT_FLIP),
-        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=350, b2=0.999, weight_decay=0.05),
-        eval_every=200,
-        eval_batches=16,
-        log_every=50,
-        checkpoint_every=1000,
+        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=120, b2=0.999, weight_decay=0.05),
+        eval_every=120,
+        eval_batches=32,
+        log_every=20,
+        checkpoint_every=240,
     )

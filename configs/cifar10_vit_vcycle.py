@@ -1,6 +1,6 @@
 """The demo's V-cycle on CIFAR-10, its last phase half of the steps.
 
-    python -m train.compare configs/cifar10_vit_scratch.py configs/cifar10_vit_vcycle.py --seeds 0,1 --frontier 0.4,0.6,0.8 \\
+    python -m train.compare configs/cifar10_vit_scratch.py configs/cifar10_vit_vcycle.py --seeds 0,1 --frontier 0.7 \\
         --workdir runs/cifar10
 """
 
