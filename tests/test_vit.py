@@ -71,8 +71,8 @@ def test_config_errors(wrong, message):
         ViTConfig(**SMALL | wrong)
 
 
-@pytest.mark.parametrize(("size", "millions"), [(384, 22.05), (768, 86.57)])
-def test_deit_s_and_b_have_the_published_numbers_of_parameters(size, millions):
+@pytest.mark.parametrize(("size", "millions"), [(192, 5.72), (384, 22.05), (768, 86.57)])
+def test_deit_ti_s_and_b_have_the_published_numbers_of_parameters(size, millions):
     shapes = tiny.shapes(ViTConfig(embed=size, heads=size // 64, mlp=4 * size))
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == millions
 
