@@ -149,6 +149,25 @@ def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
     assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
 
 
+@pytest.mark.parametrize("left", [0, 1.0, 1.5])
+def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys, left):
+    book = Ledger(tmp_path)
+    book.begin("one", 1)
+    lines = []
+    for step in (1, 2):
+        book.log(step, TOTALS, loss=0.5)
+        lines.append((tmp_path / "metrics.jsonl").stat().st_size)
+    record = book.record()
+    book.close()
+    (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes()[: int(left * lines[0])])
+    book = Ledger(tmp_path, record)
+    book.log(3, TOTALS, loss=0.5)
+    book.close()
+    assert [line["step"] for line in runs.log(tmp_path)] == [1, 3][left < 1 :]
+    said = f"metrics.jsonl has {lines[0] * (left >= 1)} bytes of whole lines, the checkpoint {lines[1]}: the curve has a gap"
+    assert said in capsys.readouterr().err
+
+
 def test_a_new_run_starts_a_new_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("what was logged before the first checkpoint\n")
     book = Ledger(tmp_path)

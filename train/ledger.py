@@ -1,10 +1,12 @@
 """What a run has cost so far, and its log: one JSON object a line in ``metrics.jsonl``, the same in TensorBoard."""
 
 import json
+import os
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
@@ -23,9 +25,7 @@ class Ledger:
         self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
         self.phases: list[dict[str, Any]] = record["phases"]
         self._before, self._start = record["seconds"], time.monotonic()
-        self._log = (folder / "metrics.jsonl").open("ab")
-        self._log.truncate(record["bytes"])
-        self._log.seek(0, 2)
+        self._log = _continued(folder / "metrics.jsonl", record["bytes"])
         self._events = EventFileWriter(str(folder / "tensorboard"))
         self._events.add_event(Event(wall_time=time.time(), step=self.steps, file_version="brain.Event:2"))
 
@@ -77,6 +77,7 @@ class Ledger:
     def record(self) -> dict[str, Any]:
         """Everything that a run needs to go on counting from here, as JSON."""
         seconds = self._settle()
+        os.fsync(self._log.fileno())  # a checkpoint must not outlive the lines that it counts
         return {
             "tokens": self.tokens,
             "flops": self.flops,
@@ -96,3 +97,19 @@ class Ledger:
     def close(self) -> None:
         self._log.close()
         self._events.close()
+
+
+def _continued(path: Path, size: int) -> BinaryIO:
+    """The log, without what comes after its first ``size`` bytes. One that is shorter keeps its whole lines, and is told of."""
+    log = path.open("a+b")
+    log.seek(0)
+    kept = log.read(size)
+    if len(kept) < size:
+        kept = kept[: kept.rfind(b"\n") + 1]
+        said = (
+            f"{path} has {len(kept)} bytes of whole lines, the checkpoint {size}: the curve has a gap, costs have none"
+        )
+        print(said, file=sys.stderr)
+    log.truncate(len(kept))
+    log.seek(0, os.SEEK_END)
+    return log
