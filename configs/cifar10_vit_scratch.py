@@ -1,15 +1,17 @@
-"""A ViT of 1.9 M parameters on CIFAR-10, patches of 8 x 8, from scratch: 3.4 epochs, what two cores do in half an hour.
+"""A ViT of 1.9 M parameters on CIFAR-10, patches of 8 x 8, from scratch: 2.6 epochs, what two cores do in half an hour.
 
     python -m train.compare configs/cifar10_vit_scratch.py configs/cifar10_vit_vcycle.py --seeds 0,1 --frontier 0.7 \\
         --workdir runs/cifar10
 
 `cifar10/train-jpeg.tar.xz` holds the 50,000 training images as `train/<class>/<file>.jpg`, of which a tenth is held out; any
-other folder of images of 32 x 32 pixels in ten classes does, too (`--set data.path=...`).
+other folder of images of 32 x 32 pixels in ten classes does, too (`--set data.path=...`). Nothing is seen often enough to be
+learned by heart, so images are mirrored, but not shifted: after 480 steps the loss was 1.66 without shifts (at a rate of 5e-4), 1.79
+with them (at 3e-4).
 """
 
 from jaxgrow.models.vit import ViTConfig
 from train.config import Experiment
-from train.images import SHIFT_FLIP, Images
+from train.images import Augment, Images
 from train.optim import Optim
 
 MODEL = ViTConfig(
@@ -21,12 +23,12 @@ def config() -> Experiment:
     return Experiment(
         name="cifar10_vit_scratch",
         model=MODEL,
-        steps=2400,
+        steps=1800,
         batch=64,
-        data=Images(source="folder", path="cifar10/train-jpeg.tar.xz", augment=SHIFT_FLIP),
-        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=120, b2=0.999, weight_decay=0.05),
-        eval_every=120,
+        data=Images(source="folder", path="cifar10/train-jpeg.tar.xz", augment=Augment(flip=True)),
+        optim=Optim(peak_lr=5e-4, schedule="wsd", decay=0.5, warmup=90, b2=0.999, weight_decay=0.05),
+        eval_every=90,
         eval_batches=32,
         log_every=20,
-        checkpoint_every=240,
+        checkpoint_every=180,
     )

@@ -53,7 +53,6 @@ class Augment:
             raise ValueError(f"randaugment is a number of operations, not {self.randaugment}")
 
 
-SHIFT_FLIP = Augment(crop="pad", flip=True)
 DEIT = Augment(
     crop="resized", flip=True, randaugment=2, erasing=0.25, mixup=0.8, cutmix=1.0, smoothing=0.1
 )  # fmt: skip
