@@ -86,6 +86,23 @@ def test_a_finished_run_is_not_run_again(monkeypatch, whole):
     assert pretrain.run(*whole)["steps"] == 10
 
 
+def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
+    """A job that is started again while the one before still saves."""
+    experiment, inner = runs.experiment(tmp_path, checkpoint_every=4), []
+    save = Checkpoints.save
+
+    def again(self, step, *rest):
+        save(self, step, *rest)
+        with pytest.raises(UserError, match=r"another process runs in .*run; wait until it has saved, or give another"):
+            pretrain.run(experiment, tmp_path / "run")
+        inner.append(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", again)
+        assert pretrain.run(experiment, tmp_path / "run")["steps"] == 8
+    assert inner == [4, 8]
+
+
 # --- signals ---
 
 COMMAND = [sys.executable, "-m", "train.pretrain"]

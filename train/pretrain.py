@@ -4,12 +4,14 @@ A run that was stopped, however, goes on with the same command and ends as if it
 """
 
 import argparse
+import fcntl
 import json
 import math
 import os
 import signal
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,11 +48,32 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     """Runs the plan, or what is left of it, in ``workdir``; returns what is in ``workdir/result.json``.
 
     Raises:
-      UserError: bad input, a loss that is not finite, or SIGTERM (after saving).
+      UserError: bad input, a loss that is not finite, another process in ``workdir``, or SIGTERM (after saving).
     """
     folder = claim(workdir, experiment)
     if (folder / "result.json").exists():
         return json.loads((folder / "result.json").read_text())
+    with _alone(folder):
+        return _run(experiment, folder)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A job that was started again while the one before still saves must not write into its checkpoints."""
+    if jax.process_index() != 0:
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:  # the system opens it again, however a process ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process runs in {folder}; wait until it has saved, or give another --workdir"
+            ) from error
+        yield
+
+
+def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     source, judge = batches.sources(experiment.data, experiment.model)
     try:
         mine = local_batch(experiment.batch // experiment.accumulate) * experiment.accumulate
