@@ -1,4 +1,4 @@
-"""A ViT of 1.9 M parameters on CIFAR-10, patches of 8 x 8, from scratch: 2.6 epochs, what two cores do in twenty minutes.
+"""A ViT of 1.9 M parameters on CIFAR-10, patches of 8 x 8, from scratch, 2.6 epochs.
 
     python -m train.compare configs/cifar10_vit_scratch.py configs/cifar10_vit_vcycle.py --seeds 0,1 --frontier 0.7 \\
         --workdir runs/cifar10

@@ -212,7 +212,7 @@ class Comparison:
         highest = max(p["val_loss"] for runs in self.runs for r in runs for p in r.curve)
         axes.set_ylim(min(finals) - 0.05, min(highest, min(finals) * 1.6))
         axes.set_xlabel("FLOPs, all phases counted")
-        axes.set_ylabel("validation loss (nats a token)")
+        axes.set_ylabel(f"validation loss (nats {'an image' if self.runs[0][0].classifies else 'a token'})")
         axes.legend()
         figure.savefig(path, dpi=120)
 
