@@ -105,7 +105,7 @@ def merge(python: Path, source: Path, target: Path, layers: int) -> tuple[float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", type=float, default=3e8, help="of the source, at most; in float32")
+    parser.add_argument("--params", type=float, default=8e8, help="of the source, at most; in float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
     parser.add_argument("--mergekit", type=Path, metavar="PYTHON", help="of an environment that has mergekit")
