@@ -1,6 +1,6 @@
 """``jaxgrow grow --method stack`` to twice the layers, against copying its result: time and peak memory.
 
-    python benchmarks/convert.py [--params 3e8] [--rounds 5] [--json FILE] [--mergekit VENV/bin/python]
+    python benchmarks/convert.py [--params 8e8] [--rounds 5] [--json FILE] [--mergekit VENV/bin/python]
 
 A random GPT-2 in float32 is stacked by a process of its own, and the files that this makes are copied by ``dd``. Both sides
 start with their input in the page cache, and end when the result is on the disk; they take turns. Memory: the peak of the
