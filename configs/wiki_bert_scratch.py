@@ -4,9 +4,8 @@
         --workdir runs/wiki_bert
 
 `wikipedia/train.txt.xz` and `valid.txt.xz` hold plain text of articles; any other text does, too (`--set data.path=...`).
-2.4 tokens a parameter: what two cores can do in an hour. So short a run has to leave the plateau early where a BERT knows
-how frequent a byte is and nothing else: pre-LN, windows of 32 bytes and a quarter of them hidden did within 300 steps. Post-LN,
-windows of 64 bytes and 15 % did not within 700.
+2.3 tokens a parameter. So short a run has to leave the plateau early where a BERT knows how frequent a byte is, nothing else:
+pre-LN, windows of 32 bytes and a quarter of them hidden did within 400 steps; post-LN, windows of 64 and 15 % not within 700.
 """
 
 from jaxgrow.models import BERTConfig

@@ -104,9 +104,8 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
         if passes.tokens is not None:
             places = sample_tokens(passes.tokens, key, len(targets), model.config.length)
             some = Some(places, *passes.tokens.middle(model.config.layers))
-        said = logits(
-            replace(model, params=params), inputs, kept=kept, some=some, frozen=freeze.bottom(model.config.axes())
-        )
+        frozen = passes.freeze.bottom(model.config.axes()) if passes.freeze else 0
+        said = logits(replace(model, params=params), inputs, kept=kept, some=some, frozen=frozen)
         value = cross_entropy(said, targets)
         if now.teacher is None:
             return value, value
