@@ -145,9 +145,9 @@ def main() -> None:
             peak = max(memory for _, memory in values)
             row |= {"peak_megabytes": peak / 1e6, "peak_over_result": peak / size}
             text += f" {peak / 1e6:>9.0f} {peak / size:>14.3f}"
-        if side == "grow":
-            row["peak_above_own_over_result"] = (peak - own) / size
-            text += f" {(peak - own) / size:>28.3f}"
+            if side == "grow":
+                row["peak_above_own_over_result"] = (peak - own) / size
+                text += f" {(peak - own) / size:>28.3f}"
         result["sides"][side] = row
         print(text)
     save(a.json, result)

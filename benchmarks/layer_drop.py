@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     config = GPT2Config(
-        a.vocab, a.context, a.layers, a.embed, a.embed // 64, 64, 4 * a.embed,
+        layers=a.layers, embed=a.embed, heads=a.embed // 64, mlp=4 * a.embed, vocab=a.vocab, context=a.context,
         dtype="bfloat16" if jax.default_backend() == "gpu" else "float32",
     )  # fmt: skip
     result: dict[str, Any] = environment("jax", "jaxlib", "flax", "optax") | {"device": jax.devices()[0].device_kind}

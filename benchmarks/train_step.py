@@ -32,8 +32,8 @@ _step: Callable[[], float]  # of this worker process: one training step, returns
 
 
 def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
     global _step
     torch.set_num_threads(threads)
@@ -49,7 +49,7 @@ def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
             embd_pdrop=0,
             attn_pdrop=0,
             use_cache=False,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
             bos_token_id=0,
             eos_token_id=0,
         )

@@ -26,10 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 from jaxgrow import grow, operators, swap
+from jaxgrow.maps import Growth
 from jaxgrow.models import GPT2Config
 
 # The growth, from the sizes of the large tree. All go from half the size, but coalescing goes to it.
-GROWTHS: dict[str, Callable[[dict], dict]] = {
+GROWTHS: dict[str, Callable[[dict], Growth]] = {
     "hypercloning": lambda large: operators.hypercloning(
         {k: v // 2 for k, v in large.items()}, {k: large[k] for k in ("embed", "heads", "mlp")}
     ),
