@@ -3,6 +3,7 @@
 Tolerance 1e-10: float64 through three layers.
 """
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,10 +163,16 @@ def test_rematerialising_changes_no_gradient():
     params, tokens = tiny.params(config), tiny.tokens()
     plain, remat = (tiny.gradient(c)(params, tokens) for c in (config, replace(config, remat=True)))
     chex.assert_trees_all_close(remat, plain, rtol=0, atol=TOLERANCE)
-    for remat in (False, True):
-        model = replace(config, remat=remat).module
-        program = jax.make_jaxpr(model.apply)({"params": params}, tokens)
-        assert ("remat" in str(program)) == remat
+
+
+def test_of_a_layer_its_products_are_saved_and_with_remat_none_within_attention():
+    config, tokens = tiny.config(), tiny.tokens(batch=3)
+    plain, remat = (Counter(tiny.saved(replace(config, remat=r), tokens)) for r in (False, True))
+    assert plain - remat == {(2, 3, 3, 5, 5): 2}  # scores, and the values that they weigh
+    assert remat - plain == {}
+    others = remat - Counter(w.shape for w in jax.tree.leaves(tiny.shapes(config)))
+    of_layers = {shape: n for shape, n in others.items() if shape[0] == config.layers}
+    assert of_layers == {(2, 3, 5, 6): 1, (2, 15, 15): 3, (2, 15, 6): 1, (2, 15, 9): 1}  # x; q, k, v; out; up
 
 
 @pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2), ("float32", 1e-5)])

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgrow.grow import grow
 from jaxgrow.maps import Growth, new_sizes
-from jaxgrow.models import GPT2Config
+from jaxgrow.models import Config, GPT2Config
 
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
 BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
@@ -67,6 +67,15 @@ def gradient(config: GPT2Config):
         return -jnp.take_along_axis(log_p, t[:, 1:, None], -1).mean()
 
     return quick_jit(jax.grad(loss))
+
+
+def saved(config: Config, inputs: np.ndarray) -> list[tuple[int, ...]]:
+    """The shapes of what the forward pass leaves to the backward pass, parameters among them."""
+
+    def pullback(p):
+        return jax.vjp(lambda p: config.module.apply({"params": p}, inputs), p)[1]
+
+    return [x.shape for x in jax.tree.leaves(jax.eval_shape(pullback, shapes(config)))]
 
 
 def change_of_logits(growth: Growth, tied: bool = True, dtype: str = "float64", small_axes=None, eps=None) -> float:

@@ -40,11 +40,13 @@ def scaled(apply: Callable, kept: Kept) -> Callable:
     block scales its sublayers itself."""
     if kept.scale is None:
         return lambda w, x, scale, *rest: apply(w, x, *rest)
+    # Only without gates is a scale differentiated (the sensitivities); elsewhere its gradient would cost what a block adds.
+    fixed = (lambda scale: scale) if kept.layers is None else lax.stop_gradient
     if kept.scaling == "sublayer":
-        return apply
+        return lambda w, x, scale, *rest: apply(w, x, fixed(scale), *rest)
 
     def block(w, x, scale, *rest):
-        y = apply(w, x, *rest)
+        y, scale = apply(w, x, *rest), fixed(scale)
         delta = x + scale.astype(x.dtype) * (y - x)
         # x + (y - x) may round: at p = 1 a layer is the dense one, to the bit. Without gates, this is to be differentiated.
         return delta if kept.layers is None else jnp.where(scale == 1, y, delta)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -226,15 +227,25 @@ def run_parts(
     return x_BTD, None if rms[0] is None else jnp.concatenate(rms)
 
 
+def products(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy of `jax.checkpoint` that saves the results of matrix products, and of cuDNN's attention."""
+    return primitive.name == "dot_general" or primitive.name.startswith("dot_product_attention_fwd")
+
+
+def _rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
+    return jnp.asarray(a).at[of].get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
+
+
 def run_stack(
     apply: Callable, stacked: Any, x: jax.Array, *, remat: bool, rms: bool = False, kept: Kept | None = None
 ) -> tuple[Any, Any]:
     """``x`` through the blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
 
     One scan, so that compile time does not grow with depth. ``apply(w, x) -> x`` is a block; with ``kept.scaling ==
-    "sublayer"``, ``apply(w, x, scale)``. ``remat`` keeps the results of each block's projections for the backward pass and
-    recomputes the rest, attention too: less memory, and on a CPU also faster (README, "Speed"). ``kept`` says which blocks
-    run (None: all); those that do not cost nothing but their zero gradients.
+    "sublayer"``, ``apply(w, x, scale)``. The results of each block's `products` are kept for the backward pass, and what lies
+    between them is computed again, which takes less time than to write and read it; with ``remat``, those of the projections
+    alone, so that attention is computed again, too (README, "Speed"). ``kept`` says which blocks run (None: all); those that
+    do not cost nothing but their zero gradients.
     """
     kept = kept or Kept(None)
     if rms and kept.layers is not None:
@@ -243,20 +254,14 @@ def run_stack(
     if layers is not None:
         layers = unbatched(layers)
         if layers.dtype != bool:
-            # The kept layers' weights are copied once, which costs less than adding into all gradients at every layer.
-            stacked, scale = jax.tree.map(
-                lambda a: (
-                    jnp.asarray(a)
-                    .at[layers]
-                    .get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
-                ),
-                (stacked, scale),
-            )
+            # The kept layers' weights are copied once, which costs less than adding into all gradients at every layer. As
+            # many as there are, in order, are all.
+            if len(layers) < len(jax.tree.leaves(stacked)[0]):
+                stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
     layer = scaled(apply, kept)
-    if remat:
-        saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
+    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat else products
+    layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
     if layers is not None:
         return conditional(lambda inputs, x: layer(inputs[0], x, inputs[1]))(layers, (stacked, scale), x), None
 
