@@ -6,21 +6,25 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import chex
 import jax
+import optax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from jaxgrow.models import GPT2Config
+from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.checkpoint import Checkpoints, load
 from train.config import Experiment
 from train.data import Data
 from train.methods import Growing, Stage, To, VCycle
 from train.optim import Optim
+from train.parallel import replicated
+from train.step import Model
 
 _DEPTH = []  # of quick() inside of quick()
 _COMPILED = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
@@ -95,6 +99,18 @@ def log(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's log, without the time, which is never the same."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@cache
+def fresh(config: Config) -> Any:
+    """Its initial parameters, by one program instead of one an operation."""
+    return jax.device_get(jax.jit(config.init)(jax.random.key(0)))
+
+
+def model(config: Config, tx: optax.GradientTransformation) -> Model:
+    """Fresh, on every device."""
+    params = fresh(config)
+    return jax.device_put(Model(params, tx.init(params), config), replicated())
 
 
 def small(folder: Path) -> Path:

@@ -155,7 +155,7 @@ def test_dropping_every_layer_and_a_probability_of_zero_leave_finite_numbers():
         return config().module.apply({"params": params}, tokens, kept=kept).sum()
 
     never = Kept(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
-    value, gradient = jax.value_and_grad(loss)(params, never)
+    value, gradient = tiny.quick_jit(jax.value_and_grad(loss))(params, never)
     chex.assert_tree_all_finite((value, gradient))
     assert all((g == 0).all() for g in jax.tree.leaves(gradient["blocks"]))
 
@@ -168,7 +168,7 @@ def test_both_agree_with_a_model_of_the_kept_layers_alone():
     fewer = params | {"blocks": jax.tree.map(lambda a: a[kept], params["blocks"])}
     expected = tiny.forward(replace(c, layers=len(kept)))(fewer, tokens)
     for layers in (GATES, kept):
-        found = c.module.apply({"params": params}, tokens, kept=Kept(layers))
+        found = tiny.quick_jit(lambda p, g: c.module.apply({"params": p}, tokens, kept=Kept(g)))(params, layers)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 

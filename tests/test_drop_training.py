@@ -28,7 +28,7 @@ from train.errors import UserError
 from train.gates import CHUNK, Gates
 from train.methods import Scratch, Stage, VCycle
 from train.optim import Optim, transformation
-from train.parallel import AXIS, mapped, replicated
+from train.parallel import AXIS, mapped
 from train.plan import Measure, Train, live
 from train.step import Model, Now, Passes, eval_step, loss, train_step
 
@@ -49,11 +49,6 @@ def quick():
         yield
 
 
-def model(tx) -> Model:
-    params = MODEL.init(jax.random.key(0))
-    return jax.device_put(Model(params, tx.init(params), MODEL), replicated())
-
-
 def by_indices(kept: Kept) -> Kept:
     assert kept.layers is not None
     indices = np.stack([np.flatnonzero(g) for g in np.asarray(kept.layers)]).astype(np.int32)
@@ -67,7 +62,7 @@ def by_indices(kept: Kept) -> Kept:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(how, accumulate):
     tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
-    start = model(tx)
+    start = runs.model(MODEL, tx)
     # On one device, written without the step: micro-batch m of every device together has the gates m.
     rows = TOKENS.reshape(4, accumulate, -1, TOKENS.shape[-1])
     micro = [next_tokens(rows[:, m].reshape(-1, 9)) for m in range(accumulate)]
@@ -91,7 +86,7 @@ def kept_at(kept: Kept, m: int) -> Kept:
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     tx, ends = transformation(Optim()), []
     for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
-        run, at = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
+        run, at = mapped(train_step(tx, 2, AXIS), "pmap"), runs.model(MODEL, tx)
         at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
             at, metrics = run(at, BATCH, Now(LR, kept=kept))
@@ -119,23 +114,28 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
     if how == "jit":
         step = jax.vmap(train_step(tx, 1, AXIS), (None, 0, None), axis_name=AXIS)
         programs.append(
-            jax.jit(step).lower(model(tx), next_tokens(TOKENS[None]), Now(LR, kept=kept)).compile().as_text()
+            jax.jit(step)
+            .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), Now(LR, kept=kept))
+            .compile()
+            .as_text()
         )
     else:
         monkeypatch.setattr(jax, "pmap", watched(jax.pmap)) if how == "pmap" else None
-        start = model(tx)
+        start = runs.model(MODEL, tx)
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
         mapped(train_step(tx, 1, AXIS), how)(start, BATCH, Now(LR, kept=kept))
     assert programs[-1].count(" conditional(") >= 2  # forward and backward
-    dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(replace(model(tx), opt=None), next_tokens(TOKENS[:4]))
+    dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(
+        replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4])
+    )
     assert "cond" not in str(dense)
 
 
 @pytest.mark.parametrize("indices", [False, True])
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     tx = transformation(Optim(weight_decay=0.0))
-    dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), model(tx)
+    dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), runs.model(MODEL, tx)
     before, _ = dense(start, BATCH, Now(LR))  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
@@ -200,7 +200,7 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
 
         return [jax.value_and_grad(f)(params) for f in (whole, part)]
 
-    (value, grads), (expected, wanted) = both(jax.device_get(model(optax.identity())).params)
+    (value, grads), (expected, wanted) = both(jax.device_get(runs.model(MODEL, optax.identity())).params)
     assert float(value) == pytest.approx(float(expected), rel=1e-6)  # another program: float32 rounding
     chex.assert_trees_all_close(grads, wanted, rtol=1e-4, atol=1e-7)
     for x in jax.tree.leaves(grads["blocks"]):
@@ -211,30 +211,32 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
 
 
 def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
-    at = replace(model(optax.identity()), opt=None)
+    at = replace(runs.model(MODEL, optax.identity()), opt=None)
     at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
     batches = next_tokens(TOKENS.reshape(2, 8, 9))
-    found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, batches)
-    expected = []
+    found = jax.jit(lambda b: sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, b))(batches)
+    one, expected = jax.jit(loss), []
     for i in range(LAYERS):
         less = replace(
             at,
             params=at.params | {"blocks": jax.tree.map(lambda x, i=i: jnp.delete(x, i, 0), at.params["blocks"])},
             config=replace(MODEL, layers=LAYERS - 1),
         )
-        expected.append(np.mean([float(loss(less, b)) - float(loss(at, b)) for b in zip(*batches, strict=True)]))
+        expected.append(np.mean([float(one(less, b)) - float(one(at, b)) for b in zip(*batches, strict=True)]))
     np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-3, atol=1e-6)
     assert found.dtype == jnp.float32
     assert len(set(np.asarray(found).tolist())) > 1
 
 
 def test_taylor_is_the_slope_at_each_layers_gate():
-    at = replace(model(optax.identity()), opt=None)
+    at = replace(runs.model(MODEL, optax.identity()), opt=None)
     at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
-    found = sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, next_tokens(TOKENS[None]), "taylor")
+    one = jax.jit(lambda tokens, kept: loss(at, tokens, kept))
+    taylor = jax.jit(lambda b: sensitivity(lambda kept, tokens: one(tokens, kept), LAYERS, b, "taylor"))
+    found = taylor(next_tokens(TOKENS[None]))
     h = 1e-2
     for i in range(LAYERS):
-        up, down = (loss(at, BATCH, Kept(None, jnp.ones(LAYERS).at[i].add(d))) for d in (h, -h))
+        up, down = (one(BATCH, Kept(None, jnp.ones(LAYERS).at[i].add(d))) for d in (h, -h))
         assert float(found[i]) == pytest.approx(abs(float(up - down)) / (2 * h), rel=2e-2, abs=1e-5)
 
 
@@ -266,7 +268,7 @@ def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
 
 def test_measuring_leaves_the_model_as_it_was():
     tx = transformation(Optim())
-    before = model(tx)
+    before = runs.model(MODEL, tx)
     after = Measure("large", Sensitivity()).run({"large": before}, tx, next_tokens(TOKENS[None]))
     assert after.params is before.params
     assert after.opt is before.opt

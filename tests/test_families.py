@@ -145,7 +145,7 @@ def test_plans(config, method):
             result = jax.eval_shape(lambda m, p=phase: p.start(m, tx, jax.random.key(0)), held)
             layers, kept = phase.config.layers, None
             if phase.drop is not None:
-                open_ = np.ones((1, layers), bool) if phase.drop.execution == "cond" else np.arange(layers)[None]
+                open_ = np.ones((1, layers), bool) if phase.drop.execution == "cond" else np.arange(layers - 1)[None]
                 kept = Kept(open_, np.ones((1, layers), np.float32), "sublayer")
             teacher = replace(held[phase.teacher.name], opt=None) if phase.teacher else None
             step = train_step(tx, 1, AXIS, phase.passes)

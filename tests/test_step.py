@@ -13,7 +13,7 @@ import runs
 from train import pretrain, step
 from train.batches import next_tokens
 from train.optim import Optim, transformation
-from train.parallel import AXIS, local_batch, mapped, replicated
+from train.parallel import AXIS, local_batch, mapped
 from train.step import Model, Now, eval_step, logits, loss, train_step
 
 LR = np.float32(0.5)
@@ -28,15 +28,10 @@ def quick():
         yield
 
 
-def model(tx) -> Model:
-    params = runs.MODEL.init(jax.random.key(0))
-    return jax.device_put(Model(params, tx.init(params), runs.MODEL), replicated())
-
-
 def reference(tx, steps: int):
     """Plain full-batch training on one device, written without anything of `train.step` but the loss."""
     first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))
-    params = runs.MODEL.init(jax.random.key(0))
+    params = runs.fresh(runs.MODEL)
     state = tx.init(params)
     for _ in range(steps):
         value, grads = first(params, BATCH)
@@ -55,7 +50,7 @@ def test_there_are_several_devices():
 def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, accumulate):
     tx = optax.identity()
     params, _, expected = reference(tx, steps=3)
-    run, found = mapped(train_step(tx, accumulate, AXIS), how), model(tx)
+    run, found = mapped(train_step(tx, accumulate, AXIS), how), runs.model(runs.MODEL, tx)
     for _ in range(3):
         found, metrics = run(found, BATCH, Now(LR))
     # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
@@ -68,7 +63,7 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
     params, state, _ = reference(tx, steps=3)
     results = []
     for how in ("pmap", "mesh"):
-        run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), model(tx)
+        run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), runs.model(runs.MODEL, tx)
         for _ in range(3):
             found, _ = run(found, BATCH, Now(LR))
         results.append(jax.device_get((found.params, found.opt)))
@@ -78,7 +73,7 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
 
 @pytest.mark.parametrize("how", ["pmap", "mesh"])
 def test_validation_is_the_mean_over_the_whole_batch(how):
-    at = replace(model(optax.identity()), opt=None)
+    at = replace(runs.model(runs.MODEL, optax.identity()), opt=None)
     said = jax.jit(logits)(at, BATCH[0]).argmax(-1)
     targets = np.where(np.arange(8) % 3 == 0, said, (said + 1) % 256).astype(
         np.int32
@@ -89,7 +84,7 @@ def test_validation_is_the_mean_over_the_whole_batch(how):
 
 
 def test_the_loss_is_the_cross_entropy_of_the_next_token():
-    at = replace(model(optax.identity()), opt=None)
+    at = replace(runs.model(runs.MODEL, optax.identity()), opt=None)
     logits = np.asarray(runs.MODEL.module.apply({"params": at.params}, TOKENS[:, :-1]), np.float64)
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.log(np.take_along_axis(p, TOKENS[:, 1:, None], -1)).mean()
@@ -104,7 +99,7 @@ def test_a_batch_that_devices_cannot_share_is_refused():
 
 def test_the_step_is_pure_and_never_calls_the_host():
     tx = transformation(Optim())
-    at = jax.eval_shape(lambda: model(tx))
+    at = runs.model(runs.MODEL, tx)
     jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, next_tokens(TOKENS[:4]), Now(LR))
     assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}  # the mean over devices
     assert "callback" not in str(jaxpr)
