@@ -13,6 +13,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Tracing makes millions of small objects that live on, and the collector would go over all of them again and again.
+gc.set_threshold(200_000, 50, 100)
+
 settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("law")
 

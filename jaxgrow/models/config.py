@@ -1,7 +1,9 @@
 """What the configs of all model families have in common."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -84,7 +86,7 @@ class Config:
 
     def axes(self) -> Tree:
         """The axis names of the parameters, without making any."""
-        return split(jax.eval_shape(self.module.init, jax.random.key(0), self.example)["params"])[1]
+        return deepcopy(_axes(self))
 
     def sizes(self) -> dict[str, int]:
         """The integer fields: the sizes of axes, and some that are none."""
@@ -115,6 +117,11 @@ class Config:
 
     def as_json(self) -> dict[str, Any]:
         return {"family": type(self).__name__, **asdict(self)}
+
+
+@cache  # every phase of a plan asks, and the model is traced for it
+def _axes(config: Config) -> Tree:
+    return split(jax.eval_shape(config.module.init, jax.random.key(0), config.example)["params"])[1]
 
 
 def from_json(content: Mapping[str, Any]) -> Config:
