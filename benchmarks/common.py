@@ -38,7 +38,7 @@ def shown(s: Mapping[str, float], digits: int = 2) -> str:
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """When, where, and with which versions. The load says how quiet the machine was."""
+    """When, where, and with which versions. The load says how quiet the machine was, ``malloc`` what glibc was told."""
     info = Path("/proc/cpuinfo")
     models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return {
@@ -46,6 +46,7 @@ def environment(*packages: str) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {models[0] if models else platform.processor()}",
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
+        "malloc": os.environ.get("GLIBC_TUNABLES"),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
     }
 
