@@ -81,7 +81,8 @@ def kept_at(kept: Kept, m: int) -> Kept:
     return jax.tree.map(lambda x: x[m], kept)
 
 
-@pytest.mark.parametrize(("dtype", "remat"), [("float32", False), ("bfloat16", True)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("remat", [False, True])
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     tx, ends = transformation(Optim()), []
     for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):

@@ -70,7 +70,7 @@ class Train:
     writes = property(lambda self: self.name)
     end = property(lambda self: self.steps if self.until is None else self.until)
 
-    @cached_property  # every step asks, and axes trace the model
+    @cached_property  # every step asks
     def frozen(self) -> int:
         """Layers from the bottom that no backward pass reaches."""
         return self.freeze.bottom(self.config.axes()) if self.freeze else 0
