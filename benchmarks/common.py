@@ -23,6 +23,24 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
     return out
 
 
+def between(
+    reference: Callable[[], float], sides: Mapping[str, Callable[[], float]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The times of many sides, and their ratios to the reference, of which one run comes before and one after each.
+
+    A round of all sides is longer than a machine is steady. The reference may be a side, too: its ratio is the noise.
+    """
+    times, over = ({name: [] for name in sides} for _ in range(2))
+    before = reference()
+    for i in range(rounds):
+        for name in list(sides)[:: 1 if i % 2 == 0 else -1]:
+            time, after = sides[name](), reference()
+            times[name].append(time)
+            over[name].append(2 * time / (before + after))
+            before = after
+    return times, over
+
+
 def summary(values: Sequence[float]) -> dict[str, float]:
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": median, "q1": q1, "q3": q3, "min": min(values), "max": max(values)}

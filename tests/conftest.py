@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 import chex
@@ -10,6 +11,14 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Compiling is what the tests cost: nothing is compiled twice, by any worker or process that a test starts.
+    _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": _compiled.name,
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(10**10),  # any limit: only then is the folder locked while one writes
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+    }
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +13,6 @@ import chex
 import jax
 import optax
 import pytest
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxgrow.models import Config, GPT2Config
 from train import pretrain
@@ -27,7 +25,6 @@ from train.parallel import replicated
 from train.step import Model
 
 _DEPTH = []  # of quick() inside of quick()
-_COMPILED = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 SMALL = replace(MODEL, embed=4, heads=1, mlp=8)  # .. that grows, twice in all, to:
 LARGE = replace(MODEL, layers=4)
@@ -37,24 +34,14 @@ VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """Compiling is what these tests cost: inside, nothing is compiled twice, by this process or one that it starts."""
-    settings = {  # here, and by default
-        "jax_compilation_cache_dir": (_COMPILED.name, None),
-        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
-        "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
-        "jax_disable_most_optimizations": (True, False),
-    }
+    """Compiling is what these tests cost: inside, XLA optimizes little, for this process and those that it starts."""
     if not _DEPTH:
-        for name, (here, _) in settings.items():
-            jax.config.update(name, here)
-        reset_cache()
+        jax.config.update("jax_disable_most_optimizations", True)
     _DEPTH.append(None)
     yield
     _DEPTH.pop()
     if not _DEPTH:
-        for name, (_, default) in settings.items():
-            jax.config.update(name, default)
-        reset_cache()
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def corpus(folder: Path, files: int = 8) -> Path:

@@ -20,7 +20,7 @@ from train.methods import Growing, Inherit, Learned, Scratch, Stage, To, VCycle
 from train.optim import Optim, transformation
 from train.parallel import AXIS
 from train.plan import Measure, Train, after
-from train.step import Now, train_step
+from train.step import Now, Passes, train_step
 from train.transforms import Grouping, Import
 
 SIZES = dict(layers=4, embed=8, heads=4, head_dim=2, mlp=12)
@@ -41,9 +41,13 @@ families = pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 
 
 @cache
+def shapes(config: Config):
+    return jax.eval_shape(config.init, jax.random.key(0))
+
+
+@cache
 def parameters(config: Config):
-    shapes = jax.eval_shape(config.init, jax.random.key(0))
-    return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes), config.axes()
+    return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes(config)), config.axes()
 
 
 def doubled(config: Config, *axes: str) -> dict[str, int]:
@@ -54,7 +58,7 @@ def assert_fits(growth, config: Config) -> Config:
     """Applied, the growth makes the parameters of the config that it says."""
     params, axes = parameters(config)
     large = config.resized(growth)
-    expected = jax.eval_shape(large.init, jax.random.key(0))
+    expected = shapes(large)
     found = jax.eval_shape(lambda p: grow(growth, p, axes), params)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(lambda x: (x.shape, x.dtype), expected)
     assert sizes(expected, axes).items() <= large.sizes().items()
@@ -93,6 +97,14 @@ def test_learned_maps(config, tied):
 
 
 # --- plans ---
+
+TX = transformation(Optim())
+
+
+@cache
+def step(passes: Passes):
+    """Traced once for equal shapes, in whichever plan."""
+    return jax.jit(train_step(TX, 1, AXIS, passes))
 
 
 def batch(config: Config):
@@ -133,23 +145,22 @@ def methods(config: Config):
 @families
 @pytest.mark.parametrize("method", methods(FAMILIES["GPT-2"]))
 def test_plans(config, method):
-    tx, held = transformation(Optim()), {}
+    held = {}
     plan = methods(config)[method].plan(config, Optim(warmup=0), 40)
     micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config))  # one
     for i, phase in enumerate(plan):
         assert not isinstance(phase, Import)
         if not isinstance(phase, Train):
             probe = micro if isinstance(phase, Measure) else None
-            result = jax.eval_shape(lambda m, b, p=phase: p.run(m, tx, b), held, probe)
+            result = jax.eval_shape(lambda m, b, p=phase: p.run(m, TX, b), held, probe)
         else:
-            result = jax.eval_shape(lambda m, p=phase: p.start(m, tx, jax.random.key(0)), held)
+            result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)
             layers, kept = phase.config.layers, None
             if phase.drop is not None:
                 open_ = np.ones((1, layers), bool) if phase.drop.execution == "cond" else np.arange(layers - 1)[None]
                 kept = Kept(open_, np.ones((1, layers), np.float32), "sublayer")
             teacher = replace(held[phase.teacher.name], opt=None) if phase.teacher else None
-            step = train_step(tx, 1, AXIS, phase.passes)
-            run = jax.make_jaxpr(step, axis_env=[(AXIS, 1)], return_shape=True)
+            run = jax.make_jaxpr(step(phase.passes), axis_env=[(AXIS, 1)], return_shape=True)
             found, metrics = run(result, batch(config), Now(np.float32(0.1), kept=kept, teacher=teacher))[1]
             assert jax.tree.structure(found) == jax.tree.structure(result)
             assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
