@@ -11,14 +11,15 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    # Compiling is what the tests cost: nothing is compiled twice, by any worker or process that a test starts.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process that a test starts, have this from here
     _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
-    os.environ |= {
-        "JAX_COMPILATION_CACHE_DIR": _compiled.name,
-        "JAX_COMPILATION_CACHE_MAX_SIZE": str(10**10),  # any limit: only then is the folder locked while one writes
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
-    }
+    for _name, _value in {  # Compiling is what the tests cost: no program is compiled twice.
+        "jax_compilation_cache_dir": _compiled.name,
+        "jax_compilation_cache_max_size": 10**10,  # any limit: only then is the folder locked while one writes
+        "jax_persistent_cache_min_compile_time_secs": 0.05,
+    }.items():
+        jax.config.update(_name, _value)
+        os.environ[_name.upper()] = str(_value)
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
