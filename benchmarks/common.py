@@ -28,7 +28,8 @@ def between(
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """The times of many sides, and their ratios to the reference, of which one run comes before and one after each.
 
-    A round of all sides is longer than a machine is steady. The reference may be a side, too: its ratio is the noise.
+    A round of all sides is longer than a machine is steady. The reference may be a side, too: its ratio is the noise, and
+    what a program gains that follows itself.
     """
     times, over = ({name: [] for name in sides} for _ in range(2))
     before = reference()

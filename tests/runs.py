@@ -34,7 +34,7 @@ VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """Compiling is what these tests cost: inside, XLA optimizes little, for this process and those that it starts."""
+    """Compiling is what these tests cost: inside, XLA optimizes little."""
     if not _DEPTH:
         jax.config.update("jax_disable_most_optimizations", True)
     _DEPTH.append(None)

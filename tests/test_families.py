@@ -147,7 +147,7 @@ def methods(config: Config):
 def test_plans(config, method):
     held = {}
     plan = methods(config)[method].plan(config, Optim(warmup=0), 40)
-    micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config))  # one
+    micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config))  # one micro-batch
     for i, phase in enumerate(plan):
         assert not isinstance(phase, Import)
         if not isinstance(phase, Train):

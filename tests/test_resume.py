@@ -12,7 +12,6 @@ from itertools import count
 from pathlib import Path
 
 import chex
-import jax
 import pytest
 import runs
 
@@ -123,10 +122,8 @@ pretrain.main()
 
 def spawn(command: list[str], folder: Path) -> subprocess.Popen:
     root = Path(pretrain.__file__).parent.parent
-    cache = {name.upper(): str(getattr(jax.config, name)) for name in ("jax_compilation_cache_dir",)}
-    environment = os.environ | cache | {
+    environment = os.environ | {
         "PYTHONPATH": str(root),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
     }  # fmt: skip
