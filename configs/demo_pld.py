@@ -1,6 +1,7 @@
 """Progressive layer dropping (Zhang & He, 2020) on the demo's model: theta 0.5, gamma 100 / T, the paper's scaling.
 
-python -m train.compare configs/demo_scratch.py configs/demo_pld.py configs/demo_sbld.py
+    python -m train.compare configs/demo_scratch.py configs/demo_pld.py configs/demo_sbld.py configs/demo_uniform.py \\
+        --seeds 0,1,2 --workdir runs/drop
 """
 
 from dataclasses import replace

@@ -1,7 +1,8 @@
 """A byte-level GPT of 12 layers and 0.16 M parameters on English Wikipedia, from scratch: the baseline of layer dropping.
 
     python -m train.compare configs/wiki12_scratch.py configs/wiki12_pld.py configs/wiki12_sbld50.py \\
-        configs/wiki12_sbld70.py configs/wiki12_sbld90.py --seeds 0,1 --frontier 0.75 --workdir runs/wiki12
+        configs/wiki12_uniform50.py configs/wiki12_sbld70.py configs/wiki12_sbld90.py --seeds 0,1,2 --frontier 0.75 \\
+        --workdir runs/wiki12
 """
 
 from dataclasses import replace

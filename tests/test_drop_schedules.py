@@ -135,7 +135,12 @@ def test_theta_one_keeps_everything():
 # --- allocation by sensitivity ---
 
 CASES = st.tuples(
-    st.integers(4, 30), st.floats(0.05, 1), st.floats(0, 3), st.floats(0.0, 0.5), st.integers(0, 3), st.integers(0, 99)
+    st.sampled_from([4, 5, 12, 30]),
+    st.floats(0.05, 1),
+    st.floats(0, 3),
+    st.floats(0.0, 0.5),
+    st.integers(0, 3),
+    st.integers(0, 99),
 )
 
 
@@ -150,10 +155,13 @@ def budget(now, layers):
     return 1 - (1 - now) * (layers + 1) / (2 * layers)
 
 
+allocated = jax.jit(allocate)  # one compilation for each number of layers
+
+
 @given(CASES)
 def test_allocation_meets_its_budget_and_keeps_what_is_blocked(values):
     s, now, rest = case(*values)
-    p = np.asarray(allocate(s, now, **rest))
+    p = np.asarray(allocated(s, now, **rest))
     weights = rest["costs"] / rest["costs"].sum()
     least = (weights * np.where(rest["blocked"], 1, rest["p_min"])).sum()
     assert (weights * p).sum() == pytest.approx(max(least, budget(now, len(s))), abs=1e-9)
@@ -165,12 +173,58 @@ def test_allocation_meets_its_budget_and_keeps_what_is_blocked(values):
 @given(CASES)
 def test_allocation_rises_with_sensitivity_and_knows_no_order_of_layers(values):
     s, now, rest = case(*values)
-    p = np.asarray(allocate(s, now, **rest))
+    p = np.asarray(allocated(s, now, **rest))
     order = np.random.default_rng(1).permutation(len(s))
-    moved = allocate(s[order], now, **rest | {"blocked": rest["blocked"][order], "costs": rest["costs"][order]})
+    moved = allocated(s[order], now, **rest | {"blocked": rest["blocked"][order], "costs": rest["costs"][order]})
     np.testing.assert_allclose(moved, p[order], rtol=0, atol=1e-9)
     free = ~rest["blocked"]
     assert (np.diff(p[free][np.argsort(s[free])]) >= -TOLERANCE).all()
+
+
+OUTLIER = np.array([3, *np.arange(5, 15) / 100, 0.5])  # what was measured of 12 layers: the first outweighs all others
+SENSITIVITIES = {
+    "one layer outweighs all": OUTLIER,
+    "one that is not blocked": OUTLIER[np.r_[1:6, 0, 6:12]],
+    "one by far the least": np.r_[1e-9, 1 + np.arange(11.0)],
+    "tiny differences": 1 + 1e-6 * np.random.default_rng(0).permutation(12),
+    "exponential": 10.0 ** np.random.default_rng(1).permutation(12),
+    "infinite": np.r_[np.arange(11.0), np.inf],
+}
+
+
+@pytest.mark.parametrize("s", SENSITIVITIES.values(), ids=SENSITIVITIES)
+def test_distinct_sensitivities_give_distinct_probabilities_whatever_is_blocked(s):
+    """In equal steps, from the least to the most sensitive of those that may be dropped ``1 - theta`` apart."""
+    cases = list(itertools.product(([], [0], [0, 11], [0, 5, 11], [4, 5, 6, 7]), (0.5, 0.7, 0.9)))
+    never, thetas = np.array([np.isin(np.arange(12), b) for b, _ in cases]), np.array([t for _, t in cases])
+    for beta in (1.0, 0.5, 0.0):
+        found = jax.jit(jax.vmap(lambda t, b, beta=beta: allocate(s, t, blocked=b, beta=beta)))(thetas, never)
+        for p, free, now in zip(np.asarray(found), ~never, thetas, strict=True):
+            steps = beta * (1 - now) / (free.sum() - 1)
+            np.testing.assert_allclose(np.diff(p[free][np.argsort(s[free])]), steps, atol=TOLERANCE)
+            assert p.mean() == pytest.approx(budget(now, 12), abs=TOLERANCE)
+            assert (p[~free] == 1).all()
+
+
+@given(CASES)
+def test_where_there_is_room_for_the_mean_no_two_sensitivities_give_one_probability(values):
+    """Also where a spread of ``beta (1 - theta)`` would leave [p_min, 1], as by clipping it would."""
+    s, now, rest = case(*values)
+    free, p = ~rest["blocked"], np.asarray(allocated(s, now, **rest))
+    room = min(p[free] @ rest["costs"][free] / rest["costs"][free].sum() - rest["p_min"], 1 - now, rest["beta"])
+    gaps = np.diff(p[free][np.argsort(s[free])])
+    assert (gaps >= room * min(1, rest["beta"]) / (2 * len(s) ** 2) - TOLERANCE).all()
+    tied = np.where(free, 1.0, s)
+    np.testing.assert_allclose(np.ptp(np.asarray(allocated(tied, now, **rest))[free]), 0, atol=TOLERANCE)
+
+
+def test_sbld_differs_from_its_uniform_control_by_its_allocation_alone():
+    sbld = LayerDrop(theta=0.5, sensitivity=Sensitivity())
+    control = replace(sbld, sensitivity=Sensitivity(beta=0.0))
+    one, two = (at(drop, STEPS, 12, sensitivity=OUTLIER) for drop in (sbld, control))
+    assert one.sum() == pytest.approx(two.sum(), abs=1e-9)
+    assert np.flatnonzero(one == 1).tolist() == np.flatnonzero(two == 1).tolist() == [0, 11]
+    assert np.ptp(two[1:-1]) <= TOLERANCE and np.ptp(one[1:-1]) == pytest.approx(0.5, abs=1e-9)
 
 
 def test_pld_is_a_special_case_of_allocation():
@@ -200,11 +254,27 @@ def test_block_and_allow_lists_by_hand():
 
 
 def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
-    drop = LayerDrop(theta=0.6, sensitivity=Sensitivity(p_min=0.0))
+    drop = LayerDrop(theta=0.6, sensitivity=Sensitivity(p_min=0.0, after=0.0))
     for t in (1, 20, 900):
         assert at(drop, t, 12, sensitivity=np.arange(12.0)).sum() == pytest.approx(at(LayerDrop(0.6), t, 12).sum())
     with pytest.raises(ValueError, match="measure them first"):
         schedule(drop, 12, 1, STEPS)
+
+
+@pytest.mark.parametrize("time", ["pld", "linear", "layerskip", "constant"])
+@pytest.mark.parametrize("recovery", [0.0, 0.25])
+def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
+    """It is the clock of a run that has only the steps that drop layers."""
+    drop = LayerDrop(time=time, sensitivity=Sensitivity(after=0.05), recovery=recovery)
+    found = over_time(drop, range(1, STEPS + 1))
+    end = round((1 - recovery) * STEPS)
+    assert (found[:50] == 1).all() and (found[end:] == 1).all()
+    alone = jax.vmap(lambda t: theta(LayerDrop(time=time), t, end - 50))(jnp.arange(1.0, end - 49))
+    np.testing.assert_allclose(found[50:end], alone, rtol=0, atol=TOLERANCE)
+    if time == "pld":
+        assert found[50] > 0.93  # of STEPS = 1000: theta - 0.5 falls by exp(-100 / (end - 50)) a step
+    p = at(drop, 51, 12, sensitivity=OUTLIER)
+    assert p.mean() == pytest.approx(budget(found[50], 12), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +282,10 @@ def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
     [
         (lambda: LayerDrop(theta=0.0), "theta lies between 0.05 and 1, but is 0.0"),
         (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
+        (
+            lambda: LayerDrop(recovery=0.6, sensitivity=Sensitivity(after=0.4)),
+            "after=0.4 and recovery=0.6 leave no step",
+        ),
         (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
         (lambda: LayerDrop(depth="prefix"), "never runs the upper layers, so scale must be 'none', not 'sublayer'"),
         (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
@@ -255,15 +329,56 @@ def test_marginals_of_systematic_sampling_are_exact():
     assert set(kept.sum(-1)) == {int(P.sum()), int(P.sum()) + 1}
 
 
-@pytest.mark.parametrize("p", [P, np.array([0.5, 0.5]), np.array([1.0, 1.0]), np.linspace(1, 0.5, 12)], ids=str)
-def test_drawn_gates_are_those_of_the_definition_in_the_right_shares(p):
-    draws = 4000
-    drawn = np.asarray(jax.jit(jax.vmap(lambda k: systematic(k, p)))(jax.random.split(jax.random.key(0), draws)))
-    exact = np.round(p * GRID).astype(np.int64)
-    possible = {tuple(systematic_by_definition(exact, u)) for u in range(1, GRID + 1, 64)}
-    assert {tuple(row) for row in drawn} <= possible
-    assert set(drawn.sum(-1)) <= {int(np.floor(p.sum())), int(np.ceil(p.sum()))}
-    assert (abs(drawn.mean(0) - p) <= 4 * np.sqrt(p * (1 - p) / draws)).all()
+def joint(p):
+    """The probability of every pattern of gates, by going through all orders and all u."""
+    exact, found = np.round(p * GRID).astype(np.int64), {}
+    orders = list(itertools.permutations(range(len(p))))
+    for order in orders:
+        order = list(order)
+        c = np.cumsum(np.where(exact[order] >= GRID, 0, exact[order])) % GRID
+        ends = np.unique([*c, GRID])  # between two of them, no u makes a difference
+        for u, width in zip(ends, np.diff([0, *ends]), strict=True):
+            if width:
+                kept = np.zeros(len(p), bool)
+                kept[order] = systematic_by_definition(exact[order], u)
+                found[tuple(kept.tolist())] = found.get(tuple(kept.tolist()), 0) + width / GRID / len(orders)
+    return found
+
+
+def drawn_gates(p, draws):
+    return np.asarray(jax.jit(jax.vmap(lambda k: systematic(k, p)))(jax.random.split(jax.random.key(0), draws)))
+
+
+SMALL = [np.array([1.0, 0.9, 0.35, 0.5, 0.125, 0.7]), np.array([0.5, 0.5]), np.array([1.0, 1.0])]
+
+
+@pytest.mark.parametrize("p", SMALL, ids=str)
+def test_drawn_gates_have_the_joint_distribution_of_the_definition(p):
+    draws, expected = 4000, joint(p)
+    patterns = np.array(list(expected))
+    np.testing.assert_allclose(np.array(list(expected.values())) @ patterns, p, atol=1 / GRID)  # exact marginals
+    drawn = [tuple(row) for row in drawn_gates(p, draws).tolist()]
+    assert set(drawn) <= set(expected)
+    for pattern, q in expected.items():
+        assert abs(drawn.count(pattern) / draws - q) <= 5 * np.sqrt(q * (1 - q) / draws) + 1 / draws, pattern
+
+
+@pytest.mark.parametrize("layers", [12, 24])
+def test_every_two_layers_that_may_be_dropped_are_dropped_together_sometimes(layers):
+    """Neighbours, too, which in a fixed order never are: some u's interval of length one would have to hold both."""
+    p, draws = at(PLD, STEPS, layers), 20_000
+    drawn = drawn_gates(p, draws)
+    assert set(drawn.sum(-1)) == {int(np.floor(p.sum())), int(np.ceil(p.sum()))}
+    assert (abs(drawn.mean(0) - p) <= 5 * np.sqrt(p * (1 - p) / draws)).all()
+    assert len(np.unique(drawn, axis=0)) > {12: 550, 24: 10_000}[layers]
+    dropped = (~drawn).astype(float)
+    together = dropped.T @ dropped / draws
+    independent = np.outer(1 - p, 1 - p)
+    often = independent * draws > 100  # rarer pairs are a matter of chance
+    np.fill_diagonal(often, False)
+    assert often[-2:, :-2].sum() > layers / 2
+    assert (together[often] > 0.25 * independent[often]).all()
+    assert (together[often] < 1.5 * independent[often]).all()
 
 
 def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals():

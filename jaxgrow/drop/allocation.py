@@ -2,7 +2,8 @@
 
 The paper's: a pre-analysis measures every layer's sensitivity; the most sensitive ones are blocked from dropping, the others
 allowed; every iteration, a list of keep probabilities follows from the sensitivities and one keep probability of the whole
-model. **Our reconstruction**, for no formula and no code of it is public: each equation below, and all defaults.
+model, which is scheduled by the variance between training with and without dropping. **Our reconstruction**, for no formula
+and no code of it is public: each equation below, all defaults, and the schedule (`jaxgrow.drop.schedules.Variance`).
 """
 
 from collections.abc import Callable
@@ -24,10 +25,12 @@ class Sensitivity:
     """How sensitivities are measured, and how they become keep probabilities. Layers are named by number, -1 the last."""
 
     kind: Kind = "loss_delta"
-    after: float = 0.05  # of the steps: the pre-analysis, with every layer
+    after: float = 0.05  # of the steps: the pre-analysis, with every layer; the schedule of theta begins then
     every: float = 0.0  # of the steps: measured again and again; 0: once
     batches: int = 8  # held-out micro-batches
-    beta: float = 1.0  # how far probabilities follow sensitivities; 0: uniform
+    beta: float = (
+        1.0  # the most and the least sensitive layer that may be dropped differ by beta (1 - theta); 0: uniform
+    )
     p_min: float = 0.2  # below it, Adam sees spikes of 1/p
     share: float = 0.1  # of the layers, the most sensitive: blocked
     block: tuple[int, ...] = (0, -1)  # blocked whatever their sensitivity
@@ -98,37 +101,42 @@ def allocate(
 ) -> jax.Array:
     """Keep probabilities [layers] of one iteration, from sensitivities and ``theta``. Jittable. [reconstructed]
 
-    .. math:: p_l = 1 \\text{ if blocked, else } clip(\\tau + \\beta (1 - \\theta) z_l, p_{min}, 1)
+    .. math:: p_l = 1 \\text{ if blocked, else } m + b (z_l - \\bar z)
 
-    with z the sensitivities brought to [0, 1], less their mean, and tau such that the mean, weighted by ``costs`` (the
-    layers' FLOPs), is that of PLD at this theta, ``1 - (1 - theta)(L + 1) / (2 L)``: comparisons of the two are fair.
-    Where blocked layers leave no room for that, every other layer gets ``p_min``, and the mean is larger.
+    =========== ======================================================================================================
+    z_l         the rank of S_l among the layers that are not blocked, 0 the least sensitive, 1 the most, ties averaged
+    m           such that the mean over all layers, weighted by ``costs`` (their FLOPs), is that of PLD at this theta,
+                ``1 - (1 - theta)(L + 1) / (2 L)``: comparisons of the two are fair
+    b           ``beta (1 - theta)``, or less where a p would leave [``p_min``, 1]
+    =========== ======================================================================================================
 
-    Guarantees: p is not decreasing in S; theta = 1 gives ones; ``beta = 0`` is uniform dropping; ``S_l = L - l``,
-    ``beta = (L - 1) / L``, ``p_min = 0`` and no block list give PLD's linear schedule.
+    Ranks, and not the sensitivities themselves: of a trained model's, one is often ten times all others, so that any linear
+    scale gives those nearly one probability. Their price is that layers whose sensitivities differ by noise alone are told
+    apart as well. A spread that shrinks, and not p clipped one by one: what is clipped is told apart no more.
+
+    Guarantees: p increases strictly with S among layers that are not blocked (with beta > 0, theta < 1, m > p_min), from the
+    least to the most sensitive by b; it depends on their order alone. theta = 1 gives ones; ``beta = 0`` is uniform dropping;
+    ``S_l = L - l``, ``beta = (L - 1) / L``, ``p_min = 0`` and no block list give PLD's linear schedule. Where blocked layers
+    leave no room for the mean, every other layer gets ``p_min``, and the mean is larger.
     """
     s = jnp.asarray(sensitivity)
-    s = s.astype(jnp.promote_types(s.dtype, jnp.float32))
-    layers = len(s)
-    theta = jnp.asarray(theta, s.dtype)
-    never = jnp.zeros(layers, bool) if blocked is None else jnp.asarray(blocked)
-    weights = jnp.ones(layers, s.dtype) if costs is None else jnp.asarray(costs, s.dtype)
-    weights = weights / weights.sum()
-    budget = 1 - (1 - theta) * (layers + 1) / (2 * layers)
+    real, layers = jnp.promote_types(s.dtype, jnp.float32), len(s)
+    theta = jnp.asarray(theta, real)
+    free = jnp.ones(layers, bool) if blocked is None else ~jnp.asarray(blocked)
+    costs = jnp.ones(layers, real) if costs is None else jnp.asarray(costs, real)
+    theirs = jnp.where(free, costs, 0)
+    total = jnp.maximum(theirs.sum(), jnp.finfo(real).tiny)
 
-    spread = s.max() - s.min()
-    z = (s - s.min()) / jnp.where(spread > 0, spread, 1)
-    z = beta * (1 - theta) * (z - z.mean())
+    row, column = s[:, None], s[None, :]
+    rank = jnp.where(row > column, 1, jnp.where(row == column, 0.5, 0)).astype(real) @ free.astype(real) - 0.5
+    z = rank / jnp.maximum(free.sum() - 1, 1)
+    z = jnp.where(free, z - theirs @ z / total, 0)
 
-    def probabilities(tau):
-        return jnp.where(never, 1, jnp.clip(tau + z, p_min, 1))
+    # What may be dropped of all FLOPs, layers that are free must drop.
+    mean = jnp.maximum(1 - (1 - theta) * (layers + 1) / (2 * layers) * costs.sum() / total, p_min)
 
-    def halve(_, bounds):
-        low, high = bounds
-        middle = (low + high) / 2
-        enough = (weights * probabilities(middle)).sum() >= budget
-        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+    def room(distance, extent):
+        return jnp.where(extent > 0, distance / jnp.where(extent > 0, extent, 1), jnp.inf)
 
-    bounds = (jnp.asarray(p_min - beta, s.dtype), jnp.asarray(1 + beta, s.dtype))
-    p = probabilities(lax.fori_loop(0, 60, halve, bounds)[1])
-    return jnp.where(theta >= 1, 1, p)  # to the bit, where the mean is only a sum of many
+    spread = jnp.minimum(beta * (1 - theta), jnp.minimum(room(mean - p_min, -z.min()), room(1 - mean, z.max())))
+    return jnp.where(free, jnp.clip(mean + spread * z, p_min, 1), 1)  # the clip mends rounding only

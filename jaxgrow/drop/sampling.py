@@ -21,19 +21,24 @@ def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
 def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = None) -> jax.Array:
     """Gates, bool [layers], with ``P(gate_l) = probs_l``, of which floor or ceil of ``sum(probs)`` are open, never else.
 
-    With C the running sum of probabilities and one u in (0, 1], layer l is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``.
-    Gates of different layers are not independent. Draws that share ``count_key`` and probabilities keep equally many, each
-    still with these marginals: what one scan over micro-batches needs.
+    With the layers in random order, C the running sum of their probabilities, and one u in (0, 1], a layer is kept if
+    ``floor(C_l - u) > floor(C_(l-1) - u)``: random systematic sampling (Hartley & Rao, 1962). Gates of different layers are
+    not independent, but no two layers avoid each other, as neighbours in a fixed order do. Draws that share ``count_key`` and
+    probabilities keep equally many, each still with these marginals: what one scan over micro-batches needs.
     """
     count_key = jax.random.fold_in(key, 0) if count_key is None else count_key
+    order_key, key = jax.random.split(key)
     p = jnp.round(jnp.asarray(probs) * GRID).astype(jnp.int32)
     sure = p >= GRID
-    c = jnp.cumsum(jnp.where(sure, 0, p))
-    more = c[-1] % GRID  # u up to here: one layer more than otherwise
+    p = jnp.where(sure, 0, p)
+    more = p.sum() % GRID  # u up to here: one layer more than otherwise
     first = jax.random.randint(count_key, (), 1, GRID + 1) <= more
     u = jax.random.randint(key, (), jnp.where(first, 1, more + 1), jnp.where(first, more, GRID) + 1)
-    before = jnp.concatenate([jnp.zeros(1, c.dtype), c[:-1]])
-    return sure | ((c - u) // GRID > (before - u) // GRID)
+    place = jax.random.bits(order_key, p.shape)
+    row, column = place[:, None], place[None, :]
+    earlier = (column < row) | ((column == row) & jnp.tri(len(p), k=-1, dtype=bool))  # cheaper to compile than a sort
+    before = jnp.where(earlier, p[None, :], 0).sum(1)
+    return sure | ((before + p - u) // GRID > (before - u) // GRID)
 
 
 def gates(

@@ -54,6 +54,13 @@ class LayerDrop:
             raise ValueError(f"gamma must not be negative, but is {self.gamma}")
         if self.recovery == 1:
             raise ValueError("recovery=1.0 leaves no step that drops layers; use no layer drop")
+        if self.after + self.recovery >= 1:
+            raise ValueError(f"after={self.after} and recovery={self.recovery} leave no step that drops layers")
+
+    @property
+    def after(self) -> float:
+        """The first part of the steps, which keeps every layer: a pre-analysis."""
+        return 0.0 if self.sensitivity is None else self.sensitivity.after
 
 
 def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
@@ -68,11 +75,12 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     layerskip    2^u - 1                              Elhoushi et al.
     ============ ==================================== ==========================================================
 
-    With ``recovery`` r, u = t / ((1 - r) T), and theta = 1 after that. ``reverse`` takes 1 - u for u. The steps of a phase
-    are t = 1 .. T, as in Algorithm 1 of PLD.
+    u runs from 0 to 1 while layers are dropped: T, here and in PLD's gamma, is the number of those steps. Before them, in the
+    pre-analysis of a ``sensitivity`` (its part ``after`` of the steps), and after them, in the last part ``recovery``, theta
+    is 1. ``reverse`` takes 1 - u for u. The steps of a phase are t = 1 .. steps, as in Algorithm 1 of PLD.
     """
-    last = (1 - drop.recovery) * steps
-    at = jnp.clip(jnp.asarray(t) / last, 0, 1)
+    first, last, t = round(drop.after * steps), (1 - drop.recovery) * steps, jnp.asarray(t)
+    at = jnp.clip((t - first) / (last - first), 0, 1)
     at = 1 - at if drop.reverse else at
     amount = {
         "pld": lambda: 1 - jnp.exp(-drop.gamma * at),
@@ -80,7 +88,8 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
         "linear": lambda: at,
         "layerskip": lambda: 2**at - 1,
     }[drop.time]()
-    return 1 - (1 - drop.theta) * jnp.where(jnp.asarray(t) > last, 0, amount)
+    every = (t > last) | ((t <= first) if first else False)
+    return 1 - (1 - drop.theta) * jnp.where(every, 0, amount)
 
 
 def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity: ArrayLike | None = None) -> jax.Array:
