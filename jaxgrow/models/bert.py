@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes import READ, named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     MLP,
@@ -92,7 +92,6 @@ class Block(nn.Module):
     def __call__(self, x_BTD, scale=None, mask_BS=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`), before the norm that follows it, if one does."""
         c = self.config
-        scale = 1 if scale is None else scale.astype(self.dtype)
         init = nn.initializers.normal(0.02)
         # As published, each: the residual stream of a pre-LN model adds 2 L of these, and no norm comes between.
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else init
@@ -102,10 +101,10 @@ class Block(nn.Module):
         attention = SelfAttention(c.embed, c.heads, c.head_dim, False, init, out_init, self.dtype, name="attention")
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
-            x_BTD = x_BTD + scale * attention(attention_norm(x_BTD), mask_BS)
-            return x_BTD + scale * mlp(mlp_norm(x_BTD))
-        x_BTD = attention_norm(x_BTD + scale * attention(x_BTD, mask_BS))
-        return mlp_norm(x_BTD + scale * mlp(x_BTD))
+            x_BTD = x_BTD + rescaled(attention(attention_norm(x_BTD), mask_BS), scale)
+            return x_BTD + rescaled(mlp(mlp_norm(x_BTD)), scale)
+        x_BTD = attention_norm(x_BTD + rescaled(attention(x_BTD, mask_BS), scale))
+        return mlp_norm(x_BTD + rescaled(mlp(x_BTD), scale))
 
 
 class BERT(nn.Module):

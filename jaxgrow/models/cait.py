@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes import READ, named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, LayerNorm, Linear, Some, run_parts, run_stack, stacked_init
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
@@ -110,11 +110,10 @@ class Block(nn.Module):
     def __call__(self, u_BTD, x_BSD=None, scale=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
         c = self.config
-        scale = 1 if scale is None else scale.astype(self.dtype)
 
         def sized(name, y_BTD):
             size = self.param(name, named(nn.initializers.constant(c.layer_scale), "embed"), (c.embed,))
-            return scale * size.astype(self.dtype).reshape(1, 1, -1) * y_BTD
+            return rescaled(size.astype(self.dtype).reshape(1, 1, -1) * y_BTD, scale)
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
         z_BSD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(z_BSD)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes import READ, named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     MLP,
@@ -60,14 +60,13 @@ class Block(nn.Module):
     def __call__(self, x_BTD, scale=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
         c = self.config
-        scale = 1 if scale is None else scale.astype(self.dtype)
         init = nn.initializers.normal(0.02)
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)  # the residual stream adds 2 L of these
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, name="attention")
-        x_BTD = x_BTD + scale * attention(h_BTD)
+        x_BTD = x_BTD + rescaled(attention(h_BTD), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        return x_BTD + scale * MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD)
+        return x_BTD + rescaled(MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD), scale)
 
 
 class GPT2(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxgrow.axes import READ, named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     Linear,
@@ -149,12 +149,11 @@ class Block(nn.Module):
     def __call__(self, x_BTD, rotation, scale=None, mask_BS=None):
         """``rotation``: cosine and sine [1 or B, T, K/2] of the positions; ``scale`` multiplies what each sublayer adds."""
         c = self.config
-        scale = 1 if scale is None else scale.astype(self.dtype)
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        x_BTD = x_BTD + scale * Attention(c, *inits, self.dtype, name="attention")(h_BTD, rotation, mask_BS)
+        x_BTD = x_BTD + rescaled(Attention(c, *inits, self.dtype, name="attention")(h_BTD, rotation, mask_BS), scale)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        return x_BTD + scale * SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD)
+        return x_BTD + rescaled(SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD), scale)
 
 
 class Llama(nn.Module):

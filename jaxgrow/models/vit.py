@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes import named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, run_parts, stacked_init
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
@@ -60,13 +60,12 @@ class Block(nn.Module):
     def __call__(self, x_BTD, scale=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
         c = self.config
-        scale = 1 if scale is None else scale.astype(self.dtype)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(c.embed, c.heads, c.head_dim, False, INIT, INIT, self.dtype, name="attention")
-        x_BTD = x_BTD + scale * attention(h_BTD)
+        x_BTD = x_BTD + rescaled(attention(h_BTD), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         gelu = partial(jax.nn.gelu, approximate=False)
-        return x_BTD + scale * MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")(h_BTD)
+        return x_BTD + rescaled(MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")(h_BTD), scale)
 
 
 class ViT(nn.Module):
