@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgrow.drop import LayerDrop, Sensitivity, allocate, block_list, gates, sample, schedule, systematic, theta
+from jaxgrow.drop import (
+    LayerDrop,
+    Sensitivity,
+    Variance,
+    allocate,
+    block_list,
+    fit_variance,
+    gates,
+    sample,
+    schedule,
+    systematic,
+    theta,
+)
 from jaxgrow.drop.sampling import GRID
 
 TOLERANCE = 1e-12  # float64, numbers of order one
@@ -68,6 +80,49 @@ def test_recovery_keeps_every_layer_at_the_end(reverse):
     assert (values[751:] == 1).all()
     assert values[0 if reverse else 750] == pytest.approx(0.5)
     assert values[750 if reverse else 0] == 1
+
+
+CURVE = Variance(peak=0.2, shape=3.0)
+DISTURBED = LayerDrop(theta=0.3, time="variance", variance=CURVE)
+
+
+def test_the_variance_schedule_keeps_all_until_dropping_disturbs_most_and_then_follows_the_curve():
+    values, u = over_time(DISTURBED), np.arange(STEPS + 1) / STEPS
+    assert (values[: STEPS // 5 + 1] == 1).all() and (np.diff(values[STEPS // 5 :]) < 0).all()
+    gamma = (u / 0.2) ** 2 * np.exp(-2 * (u / 0.2 - 1))  # by hand
+    np.testing.assert_allclose(values[200:], 0.3 + 0.7 * gamma[200:], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(np.asarray(CURVE(u)), gamma, rtol=0, atol=TOLERANCE)
+    late = over_time(replace(DISTURBED, sensitivity=Sensitivity(after=0.5)))
+    np.testing.assert_allclose(late[500::5], values[::10], rtol=0, atol=TOLERANCE)  # the clock of dropping
+
+
+@pytest.mark.parametrize("curve", [CURVE, Variance(0.01, 1.5), Variance(0.9, 40.0)], ids=str)
+def test_a_fit_finds_the_curve_that_values_come_from_whatever_their_size_and_order(curve):
+    u = np.random.default_rng(0).permutation(np.arange(1, 41) / 40)
+    v = 1e-3 * np.asarray(curve(u))
+    found = fit_variance(u, np.where(v < 1e-300, 0, v))
+    np.testing.assert_allclose((found.peak, found.shape), (curve.peak, curve.shape), rtol=1e-6)
+
+
+def test_a_fit_goes_by_large_values_and_finds_the_curve_through_noise():
+    """Relative noise of a half where the variance is below a tenth of its maximum, of a twentieth elsewhere."""
+    u, rng = np.arange(1, 101) / 100, np.random.default_rng(0)
+    v = np.asarray(CURVE(u))
+    found = fit_variance(u, v * np.exp(rng.normal(size=100) * np.where(v < 0.1, 0.5, 0.05)))
+    assert found.peak == pytest.approx(0.2, abs=0.01) and found.shape == pytest.approx(3, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "says"),
+    [
+        ([0.1, 0.2, 0.3], [0, 1, 2], "three points or more that are not zero make a fit, but there are 2"),
+        ([0.1, 0.4, 0.7, 1], [10, 2.5, 1, 0.5], "no peak while layers are dropped, it only falls"),
+        ([0.1, 0.4, 0.7, 1], [1, 2, 4, 8], "no peak while layers are dropped, it only rises"),
+    ],
+)
+def test_what_has_no_peak_is_not_fitted(u, v, says):
+    with pytest.raises(ValueError, match=says):
+        fit_variance(u, v)
 
 
 # --- depth ---
@@ -286,6 +341,9 @@ def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
             lambda: LayerDrop(recovery=0.6, sensitivity=Sensitivity(after=0.4)),
             "after=0.4 and recovery=0.6 leave no step",
         ),
+        (lambda: LayerDrop(time="variance"), "time='variance' goes by a variance"),
+        (lambda: LayerDrop(variance=CURVE), "no other time does, but time='pld' has variance=Variance"),
+        (lambda: Variance(1.5, 2.0), "peak lies in .0, 1. and shape above 1, but they are 1.5 and 2.0"),
         (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
         (lambda: LayerDrop(depth="prefix"), "never runs the upper layers, so scale must be 'none', not 'sublayer'"),
         (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),

@@ -7,6 +7,7 @@ import difflib
 import enum
 import inspect
 import itertools
+import json
 import re
 from dataclasses import replace
 
@@ -19,9 +20,9 @@ import pytest
 import runs
 
 from jaxgrow import flops
-from jaxgrow.drop import Kept, LayerDrop, Sensitivity, gates, sensitivity
+from jaxgrow.drop import Kept, LayerDrop, Sensitivity, Variance, gates, sensitivity
 from jaxgrow.models import GPT2Config
-from train import config, data, pretrain
+from train import config, data, pretrain, variance
 from train.batches import Windows, next_tokens, probe, validation
 from train.checkpoint import load
 from train.errors import UserError
@@ -407,3 +408,34 @@ def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path
     ):
         with pytest.raises(UserError, match=re.escape(says)):
             config.load(path, [wrong])
+
+
+def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
+    """The logs are written by hand, with the losses of a known curve; the third run keeps all layers up to its peak."""
+    curve, steps, after = Variance(peak=0.25, shape=3.0), 40, 0.25
+    drop = LayerDrop(sensitivity=Sensitivity(after=after, batches=2))
+
+    def finished(name, drop, loss, **changes):
+        folder = pretrain.claim(tmp_path / name, replace(experiment(tmp_path, drop, **changes), steps=steps))
+        lines = [{"phase": "train large", "step": t, "val_loss": loss(t)} for t in range(2, steps + 1, 2)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "result.json").write_text("{}")
+        return folder
+
+    def disturbed(t):
+        u = (t - after * steps) / ((1 - after) * steps)
+        return 2 + (0.1 * float(curve(u)) ** 0.5 if u > 0 else 0.7)  # what came before dropping is none of its doing
+
+    base, dropped = finished("base", None, lambda t: 2.0), finished("dropped", drop, disturbed)
+    found = variance.fit(base, dropped)
+    assert (found.peak, found.shape) == (pytest.approx(0.25, rel=1e-3), pytest.approx(3, rel=1e-3))
+    for wrong, says in (
+        ((dropped, base), "must be from scratch"),
+        ((base, finished("other", drop, disturbed, batch=4)), "differ in more than in dropping layers: batch: 8 and 4"),
+        ((base, tmp_path), "there is no finished run"),
+        ((base, finished("flat", drop, lambda t: 2.0)), "three points or more"),
+    ):
+        with pytest.raises(UserError, match=says):
+            variance.fit(*wrong)
+    third = Gates(replace(drop, time="variance", variance=found), LAYERS, steps, 1, 0, jnp.arange(4.0))
+    assert [third(step)[1] is None for step in range(10, 20)] == [True] * 7 + [False] * 3  # u = 7 / 30 and 8 / 30

@@ -6,7 +6,7 @@
 from jaxgrow.drop.allocation import Sensitivity, allocate, block_list, sensitivity
 from jaxgrow.drop.execution import Kept, conditional, dropping
 from jaxgrow.drop.sampling import gates, sample, systematic
-from jaxgrow.drop.schedules import LayerDrop, schedule, theta
+from jaxgrow.drop.schedules import LayerDrop, Variance, fit_variance, schedule, theta
 from jaxgrow.drop.tokens import TokenDrop, sample_tokens
 
 __all__ = [
@@ -14,10 +14,12 @@ __all__ = [
     "LayerDrop",
     "Sensitivity",
     "TokenDrop",
+    "Variance",
     "allocate",
     "block_list",
     "conditional",
     "dropping",
+    "fit_variance",
     "gates",
     "sample",
     "sample_tokens",

@@ -8,9 +8,60 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgrow.drop.allocation import Sensitivity, allocate, block_list
+
+
+@dataclass(frozen=True)
+class Variance:
+    """How much dropping disturbs training over time, as a share of the most: what ``time="variance"`` goes by.
+
+    .. math:: \\phi(u) = (u / peak)^{shape - 1} \\exp(-(shape - 1) (u / peak - 1))
+
+    The curve of a gamma distribution, 1 at ``u = peak``, where u runs from 0 to 1 while layers are dropped. SBLD fits "a
+    poly-weighted exponential gamma distribution" to the variance between training with and without dropping. Neither that
+    formula, nor how probabilities follow from it, nor when and on what it is measured, is public: this curve stands in for it,
+    `fit_variance` for its fit, and `theta` says what we make of it. [reconstructed]
+    """
+
+    peak: float
+    shape: float
+
+    def __post_init__(self):
+        if not 0 < self.peak <= 1 or not self.shape > 1:
+            raise ValueError(f"peak lies in (0, 1] and shape above 1, but they are {self.peak} and {self.shape}")
+
+    def __call__(self, u: ArrayLike) -> jax.Array:
+        at = jnp.asarray(u) / self.peak
+        return jnp.exp((self.shape - 1) * (jnp.log(at) - at + 1))
+
+
+def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
+    """The `Variance` nearest to what was measured: ``variance`` [n], not negative, at the ``times`` u [n], in (0, 1].
+
+    Such as ``(loss_dropped - loss_baseline)^2`` of two runs (``python -m train.variance`` reads it off their logs). Least
+    squares of log v = a + (shape - 1) (log u - u / peak), which is linear in its three unknowns, each point weighted by v^2:
+    to first order, least squares in v itself. What is zero has no weight. Pure; NumPy, in float64. [reconstructed]
+
+    Raises:
+      ValueError: less than three points that are not zero, or no peak among ``times``.
+    """
+    u, v = (np.asarray(x, np.float64) for x in (times, variance))
+    some = v > 0
+    u, v = u[some], v[some]
+    if len(np.unique(u)) < 3:
+        raise ValueError(f"three points or more that are not zero make a fit, but there are {len(np.unique(u))}")
+    v = v / v.max()
+    terms = np.stack([np.ones_like(u), np.log(u), -u], 1)
+    _, rise, fall = np.linalg.lstsq(v[:, None] * terms, v * np.log(v), rcond=None)[0]
+    if not 0 < rise <= fall:
+        raise ValueError(
+            "the variance has no peak while layers are dropped, it only "
+            f"{'falls' if rise <= 0 else 'rises'}: measure longer or more often, or use another time than 'variance'"
+        )
+    return Variance(float(rise / fall), float(1 + rise))
 
 
 @dataclass(frozen=True)
@@ -22,6 +73,8 @@ class LayerDrop:
     =============================== ======================================== =========================================
     PLD                             (the defaults)                           Zhang & He, NeurIPS 2020
     SBLD                            ``sensitivity=Sensitivity()``            Zeng et al., AAAI 2023, reconstructed
+    the same, scheduled by          and ``time="variance",                   the same; stands in for their fit
+    variance                        variance=fit_variance(...)``
     stochastic depth, linear decay  ``time="constant"``                      Huang et al. 2016
     LayerDrop                       ``time="constant", depth="uniform",      Fan et al. 2019
                                     scale="none", theta=0.8``
@@ -34,9 +87,10 @@ class LayerDrop:
     """
 
     theta: float = 0.5  # what theta(t) goes to
-    time: Literal["pld", "constant", "linear", "layerskip"] = "pld"
+    time: Literal["pld", "constant", "linear", "layerskip", "variance"] = "pld"
     depth: Literal["linear", "algorithm1", "uniform", "layerskip", "prefix"] = "linear"  # without a sensitivity
     gamma: float = 100.0  # of time="pld", in units of 1/T; the paper's 100
+    variance: Variance | None = None  # of time="variance", as `fit_variance` finds it
     reverse: bool = False  # time runs backwards: dropping decreases
     recovery: float = 0.0  # the last fraction of the steps, which keeps every layer
     sensitivity: Sensitivity | None = None  # SBLD: depth by measured sensitivities
@@ -48,6 +102,11 @@ class LayerDrop:
         for name, low in (("theta", 0.05), ("recovery", 0.0)):
             if not low <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} lies between {low} and 1, but is {getattr(self, name)}")
+        if (self.time == "variance") != (self.variance is not None):
+            raise ValueError(
+                f"time='variance' goes by a variance, and no other time does, but time={self.time!r} has "
+                f"variance={self.variance}; python -m train.variance fits one to two runs"
+            )
         if self.depth == "prefix" and self.scale != "none":
             raise ValueError(f"depth='prefix' never runs the upper layers, so scale must be 'none', not {self.scale!r}")
         if self.gamma < 0:
@@ -73,6 +132,7 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     constant     1                                    Huang et al., Fan et al.
     linear       u
     layerskip    2^u - 1                              Elhoushi et al.
+    variance     0 up to the peak, then 1 - phi(u)    `Variance`; in place of Zeng et al.'s [reconstructed]
     ============ ==================================== ==========================================================
 
     u runs from 0 to 1 while layers are dropped: T, here and in PLD's gamma, is the number of those steps. Before them, in the
@@ -87,6 +147,7 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
         "constant": lambda: jnp.ones_like(at),
         "linear": lambda: at,
         "layerskip": lambda: 2**at - 1,
+        "variance": lambda: 1 - drop.variance(jnp.maximum(at, drop.variance.peak)),  # type: ignore[misc, union-attr]
     }[drop.time]()
     every = (t > last) | ((t <= first) if first else False)
     return 1 - (1 - drop.theta) * jnp.where(every, 0, amount)

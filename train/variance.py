@@ -1,0 +1,56 @@
+"""Fits the schedule "variance" of layer dropping to two runs: ``python -m train.variance BASELINE DROPPED``.
+
+Work directories of two finished runs from scratch, alike in everything but that the second drops layers. Prints the field
+``variance`` for the `LayerDrop` of a third. v(t) = (validation loss with dropping - without)^2, at the steps where both were
+judged. [reconstructed] The two runs are this schedule's pre-analysis. What they cost is in their own results and in no other's:
+whoever compares the third run at equal cost adds it, as for any sweep.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from jaxgrow.drop import Variance, fit_variance
+from train.config import differences
+from train.errors import UserError, exits_cleanly
+from train.report import Run
+
+
+def fit(baseline: Path, dropped: Path) -> Variance:
+    """Raises:
+    UserError: a run has not finished, they are not alike, or their losses have no such curve.
+    """
+    for folder in (baseline, dropped):
+        if not (folder / "result.json").exists():
+            raise UserError(f"there is no finished run in {folder}; run its config first")
+    base, config = (json.loads((folder / "config.json").read_text()) for folder in (baseline, dropped))
+    wrong = differences(*({k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config)))
+    if wrong:
+        raise UserError(f"{baseline} and {dropped} differ in more than in dropping layers: {'; '.join(wrong)}")
+    drop = config["method"].get("Scratch", {}).get("drop")
+    if drop is None or base["method"] != {"Scratch": {"drop": None}}:
+        raise UserError(
+            f"{baseline} must be from scratch, and {dropped} too, but with dropping: Scratch(), Scratch(drop)"
+        )
+    first = round((drop["sensitivity"] or {"after": 0})["after"] * config["steps"])
+    last = (1 - drop["recovery"]) * config["steps"]
+    losses = [{line["step"]: line["val_loss"] for line in Run("", 0, f).curve} for f in (baseline, dropped)]
+    steps = sorted(t for t in losses[0].keys() & losses[1].keys() if first < t <= last)
+    try:
+        return fit_variance(
+            [(t - first) / (last - first) for t in steps], [(losses[1][t] - losses[0][t]) ** 2 for t in steps]
+        )
+    except ValueError as error:
+        raise UserError(f"{error} ({len(steps)} steps of {baseline} and {dropped})") from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m train.variance", description=__doc__)
+    parser.add_argument("baseline", type=Path, help="work directory of a run that drops nothing")
+    parser.add_argument("dropped", type=Path, help="work directory of the same run with layer dropping")
+    arguments = parser.parse_args()
+    print(fit(arguments.baseline, arguments.dropped))
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)
