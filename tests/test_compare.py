@@ -394,6 +394,52 @@ def test_keep_probabilities_are_plotted_where_layers_are_dropped(tmp_path):
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
+# --- plots ---
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, instead of files."""
+    found = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure))
+    return found
+
+
+def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_them(comparison, figures, tmp_path):
+    many = [[made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])] for i in range(9)]
+    first = [runs[:1] for runs in comparison.runs]
+    plots.losses(Comparison([*first, *many], [runs[:1] for runs in comparison.frontier]), tmp_path / "plot.png")
+    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
+    assert axes.get_xscale() == "log" and "FLOPs" in axes.get_xlabel() and "nats a token" in axes.get_ylabel()
+    figures[0].draw_without_rendering()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1  # hides nothing
+    assert [t.get_text() for t in legend.get_texts()][-2:] == ["method8", "frontier: scratch, each fully decayed"]
+    lines = {(line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata()) > 1}
+    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + 1  # no two alike
+
+
+def test_keep_probabilities_have_a_panel_a_model_and_whole_layers_as_ticks(figures, tmp_path):
+    run = dropping(tmp_path, 0, 0.5)
+    coarse = {
+        "phase": "train coarse1",
+        "step": 8,
+        "tokens": 1,
+        "seconds": 1,
+        "compile_seconds": 0,
+        "loss": 1.0,
+        "keep": [1, 0.5],
+    }
+    with (run.folder / "metrics.jsonl").open("a") as log:  # a smaller model, of one line
+        log.write(json.dumps(coarse) + "\n")
+    scratch = made(tmp_path, "scratch", SCRATCH)
+    assert plots.keep(Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png")
+    panels = [axes for axes in figures[0].axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["drop, train large", "drop, train coarse1"]
+    for axes, depth in zip(panels, (4, 2), strict=True):
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer") and axes.get_ylim() == (0.5, depth + 0.5)
+        assert all(float(tick).is_integer() for tick in axes.get_yticks())
+
+
 # --- the script ---
 
 
@@ -433,7 +479,10 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("{0}:eval_batches=1:name=again",), "are not judged alike: eval_batches * batch: 16 and 8; compare runs that agree"),
+        (
+            ("{0}:eval_batches=1:name=again",),
+            "are not judged alike: eval_batches * batch: 16 and 8; compare runs that agree",
+        ),
         (
             ("{0}", "--frontier", "0.5:data.tokenizer=t"),
             "two runs have one name: scratch, scratch, scratch-x0.5; give each",

@@ -33,9 +33,12 @@ def losses(comparison: Comparison, path: Path) -> None:
         ends = sorted((mean(r.cost("flops") for r in rs), mean(r.loss for r in rs)) for rs in comparison.scratch)
         axes.plot(*np.transpose(ends), "kx--", zorder=3, label="frontier: scratch, each fully decayed")
     finals = [r.loss for runs in [*comparison.runs, *comparison.frontier] for r in runs]
-    highest = max(p["val_loss"] for runs in comparison.runs for r in runs for p in r.curve)
-    axes.set_ylim(min(finals) - 0.05, min(highest, min(finals) * 1.6) + 0.05)
+    points = [p for runs in comparison.runs for r in runs for p in r.curve]
+    top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
+    axes.set_ylim(min(finals) - 0.05, top)
     axes.set_xscale("log")
+    seen = [p["flops"] for p in points if p["val_loss"] < top and p["flops"] > 0]
+    axes.set_xlim(left=0.9 * min(seen + [r.cost("flops") for runs in comparison.frontier for r in runs]))
     axes.set_xlabel("FLOPs, all phases counted")
     _finish(figure, axes, comparison.runs[0][0], path)
 
@@ -59,7 +62,8 @@ def keep(comparison: Comparison, path: Path) -> bool:
         image = axes.pcolormesh(
             edges, np.arange(depth + 1) + 0.5, np.transpose([x["keep"] for x in lines]), vmin=0, vmax=1
         )
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.set_ylabel("layer")
