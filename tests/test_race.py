@@ -86,7 +86,7 @@ def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch
         "ligo": [made(tmp_path, "ligo", [5.0, 3.0], [130.0], learning=30.0)],
     }
     found = {row["by"]: row for row in race.rows(finished)}
-    assert list(found) == ["cheap", "ligo", "dear", "late"]
+    assert list(found) == ["cheap", "dear", "ligo", "late"]
     assert found["cheap"]["flops"] == [20, 40, 80]
     assert found["cheap"]["loss"] == [[6.0], [5.5], [5.0], [3.0]]
     assert found["dear"]["loss"] == [[6.0], [5.5], [5.0], [4.0]]

@@ -14,7 +14,7 @@ import runs
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain, programs, step
 from train.batches import next_tokens
-from train.methods import Growing, Learned, Stage, To
+from train.methods import Scratch
 from train.optim import Optim, transformation
 from train.parallel import AXIS, local_batch, mapped
 from train.step import Model, Now, eval_step, logits, loss, train_step
@@ -216,10 +216,9 @@ def compilations(experiment, folder) -> int:
 
 @pytest.mark.usefixtures("anew")
 def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
-    """Every kind of program that a run has: starts, steps dense and dropped, measures, learned maps, transformations."""
+    """With layer dropping: what starts, steps dense and dropped, draws, measures, judges."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
-    grown = To((Stage(0.5, drop=drop),), by=Learned(steps=2))
-    once = runs.experiment(tmp_path, model=runs.LARGE, method=Growing(runs.SMALL, Stage(0.5), (grown,)), accumulate=2)
+    once = runs.experiment(tmp_path, method=Scratch(drop))
     assert compilations(once, tmp_path / "one") > 10  # the control: it does count
     copy = replace(once, name="again")
     assert compilations(copy, tmp_path / "two") == 0
@@ -230,7 +229,7 @@ def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
 
 @pytest.mark.usefixtures("anew")
 def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numbers(tmp_path):
-    once = runs.experiment(tmp_path)
+    once = runs.experiment(tmp_path, method=runs.VCYCLE)  # what coalesces and interpolates, too
     pretrain.run(once, tmp_path / "one")
     others = [
         replace(once, seed=1),
