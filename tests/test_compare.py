@@ -235,13 +235,21 @@ def test_a_better_run_does_save(tmp_path):
         ({"model": {"context": 7}}, r"model.context: 1024 and 7"),
         ({"eval_batches": 1}, r"eval_batches \* batch: 32 and 4"),
         ({"batch": 8}, r"eval_batches \* batch: 32 and 64"),
+        ({"corpus": {"valid": "cd"}}, r"corpus.valid: 'b' and 'cd'"),
+        ({"corpus": {"train": "cd"}}, r"corpus.train: 'a' and 'cd'"),
     ],
 )
 def test_runs_that_are_not_judged_alike_are_refused(tmp_path, change, says):
     def changed(old, new):
         return {k: changed(v, new[k]) if k in new and isinstance(v, dict) else new.get(k, v) for k, v in old.items()}
 
-    base, other = made(tmp_path, "base", SCRATCH), made(tmp_path, "other", SCRATCH, config=changed(CONFIG, change))
+    config = (
+        CONFIG | {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
+        if "corpus" in change
+        else CONFIG
+    )
+    base = made(tmp_path, "base", SCRATCH, config=config)
+    other = made(tmp_path, "other", SCRATCH, config=changed(config, change))
     with pytest.raises(UserError, match=f"^base and other are not judged alike: .*{says}"):
         Comparison([[base], [other]], [])
     with pytest.raises(UserError, match="are not judged alike"):
@@ -253,6 +261,11 @@ def test_runs_that_train_otherwise_are_compared(tmp_path):
     data = {"Data": CONFIG["data"]["Data"] | {"cache": "elsewhere"}}
     other = made(tmp_path, "other", SCRATCH, config=config | {"data": data, "model": CONFIG["model"] | {"layers": 99}})
     assert Comparison([[made(tmp_path, "base", SCRATCH)], [other]], []).rows()
+    moved = CONFIG["data"]["Data"] | {"path": "there", "tokenizer": "there.json"}  # the same, by content
+    corpus = {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
+    here = made(tmp_path, "here", SCRATCH, config=CONFIG | corpus)
+    there = made(tmp_path, "there", SCRATCH, config=CONFIG | {"data": {"Data": moved}} | corpus)
+    assert Comparison([[here], [there]], []).rows()
 
 
 def test_a_baseline_that_is_not_decayed_is_said(tmp_path):

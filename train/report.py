@@ -140,13 +140,21 @@ def half_width(values: Sequence[float | None]) -> float | None:
     return float(stats.t.ppf(0.975, len(known) - 1)) * stdev(known) / math.sqrt(len(known))
 
 
-def judged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides how a run's loss is judged, of its ``config.json``: corpus, tokenizer, split, context, evaluation."""
+def judged(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
+    """What decides how a run's loss is judged, of its ``config.json``: corpus, tokenizer, split, context, evaluation.
+
+    With ``known``, the data are those whose hashes it holds as ``corpus``, wherever they lie.
+    """
     ((kind, data),) = config["data"].items()
-    data = {k: v for k, v in data.items() if k not in ("cache", "augment")}  # the latter is of training alone
-    model = {k: v for k, v in config["model"].items() if k in ("context", "masked", "image", "channels", "classes")}
-    samples = config["eval_batches"] * config["batch"]  # spread over the validation data, however divided into batches
-    return {"data": {"kind": kind, **data}, "model": model, "eval_batches * batch": samples}
+    left_out = {"cache", "workers", "augment"}  # how it is read; what training alone does to it
+    left_out |= {"path", "valid_path", "tokenizer"} if known else set()
+    found: dict[str, Any] = {"data": {"kind": kind} | {k: v for k, v in data.items() if k not in left_out}}
+    if known:
+        found["corpus"] = {k: config["corpus"].get(k) for k in ("train", "valid", "tokenizer")}
+    shape = ("context", "masked", "image", "channels", "classes")
+    found["model"] = {k: v for k, v in config["model"].items() if k in shape}
+    # So many samples, spread over the validation data, however they are divided into batches.
+    return found | {"eval_batches * batch": config["eval_batches"] * config["batch"]}
 
 
 def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -157,7 +165,8 @@ def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """
     (first, reference), *others = configs
     for name, config in others:
-        if wrong := differences(judged(reference), judged(config)):
+        known = "corpus" in reference and "corpus" in config
+        if wrong := differences(judged(reference, known), judged(config, known)):
             raise UserError(
                 f"{first} and {name} are not judged alike: {'; '.join(wrong)}; compare runs that agree in these"
             )
