@@ -2,16 +2,21 @@
 
 import json
 import math
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import runs
 
-from train import compare, pretrain
-from train.errors import exits_cleanly
-from train.report import Comparison, Run, frontier_budget
+from jaxgrow.models import GPT2Config
+from train import compare, plots, programs
+from train.comparison import Comparison
+from train.config import Experiment, as_json
+from train.errors import UserError, exits_cleanly
+from train.report import Run, frontier_budget, half_width
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,21 +25,38 @@ def quick():
         yield
 
 
-def made(folder: Path, name: str, curve: list[tuple], seed: int = 0, **result) -> Run:
-    """A finished run with validation losses ``(phase, step, cost, loss)``; its FLOPs are 10 times its seconds."""
+COMPILING = 3.0  # seconds that a synthetic run spends on it, before its first validation
+CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
+
+
+def made(
+    folder: Path,
+    name: str,
+    curve: list[tuple],
+    seed: int = 0,
+    config: dict[str, Any] = CONFIG,
+    rates: tuple[float, ...] = (1.0, 0.0),
+    **result,
+) -> Run:
+    """A finished run with validation losses ``(phase, step, cost, loss)``, and learning rates.
+
+    Its FLOPs are 10 times its seconds of running, to which those of compiling come.
+    """
+
+    def times(c: float) -> dict[str, float]:
+        return {"flops": 10.0 * c, "seconds": c + COMPILING, "compile_seconds": COMPILING}
+
     folder = folder / f"{name}-{seed}"
     folder.mkdir()
-    lines = [{"phase": p, "step": s, "flops": 10.0 * c, "seconds": c, "val_loss": v} for p, s, c, v in curve]
-    lines.insert(
-        1, {"phase": curve[0][0], "step": 1, "flops": 0.0, "seconds": 0, "tokens": 1, "loss": -1.0}
-    )  # no validation
+    lines = [{"phase": p, "step": s, **times(c), "val_loss": v} for p, s, c, v in curve]
+    other = {"phase": curve[0][0], "flops": 0.0, "seconds": 0.0, "compile_seconds": 0.0, "loss": -1.0}  # no validation
+    lines[1:1] = [other | {"step": i, "tokens": i, "lr": rate} for i, rate in enumerate(rates, 2 - len(rates))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, _, cost, loss = curve[-1]
-    phase = {"phase": "train large", "parameters": 50, "steps": 4, "tokens": 100, "flops": 10.0 * cost, "seconds": cost}
-    phase["layers"] = 14.0
-    values = {"tokens": 100, "flops": 10.0 * cost, "seconds": cost, "val_loss": loss, "phases": [phase]}
-    values |= {"val_accuracy": 0.25, "model": {}}
+    phase = {"phase": "train large", "parameters": 50, "steps": 4, "tokens": 100, "layers": 14.0, **times(cost)}
+    values = {"tokens": 100, "val_loss": loss, "phases": [phase], "val_accuracy": 0.25, "model": {}, **times(cost)}
     (folder / "result.json").write_text(json.dumps(values | result))
+    (folder / "config.json").write_text(json.dumps(config))
     return Run(name, seed, folder)
 
 
@@ -52,17 +74,21 @@ CYCLE = [
 
 def test_the_cost_of_a_loss_is_read_between_two_validations_of_the_last_phase(tmp_path):
     run = made(tmp_path, "cycle", CYCLE)
-    assert run.cost_to(3.0, "seconds") == 26.0  # half way from 3.5 to 2.5
+    assert run.cost_to(3.0, "run_seconds") == 26.0  # half way from 3.5 to 2.5
+    assert run.cost_to(3.0, "seconds") == 26.0 + COMPILING
     assert run.cost_to(3.0, "flops") == 260.0
-    assert run.cost_to(3.5, "seconds") == 24.0
-    assert run.cost_to(4.5, "seconds") == 20.0  # had it at the first validation of the phase
-    assert run.cost_to(1.9, "seconds") is None  # though a small model had 1.0
-    assert made(tmp_path, "scratch", SCRATCH).cost_to(3.0, "seconds") == 40.0
+    assert run.cost_to(3.5, "run_seconds") == 24.0
+    assert run.cost_to(4.5, "run_seconds") == 20.0  # had it at the first validation of the phase
+    assert run.cost_to(1.9, "run_seconds") is None  # though a small model had 1.0
+    assert made(tmp_path, "scratch", SCRATCH).cost_to(3.0, "run_seconds") == 40.0
 
 
-def test_the_first_time_counts_where_the_loss_rises_again(tmp_path):
-    curve = [("train large", s, float(s), v) for s, v in ((1, 4.0), (2, 2.0), (3, 3.0), (4, 1.0))]
-    assert made(tmp_path, "wavy", curve).cost_to(2.5, "seconds") == 1.75
+def test_the_last_time_counts_where_the_loss_rises_again(tmp_path):
+    curve = [("train large", s, float(s), v) for s, v in ((1, 4.0), (2, 2.0), (3, 3.0), (4, 1.0), (5, 1.5))]
+    wavy = made(tmp_path, "wavy", curve)
+    assert wavy.cost_to(2.5, "run_seconds") == 3.25
+    assert wavy.cost_to(1.5, "run_seconds") == 3.75  # reached again only on the way to 1.0, and kept
+    assert wavy.cost_to(1.2, "run_seconds") is None  # left again, to the end
 
 
 def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
@@ -87,48 +113,202 @@ def comparison(tmp_path) -> Comparison:
     )
 
 
+def tables(text: str) -> list[dict[str, dict[str, str]]]:
+    """Of each table of a Markdown text: its cells, by run and column."""
+    blocks = [[]]
+    for line in text.splitlines():
+        blocks[-1].append([c.strip() for c in line.split("|")[1:-1]]) if line[:1] == "|" else blocks.append([])
+    return [{row[0]: dict(zip(b[0], row, strict=True)) for row in b[2:]} for b in blocks if b]
+
+
 def test_savings_by_hand(comparison):
     scratch, cycle, short = comparison.rows()
     assert scratch["saved_flops"] == [0, 0] and scratch["flops"] == 1
     assert cycle["saved_flops"] == pytest.approx([1 - 26 / 40, 1 - 26 / 80])  # each seed against its own baseline
-    assert cycle["saved_seconds"] == cycle["saved_flops"]
-    assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2)
+    assert cycle["saved_run_seconds"] == pytest.approx(cycle["saved_flops"])
+    assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])  # with compiling
+    assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2) == cycle["run_seconds"]
+    assert cycle["seconds"] == pytest.approx((35 / 43 + 35 / 83) / 2)
     assert cycle["loss"] == [2.0, 2.0] and cycle["seeds"] == [0, 1] and cycle["tokens_per_parameter"] == 2.0
     assert cycle["below_frontier"] == [True, True]  # from scratch, more than the whole budget would be needed:
     assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
+    assert cycle["saved_frontier_interval"] is None  # of bounds
     assert not any(scratch["below_frontier"] + short["below_frontier"])
     assert short["saved_flops"] == [None, None] and short["saved_frontier"] == pytest.approx([0, 0])
+    assert short["saved_flops_interval"] is None and short["saved_frontier_interval"] == pytest.approx(0)
 
 
-def test_the_table_says_what_was_not_reached(comparison, tmp_path):
-    lines = comparison.table().splitlines()
-    row = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[1:-1]] for line in lines[2:5]}
-    assert row["cycle"][-3:] == ["51.2 % [35.0 %, 67.5 %]", "51.2 % [35.0 %, 67.5 %]", "> 40.0 % [20.0 %, 60.0 %]"]
-    assert row["scratch-x0.5"][-3] == "not reached"
-    comparison.plot(tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+def test_the_interval_is_students(tmp_path):
+    """By the table of its quantiles: 12.706 for two values, 4.303 for three."""
+    assert half_width([0.1, 0.3]) == pytest.approx(12.706 * 0.1, rel=1e-4)
+    assert half_width([0.1, 0.2, 0.6]) == pytest.approx(4.303 * math.sqrt(0.07 / 3), rel=1e-4)
+    assert half_width([0.1]) is None and half_width([0.1, None, 0.3]) is None
+
+
+def test_the_tables_say_what_was_not_reached(comparison, tmp_path):
+    main, along, _ = tables(comparison.table())
+    assert main["cycle"]["FLOPs saved against the frontier"] == "> 40.0 % [20.0 %, 60.0 %]"
+    assert along["cycle"]["FLOPs saved"] == "51.2 % ± 206.5 [35.0 %, 67.5 %]" == along["cycle"]["wall-clock saved"]
+    assert along["cycle"]["wall-clock with compiling saved"].startswith("48.8 % ± ")
+    assert along["scratch-x0.5"]["FLOPs saved"] == "not reached"
+    worse = [made(tmp_path, "worse", [("train large", 1, 9.0, 7.0)], seed=s) for s in (0, 1)]
+    main, *_ = tables(replace(comparison, runs=[*comparison.runs, worse]).table())
+    assert main["worse"]["FLOPs saved against the frontier"] == "above the frontier"
+
+
+def test_without_a_frontier_nothing_is_said_to_be_saved_against_it(comparison):
+    alone = replace(comparison, frontier=[])
+    for row in alone.rows():
+        assert row["saved_frontier"] is row["saved_frontier_given"] is row["below_frontier"] is None
+        assert row["saved_frontier_interval"] is None
+    main, along, _ = tables(alone.table())
+    assert not [column for column in main["cycle"] if "saved" in column]
+    assert along["cycle"]["FLOPs saved"].startswith("51.2 %")
+    assert "need --frontier" in alone.table() and "need --frontier" not in comparison.table()
+
+
+# --- what must not be claimed ---
+
+
+def noisy(seed: int, steps: int = 60, shift: float = 0.0) -> list[tuple]:
+    """A curve that falls by 1.5 nats as its budget grows, evaluated often on little: with noise of 0.1."""
+    draw = random.Random(seed)
+    return [
+        ("train large", s, float(s), 4.5 - 1.5 * (s / steps) ** 0.2 - shift * s / steps + draw.gauss(0, 0.1))
+        for s in range(1, steps + 1)
+    ]
+
+
+def test_a_run_against_its_copy_saves_nothing_however_noisy_its_curve(tmp_path):
+    """A/A: where a first crossing is set against a whole budget, these curves "save" a third and more."""
+    first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(5)]
+    again = [made(tmp_path, "two", noisy(seed), seed) for seed in range(5)]
+    crossed = [next(line["flops"] for line in r.curve if line["val_loss"] <= r.loss) / r.cost("flops") for r in first]
+    assert min(crossed) < 0.7  # the control
+    shorter = [made(tmp_path, "one-x0.5", noisy(100 + s, 30, -0.4), s) for s in range(5)]
+    row = Comparison([first, again], [shorter]).rows()[1]
+    for name in ("saved_frontier", "saved_flops", "saved_run_seconds", "saved_seconds"):
+        assert row[name] == pytest.approx([0] * 5, abs=1e-12), name
+        assert row[f"{name}_interval"] == pytest.approx(0, abs=1e-12), name
+
+
+def test_runs_that_differ_by_chance_alone_save_zero_within_the_interval(tmp_path):
+    """A/A with other noise on either side, 20 times: a 95 % interval may miss zero now and then."""
+    missed = 0
+    for i in range(20):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        first, other, shorter = (
+            [made(folder, name, noisy(1000 * i + 10 * s + j, steps, shift), s) for s in range(4)]
+            for j, (name, steps, shift) in enumerate((("one", 60, 0), ("two", 60, 0), ("one-x0.5", 30, -0.4)))
+        )
+        row = Comparison([first, other], [shorter]).rows()[1]
+        mean = sum(row["saved_frontier"]) / 4 if None not in row["saved_frontier"] else 0
+        half = row["saved_frontier_interval"]
+        missed += half is not None and abs(mean) > half
+        reached = [s for s in row["saved_flops"] if s is not None]
+        missed += len(reached) == 4 and abs(sum(reached) / 4) > row["saved_flops_interval"]
+    assert missed <= 4
+
+
+def test_a_better_run_does_save(tmp_path):
+    """The control of the two above: the same noise, half the cost."""
+    first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(4)]
+    half = [
+        made(tmp_path, "half", [(p, s, c / 2, v - 0.1) for p, s, c, v in noisy(50 + seed)], seed) for seed in range(4)
+    ]
+    row = Comparison(
+        [first, half], [[made(tmp_path, "one-x0.5", noisy(90 + s, 30, -0.4), s) for s in range(4)]]
+    ).rows()[1]
+    assert min(row["saved_frontier"]) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"data": {"Data": {"source": "text", "path": "easy"}}},
+            r"data.path: None and 'easy'; data.source: 'stdlib' and 'text'",
+        ),
+        ({"data": {"Data": {"tokenizer": "t.json"}}}, r"data.tokenizer: 'bytes' and 't.json'"),
+        ({"data": {"Data": {"valid_fraction": 0.5}}}, r"data.valid_fraction: 0.02 and 0.5"),
+        ({"model": {"context": 7}}, r"model.context: 1024 and 7"),
+        ({"eval_batches": 1}, r"eval_batches \* batch: 32 and 4"),
+        ({"batch": 8}, r"eval_batches \* batch: 32 and 64"),
+        ({"corpus": {"valid": "cd"}}, r"corpus.valid: 'b' and 'cd'"),
+        ({"corpus": {"train": "cd"}}, r"corpus.train: 'a' and 'cd'"),
+    ],
+)
+def test_runs_that_are_not_judged_alike_are_refused(tmp_path, change, says):
+    def changed(old, new):
+        return {k: changed(v, new[k]) if k in new and isinstance(v, dict) else new.get(k, v) for k, v in old.items()}
+
+    config = (
+        CONFIG | {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
+        if "corpus" in change
+        else CONFIG
+    )
+    base = made(tmp_path, "base", SCRATCH, config=config)
+    other = made(tmp_path, "other", SCRATCH, config=changed(config, change))
+    with pytest.raises(UserError, match=f"^base and other are not judged alike: .*{says}"):
+        Comparison([[base], [other]], [])
+    with pytest.raises(UserError, match="are not judged alike"):
+        Comparison([[base]], [[other]])
+
+
+def test_runs_that_train_otherwise_are_compared(tmp_path):
+    config = CONFIG | {"batch": 8, "eval_batches": 4, "steps": 9, "seed": 3, "optim": {"peak_lr": 1.0}, "accumulate": 2}
+    data = {"Data": CONFIG["data"]["Data"] | {"cache": "elsewhere"}}
+    other = made(tmp_path, "other", SCRATCH, config=config | {"data": data, "model": CONFIG["model"] | {"layers": 99}})
+    assert Comparison([[made(tmp_path, "base", SCRATCH)], [other]], []).rows()
+    moved = CONFIG["data"]["Data"] | {"path": "there", "tokenizer": "there.json"}  # the same, by content
+    corpus = {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
+    here = made(tmp_path, "here", SCRATCH, config=CONFIG | corpus)
+    there = made(tmp_path, "there", SCRATCH, config=CONFIG | {"data": {"Data": moved}} | corpus)
+    assert Comparison([[here], [there]], []).rows()
+
+
+def test_a_baseline_that_is_not_decayed_is_said(tmp_path):
+    flat = made(tmp_path, "flat", SCRATCH, rates=(0.5, 1.0, 0.3))
+    said = "flat is not decayed: it ends at 30% of its peak rate"
+    assert said in Comparison([[flat]], []).table()
+    down = made(tmp_path, "down", SCRATCH, rates=(0.5, 1.0, 0.01))
+    assert "not decayed" not in Comparison([[down], [flat]], []).table()  # a method may do as it likes
+    assert said in Comparison([[down]], [[flat]]).table()  # but every point of the frontier is a baseline
+
+
+def test_the_noise_floor_by_hand(tmp_path):
+    """Half the budget costs 0.5 nats; the final losses 2.9 and 3.1 deviate by 0.1414 nats."""
+    full = [made(tmp_path, "full", [("train large", 1, 40.0, v)], s) for s, v in ((0, 2.9), (1, 3.1))]
+    half = [made(tmp_path, "full-x0.5", [("train large", 1, 20.0, 3.5)], s) for s in (0, 1)]
+    noise = Comparison([full], [half]).noise()
+    assert noise == pytest.approx({"loss": math.sqrt(0.02), "budget": 2 ** (math.sqrt(0.02) / 0.5) - 1})
+    text = Comparison([full], [half]).table()
+    assert "over 2 seeds the final loss of full deviates by 0.1414, by the frontier's slope 21.7% of its budget" in text
+    assert Comparison([full], []).noise() == {"loss": pytest.approx(math.sqrt(0.02)), "budget": None}
+    assert Comparison([full[:1]], [half[:1]]).noise() == {"loss": None, "budget": None}
+    assert "One seed: no noise floor and no confidence interval is known" in Comparison([full[:1]], [half[:1]]).table()
 
 
 def test_of_classifiers_the_table_tells_the_accuracy(tmp_path):
     runs = [
         made(tmp_path, "vit", SCRATCH, seed=s, model={"classes": 10}, val_accuracy=a) for s, a in ((0, 0.5), (1, 0.75))
     ]
-    table = [[c.strip() for c in line.split("|")[1:-1]] for line in Comparison([runs], []).table().splitlines()[:3]]
-    assert dict(zip(table[0], table[2], strict=True))["final accuracy"] == "62.5 % [50.0 %, 75.0 %]"
+    assert tables(Comparison([runs], []).table())[0]["vit"]["final accuracy"] == "62.5 % [50.0 %, 75.0 %]"
 
 
 def test_some_seeds_that_do_not_reach_a_loss_are_counted(tmp_path):
     far = [(p, s, c, v + 2) for p, s, c, v in CYCLE]
     scratch = [made(tmp_path, "scratch", SCRATCH, seed=s) for s in (0, 1)]
     table = Comparison([scratch, [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", far, seed=1)]], []).table()
-    assert "not reached by 1 of 2 seeds" in table
+    assert "not reached: 1 of 2 seeds" in table
 
 
 def test_a_bound_is_one_only_beside_a_number(comparison):
     (_, cycle), shorter = comparison.runs, comparison.frontier
     far = made(cycle[1].folder.parent, "cycle-far", [(p, s, c, v + 9) for p, s, c, v in CYCLE], seed=1)
     table = Comparison([comparison.runs[0], [cycle[0], far]], shorter).table()
-    assert "not reached by 1 of 2 seeds |" in table and "> not" not in table
+    assert "| above the frontier: 1 of 2 seeds |" in table and "> above" not in table
 
 
 GROWN = [
@@ -148,7 +328,8 @@ def grown(folder: Path, name: str, source: list[tuple[str, float]], seed: int = 
     """A run that ends at the loss of `SCRATCH`, in 26 seconds of its 40; the first phases took those of ``source``."""
     spent = [*source, ("train large", 20.0)]
     phases = [
-        {"phase": p, "parameters": 50, "steps": 4, "tokens": 50, "flops": 10 * s, "seconds": s, "layers": 8.0}
+        {"phase": p, "parameters": 50, "steps": 4, "tokens": 50, "flops": 10 * s, "seconds": s + 1, "layers": 8.0}
+        | {"compile_seconds": 1.0}
         for p, s in spent
     ]
     return made(folder, name, GROWN, seed, phases=phases)
@@ -158,21 +339,22 @@ def grown(folder: Path, name: str, source: list[tuple[str, float]], seed: int = 
 def test_a_small_model_that_one_has_already_is_told_apart(tmp_path, source):
     short = made(tmp_path, "scratch-x0.5", [("train large", 1, 10.0, 6.0), ("train large", 2, 20.0, 4.0)])
     run = grown(tmp_path, "grown", source)
-    assert run.source("seconds") == 6 and run.source("flops") == 60
+    assert run.source("run_seconds") == 6 and run.source("flops") == 60
+    assert run.source("seconds") == 6 + len(source)  # and what they compiled
     comparison = Comparison([[made(tmp_path, "scratch", SCRATCH)], [run]], [[short]])
     scratch, row, _ = comparison.rows()
-    for column in ("saved_flops", "saved_seconds", "saved_frontier"):
+    for column in ("saved_flops", "saved_run_seconds", "saved_frontier"):
         assert row[column] == pytest.approx([1 - 26 / 40])
         assert row[f"{column}_given"] == pytest.approx([1 - 20 / 40])
     assert row["source"] == 6 / 40 and scratch["source"] == 0
-    head, _, *rows = [[c.strip() for c in line.split("|")[1:-1]] for line in comparison.table().splitlines()[:5]]
-    saved = ["FLOPs saved to the baseline's final loss", "wall-clock saved to it", "FLOPs saved against the frontier"]
-    assert head[6:] == [*saved, *(f"{column}, small model given" for column in saved)]
-    assert rows[1][6:] == ["35.0 %"] * 3 + ["50.0 %"] * 3
-    assert rows[0][6:] == ["0.0 %"] * 6
-    assert rows[2][6:] == ["not reached", "not reached", "0.0 %"] * 2
-    head = replace(comparison, frontier=[]).table().splitlines()[0]
-    assert head.count("small model given") == 2 and "frontier" not in head
+    main, along, _ = tables(comparison.table())
+    saved, suffix = "FLOPs saved against the frontier", ".. small model given"
+    assert (main["grown"][saved], main["grown"][suffix]) == ("35.0 %", "50.0 %")
+    assert (main["scratch"][saved], main["scratch"][suffix]) == ("0.0 %", "0.0 %")
+    for unit in ("FLOPs", "wall-clock"):
+        cells = [row[f"{unit} saved{given}"] for row in along.values() for given in ("", ", small model given")]
+        assert cells == ["0.0 %", "0.0 %", "35.0 %", "50.0 %", "not reached", "not reached"]
+    assert "given" not in " ".join(tables(replace(comparison, frontier=[]).table())[0]["grown"])
 
 
 def test_without_a_small_model_no_column_speaks_of_one(comparison, tmp_path):
@@ -191,7 +373,7 @@ def dropping(folder: Path, seed: int, seconds: float) -> Run:
     ]
     result = run.result | {
         "tokens": 240,
-        "phases": [p | {"parameters": 50, "flops": 9.0, "seconds": 5.0} for p in phases],
+        "phases": [p | {"parameters": 50, "flops": 9.0, "seconds": 5.0, "compile_seconds": 2.0} for p in phases],
     }
     (run.folder / "result.json").write_text(json.dumps(result))
     steps = {4: 3.0, 8: 9.0, 12: 9 + 4 * seconds, 16: 9 + 8 * seconds, 24: 80.0}
@@ -199,6 +381,7 @@ def dropping(folder: Path, seed: int, seconds: float) -> Run:
         for step, at in steps.items():
             keep = {"keep": [1.0, 0.75, 0.5, 0.5]} if step > 4 else {}
             line = {"phase": "train large", "step": step, "tokens": 10 * step, "seconds": at, "flops": 1.0, "loss": 2.0}
+            line |= {"compile_seconds": 0.0}
             log.write(json.dumps(line | keep) + "\n")
     return Run("drop", seed, run.folder)
 
@@ -207,7 +390,8 @@ def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
     runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
     assert [runs[0].step_seconds(i) for i in range(3)] == [1.0, None, 0.5]  # the last of 0.5, 0.5 and (80 - 13) / 8
     table = Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], []).table()
-    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| drop")][1:]
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| drop")][2:]
+    assert [row[-2:] for row in rows] == [["5.0", "2.0"]] * 3  # seconds, of these compiling
     assert [row[5:7] for row in rows] == [
         ["4.00", "1000.0 [1000.0, 1000.0]"],
         ["", ""],
@@ -217,37 +401,114 @@ def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
 
 def test_keep_probabilities_are_plotted_where_layers_are_dropped(tmp_path):
     scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
-    assert not Comparison([[scratch]], []).plot_keep(path)
+    assert not plots.keep(Comparison([[scratch]], []), path)
     assert not path.exists()
-    assert Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []).plot_keep(path)
+    assert plots.keep(Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []), path)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
+# --- plots ---
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, instead of files."""
+    found = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure))
+    return found
+
+
+def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_them(comparison, figures, tmp_path):
+    many = [[made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])] for i in range(9)]
+    first = [runs[:1] for runs in comparison.runs]
+    plots.losses(Comparison([*first, *many], [runs[:1] for runs in comparison.frontier]), tmp_path / "plot.png")
+    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
+    assert axes.get_xscale() == "log" and "FLOPs" in axes.get_xlabel() and "nats a token" in axes.get_ylabel()
+    figures[0].draw_without_rendering()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1  # hides nothing
+    assert [t.get_text() for t in legend.get_texts()][-2:] == ["method8", "frontier: scratch, each fully decayed"]
+    lines = {(line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata()) > 1}
+    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + 1  # no two alike
+
+
+def test_keep_probabilities_have_a_panel_a_model_and_whole_layers_as_ticks(figures, tmp_path):
+    run = dropping(tmp_path, 0, 0.5)
+    coarse = {
+        "phase": "train coarse1",
+        "step": 8,
+        "tokens": 1,
+        "seconds": 1,
+        "compile_seconds": 0,
+        "loss": 1.0,
+        "keep": [1, 0.5],
+    }
+    with (run.folder / "metrics.jsonl").open("a") as log:  # a smaller model, of one line
+        log.write(json.dumps(coarse) + "\n")
+    scratch = made(tmp_path, "scratch", SCRATCH)
+    assert plots.keep(Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png")
+    panels = [axes for axes in figures[0].axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["drop, train large", "drop, train coarse1"]
+    for axes, depth in zip(panels, (4, 2), strict=True):
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer") and axes.get_ylim() == (0.5, depth + 0.5)
+        assert all(float(tick).is_integer() for tick in axes.get_yticks())
+
+
 # --- the script ---
+
+
+def called(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["compare", *map(str, arguments)])
+    exits_cleanly(compare.main)
 
 
 def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, capsys):
     scratch = runs.experiment(tmp_path, name="scratch")
     cycle = runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE)
     configs = [runs.script(tmp_path, e) for e in (scratch, cycle)]
+    configs[1] += ":optim.peak_lr=0.03"
     folder = tmp_path / "runs"
-    options = ["--seeds", "3", "--frontier", "0.5", "--workdir", str(folder), "--set", "eval_batches=1"]
-    monkeypatch.setattr(sys, "argv", ["compare", *configs, *options])
-    exits_cleanly(compare.main)
-    assert {p.parent.name for p in folder.glob("*/result.json")} == {
-        "scratch-seed3",
-        "cycle-seed3",
-        "scratch-x0.5-seed3",
-    }
+    options = ["--seeds", "3", "--frontier", "0.5:optim.peak_lr=0.02:optim.warmup=1", "--workdir", folder]
+    options += ["--set", "eval_batches=1"]
+    called(monkeypatch, *configs, *options)
+    names = ("scratch", "cycle", "scratch-x0.5")
+    assert {p.parent.name for p in folder.glob("*/result.json")} == {f"{name}-seed3" for name in names}
     assert json.loads((folder / "scratch-x0.5-seed3" / "result.json").read_text())["steps"] == 4
-    config = json.loads((folder / "scratch-seed3" / "config.json").read_text())
-    assert (config["eval_batches"], config["seed"]) == (1, 3)
+    written = [json.loads((folder / f"{name}-seed3" / "config.json").read_text()) for name in names]
+    assert [(c["eval_batches"], c["seed"]) for c in written] == [(1, 3)] * 3
+    assert [(c["optim"]["peak_lr"], c["optim"]["warmup"]) for c in written] == [(0.01, 2), (0.03, 2), (0.02, 1)]
     first = {name: (folder / name).read_bytes() for name in ("compare.md", "compare.json")}
     assert (folder / "compare.png").read_bytes()[:4] == b"\x89PNG"
     assert first["compare.md"].decode() in capsys.readouterr().out
-    rows = {row["run"]: row for row in json.loads(first["compare.json"])}
-    assert rows.keys() == {"scratch", "cycle", "scratch-x0.5"} and rows["scratch"]["saved_flops"] == [0.0]
+    found = json.loads(first["compare.json"])
+    rows = {row["run"]: row for row in found["rows"]}
+    assert rows.keys() == set(names) and rows["scratch"]["saved_flops"] == [0.0]
+    assert found["noise"] == {"loss": None, "budget": None} and "One seed" in " ".join(found["doubts"])
 
-    monkeypatch.setattr(pretrain, "train_step", None)  # would fail if anything was trained
-    exits_cleanly(compare.main)
+    monkeypatch.setattr(programs, "step", None)  # would fail if anything was trained
+    called(monkeypatch, *configs, *options)
     assert {name: (folder / name).read_bytes() for name in first} == first
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ("{0}:eval_batches=1:name=again",),
+            "are not judged alike: eval_batches * batch: 16 and 8; compare runs that agree",
+        ),
+        (
+            ("{0}", "--frontier", "0.5:data.tokenizer=t"),
+            "two runs have one name: scratch, scratch, scratch-x0.5; give each",
+        ),
+        (("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"), "not judged alike: data.tokenizer: 'bytes' and 't'"),
+        (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
+        (("--frontier", "half"), "--frontier takes numbers divided by commas, not 'half'"),
+        (("--seeds", ","), "--seeds needs at least one seed"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
+    with pytest.raises(SystemExit):
+        called(monkeypatch, script, *(o.format(script) for o in options), "--workdir", tmp_path / "runs")
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

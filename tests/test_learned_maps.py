@@ -107,3 +107,19 @@ def test_models_that_do_not_fit_and_results_that_exist_are_refused(saved, anothe
     with pytest.raises(SystemExit):
         called(monkeypatch, path, "--apply", another)
     assert "--apply and --out go together" in capsys.readouterr().err
+
+
+def test_every_panel_of_the_plot_is_a_map_with_whole_ticks_and_labels(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
+    depth = {"blocks/attention": np.eye(3)[[0, 1, 2, 0, 1, 2]], "blocks/mlp": np.ones((6, 3))}
+    width = {"embed": {"write": np.ones((12, 8))}, "heads": {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)}}
+    maps.plot(maps.Maps(SMALL, runs.MODEL, ligo.LiGO(), {"depth": depth, "width": width}), tmp_path / "maps.png")
+    panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
+    titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
+    assert [axes.get_title() for axes in panels] == titles  # five, and no sixth to eighth that is empty
+    for axes, kind, old in zip(panels, ["layer", "layer", "unit", "unit", "unit"], [3, 3, 8, 4, 4], strict=True):
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (f"old {kind}", f"new {kind}")
+        assert axes.get_xlim() == (0.5, old + 0.5)  # counted from one
+        ticks = [*axes.get_xticks(), *axes.get_yticks()]
+        assert all(float(tick).is_integer() for tick in ticks)

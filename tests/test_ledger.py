@@ -211,3 +211,61 @@ def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
     assert not (tmp_path / "run" / "result.json").exists()
     for line in runs.log(tmp_path / "run"):
         assert all(math.isfinite(v) for k, v in line.items() if k != "phase")
+
+
+# --- compiling ---
+
+
+def test_compiling_is_told_apart_in_every_phase_and_validation_is_none_of_it(tmp_path, clock):
+    book, event = Ledger(tmp_path), "/jax/core/compile/backend_compile_duration"
+    book.begin("one", 1)
+    clock.now += 3
+    jax.monitoring.record_event_duration_secs(event, 2.0)
+    with book.paused():
+        clock.now += 50
+        jax.monitoring.record_event_duration_secs(event, 40.0)
+    assert book.totals()["compile_seconds"] == 2
+    book.begin("two", 1)
+    clock.now += 2
+    jax.monitoring.record_event_duration_secs(event, 1.0)
+    jax.monitoring.record_event_duration_secs("/of/another/kind", 1.0)
+    book.charge(30.0, 10.0)  # an earlier run's
+    record = book.record()
+    book.close()
+    assert [p["compile_seconds"] for p in record["phases"]] == [2, 11] and record["compile_seconds"] == 13
+    assert [p["seconds"] for p in record["phases"]] == [3, 32]
+    jax.monitoring.record_event_duration_secs(event, 5.0)  # away
+    book = Ledger(tmp_path, record)
+    assert book.totals()["compile_seconds"] == 13
+    book.close()
+
+
+def test_what_is_traced_within_a_trace_counts_once(clock):
+    counter, inner = ledger.Compiling(), "/jax/core/compile/jaxpr_trace_duration"
+    clock.now += 2
+    for seconds, later in ((1.0, 3), (2.0, 1)):  # two within the one that follows, which began before both
+        jax.monitoring.record_event_duration_secs(inner, seconds)
+        clock.now += later
+    jax.monitoring.record_event_duration_secs(inner, 5.5)
+    assert counter.seconds == 5.5
+    clock.now += 4
+    jax.monitoring.record_event_duration_secs(inner, 4.0)  # right after it
+    assert counter.seconds == 9.5
+    counter.close()
+
+
+def test_jax_says_when_it_compiles(tmp_path):
+    """The names of its events are no interface: should they change, compiling would be told as nothing."""
+    counter = ledger.Compiling()
+    jax.jit(lambda x: x * 2 + 1)(jax.numpy.ones(3)).block_until_ready()
+    assert 0 < counter.seconds < 60
+    counter.close()
+
+
+def test_of_a_run_compiling_is_a_part_of_every_phases_time(finished):
+    _, folder, result = finished
+    assert 0 < result["compile_seconds"] < result["seconds"]
+    assert result["compile_seconds"] == pytest.approx(sum(p["compile_seconds"] for p in result["phases"]))
+    assert all(0 <= p["compile_seconds"] <= p["seconds"] for p in result["phases"])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(a["compile_seconds"] <= b["compile_seconds"] for a, b in pairwise(lines))

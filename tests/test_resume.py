@@ -15,7 +15,7 @@ import chex
 import pytest
 import runs
 
-from train import pretrain
+from train import pretrain, programs
 from train.batches import sources, training
 from train.checkpoint import Checkpoints
 from train.errors import UserError
@@ -81,7 +81,7 @@ def test_a_run_stopped_at_every_checkpoint_ends_with_the_same_bits(tmp_path, mon
 
 
 def test_a_finished_run_is_not_run_again(monkeypatch, whole):
-    monkeypatch.setattr(pretrain, "train_step", None)
+    monkeypatch.setattr(programs, "step", None)
     assert pretrain.run(*whole)["steps"] == 10
 
 

@@ -1,5 +1,6 @@
 """The train step: one pure function, mapped by pmap or over a mesh, equal to plain full-batch arithmetic on one device."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -10,8 +11,10 @@ import optax
 import pytest
 import runs
 
-from train import pretrain, step
+from jaxgrow.drop import LayerDrop, Sensitivity
+from train import pretrain, programs, step
 from train.batches import next_tokens
+from train.methods import Scratch
 from train.optim import Optim, transformation
 from train.parallel import AXIS, local_batch, mapped
 from train.step import Model, Now, eval_step, logits, loss, train_step
@@ -108,6 +111,15 @@ def test_the_step_is_pure_and_never_calls_the_host():
 # --- in the loop ---
 
 
+@pytest.fixture
+def anew():
+    """What is patched is compiled here, and not used by other tests."""
+    programs.forget()
+    yield
+    programs.forget()
+
+
+@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("how", ["pmap", "mesh"])
 def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
     traces, compiled = Counter(), []
@@ -129,7 +141,7 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
         return train if donate else run
 
     monkeypatch.setattr(step, "logits", counted)
-    monkeypatch.setattr(pretrain, "mapped", noting)
+    monkeypatch.setattr(programs, "mapped", noting)
     pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
     # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is still there.
     assert compiled == [1, 0, *[1, 0, 0, 0], *[0, 0, 0, 0]]
@@ -147,6 +159,7 @@ class Watched:
         return float(self.value)
 
 
+@pytest.mark.usefixtures("anew")
 def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path, monkeypatch):
     events = []
 
@@ -163,7 +176,7 @@ def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path,
 
         return train
 
-    monkeypatch.setattr(pretrain, "mapped", watching)
+    monkeypatch.setattr(programs, "mapped", watching)
     changes = {"steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 8}
     pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
     order = list(dict.fromkeys(events))
@@ -181,3 +194,50 @@ def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path,
         "read 6",
     ]
     assert [f"{kind} {number}" for kind, number in order] == [*expected, "read 8"]
+
+
+# --- shared by runs ---
+
+
+def compilations(experiment, folder) -> int:
+    """How many programs XLA was given while it ran."""
+    seen = []
+
+    def note(event, seconds, **_):
+        seen.append(event) if event.endswith("backend_compile_duration") else None
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        pretrain.run(experiment, folder)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return len(seen)
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
+    """With layer dropping: what starts, steps dense and dropped, draws, measures, judges."""
+    drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
+    once = runs.experiment(tmp_path, method=Scratch(drop))
+    assert compilations(once, tmp_path / "one") > 10  # the control: it does count
+    copy = replace(once, name="again")
+    assert compilations(copy, tmp_path / "two") == 0
+    runs.assert_same_end(tmp_path / "two", tmp_path / "one")
+    lines = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
+    assert lines[0]["compile_seconds"] > 10 * lines[1]["compile_seconds"]
+
+
+@pytest.mark.usefixtures("anew")
+def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numbers(tmp_path):
+    once = runs.experiment(tmp_path, method=runs.VCYCLE)  # what coalesces and interpolates, too
+    pretrain.run(once, tmp_path / "one")
+    others = [
+        replace(once, seed=1),
+        replace(once, optim=replace(once.optim, peak_lr=2e-2, warmup=1, schedule="linear")),
+        replace(once, steps=6),
+    ]
+    for i, other in enumerate(others):
+        assert compilations(other, tmp_path / str(i)) == 0, other
+        assert runs.log(tmp_path / str(i))[-1] != runs.log(tmp_path / "one")[-1]
+    decayed = replace(once, optim=replace(once.optim, weight_decay=0.5))  # the control: what is in the program
+    assert compilations(decayed, tmp_path / "decayed") > 0

@@ -152,18 +152,22 @@ def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
     model = jax.eval_shape(lambda: Model(config.init(jax.random.key(0)), optax.EmptyState(), config))
     model = jax.device_put(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model), replicated())
-    run = mapped(train_step(tx, 2, AXIS, Passes(tokens=DROP), seed=3), "pmap")
+    run = mapped(train_step(tx, 2, AXIS, Passes(tokens=DROP)), "pmap")
     drawn = []
-    for number in (0, 1, 0):
+    for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4)):
         jax.block_until_ready(
-            run(model, next_tokens(np.zeros((16, 9), np.int32)), Now(np.float32(0), np.uint32(number)))
+            run(
+                model,
+                next_tokens(np.zeros((16, 9), np.int32)),
+                Now(np.float32(0), np.uint32(number), seed=np.uint32(seed)),
+            )
         )
         jax.effects_barrier()
         drawn.append(sorted(seen))
         seen.clear()
     # Two sequences of 8 places, of which 4 stay: 70 * 70 choices, so that any two draws would hardly be alike by chance.
-    assert [len(set(x)) for x in drawn] == [8, 8, 8]  # devices times micro-batches
-    assert not set(drawn[0]) & set(drawn[1])
+    assert [len(set(x)) for x in drawn] == [8, 8, 8, 8]  # devices times micro-batches
+    assert not set(drawn[0]) & set(drawn[1]) and not set(drawn[0]) & set(drawn[3])  # of another step, another seed
     assert drawn[0] == drawn[2]
 
 

@@ -1,10 +1,14 @@
 """Runs configs that have not been run yet, and says what each saved against the first:
 
-``python -m train.compare BASELINE CONFIG ... [--seeds 0,1] [--frontier 0.4,0.6,0.8] [--workdir DIR] [--set a.b=c ...]``
+``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--workdir DIR] [--set a.b=c ...]``
+
+``--frontier`` also runs the baseline with these fractions of its budget, each fully decayed: what one gets from scratch for
+less, and what savings are read against. A config or fraction may have settings of its own, after colons, on top of those of
+``--set`` for all: ``configs/grow_ligo.py:optim.peak_lr=2e-2``, ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``; a
+fraction has the baseline's, too. What each side needs, `train.sweep` finds.
 
 Writes ``compare.md``, ``compare.png``, ``compare.json`` and, where layers are dropped, ``compare_keep.png`` into the work
-directory. ``--frontier`` also runs the baseline with these fractions of its budget, each fully decayed: what one gets from
-scratch for less.
+directory. Runs that are not judged alike (corpus, tokenizer, split, context, evaluation batches) are refused.
 """
 
 import argparse
@@ -12,24 +16,41 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from train.config import Experiment, load
+from train import plots
+from train.comparison import Comparison
+from train.config import Experiment, as_json, load
 from train.errors import UserError, exits_cleanly
 from train.pretrain import run
-from train.report import Comparison, Run
+from train.report import Run, refuse_unlike
 
 
-def compare(configs: list[Experiment], seeds: list[int], fractions: list[float], workdir: Path) -> Comparison:
-    """Runs, or reads, every config with every seed, and the baseline ``configs[0]`` at every fraction of its steps."""
+def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
+    """Runs, or reads, every config with every seed, and so those of the frontier; ``configs[0]`` is the baseline.
+
+    Raises:
+      UserError: before anything runs, where two have one name, or are not judged alike.
+    """
+    every = [*configs, *shorter]
+    if len({e.name for e in every}) < len(every):
+        raise UserError(
+            f"two runs have one name: {', '.join(e.name for e in every)}; give each its own, such as CONFIG:name=again"
+        )
+    refuse_unlike([(e.name, as_json(e)) for e in every])
 
     def one(experiment: Experiment, seed: int) -> Run:
         folder = workdir / f"{experiment.name}-seed{seed}"
         run(replace(experiment, seed=seed), folder)
         return Run(experiment.name, seed, folder)
 
-    first = configs[0]
-    shorter = [replace(first, name=f"{first.name}-x{f:g}", steps=max(1, round(f * first.steps))) for f in fractions]
-    return Comparison(
-        [[one(e, seed) for seed in seeds] for e in configs], [[one(e, seed) for seed in seeds] for e in shorter]
+    return Comparison([[one(e, s) for s in seeds] for e in configs], [[one(e, s) for s in seeds] for e in shorter])
+
+
+def shortened(experiment: Experiment, fraction: float) -> Experiment:
+    """The same with a fraction of its steps, named after it."""
+    if not 0 < fraction < 1:
+        raise UserError(f"--frontier takes fractions between 0 and 1, not {fraction:g}")
+    return replace(
+        experiment, name=f"{experiment.name}-x{fraction:g}", steps=max(1, round(fraction * experiment.steps))
     )
 
 
@@ -42,28 +63,33 @@ def numbers(text: str, kind: type, what: str) -> list:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.compare", description=__doc__)
-    parser.add_argument("configs", nargs="+", help="config files; the first is the baseline")
+    parser.add_argument(
+        "configs", nargs="+", help="config files, each with :a.b=c ... of its own; the first is the baseline"
+    )
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
-    parser.add_argument("--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.6,0.8")
+    parser.add_argument("--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of every config")
     arguments = parser.parse_args()
-    configs = [load(path, arguments.set) for path in arguments.configs]
-    if len({e.name for e in configs}) < len(configs):
-        raise UserError(f"two configs have one name: {', '.join(e.name for e in configs)}; give each its own")
     seeds = numbers(arguments.seeds, int, "--seeds")
-    fractions = numbers(arguments.frontier, float, "--frontier")
-    if not seeds or any(not 0 < f < 1 for f in fractions):
-        raise UserError(f"--seeds needs at least one seed, and --frontier fractions between 0 and 1, not {fractions}")
-    comparison = compare(configs, seeds, fractions, arguments.workdir)
+    if not seeds:
+        raise UserError("--seeds needs at least one seed")
+    given = [text.split(":") for text in arguments.configs]
+    configs = [load(path, [*arguments.set, *own]) for path, *own in given]
+    (path, *own), shorter = given[0], []
+    for fraction, *more in (text.split(":") for text in arguments.frontier.split(",") if text):
+        baseline = load(path, [*arguments.set, *own, *more])
+        shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
+    comparison, folder = compare(configs, shorter, seeds, arguments.workdir), arguments.workdir
     table = comparison.table()
-    (arguments.workdir / "compare.md").write_text(table)
-    (arguments.workdir / "compare.json").write_text(json.dumps(comparison.rows(), indent=1) + "\n")
-    comparison.plot(arguments.workdir / "compare.png")
-    plots = [arguments.workdir / "compare.png"]
-    if comparison.plot_keep(arguments.workdir / "compare_keep.png"):
-        plots.append(arguments.workdir / "compare_keep.png")
-    print(f"\n{table}\nplots: {', '.join(map(str, plots))}")
+    (folder / "compare.md").write_text(table)
+    found = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
+    (folder / "compare.json").write_text(json.dumps(found, indent=1) + "\n")
+    plots.losses(comparison, folder / "compare.png")
+    drawn = [folder / "compare.png"]
+    if plots.keep(comparison, folder / "compare_keep.png"):
+        drawn.append(folder / "compare_keep.png")
+    print(f"\n{table}\nplots: {', '.join(map(str, drawn))}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@ class UserError(Exception):
     """Wrong input, said in one line: what, where, and the way out. The scripts print it and exit with 2."""
 
 
+class Diverged(UserError):
+    """A number of a run is NaN or infinite: it may be wrong input, but another run need not share it."""
+
+
 def exits_cleanly(main: Callable[[], None]) -> None:
     """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs tracebacks of errors that it also raises

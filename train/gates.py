@@ -1,5 +1,7 @@
 """What a step of layer dropping is given: which layers to run, as arguments, known on the host before the step starts."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,12 +24,8 @@ class Gates:
     def __init__(self, drop: LayerDrop, layers: int, steps: int, micro: int, seed: int, sensitivity: jax.Array | None):
         self._drop, self._first = drop, -1
         self._chunk: Any = None
-        measured = None if sensitivity is None else np.asarray(sensitivity)
-
-        def draw(t):
-            return gates(drop, layers, steps, t, seed=seed, micro=micro, sensitivity=measured)
-
-        self._draw = jax.jit(jax.vmap(draw))
+        measured = None if sensitivity is None else tuple(np.asarray(sensitivity).tolist())
+        self._draw = _drawing(drop, layers, steps, micro, seed, measured)
         if jax.process_count() > 1:
             multihost_utils.assert_equal(
                 self._draw(jnp.arange(1, 3)), "processes draw different gates: they measured different sensitivities"
@@ -48,3 +46,16 @@ class Gates:
             scale = np.broadcast_to((1 / probs).astype(np.float32), open_.shape)
         kept = Kept(layers, scale, "sublayer" if self._drop.scale == "sublayer" else "block")
         return probs, kept, float(open_.sum(-1).mean())
+
+
+@cache
+def _drawing(
+    drop: LayerDrop, layers: int, steps: int, micro: int, seed: int, sensitivity: tuple[float, ...] | None
+) -> Callable:
+    """The program that draws the gates of steps; one for all runs that draw the same."""
+    measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
+
+    def draw(t):
+        return gates(drop, layers, steps, t, seed=seed, micro=micro, sensitivity=measured)
+
+    return jax.jit(jax.vmap(draw))

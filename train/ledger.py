@@ -8,23 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import jax
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 class Ledger:
-    """Counts tokens, FLOPs and seconds over all phases. Validation is a measurement, not a cost: its time is left out.
+    """Counts tokens, FLOPs and seconds over all phases, and of the seconds those that compiling took.
+
+    Validation is a measurement, not a cost: its time is left out, and that of compiling it.
 
     ``record`` is what `record()` returned when a checkpoint was saved: counting goes on from there, and lines that were
     logged later are cut off, for they will come again.
     """
 
     def __init__(self, folder: Path, record: dict[str, Any] | None = None):
-        record = record or {"tokens": 0, "flops": 0.0, "seconds": 0.0, "steps": 0, "phases": [], "bytes": 0}
+        record = record or {
+            "tokens": 0, "flops": 0.0, "seconds": 0.0, "compile_seconds": 0.0, "steps": 0, "phases": [], "bytes": 0
+        }  # fmt: skip
         self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
         self.phases: list[dict[str, Any]] = record["phases"]
         self._before, self._start = record["seconds"], time.monotonic()
+        self._compiled, self._compiling = record["compile_seconds"], Compiling()
         self._log = _continued(folder / "metrics.jsonl", record["bytes"])
         self._events = EventFileWriter(str(folder / "tensorboard"))
         self._events.add_event(Event(wall_time=time.time(), step=self.steps, file_version="brain.Event:2"))
@@ -33,19 +39,24 @@ class Ledger:
     def seconds(self) -> float:
         return self._before + time.monotonic() - self._start
 
+    @property
+    def compile_seconds(self) -> float:
+        return self._compiled + self._compiling.seconds
+
     @contextmanager
     def paused(self):
         """Time spent inside does not count."""
-        before = self.seconds
+        before, compiled = self.seconds, self.compile_seconds
         yield
         self._before, self._start = before, time.monotonic()
+        self._compiled = compiled - self._compiling.seconds
 
     def begin(self, phase: str, parameters: int) -> None:
         """Opens the account of a phase, and closes the one before."""
         self._settle()
         self.phases.append(
             {"phase": phase, "parameters": parameters}
-            | {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0, "layers": 0.0}
+            | {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0, "compile_seconds": 0.0, "layers": 0.0}
         )
 
     def add(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
@@ -57,12 +68,14 @@ class Ledger:
         account["steps"] += steps
         account["layers"] += layers
 
-    def charge(self, seconds: float) -> None:
-        """Time that was spent elsewhere: an earlier run's, for the open phase."""
+    def charge(self, seconds: float, compile_seconds: float) -> None:
+        """Time that was spent elsewhere, and what of it on compiling: an earlier run's, for the open phase."""
         self._before += seconds
+        self._compiled += compile_seconds
 
     def totals(self) -> dict[str, float]:
-        return {"tokens": self.tokens, "flops": self.flops, "seconds": round(self.seconds, 3)}
+        spent = {"seconds": round(self.seconds, 3), "compile_seconds": round(self.compile_seconds, 3)}
+        return {"tokens": self.tokens, "flops": self.flops} | spent
 
     def log(self, step: int, totals: dict[str, float], **values: float | list[float]) -> None:
         """Writes a line: what the run had cost, and ``values``, at ``step`` of the phase."""
@@ -76,27 +89,49 @@ class Ledger:
 
     def record(self) -> dict[str, Any]:
         """Everything that a run needs to go on counting from here, as JSON."""
-        seconds = self._settle()
+        self._settle()
         os.fsync(self._log.fileno())  # a checkpoint must not outlive the lines that it counts
         return {
             "tokens": self.tokens,
             "flops": self.flops,
-            "seconds": seconds,
+            "seconds": sum(p["seconds"] for p in self.phases),
+            "compile_seconds": sum(p["compile_seconds"] for p in self.phases),
             "steps": self.steps,
             "phases": [dict(p) for p in self.phases],
             "bytes": self._log.tell(),
         }
 
-    def _settle(self) -> float:
-        """The seconds until now; the open phase took what no earlier one did."""
-        seconds = self.seconds
+    def _settle(self) -> None:
+        """The open phase took what no earlier one did."""
         if self.phases:
-            self.phases[-1]["seconds"] = seconds - sum(p["seconds"] for p in self.phases[:-1])
-        return seconds
+            for unit, total in (("seconds", self.seconds), ("compile_seconds", self.compile_seconds)):
+                self.phases[-1][unit] = total - sum(p[unit] for p in self.phases[:-1])
 
     def close(self) -> None:
+        self._compiling.close()
         self._log.close()
         self._events.close()
+
+
+class Compiling:
+    """The seconds that tracing, lowering and compiling took since it was made; what is traced within a trace counts once."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._spans: list[tuple[float, float]] = []  # (begin, seconds), one after the other
+        jax.monitoring.register_event_duration_secs_listener(self._ended)
+
+    def _ended(self, event: str, seconds: float, **_: Any) -> None:
+        if not event.startswith("/jax/core/compile/"):
+            return
+        begin = time.monotonic() - seconds
+        while self._spans and self._spans[-1][0] >= begin:
+            self.seconds -= self._spans.pop()[1]
+        self._spans.append((begin, seconds))
+        self.seconds += seconds
+
+    def close(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._ended)
 
 
 def _continued(path: Path, size: int) -> BinaryIO:

@@ -95,17 +95,25 @@ def describe(maps: Maps) -> str:
 def plot(maps: Maps, path: Path) -> None:
     """Every map as an image: depth weights by module, width maps from old to new units."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     images = {f"w, {name.removeprefix('blocks/')}": w for name, w in maps.coefficients["depth"].items()}
+    depth = set(images)
     for name, matrices in maps.coefficients["width"].items():
         for kind, m in matrices.items():
             images[f"{name}, {kind}"] = m if m.ndim == 2 else m.mean(0)
-    columns = 4
+    columns = min(4, len(images))
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
-    for axes, (title, m) in zip(figure.subplots(rows, columns, squeeze=False).flat, images.items(), strict=False):
-        bound = np.abs(m).max()
-        figure.colorbar(axes.imshow(m, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto"), ax=axes)
+    for i, (title, m) in enumerate(images.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        bound, (new, old) = np.abs(m).max(), m.shape
+        extent = (0.5, old + 0.5, new + 0.5, 0.5)  # counted from one
+        image = axes.imshow(m, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto", extent=extent)
+        figure.colorbar(image, ax=axes)
+        for axis, of in ((axes.xaxis, "old"), (axes.yaxis, "new")):
+            axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axis.set_label_text(f"{of} {'layer' if title in depth else 'unit'}", fontsize=8)
         axes.set_title(title, fontsize=8)
     figure.savefig(path, dpi=100)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import jax
@@ -68,12 +69,20 @@ class Rewarm:
 
 
 def transformation(optim: Optim) -> optax.GradientTransformation:
-    """AdamW without its learning rate, which the step multiplies in: the schedule restarts with each phase, Adam need not."""
+    """AdamW without its learning rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
+
+    The same object for settings that differ in the schedule only, so that their runs share compiled steps.
+    """
+    return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+
+
+@cache
+def _adamw(clip: float, b1: float, b2: float, eps: float, weight_decay: float) -> optax.GradientTransformation:
     return optax.chain(
-        optax.clip_by_global_norm(optim.clip),
-        optax.scale_by_adam(optim.b1, optim.b2, optim.eps),
-        rebias(optim.b1, optim.b2),
-        optax.add_decayed_weights(optim.weight_decay, mask=_is_matrix),
+        optax.clip_by_global_norm(clip),
+        optax.scale_by_adam(b1, b2, eps),
+        rebias(b1, b2),
+        optax.add_decayed_weights(weight_decay, mask=_is_matrix),
     )
 
 

@@ -5,7 +5,7 @@ Methods (`train.methods`) differ only in the plan that they build. Models live u
 
 import itertools
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import jax
@@ -89,11 +89,7 @@ class Train:
         """FLOPs a token, expected: those of the layers kept on average."""
         if self.drop is None:
             return self.flops(1)
-        drop, layers = self.drop, self.config.layers
-        times = np.linspace(self.begin + 1, self.end, 100)
-        some = np.zeros(layers, np.float32)  # every sensitivity gives the same mean, where it can
-        kept = jax.vmap(lambda t: schedule(drop, layers, t, self.steps, some).sum())(times)
-        return self.flops(1, float(kept.mean()))
+        return self.flops(1, _kept(self.drop, self.config.layers, self.begin, self.end, self.steps))
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         """The model that the phase begins with, complete with optimizer state."""
@@ -101,6 +97,15 @@ class Train:
         params = self.config.init(key) if model is None else model.params
         opt = tx.init(params) if model is None or model.opt is None else model.opt
         return Model(params, opt, self.config, None if model is None else model.sensitivity)
+
+
+@cache  # or a copy of a run would compile this again
+def _kept(drop: LayerDrop, layers: int, begin: int, end: int, steps: int) -> float:
+    """How many of ``layers`` are kept on average."""
+    times = np.linspace(begin + 1, end, 100)
+    some = np.zeros(layers, np.float32)  # every sensitivity gives the same mean, where it can
+    kept = jax.vmap(lambda t: schedule(drop, layers, t, steps, some).sum())(times)
+    return float(kept.mean())
 
 
 @dataclass(frozen=True)

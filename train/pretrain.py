@@ -17,27 +17,25 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from tqdm import tqdm
 
 from jaxgrow import flops
 from jaxgrow.drop import block_list
 from jaxgrow.models import Config
 from jaxgrow.moments import clock
-from train import batches
+from train import batches, programs
 from train.checkpoint import Checkpoints
 from train.checkpoint import load as load_checkpoint
 from train.config import Experiment, as_json, differences, load
-from train.errors import UserError, exits_cleanly
+from train.errors import Diverged, UserError, exits_cleanly
 from train.gates import Gates
 from train.ledger import Ledger
 from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
-from train.parallel import AXIS, local_batch, mapped, replicated
+from train.parallel import local_batch, replicated
 from train.plan import Learn, Measure, Train, Transform, after, describe, shapes
-from train.step import Model, Now, Passes, eval_step, train_step
+from train.step import Model, Now
 from train.transforms import Coalesce, Correct, Decoalesce, Import
 
 # Step, totals then, metrics on the device, keep probabilities.
@@ -144,10 +142,6 @@ class _Work:
 
     def __post_init__(self):
         e = self.experiment
-        self._steps: dict[Passes, Any] = {}  # one compilation for all phases that do the same
-        self._run = jax.jit(lambda phase, models, probe: phase.run(models, self.tx, probe), static_argnums=0)
-        self._eval = mapped(eval_step(AXIS), e.parallel)
-        self._norm = jax.jit(optax.tree.norm)
         self._stop = Stop()
         tokens = e.batch * e.model.length
         total = sum((p.end - p.begin) * (tokens * p.cost + p.once) for p in e.plan if isinstance(p, Train))
@@ -165,10 +159,9 @@ class _Work:
         self.bar.set_description_str(f"{e.name}: {name}")
         if done == 0:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
-            # The state will be donated, so it must share no memory with a model that is kept.
-            fresh = jax.jit(lambda models: jax.tree.map(jnp.copy, phase.start(models, self.tx, key))).lower(self.models)
+            fresh = programs.start(phase, self.tx, self.models, key)
             self.ledger.begin(name, _count(fresh.out_info))
-            model = jax.device_put(fresh.compile()(self.models), replicated())
+            model = jax.device_put(fresh.compile()(self.models, key), replicated())
             if isinstance(phase, Learn):
                 self.validate(0, model)  # the model as its maps begin
         else:
@@ -179,17 +172,15 @@ class _Work:
             gates = Gates(phase.drop, layers, phase.steps, e.accumulate, e.seed, model.sensitivity)
             if phase.drop.sensitivity is not None:
                 never = np.flatnonzero(block_list(model.sensitivity, phase.drop.sensitivity)).tolist()
-        if phase.passes not in self._steps:
-            mapped_step = mapped(train_step(self.tx, e.accumulate, AXIS, phase.passes, e.seed), e.parallel, donate=True)
-            self._steps[phase.passes] = mapped_step
-        run = self._steps[phase.passes]
+        run = programs.step(self.tx, e.accumulate, phase.passes, e.parallel)
         teacher = replace(self.models[phase.teacher.name], opt=None) if phase.teacher else None
         birth = clock(model.opt).count - max(done, phase.begin) if phase.rewarm else None  # the count at its step 0
         unread: _Unread | None = None
         for step in range(max(done, phase.begin), phase.end):
             lr = learning_rate(phase.optim, phase.steps, step)
             probs, kept, ran = (None, None, layers) if gates is None else gates(step)
-            now, cost = Now(np.float32(lr), np.uint32(self.ledger.steps), kept), phase.flops(tokens, ran) + phase.once
+            now = Now(np.float32(lr), np.uint32(self.ledger.steps), kept, seed=np.uint32(e.seed))
+            cost = phase.flops(tokens, ran) + phase.once
             if teacher and phase.teacher and (lesson := phase.teacher.weight(step, phase.steps)):
                 now = replace(now, teacher=teacher, lesson=np.float32(lesson))
                 cost += flops.forward(teacher.config, tokens)
@@ -208,7 +199,7 @@ class _Work:
                 tqdm.write(f"{name}: step {step}, validation loss {self.judged['val_loss']:.4f}", file=sys.stderr)
             if step % e.checkpoint_every == 0 or last or stop:
                 unread = self._log(unread)
-                self._finite(step, metrics | {"parameter_norm": self._norm(model.params)})
+                self._finite(step, metrics | {"parameter_norm": programs.norm(model.params)})
                 record = {"phase": i, "step": step, "ledger": self.ledger.record(), "judged": self.judged}
                 record["groups"] = {
                     describe(p): asdict(p.grouping) for p in e.plan if isinstance(p, Coalesce | Decoalesce | Correct)
@@ -230,16 +221,16 @@ class _Work:
             model, cost = load_run(self.folder.parent / phase.run.format(seed=self.experiment.seed), phase.config)
             layers = sum(p["layers"] for p in cost["phases"])
             self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")}, layers=layers)
-            self.ledger.charge(cost["seconds"])
+            self.ledger.charge(cost["seconds"], cost["compile_seconds"])
             self.validate(0, model)
             return model
         probe = None
         if isinstance(phase, Measure):
             probe = jax.tree.map(lambda x: x[: phase.sensitivity.batches], self.probe)
-        lowered = self._run.lower(phase, self.models, probe)
+        lowered = programs.transformed.lower(phase, self.tx, self.models, probe)
         self.ledger.begin(name, _count(lowered.out_info))
         if isinstance(phase, Measure):
-            result = self._run(phase, self.models, probe)
+            result = programs.transformed(phase, self.tx, self.models, probe)
             rows = jax.tree.leaves(probe)[0]
             self.ledger.add(flops=phase.cost(result.config, rows.shape[0] * rows.shape[1]))
             found = self._finite(
@@ -255,9 +246,10 @@ class _Work:
         return result
 
     def validate(self, step: int, model: Model) -> None:
+        judge = programs.evaluation(self.experiment.parallel)
         model = jax.block_until_ready(replace(model, opt=None))  # what still runs is a cost, what follows is none
         with self.ledger.paused():
-            found = [jax.device_get(self._eval(model, batch)) for batch in self.held_out]
+            found = [jax.device_get(judge(model, batch)) for batch in self.held_out]
         self.judged = self._finite(step, jax.tree.map(lambda *values: np.mean(values), *found))
         self.ledger.log(step, self.ledger.totals(), **self.judged)
 
@@ -278,12 +270,12 @@ class _Work:
         """The metrics as numbers.
 
         Raises:
-          UserError: one of them is NaN or infinite.
+          Diverged: one of them is NaN or infinite.
         """
         values = {k: float(v) for k, v in metrics.items()}
         bad = [f"{k} is {v}" for k, v in values.items() if not math.isfinite(v)]
         if bad:
-            raise UserError(
+            raise Diverged(
                 f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1]['phase']}; the last good checkpoint is kept in "
                 f"{self.checkpoints.folder}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
             )

@@ -3,11 +3,13 @@
 ``python -m train.race CONFIG RUN [--by stack,fpi+stack,ligo] [--steps 200] [--seeds 0,1] [--workdir DIR] [--set a.b=c ...]``
 
 CONFIG is that of the large model, RUN a finished run of the small one. A plus joins operators, in turn; ``ligo`` learns its
-maps first, in 100 steps that are counted. The rate stays at its peak after the warm-up, so that no schedule favours an end.
-Writes ``race.md``, ``race.json`` and ``race.png``.
+maps first, in 100 steps that are counted. The rate stays at its peak after the warm-up, so that no schedule favours an end,
+and losses are read at equal FLOPs: those that the cheapest entrant has spent at its end. Writes ``race.md``, ``race.json`` and
+``race.png``.
 """
 
 import argparse
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,8 @@ import numpy as np
 
 from jaxgrow import operators
 from jaxgrow.models import from_json
+from jaxgrow.operators.targets import width
+from train import plots
 from train.compare import numbers
 from train.config import Experiment, load
 from train.errors import UserError, exits_cleanly
@@ -26,48 +30,71 @@ from train.optim import transformation
 from train.plan import shapes
 from train.pretrain import run
 from train.report import Run, markdown, spread
+from train.transforms import differing
 
-MOMENTS = (0.0, 0.25, 0.5, 1.0)  # of the race, at which the table looks
+MOMENTS = (0.25, 0.5, 1.0)  # of the FLOPs of the race, at which the table looks besides its start
+DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}  # where each is what grows; else pairs of them
+
+Curve = list[tuple[float, float]]  # (FLOPs since the small model, validation loss)
+
+
+def defaults(base: Experiment, source: Path) -> list[str]:
+    """Operators for the axes in which the small model of the run ``source`` and that of ``base`` differ."""
+    small = _small(source)
+    axes = differing(small, base.model)
+    deeper = DEFAULTS["depth"] if "layers" in axes else ("",)
+    wider = DEFAULTS["width"] if axes.keys() & width(small.sizes()) else ("",)
+    return [by for pair in itertools.product(wider, deeper) if (by := "+".join(filter(None, pair)))]
+
+
+def _small(source: Path):
+    if not (source / "result.json").exists():
+        raise UserError(f"there is no finished run in {source}: give the work directory of the small model's run")
+    return from_json(json.loads((source / "result.json").read_text())["model"])
 
 
 def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     """The run of one operator.
 
     Raises:
-      UserError: there is no such run or operator, or it cannot reach the sizes.
+      UserError: there is no such run or operator.
+      ValueError: it cannot reach the sizes.
     """
-    if not (source / "result.json").exists():
-        raise UserError(f"there is no finished run in {source}: give the work directory of the small model's run")
-    small = from_json(json.loads((source / "result.json").read_text())["model"])
+    known = operators.DEPTH | operators.WIDTH
+    if by != "ligo" and (unknown := [name for name in by.split("+") if name not in known]):
+        raise UserError(f"race: there is no operator {unknown[0]!r}, only {', '.join(sorted(known))}, ligo")
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
-    every = max(1, steps // 20)
-    method = Growing(small, str(source.resolve()), (To((stage,), by=how),))
-    made = replace(base, name=f"race_{by}", steps=steps, method=method, eval_every=every)
-    try:
-        shapes(made.plan, len(made.plan), transformation(made.optim))
-    except ValueError as error:
-        raise UserError(f"race: {by}: {error}") from error
+    method = Growing(_small(source), str(source.resolve()), (To((stage,), by=how),))
+    made = replace(base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20))
+    shapes(made.plan, len(made.plan), transformation(made.optim))
     return made
 
 
-def after_growing(finished: Run) -> list[dict[str, Any]]:
-    """The validation losses from the grown model on: right after growing, then of its training."""
-    last = finished.curve[-1]["phase"]
-    first = next(i for i, line in enumerate(finished.curve) if line["phase"] == last)
-    return finished.curve[first - 1 :]
+def after_growing(finished: Run) -> Curve:
+    """From the grown model on: right after growing, then of its training."""
+    *_, before, last = finished.segments
+    small = finished.source("flops")
+    return [(line["flops"] - small, line["val_loss"]) for line in [before[-1], *last]]
 
 
-def rows(finished: dict[str, list[Run]], steps: int) -> list[dict[str, Any]]:
-    """For each operator the losses at `MOMENTS` of the race, each seed's, in the order in which they ended."""
+def rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
+    """One row an operator, the best at the end first: for each moment the losses, one a seed.
+
+    A loss is None where an operator had not yet grown at those FLOPs: learning its maps took longer.
+    """
+    curves = {by: [after_growing(r) for r in runs] for by, runs in finished.items()}
+    budget = min(curve[-1][0] for some in curves.values() for curve in some)
     out = []
-    for by, runs in finished.items():
-        curves = [{line["step"] if i else 0: line["val_loss"] for i, line in enumerate(after_growing(r))} for r in runs]
-        looks = [min(curves[0], key=lambda s, at=at: abs(s - at * steps)) for at in MOMENTS]
-        losses = [[curve[step] for curve in curves] for step in looks]
-        flops = mean(r.result["flops"] - r.source("flops") for r in runs)
-        out.append({"by": by, "steps": looks, "loss": losses, "flops": flops})
-    return sorted(out, key=lambda row: mean(row["loss"][-1]))
+    for by, some in curves.items():
+        grown = [[curve[0][1] for curve in some]]
+        later = [[_at(curve, moment * budget) for curve in some] for moment in MOMENTS]
+        out.append({"by": by, "flops": [moment * budget for moment in MOMENTS], "loss": grown + later})
+    return sorted(out, key=lambda row: mean(np.inf if x is None else x for x in row["loss"][-1]))
+
+
+def _at(curve: Curve, flops: float) -> float | None:
+    return None if flops < curve[0][0] else float(np.interp(flops, *np.transpose(curve)))
 
 
 def rank_correlation(x: list[float], y: list[float]) -> float:
@@ -76,48 +103,28 @@ def rank_correlation(x: list[float], y: list[float]) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def table(found: list[dict[str, Any]], seeds: list[int]) -> str:
-    head = ["operators", *(f"loss at step {step}" for step in found[0]["steps"]), "FLOPs after the small model"]
-    body = [[r["by"], *(spread(x, "{:.4f}") for x in r["loss"]), f"{r['flops']:.3g}"] for r in found]
+def table(found: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
+    """Markdown; ``impossible`` are operators that cannot reach the sizes, and why."""
+    head = ["operators", "loss right after growing", *(f"at {flops:.3g} FLOPs" for flops in found[0]["flops"])]
+    body = [[r["by"], *("not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"])] for r in found]
+    body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
     text = (
-        f"{markdown(head, body)}\n\nSeeds: {', '.join(map(str, seeds))}; with several, the mean and in brackets each.\n"
+        f"{markdown(head, body)}\n\nFLOPs are those after the small model, the same for all. "
+        f"Seeds: {', '.join(map(str, seeds))}; with several, the mean and in brackets each.\n"
     )
-    if len(found) > 2:
-        start, end = ([mean(r["loss"][i]) for r in found] for i in (0, -1))
-        text += (
-            f"Rank correlation of the losses right after growing and at the end: {rank_correlation(start, end):.2f}\n"
-        )
+    ends = [r for r in found if None not in r["loss"][-1]]
+    if len(ends) > 2:
+        correlation = rank_correlation(*([mean(r["loss"][i]) for r in ends] for i in (0, -1)))
+        text += f"Rank correlation of the losses right after growing and at the end: {correlation:.2f}\n"
     return text
-
-
-def plot(finished: dict[str, list[Run]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for i, (by, runs) in enumerate(finished.items()):
-        for r in runs:
-            points = after_growing(r)
-            axes.plot(
-                [line["step"] if j else 0 for j, line in enumerate(points)],
-                [line["val_loss"] for line in points],
-                color=f"C{i}",
-                label=by if r is runs[0] else None,
-                alpha=1 if r is runs[0] else 0.4,
-            )
-    axes.set_xlabel("steps after growing")
-    axes.set_ylabel("validation loss (nats a token)")
-    axes.legend()
-    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.race", description=__doc__)
     parser.add_argument("config", help="the large model's config file")
     parser.add_argument("run", type=Path, help="work directory of the small model's run")
-    parser.add_argument(
-        "--by", default="stack,interleave", help=f"of {', '.join(sorted(operators.DEPTH | operators.WIDTH))}, ligo"
-    )
+    names = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
+    parser.add_argument("--by", help=f"of {names}, ligo (default: some that fit the sizes)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
     parser.add_argument("--workdir", type=Path, default=Path("runs/race"))
@@ -127,20 +134,32 @@ def main() -> None:
         raise UserError(f"--steps must be at least 20, but is {arguments.steps}")
     base = load(arguments.config, arguments.set)
     seeds = numbers(arguments.seeds, int, "--seeds")
-    entrants = {by: entrant(base, arguments.run, by, arguments.steps) for by in arguments.by.split(",") if by}
-    if not entrants or not seeds:
+    chosen = defaults(base, arguments.run) if arguments.by is None else [by for by in arguments.by.split(",") if by]
+    entrants: dict[str, Experiment] = {}
+    impossible: dict[str, str] = {}
+    for by in chosen:
+        try:
+            entrants[by] = entrant(base, arguments.run, by, arguments.steps)
+        except ValueError as error:
+            impossible[by] = " ".join(str(error).split())
+    if not chosen or not seeds:
         raise UserError("a race needs at least one operator in --by, and one seed in --seeds")
+    if not entrants:
+        raise UserError(f"race: no operator fits: {'; '.join(f'{by}: {why}' for by, why in impossible.items())}")
     finished: dict[str, list[Run]] = {}
     for by, experiment in entrants.items():
         for seed in seeds:
             folder = arguments.workdir / f"{experiment.name}-seed{seed}"
             run(replace(experiment, seed=seed), folder)
             finished.setdefault(by, []).append(Run(experiment.name, seed, folder))
-    found = rows(finished, arguments.steps)
-    text = table(found, seeds)
+    found = rows(finished)
+    text = table(found, impossible, seeds)
     (arguments.workdir / "race.md").write_text(text)
-    (arguments.workdir / "race.json").write_text(json.dumps(found, indent=1) + "\n")
-    plot(finished, arguments.workdir / "race.png")
+    everything = {"ranked": found, "impossible": impossible, "seeds": seeds}
+    (arguments.workdir / "race.json").write_text(json.dumps(everything, indent=1) + "\n")
+    plots.race(
+        {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, arguments.workdir / "race.png"
+    )
     print(f"\n{text}\nplot: {arguments.workdir / 'race.png'}")
 
 

@@ -71,7 +71,7 @@ class Passes:
 
 @struct.dataclass
 class Now:
-    """What changes from step to step besides the batch; the same on all devices."""
+    """What changes from step to step, or from run to run, besides the batch; the same on all devices."""
 
     lr: Any
     number: Any = np.uint32(0)  # of the step: what is drawn depends on it
@@ -81,6 +81,7 @@ class Now:
     rewarm: Any = (
         None  # (learning rate, birth): of the entries whose moments began at the step count ``birth`` or later
     )
+    seed: Any = np.uint32(0)  # what is drawn depends on it, too
 
 
 def inherited(logits_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:
@@ -89,12 +90,12 @@ def inherited(logits_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float)
     return temperature**2 * (jnp.exp(said) * (said - log_p)).sum(-1).mean()
 
 
-def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, passes: Passes = Passes(), seed: int = 0):
+def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, passes: Passes = Passes()):
     """``(model, batch, now) -> (model, metrics)``, for one device of the mapped axis ``axis``.
 
     Gradients are the mean over devices and ``accumulate`` micro-batches: how a batch is divided changes rounding only. The
-    learning rate is an argument, so that the phases of one model share one compilation. Where layers are dropped, those that
-    did not run are still moved by momentum and decay, by a gradient of zero, unless ``passes`` says otherwise.
+    learning rate and the seed are arguments, so that phases and runs share one compilation. Where layers are dropped, those
+    that did not run are still moved by momentum and decay, by a gradient of zero, unless ``passes`` says otherwise.
     """
     freeze = passes.freeze or Freeze(paths=())
 
@@ -113,7 +114,7 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
         return (1 - now.lesson) * value + now.lesson * lesson, value
 
     def step(model: Model, batch: Batch, now: Now):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), now.number), jax.lax.axis_index(axis))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(now.seed), now.number), jax.lax.axis_index(axis))
         keys = jax.random.split(key, accumulate)
 
         def gradient(batch, kept, key):

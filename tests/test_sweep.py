@@ -1,0 +1,85 @@
+"""Sweeps: every combination of settings, the best first, and a warning where it lies at the edge."""
+
+import json
+import sys
+
+import pytest
+import runs
+
+from train import pretrain, programs, sweep
+from train.errors import exits_cleanly
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with runs.quick():
+        yield
+
+
+def swept(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
+    exits_cleanly(sweep.main)
+
+
+def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatch, capsys):
+    rate = pretrain.learning_rate
+    # At 0.04 the last update is infinite: that run diverges, and the sweep goes on.
+    monkeypatch.setattr(
+        pretrain, "learning_rate", lambda o, n, i: 3e38 if o.peak_lr == 0.04 and i == n - 1 else rate(o, n, i)
+    )
+    script, folder = (
+        runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8)),
+        tmp_path / "sweep",
+    )
+    rates, warmups = ["1e-5", "0.02", "0.04"], ["1", "3"]
+    options = ["--set", f"optim.peak_lr={','.join(rates)}", "--set", f"optim.warmup={','.join(warmups)}"]
+    options += ["--set", "eval_batches=1", "--frontier", "0.5", "--seeds", "0,1", "--workdir", folder]
+    swept(monkeypatch, script, *options)
+    text = (folder / "tiny-x0.5.md").read_text()
+    assert text in capsys.readouterr().out
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"][2:]
+    assert {tuple(row[:2]) for row in rows} == {(r, w) for r in rates for w in warmups}
+    found = json.loads((folder / "tiny-x0.5.json").read_text())
+    assert [tuple(f["settings"].values())[:2] for f in found] == [tuple(row[:2]) for row in rows]
+    means = [sum(f["loss"]) / 2 for f in found[:4]]
+    assert means == sorted(means) and [f["loss"] for f in found[4:]] == [[None, None]] * 2
+    assert [row[3] == "diverged" for row in rows] == [False] * 4 + [True] * 2
+    assert [row[-1] for row in rows] == ["best"] + [""] * 5 and rows[0][0] == "0.02"  # 1e-5 learns nothing in 4 steps
+    ended = [json.loads(p.read_text()) for p in folder.glob("*/result.json")]
+    assert len(ended) == 8 and all(r["steps"] == 4 for r in ended)
+    assert f"All 8 runs that ended: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
+    assert "WARNING: the best optim.warmup" in text  # of two values, either is an edge
+    assert "optim.peak_lr, 0.02, is" not in text and "eval_batches" not in text.split("WARNING", 1)[1]
+
+    monkeypatch.setattr(programs, "step", None)  # what ended is not run again; what diverged would be
+    with pytest.raises(TypeError):
+        swept(monkeypatch, script, *options)
+
+
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        ({"lr": "1e-2", "by": "b"}, []),
+        ({"lr": "2e-2", "by": "a"}, ["WARNING: the best lr, 2e-2, is the highest tried: sweep above it, too"]),
+        ({"lr": "5e-3", "by": "b"}, ["WARNING: the best lr, 5e-3, is the lowest tried: sweep below it, too"]),
+    ],
+)
+def test_the_edge_of_a_sweep(best, says):
+    assert sweep.edges({**best, "one": "3"}, {"lr": ["2e-2", "1e-2", "5e-3"], "by": ["a", "b"], "one": ["3"]}) == says
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "a sweep needs --set with a field and values"),
+        (("--set", "optim.peak_lr"), "a sweep needs --set with a field and values"),
+        (("--set", "optim.peak_lr=1e-2,fast"), "--set optim.peak_lr: 'fast' is no float"),
+        (("--set", "optim.warmup=1", "--frontier", "2"), "--frontier takes fractions between 0 and 1, not 2"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):
+    script = runs.script(tmp_path, runs.experiment(tmp_path))
+    with pytest.raises(SystemExit):
+        swept(monkeypatch, script, *options, "--workdir", tmp_path / "sweep")
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
