@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import tarfile
 import zipfile
 import zlib
@@ -73,6 +74,7 @@ class Images:
     size: int | None = None  # pixels a side that images are brought to; None: all have the same
     augment: Augment = field(default_factory=Augment)
     valid_fraction: float = 0.1  # held out, where there is no validation split
+    workers: int | None = 0  # processes that decode and augment; 0: a thread of this one; None: one a core
     cache: str = "~/.cache/jaxgrow"
 
     def __post_init__(self):
@@ -80,6 +82,8 @@ class Images:
             raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
         if self.size is not None and self.size < 1:
             raise ValueError(f"size is at least one pixel, but is {self.size}")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers is a number of processes, not {self.workers}")
         if self.source == "folder" and self.path is None:
             raise ValueError("data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it")
         if self.source == "tfds" and self.name is None:
@@ -102,8 +106,8 @@ class Pictures:
 
     what = "images"
 
-    def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None):
-        self.kept, self.chosen, self.augment = kept, chosen, augment
+    def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None, workers: int = 0):
+        self.kept, self.chosen, self.augment, self.workers = kept, chosen, augment, workers
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -160,7 +164,8 @@ def images(data: Images) -> Split:
     other = train if valid is None else valid
     held = np.arange(len(other.store)) if held is None else held
     shape = (train.size, train.size, train.channels)
-    return Split(Pictures(train, mine, data.augment), Pictures(other, held, None), train.classes, shape)
+    workers = len(os.sched_getaffinity(0)) if data.workers is None else data.workers
+    return Split(Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape)
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,11 @@ class _Array:
     def __init__(self, pixels: np.ndarray, labels: np.ndarray):
         self.pixels, self.labels = pixels, labels
 
+    def __reduce__(self):  # a worker maps the file itself
+        if isinstance(self.pixels, np.memmap):
+            return _mapped, (Path(str(self.pixels.filename)).parent,)
+        return _Array, (self.pixels, self.labels)
+
     def __len__(self) -> int:
         return len(self.pixels)
 
@@ -185,6 +195,11 @@ class _Array:
 
         pixels = self.pixels[i]
         return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), int(self.labels[i])
+
+
+def _mapped(folder: Path) -> _Array:
+    pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+    return _Array(pixels, labels)
 
 
 # --- folders, and archives of folders ---
@@ -201,9 +216,9 @@ def _folder(data: Images) -> _Kept:
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
     if not folder.exists():
         _decode(path, data.size, folder)
-    pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+    store = _mapped(folder)
     classes = tuple(json.loads((folder / "classes.json").read_text()))
-    return _Kept(_Array(pixels, labels), classes, *pixels.shape[2:])
+    return _Kept(store, classes, *store.pixels.shape[2:])
 
 
 def _is_image(name: str) -> bool:

@@ -90,7 +90,7 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
-        with closing(Ledger(folder, record["ledger"])) as ledger:
+        with closing(Ledger(folder, record["ledger"])) as ledger, closing(data):
             work = _Work(folder, experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["judged"])
             with work.bar:
                 for i in range(record["phase"], len(plan)):
