@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from train.cache import appearing
-from train.data import prepared
+from train.cache import made
+from train.corpus import prepared
 from train.errors import UserError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -214,8 +214,7 @@ def _folder(data: Images) -> _Kept:
     identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     key = json.dumps(["images", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if not folder.exists():
-        _decode(path, data.size, folder)
+    made(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
     classes = tuple(json.loads((folder / "classes.json").read_text()))
     return _Kept(store, classes, *store.pixels.shape[2:])
@@ -247,8 +246,8 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-def _decode(path: Path, size: int | None, folder: Path) -> None:
-    """Writes pixels, labels and classes, in the order of names; the folder appears whole or not at all."""
+def _decode(path: Path, size: int | None, work: Path) -> None:
+    """Writes pixels, labels and classes, in the order of names."""
     names = sorted({name for name, _ in _contents(path) if _is_image(name)})
     if not names:
         raise UserError(f"no images in {path}: there is no .jpg, .jpeg or .png file")
@@ -258,10 +257,9 @@ def _decode(path: Path, size: int | None, folder: Path) -> None:
     classes = sorted(set(of.values()))
     if len(classes) == 1:
         raise UserError(f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart")
-    with appearing(folder) as work:
-        _write_pixels(path, names, size, work / "pixels.npy")
-        np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
-        (work / "classes.json").write_text(json.dumps(classes))
+    _write_pixels(path, names, size, work / "pixels.npy")
+    np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
+    (work / "classes.json").write_text(json.dumps(classes))
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
