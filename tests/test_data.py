@@ -106,7 +106,7 @@ def test_bytes_are_what_whole_files_gave(tmp_path, text, small_pieces):
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_tokenizer_gives_what_it_gave_file_by_file(tmp_path, text, small_pieces, tokenizer, monkeypatch, processes):
     files, known = awkward(tmp_path / "awkward"), Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1} if processes else {0})
+    monkeypatch.setattr("train.data.cores", lambda: 1 + processes)
     found = tokens(replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2))
     train, valid = as_it_always_was(
         files, lambda s: known.encode(s).ids, [known.token_to_id("<|endoftext|>")], 7, every=5
@@ -132,7 +132,7 @@ def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
 ):
     """Whatever the size of a file, and of how many."""
     read, ahead = [0], []
-    pieces = corpus._pieces
+    pieces = corpus.read
 
     def reading(path):
         for piece in pieces(path):
@@ -140,7 +140,7 @@ def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
             ahead.append(read[0] - sum(len(p) for call in encoded for p in call))
             yield piece
 
-    monkeypatch.setattr(corpus, "_pieces", reading)
+    monkeypatch.setattr(corpus, "read", reading)
     (tmp_path / "large.txt").write_text("a" * 5000)
     tokens(replace(text, path=str(tmp_path / "large.txt")))
     assert max(ahead) <= 50 + 2 * 7

@@ -57,6 +57,17 @@ class Windows:
         return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
 
 
+def identity(data: Data | Images) -> dict[str, Any]:
+    """What the data are, by content: name, hashes of ``train`` and ``valid`` as they are trained on, and of the tokenizer.
+
+    The Python, where its standard library is the corpus. Equal data may have other names.
+
+    Raises:
+      UserError: data that cannot be read.
+    """
+    return images(data).identity if isinstance(data, Images) else tokens(data).identity
+
+
 def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
     """What ``model`` trains on, and what judges it.
 

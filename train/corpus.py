@@ -33,7 +33,7 @@ def stdlib() -> Corpus:
     files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
     if not files:
         raise UserError(f"there is no Python file in the standard library under {root}")
-    return Corpus(_key(files), map(_pieces, files), None)
+    return Corpus(_key(files), map(read, files), None)
 
 
 def text(path: str, valid_path: str | None) -> Corpus:
@@ -44,9 +44,9 @@ def text(path: str, valid_path: str | None) -> Corpus:
     """
     train = _found(path)
     if valid_path is None:
-        return Corpus(_key(train), map(_pieces, train), None)
+        return Corpus(_key(train), map(read, train), None)
     valid = _found(valid_path)
-    return Corpus([_key(train), _key(valid)], map(_pieces, train), map(_pieces, valid))
+    return Corpus([_key(train), _key(valid)], map(read, train), map(read, valid))
 
 
 def tfds(name: str, path: str | None, field: str) -> Corpus:
@@ -116,7 +116,7 @@ def _key(files: list[Path]) -> list[Any]:
     return [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
 
 
-def _pieces(path: Path) -> Document:
+def read(path: Path) -> Document:
     opened = _OPEN.get(path.suffix, open)
     try:
         with opened(path, "rb") as f, io.TextIOWrapper(f, "utf-8", "replace", newline="\n") as decoded:

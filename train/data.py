@@ -6,7 +6,6 @@ k-th piece is held out.
 
 import hashlib
 import json
-import os
 import platform
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from train.cache import PROGRESS, made
 from train.corpus import Corpus
 from train.errors import UserError
 from train.tokenise import Encode, digest, dtype, tokenise
+from train.workers import cores
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _name(data: Data) -> str:
 def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> None:
     """Writes the tokens of both parts, and what they are."""
     # Bytes are there as soon as they are read.
-    workers = 1 if data.tokenizer == "bytes" else len(os.sched_getaffinity(0))
+    workers = 1 if data.tokenizer == "bytes" else cores()
     kind = dtype(vocab)
     tokenise(corpus, partial(_encoder, data.tokenizer), kind, every, workers, work)
     parts = [work / name for name in ("train", "valid")]

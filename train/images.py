@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import tarfile
 import zipfile
 import zlib
@@ -23,6 +22,8 @@ from tqdm import tqdm
 from train.cache import made
 from train.corpus import prepared
 from train.errors import UserError
+from train.tokenise import digest
+from train.workers import cores
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -132,6 +133,7 @@ class Split:
     valid: Pictures
     classes: tuple[str, ...]
     shape: tuple[int, int, int]  # of an input
+    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
 
 
 def images(data: Images) -> Split:
@@ -154,7 +156,8 @@ def images(data: Images) -> Split:
         digits = load_digits()
         pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
         store = _Array(pixels, digits.target.astype(np.int32))  # type: ignore[union-attr]
-        train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1), None
+        content = hashlib.sha256(pixels.tobytes() + store.labels.tobytes()).hexdigest()
+        train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1, content), None
     mine, held = np.arange(len(train.store)), None
     if valid is None:
         # Shuffled first: files lie in the order of their names, which may mean something.
@@ -164,8 +167,14 @@ def images(data: Images) -> Split:
     other = train if valid is None else valid
     held = np.arange(len(other.store)) if held is None else held
     shape = (train.size, train.size, train.channels)
-    workers = len(os.sched_getaffinity(0)) if data.workers is None else data.workers
-    return Split(Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape)
+    workers = cores() if data.workers is None else data.workers
+    identity = {"name": data.name if data.source == "tfds" else Path(data.path or data.source).name}
+    for name, kept, chosen in (("train", train, mine), ("valid", other, held)):
+        what = json.dumps([kept.content, kept.classes, kept.size, kept.channels]).encode()
+        identity[name] = hashlib.sha256(what + chosen.astype("<i8").tobytes()).hexdigest()
+    return Split(
+        Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape, identity
+    )
 
 
 @dataclass(frozen=True)
@@ -174,6 +183,7 @@ class _Kept:
     classes: tuple[str, ...]
     size: int  # that a sample has
     channels: int
+    content: str  # a hash
 
 
 class _Array:
@@ -212,12 +222,12 @@ def _folder(data: Images) -> _Kept:
         raise UserError(f"there are no images at {path}")
     files = sorted(p for p in path.rglob("*") if _is_image(p.name)) if path.is_dir() else [path]
     identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    key = json.dumps(["images", identity, data.size])
+    key = json.dumps(["pixels and what they are", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
     made(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
-    classes = tuple(json.loads((folder / "classes.json").read_text()))
-    return _Kept(store, classes, *store.pixels.shape[2:])
+    about = json.loads((folder / "about.json").read_text())
+    return _Kept(store, tuple(about["classes"]), *store.pixels.shape[2:], about["content"])
 
 
 def _is_image(name: str) -> bool:
@@ -259,7 +269,10 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
         raise UserError(f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart")
     _write_pixels(path, names, size, work / "pixels.npy")
     np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
-    (work / "classes.json").write_text(json.dumps(classes))
+    content = hashlib.sha256(
+        "".join(digest(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
+    ).hexdigest()
+    (work / "about.json").write_text(json.dumps({"classes": classes, "content": content}))
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
@@ -332,7 +345,10 @@ def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
     def kept(split: str) -> _Kept:
         source = builder.as_data_source(split, decoders={keys[0]: tfds.decode.SkipDecoding()})
         store = _Records(source, *keys)
-        return _Kept(store, tuple(features[keys[1]].names), data.size or rows, 1 if channels == 1 else 3)
+        info = builder.info.splits[split]
+        what = [builder.info.full_name, split, info.num_examples, info.num_bytes, list(info.shard_lengths)]
+        content = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        return _Kept(store, tuple(features[keys[1]].names), data.size or rows, 1 if channels == 1 else 3, content)
 
     valid = next((s for s in ("validation", "test") if s in builder.info.splits), None)
     return kept("train"), kept(valid) if valid else None

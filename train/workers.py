@@ -5,6 +5,11 @@ import os
 import threading
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def end_with_parent(*_: int) -> None:
     """To be called in a worker as it begins.
 
