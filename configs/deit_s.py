@@ -25,7 +25,7 @@ def config() -> Experiment:
         model=MODEL,
         steps=300 * EPOCH,
         batch=1024,
-        data=Images(source="tfds", name="imagenet2012", size=224, augment=DEIT),
+        data=Images(source="tfds", name="imagenet2012", size=224, augment=DEIT, workers=None),
         optim=Optim(peak_lr=1e-3, schedule="cosine", floor=0.01, warmup=5 * EPOCH, b2=0.999, weight_decay=0.05),
         method=Scratch(DROP),
         eval_every=EPOCH,

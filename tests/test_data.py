@@ -3,6 +3,8 @@
 import gzip
 import lzma
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import runs
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from train import corpus, tokenise
+from train.cache import made
 from train.data import tokens
 from train.errors import UserError
 
@@ -63,13 +67,180 @@ def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"a.py\0", b"json/b.py\0")
 
 
+def as_it_always_was(files: list[bytes], encode: Callable[[str], list[int]], end: list[int], piece: int, every: int):
+    """``(train, valid)``: whole files, one after the other, cut into pieces, of which every ``every``-th is held out."""
+    parts, count = [[], []], 0
+    for file in files:
+        text = file.decode("utf-8", errors="replace")
+        pieces = [text[i : i + piece] for i in range(0, len(text), piece)]
+        for i, one in enumerate(pieces):
+            count += 1
+            parts[count % every == 0] += encode(one) + (end if i == len(pieces) - 1 else [])
+    return parts
+
+
+def awkward(folder: Path) -> list[bytes]:
+    """Files in the order of their names: characters of one to four bytes, line ends of all kinds, no UTF-8, nothing at all."""
+    some = "a cat, the \r\n dog\rsat ä € 😀 \ufeff\n"
+    files = [b"", *((some * n).encode() for n in (1, 40, 3)), b"the \xff\xe2\x82 cat \xf0\x9f", *[b"cat"] * 20, b""]
+    files += [("😀" * n).encode()[: 4 * n - 1] for n in range(1, 8)] + [(some * 2000).encode()]
+    folder.mkdir()
+    for i, content in enumerate(files):
+        (folder / f"{i:02}.gz").write_bytes(gzip.compress(content))
+    return files
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    for module, name, value in ((corpus, "PIECE", 7), (tokenise, "BATCH", 50), (tokenise, "SHARD", 3)):
+        monkeypatch.setattr(module, name, value)
+
+
+def test_bytes_are_what_whole_files_gave(tmp_path, text, small_pieces):
+    files = awkward(tmp_path / "awkward")
+    found = tokens(replace(text, path=str(tmp_path / "awkward"), valid_fraction=0.2))
+    train, valid = as_it_always_was(files, lambda s: list(s.encode()), [0], 7, every=5)
+    assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_tokenizer_gives_what_it_gave_file_by_file(tmp_path, text, small_pieces, tokenizer, monkeypatch, processes):
+    files, known = awkward(tmp_path / "awkward"), Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    monkeypatch.setattr("train.data.cores", lambda: 1 + processes)
+    found = tokens(replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2))
+    train, valid = as_it_always_was(
+        files, lambda s: known.encode(s).ids, [known.token_to_id("<|endoftext|>")], 7, every=5
+    )
+    assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
+
+
+# --- its cost ---
+
+
+@pytest.fixture
+def encoded(monkeypatch) -> list[list[str]]:
+    """What is encoded from here on, call by call."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(
+        "train.data._bytes", lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], [0])
+    )
+    return calls
+
+
+def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
+    tmp_path, text, encoded, small_pieces, monkeypatch
+):
+    """Whatever the size of a file, and of how many."""
+    read, ahead = [0], []
+    pieces = corpus.read
+
+    def reading(path):
+        for piece in pieces(path):
+            read[0] += len(piece)
+            ahead.append(read[0] - sum(len(p) for call in encoded for p in call))
+            yield piece
+
+    monkeypatch.setattr(corpus, "read", reading)
+    (tmp_path / "large.txt").write_text("a" * 5000)
+    tokens(replace(text, path=str(tmp_path / "large.txt")))
+    assert max(ahead) <= 50 + 2 * 7
+    many = tmp_path / "many"
+    many.mkdir()
+    for i in range(100):
+        (many / f"{i}.txt").write_text("cat")
+    encoded.clear()
+    tokens(replace(text, path=str(many)))
+    assert [len(call) for call in encoded] == [17] * 5 + [15]  # of 50 characters
+
+
+def test_a_tokenisation_that_was_killed_goes_on_from_its_last_shard(text, encoded, small_pieces, monkeypatch):
+    whole = tokens(text)
+    expected, everything = (whole.train.tolist(), whole.valid.tolist()), len(encoded)
+    encoded.clear()
+    text = replace(text, cache=text.cache + "-other")
+
+    class Killed(BaseException):
+        pass
+
+    def dies(pieces):
+        if len(encoded) == 10:
+            raise Killed
+        encoded.append(pieces)
+        return [[1] * len(p) for p in pieces], [0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.data._bytes", dies)
+        with pytest.raises(Killed):
+            tokens(text)
+    encoded.clear()
+    again = tokens(text)
+    assert (again.train.tolist(), again.valid.tolist()) == expected
+    assert len(encoded) == everything - 9  # three shards of three batches
+    assert {p.name for p in Path(text.cache).glob("*/*")} == {"train", "valid", "about.json"}
+
+
 # --- the cache ---
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_who_may_read_the_cache_is_for_the_umask_to_say(text, umask):
+    before = os.umask(umask)
+    try:
+        tokens(text)
+    finally:
+        os.umask(before)
+    (folder,) = Path(text.cache).iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o666 & ~umask}
+
+
+def test_who_wants_what_another_makes_waits_for_it(tmp_path):
+    begun, go, count = threading.Event(), threading.Event(), []
+
+    def make(work):
+        count.append(work)
+        begun.set()
+        go.wait()
+        (work / "file").write_text("whole")
+
+    threads = [threading.Thread(target=made, args=(tmp_path / "made", make)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    assert not (tmp_path / "made").exists()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert len(count) == 1 and [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+
+
+def test_who_waits_for_one_that_fails_makes_it(tmp_path):
+    begun, go = threading.Event(), threading.Event()
+
+    def fails(work):
+        begun.set()
+        go.wait()
+        raise OSError(28, "No space left on device")
+
+    def first():
+        with pytest.raises(OSError, match="No space"):
+            made(tmp_path / "made", fails)
+
+    threads = [threading.Thread(target=first)]
+    threads.append(threading.Thread(target=made, args=(tmp_path / "made", lambda work: (work / "file").touch())))
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
 
 
 def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text, monkeypatch):
     before = bytes(tokens(text).train)
     with monkeypatch.context() as patch:
-        patch.setattr("train.data._tokenise", None)  # would fail if it was called
+        patch.setattr("train.data._make", None)  # would fail if it was called
         assert bytes(tokens(text).train) == before
     file = Path(text.path, "0.txt")
     file.write_text(file.read_text().upper())  # as many bytes
@@ -139,6 +310,32 @@ def test_an_absent_tokenizer_is_named(text, tmp_path):
             UserError, match=f"no tokenizer at {name} .*tokenizer.json, or a folder of vocab.json and merges"
         ):
             tokens(replace(text, tokenizer=str(name)))
+
+
+# --- what is no text ---
+
+
+@pytest.mark.parametrize("name", ["docs.jsonl", "docs.parquet", "docs.jsonl.gz", "docs.json.xz", "docs.tar.gz", "docs"])
+def test_what_would_be_trained_on_as_raw_bytes_is_refused_with_what_would_not(tmp_path, text, name):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / name
+    path.write_bytes(gzip.compress(b'{"text": "a"}') if name.endswith(".gz") else b'{"text": "a"}')
+    with pytest.raises(UserError, match=rf"{path} is no text that can be trained on: .txt, .xz and .gz files are"):
+        tokens(replace(text, path=str(path)))
+    with pytest.raises(
+        UserError, match=rf"there is no .txt, .xz or .gz file, only {name.removeprefix('docs') or name}"
+    ):
+        tokens(replace(text, path=str(tmp_path / "folder")))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, compress):
+    suffix = {gzip.compress: "gz", lzma.compress: "xz"}[compress]
+    path, whole = tmp_path / f"broken.{suffix}", compress(os.urandom(100).hex().encode() * 20)
+    for place in range(len(whole) // 8, len(whole), len(whole) // 8):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=f"cannot read {path}: "):
+            tokens(replace(text, path=str(path)))
 
 
 # --- tensorflow-datasets ---

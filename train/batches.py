@@ -4,11 +4,15 @@ A sample is ``(inputs, targets)``: what the model takes, and what it is to say. 
 which is pure: what is random in it (masks, augmentation) comes from ``rng``.
 """
 
+import math
+import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grain
 import jax
 import numpy as np
+from absl import flags
 
 from jaxgrow.models import BERTConfig, Config
 from jaxgrow.models.patches import PatchConfig
@@ -16,12 +20,16 @@ from train.data import Data, tokenizer, tokens
 from train.errors import UserError
 from train.images import Images, images
 from train.masking import BYTES, MaskedWindows, vocabulary
+from train.workers import end_with_parent
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
+_AHEAD = 4  # batches
+_CHUNK = 32  # samples that a worker makes at once: few, so that it is soon done when it is to end
 
 
 class Source(Protocol):
     what: str  # its samples, in errors
+    workers: int  # processes that make its samples; 0: a thread is enough
 
     def __len__(self) -> int: ...
 
@@ -36,6 +44,8 @@ def next_tokens(windows: Any) -> Batch:
 class Windows:
     """Windows of ``length`` tokens and the next tokens of each: every token is predicted once an epoch."""
 
+    workers = 0
+
     def __init__(self, tokens: np.ndarray, length: int):
         self.tokens, self.length = tokens, length
         self.what = f"windows of {length} tokens"
@@ -45,6 +55,17 @@ class Windows:
 
     def sample(self, i: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
+
+
+def identity(data: Data | Images) -> dict[str, Any]:
+    """What the data are, by content: name, hashes of ``train`` and ``valid`` as they are trained on, and of the tokenizer.
+
+    The Python, where its standard library is the corpus. Equal data may have other names.
+
+    Raises:
+      UserError: data that cannot be read.
+    """
+    return images(data).identity if isinstance(data, Images) else tokens(data).identity
 
 
 def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
@@ -86,7 +107,61 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
     return Windows(text.train, model.length), Windows(text.valid, model.length)
 
 
-def training(source: Source, batch: int, seed: int) -> Any:
+class Stream(grain.DatasetIterator):
+    """Batches of ``samples``, an endless `grain.MapDataset`, read ahead by a thread and ``workers`` processes.
+
+    Its state is the number of samples that were taken, whoever reads ahead and however far. `close` ends the processes; they
+    end by themselves when this process does, however it dies.
+    """
+
+    def __init__(self, samples: grain.MapDataset, batch: int, workers: int = 0):
+        super().__init__()
+        self._samples, self._batch, self._workers = samples, batch, workers
+        self._taken, self._ahead = 0, None
+        self._end = lambda: None
+
+    def __next__(self) -> Batch:
+        if self._ahead is None:
+            self._ahead = self._begin()
+            self._end = weakref.finalize(
+                self, self._ahead.close
+            )  # a thread that runs on at the end of Python is an abort
+        result = next(self._ahead)
+        self._taken += self._batch
+        return result
+
+    def _begin(self) -> Any:
+        if self._workers and not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # grain asks some of its own before it starts a process
+        # Chunks before workers, which take turns, and one batch of several chunks after them: a worker's turn is then the
+        # same samples, however many workers there are.
+        chunk = math.gcd(self._batch, _CHUNK)
+        chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
+        processes = grain.MultiprocessingOptions(
+            num_workers=self._workers,
+            per_worker_buffer_size=math.ceil(_AHEAD * self._batch / chunk / max(1, self._workers)),
+        )
+        read = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        read = read.mp_prefetch(processes, end_with_parent).batch(self._batch // chunk, batch_fn=_joined)
+        return iter(grain.experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=_AHEAD))
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_index": self._taken}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.close()
+        self._taken = state["next_index"]
+
+    def close(self) -> None:
+        self._end()
+        self._ahead = None
+
+
+def _joined(chunks: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+
+
+def training(source: Source, batch: int, seed: int) -> Stream:
     """An endless iterator of batches, reshuffled each epoch; ``batch`` is this process's part.
 
     Processes see disjoint samples. Its state (``get_state``, ``set_state``) goes into the checkpoint.
@@ -100,8 +175,9 @@ def training(source: Source, batch: int, seed: int) -> Any:
             f"the training data has {len(source)} {source.what}, less than one batch of {batch * processes}"
         )
     samples = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4 * batch)
-    return iter(samples[jax.process_index() :: processes].to_iter_dataset(options).batch(batch))
+    if processes > 1:  # a slice is not free, of one sample in one
+        samples = samples[jax.process_index() :: processes]
+    return Stream(samples, batch, source.workers)
 
 
 def validation(source: Source, batch: int, count: int) -> list[Batch]:

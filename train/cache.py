@@ -1,23 +1,45 @@
 """What is made once and kept: folders that appear whole or not at all."""
 
+import fcntl
+import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+PROGRESS = "progress.json"  # a folder that holds it is gone on with when what made it ended early
 
-@contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes ``folder`` at the end, and vanishes if that is never reached."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
-    try:
-        yield work
+
+def made(folder: Path, make: Callable[[Path], None]) -> Path:
+    """``folder``; if it is not there, ``make`` fills another that becomes it.
+
+    Processes that want the same one wait for the first. What a killed ``make`` left is found by the next, and what one that
+    failed left is deleted, unless it holds `PROGRESS`.
+    """
+    work = folder.with_name(f".unfinished-{folder.name}")
+    while not folder.exists():
+        work.mkdir(parents=True, exist_ok=True)
         try:
-            work.rename(folder)
-        except OSError:
-            if not folder.exists():  # another process may have finished the same work
+            lock = (work / ".lock").open("w")
+        except FileNotFoundError:  # another process was done with it just now
+            continue
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system opens it again, however a process ends
+            if not _is_at(lock.fileno(), work / ".lock"):
+                continue
+            try:
+                make(work)
+                (work / PROGRESS).unlink(missing_ok=True)
+                (work / ".lock").unlink()
+                work.rename(folder)
+            except BaseException:
+                if not (work / PROGRESS).exists():
+                    shutil.rmtree(work, ignore_errors=True)
                 raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

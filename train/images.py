@@ -19,9 +19,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from train.cache import appearing
-from train.data import prepared
+from train.cache import made
+from train.corpus import prepared
 from train.errors import UserError
+from train.tokenise import digest
+from train.workers import cores
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -73,6 +75,7 @@ class Images:
     size: int | None = None  # pixels a side that images are brought to; None: all have the same
     augment: Augment = field(default_factory=Augment)
     valid_fraction: float = 0.1  # held out, where there is no validation split
+    workers: int | None = 0  # processes that decode and augment; 0: a thread of this one; None: one a core
     cache: str = "~/.cache/jaxgrow"
 
     def __post_init__(self):
@@ -80,6 +83,8 @@ class Images:
             raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
         if self.size is not None and self.size < 1:
             raise ValueError(f"size is at least one pixel, but is {self.size}")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers is a number of processes, not {self.workers}")
         if self.source == "folder" and self.path is None:
             raise ValueError("data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it")
         if self.source == "tfds" and self.name is None:
@@ -102,8 +107,8 @@ class Pictures:
 
     what = "images"
 
-    def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None):
-        self.kept, self.chosen, self.augment = kept, chosen, augment
+    def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None, workers: int = 0):
+        self.kept, self.chosen, self.augment, self.workers = kept, chosen, augment, workers
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -128,6 +133,7 @@ class Split:
     valid: Pictures
     classes: tuple[str, ...]
     shape: tuple[int, int, int]  # of an input
+    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
 
 
 def images(data: Images) -> Split:
@@ -150,7 +156,8 @@ def images(data: Images) -> Split:
         digits = load_digits()
         pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
         store = _Array(pixels, digits.target.astype(np.int32))  # type: ignore[union-attr]
-        train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1), None
+        content = hashlib.sha256(pixels.tobytes() + store.labels.tobytes()).hexdigest()
+        train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1, content), None
     mine, held = np.arange(len(train.store)), None
     if valid is None:
         # Shuffled first: files lie in the order of their names, which may mean something.
@@ -160,7 +167,14 @@ def images(data: Images) -> Split:
     other = train if valid is None else valid
     held = np.arange(len(other.store)) if held is None else held
     shape = (train.size, train.size, train.channels)
-    return Split(Pictures(train, mine, data.augment), Pictures(other, held, None), train.classes, shape)
+    workers = cores() if data.workers is None else data.workers
+    identity = {"name": data.name if data.source == "tfds" else Path(data.path or data.source).name}
+    for name, kept, chosen in (("train", train, mine), ("valid", other, held)):
+        what = json.dumps([kept.content, kept.classes, kept.size, kept.channels]).encode()
+        identity[name] = hashlib.sha256(what + chosen.astype("<i8").tobytes()).hexdigest()
+    return Split(
+        Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape, identity
+    )
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,7 @@ class _Kept:
     classes: tuple[str, ...]
     size: int  # that a sample has
     channels: int
+    content: str  # a hash
 
 
 class _Array:
@@ -176,6 +191,11 @@ class _Array:
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray):
         self.pixels, self.labels = pixels, labels
+
+    def __reduce__(self):  # a worker maps the file itself
+        if isinstance(self.pixels, np.memmap):
+            return _mapped, (Path(str(self.pixels.filename)).parent,)
+        return _Array, (self.pixels, self.labels)
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -185,6 +205,11 @@ class _Array:
 
         pixels = self.pixels[i]
         return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), int(self.labels[i])
+
+
+def _mapped(folder: Path) -> _Array:
+    pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+    return _Array(pixels, labels)
 
 
 # --- folders, and archives of folders ---
@@ -197,13 +222,12 @@ def _folder(data: Images) -> _Kept:
         raise UserError(f"there are no images at {path}")
     files = sorted(p for p in path.rglob("*") if _is_image(p.name)) if path.is_dir() else [path]
     identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    key = json.dumps(["images", identity, data.size])
+    key = json.dumps(["pixels and what they are", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if not folder.exists():
-        _decode(path, data.size, folder)
-    pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
-    classes = tuple(json.loads((folder / "classes.json").read_text()))
-    return _Kept(_Array(pixels, labels), classes, *pixels.shape[2:])
+    made(folder, lambda work: _decode(path, data.size, work))
+    store = _mapped(folder)
+    about = json.loads((folder / "about.json").read_text())
+    return _Kept(store, tuple(about["classes"]), *store.pixels.shape[2:], about["content"])
 
 
 def _is_image(name: str) -> bool:
@@ -232,8 +256,8 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-def _decode(path: Path, size: int | None, folder: Path) -> None:
-    """Writes pixels, labels and classes, in the order of names; the folder appears whole or not at all."""
+def _decode(path: Path, size: int | None, work: Path) -> None:
+    """Writes pixels, labels and classes, in the order of names."""
     names = sorted({name for name, _ in _contents(path) if _is_image(name)})
     if not names:
         raise UserError(f"no images in {path}: there is no .jpg, .jpeg or .png file")
@@ -243,10 +267,12 @@ def _decode(path: Path, size: int | None, folder: Path) -> None:
     classes = sorted(set(of.values()))
     if len(classes) == 1:
         raise UserError(f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart")
-    with appearing(folder) as work:
-        _write_pixels(path, names, size, work / "pixels.npy")
-        np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
-        (work / "classes.json").write_text(json.dumps(classes))
+    _write_pixels(path, names, size, work / "pixels.npy")
+    np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
+    content = hashlib.sha256(
+        "".join(digest(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
+    ).hexdigest()
+    (work / "about.json").write_text(json.dumps({"classes": classes, "content": content}))
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
@@ -319,7 +345,10 @@ def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
     def kept(split: str) -> _Kept:
         source = builder.as_data_source(split, decoders={keys[0]: tfds.decode.SkipDecoding()})
         store = _Records(source, *keys)
-        return _Kept(store, tuple(features[keys[1]].names), data.size or rows, 1 if channels == 1 else 3)
+        info = builder.info.splits[split]
+        what = [builder.info.full_name, split, info.num_examples, info.num_bytes, list(info.shard_lengths)]
+        content = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        return _Kept(store, tuple(features[keys[1]].names), data.size or rows, 1 if channels == 1 else 3, content)
 
     valid = next((s for s in ("validation", "test") if s in builder.info.splits), None)
     return kept("train"), kept(valid) if valid else None

@@ -63,6 +63,8 @@ class MaskedWindows:
     then is filled with single pieces. Special tokens stay; where a window has too few others, they are predicted as they are.
     """
 
+    workers = 0
+
     def __init__(
         self,
         tokens: np.ndarray,

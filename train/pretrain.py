@@ -30,6 +30,7 @@ from train.checkpoint import load as load_checkpoint
 from train.config import Experiment, as_json, differences, load
 from train.errors import Diverged, UserError, exits_cleanly
 from train.gates import Gates
+from train.identity import comparable, noted, same
 from train.ledger import Ledger
 from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
@@ -83,13 +84,18 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     probes = max((p.sensitivity.batches for p in plan if isinstance(p, Measure)), default=0)
     micro = experiment.batch // experiment.accumulate // jax.device_count()
     probe = batches.probe(judge, experiment.batch, experiment.eval_batches, micro, probes)
+    corpus = batches.identity(experiment.data)
+    if config := noted(folder / "config.json", corpus, begun=(folder / "checkpoints").exists()):
+        _write(folder / "config.json", config)
 
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
-        with closing(Ledger(folder, record["ledger"])) as ledger:
-            work = _Work(folder, experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["judged"])
+        same(record.get("corpus", corpus), corpus, folder)
+        with closing(Ledger(folder, record["ledger"])) as ledger, closing(data):
+            judged = record["judged"]
+            work = _Work(folder, experiment, corpus, checkpoints, ledger, data, held_out, probe, tx, models, judged)
             with work.bar:
                 for i in range(record["phase"], len(plan)):
                     phase = plan[i]
@@ -100,7 +106,7 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
                     work.models = after(plan, i, work.models, result)
             checkpoints.wait()
             model = work.models[plan[-1].writes].config.as_json()
-            result = ledger.record() | {"name": experiment.name, **work.judged, "model": model}
+            result = ledger.record() | {"name": experiment.name, **work.judged, "model": model, "corpus": corpus}
     _write(folder / "result.json", result)
     return result
 
@@ -109,16 +115,20 @@ def claim(workdir: str | Path, experiment: Experiment) -> Path:
     """Makes ``workdir`` the work directory of ``experiment``.
 
     Raises:
-      UserError: it belongs to another experiment already.
+      UserError: it belongs to another experiment already, or has ended with other data.
     """
     folder = Path(workdir).expanduser().resolve()
     mine, config = as_json(experiment), folder / "config.json"
     if config.exists():
-        other = differences(json.loads(config.read_text()), mine)
+        there = json.loads(config.read_text())
+        known = "corpus" in there
+        other = differences(comparable(there, known), comparable(mine, known))
         if other:
             raise UserError(
                 f"{folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
             )
+        if known and comparable(there, False) != comparable(mine, False) and (folder / "result.json").exists():
+            same(there["corpus"], batches.identity(experiment.data), folder)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         _write(config, mine)
@@ -131,6 +141,7 @@ class _Work:
 
     folder: Path
     experiment: Experiment
+    corpus: dict[str, Any]  # what it is trained on, by content
     checkpoints: Checkpoints
     ledger: Ledger
     data: Any
@@ -204,7 +215,7 @@ class _Work:
                 record["groups"] = {
                     describe(p): asdict(p.grouping) for p in e.plan if isinstance(p, Coalesce | Decoalesce | Correct)
                 }
-                record["block_list"] = never
+                record |= {"block_list": never, "corpus": self.corpus}
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()

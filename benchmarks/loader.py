@@ -1,0 +1,111 @@
+"""The loader: what a sample costs in batches of several sizes, whether it keeps ahead of a step, augmentation in processes.
+
+    python benchmarks/loader.py [--rounds 5] [--json FILE]
+
+Text: windows of 1024 tokens in batches of 64 to 1024, as training reads them; all sizes take part in every round, and a ratio
+is of a sample's time in one to that in a batch of 64 within the round: 1, where the cost of a batch is that of its samples.
+Then a consumer that takes 20 ms a step: the share of its time that it waits for a batch. Images: DeiT's augmentation at 224
+pixels, by a thread, by one process and by two; the ratio is of rates to the thread's.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
+
+from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from train.batches import Stream, Windows, training
+from train.images import DEIT, Images, images
+
+LENGTH = 1024
+SIZES = (64, 256, 512, 1024)
+STEP = 0.02  # seconds
+AHEAD = 8  # batches that may be ready before timing begins
+
+
+def seconds(stream: Stream, samples: int, batch: int) -> float:
+    """A sample, once what was read ahead is used up."""
+    for _ in range(AHEAD):
+        next(stream)
+    count = max(1, samples // batch)
+    start = time.perf_counter()
+    for _ in range(count):
+        next(stream)
+    return (time.perf_counter() - start) / (count * batch)
+
+
+def waiting(stream: Stream, steps: int = 50) -> float:
+    """The share of a step that is spent on the batch."""
+    next(stream)
+    time.sleep(AHEAD * STEP)
+    waited = 0.0
+    for _ in range(steps):
+        time.sleep(STEP)
+        start = time.perf_counter()
+        next(stream)
+        waited += time.perf_counter() - start
+    return waited / steps / STEP
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", help="where to write the result")
+    a = parser.parse_args()
+
+    tokens = np.random.default_rng(0).integers(0, 50257, 20_000_000).astype(np.uint16)
+    text = {n: training(Windows(tokens, LENGTH), n, seed=0) for n in SIZES}
+    sides: dict[Any, Any] = {n: (lambda n=n: seconds(text[n], 4096, n)) for n in SIZES}
+    alternate(sides, 1)
+    times = alternate(sides, a.rounds)
+    wait = alternate({n: (lambda n=n: waiting(text[n])) for n in SIZES}, a.rounds)
+    for stream in text.values():
+        stream.close()
+
+    result: dict[str, Any] = environment("grain", "numpy", "pillow")
+    result |= {"rounds": a.rounds, "length": LENGTH, "step_milliseconds": STEP * 1e3, "text": {}, "deit": {}}
+    print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
+    print(f"{'batch':>12} {'ms a sample':>24} {'of that at ' + str(SIZES[0]):>22} {'waited, of a 20 ms step':>26}")
+    for n in SIZES:
+        row = {
+            "milliseconds_a_sample": summary([1e3 * t for t in times[n]]),
+            "ratio": ratios(times[n], times[SIZES[0]]),
+            "waited": summary(wait[n]),
+        }
+        result["text"][n] = row
+        print(
+            f"{n:>12} {shown(row['milliseconds_a_sample'], 4):>24} {shown(row['ratio']):>22} {shown(row['waited']):>26}"
+        )
+
+    streams = {
+        workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 64, seed=0)
+        for workers in (0, 1, 2)
+    }
+    sides = {workers: (lambda s=stream: seconds(s, 256, 64)) for workers, stream in streams.items()}
+    times = {workers: [] for workers in streams}
+    for _ in range(a.rounds):
+        for workers, side in sides.items():
+            times[workers].append(side())
+            streams[workers].set_state(
+                streams[workers].get_state()
+            )  # ends its processes, which read ahead beside the others
+    for workers in streams:
+        row = {
+            "milliseconds_a_sample": summary([1e3 * t for t in times[workers]]),
+            "rate": ratios(times[0], times[workers]),
+        }
+        result["deit"][workers] = row
+        name = "a thread" if workers == 0 else f"{workers} processes" if workers > 1 else "a process"
+        print(
+            f"{name:>12} {shown(row['milliseconds_a_sample']):>24} {shown(row['rate']):>22}, of a thread's rate, DeiT"
+        )
+    save(a.json, result)
+
+
+if __name__ == "__main__":
+    main()
