@@ -31,8 +31,9 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
       ``jit``, ``grad`` and ``eval_shape``, and under ``jit`` with ``out_shardings`` on a mesh. Differentiable in the maps, too.
 
     Raises:
-      ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, or leaves that come out with
-        two sizes for one axis; all in one message.
+      ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, leaves that come out with
+        two sizes for one axis, a rule that matches no leaf, or a leaf that does not say the role that a rule asks for; all in
+        one message.
     """
     check(growth, params, axes)
 
@@ -138,9 +139,16 @@ def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
     """
     known = sizes(params, axes)
     became: dict[str, tuple[int, str]] = {}
-    wrong = []
+    wrong, undeclared = [], []
+    unmatched = list(growth.rules) if isinstance(growth, maps.Rules) else []
     for leaf, x, names in leaves(params, axes):
-        for term in maps.terms(growth, leaf, names) or ({},):  # each by itself: sizes that differ may broadcast
+        try:
+            unmatched = [rule for rule in unmatched if not rule.matches(leaf, names)]
+            found = maps.terms(growth, leaf, names)
+        except ValueError as error:
+            undeclared.append(str(error))
+            continue
+        for term in found or ({},):  # each by itself: sizes that differ may broadcast
             sizes_ = dict(enumerate(np.shape(x)))
             for m, begin, end in _parts(term, names):
                 if m is None:
@@ -155,6 +163,7 @@ def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
                 before = became.setdefault(axis(names[dim]), (new, leaf))
                 if before[0] != new and not wrong:
                     wrong.append(f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, but {new} in {leaf}")
+    wrong += undeclared or [f"{rule} matches none of this model" for rule in unmatched if rule != maps.Rule(rule.terms)]
     absent = [name for name in maps.new_sizes(growth) if name not in known]
     wrong = [
         f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}" for name in absent
