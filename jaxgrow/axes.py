@@ -131,7 +131,7 @@ def leaves(params: Tree, axes: Tree) -> Iterator[tuple[str, Any, Names]]:
         if p in names and np.ndim(x) != len(names[p])
     ]
     wrong += [
-        f"{p}: of the axis names {n}, {', '.join(repr(a) for a in n if not isinstance(a, str))} is none; each axis has one"
+        f"{p}: of its axis names {n}, {', '.join(repr(a) for a in n if not isinstance(a, str))} is none; each axis has one"
         for p, n in names.items()
         if not all(isinstance(a, str) for a in n)
     ]

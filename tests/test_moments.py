@@ -401,3 +401,21 @@ def test_stacked_layers_carry_their_moments():
     grown = grow_optimizer(optax.scale_by_adam(), state, stack(tiny.WIDTHS, {"layers": 4}), small, axes, "copy")
     chex.assert_trees_all_equal(grown.mu["blocks"], jax.tree.map(lambda x: np.concatenate([x, x]), state.mu["blocks"]))
     assert grown.mu["token_embedding"] is small["token_embedding"]
+
+
+# --- a parameter that is no tree ---
+
+
+@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+def test_the_moments_of_a_bare_array_grow_as_those_of_a_leaf(policy):
+    tx = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+    bare, leaf = SMALL["w"], {"w": SMALL["w"]}
+    states = [run(tx, p, tx.init(p), gradients(p, 3))[1] for p in (bare, leaf)]
+    grown = [
+        grow_optimizer(tx, state, THREE, p, on, policy)
+        for state, p, on in zip(states, (bare, leaf), (AXES["w"], {"w": AXES["w"]}), strict=True)
+    ]
+    assert of_adam(grown[0]).mu.shape == (4, 3)
+    assert jax.tree.structure(grown[0]) == jax.tree.structure(tx.init(grow(THREE, bare, AXES["w"])))
+    for x, y in zip(*map(jax.tree.leaves, grown), strict=True):
+        np.testing.assert_array_equal(x, y)

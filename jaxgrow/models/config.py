@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import jax
 from flax import linen as nn
 
-from jaxgrow.axes import Tree, axis, is_names, path, role, split
+from jaxgrow.axes import Tree, axis, is_names, path, role, split, turned
 from jaxgrow.maps import Growth, Rules, new_sizes
 
 
