@@ -59,11 +59,11 @@ class Gradient:
 class Update:
     """What follows every gradient: AdamW's update of all parameters, in place."""
 
-    def __init__(self, params: Any):
+    def __init__(self, params: Any, axes: Any):
         tx = transformation(Optim())
 
         def update(params, opt, grads):
-            updates, opt = tx.update(grads, opt, params)
+            updates, opt = tx.update(grads, opt, params, axes=axes)
             return jax.tree.map(lambda p, u: p - 6e-4 * u, params, updates), opt
 
         self._grads = jax.tree.map(jnp.ones_like, params)
@@ -100,7 +100,7 @@ def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, 
         np.testing.assert_allclose(
             list(losses.values()), losses["cond"], rtol=1e-5, err_msg=f"{losses}: different work"
         )
-    return made | {"AdamW": Update(params)}, ideal
+    return made | {"AdamW": Update(params, config.axes())}, ideal
 
 
 def waits(side: Any) -> int | None:

@@ -1,12 +1,30 @@
 """Axis names: given where a parameter is born, read off a model, checked against a tree.
 
 A leaf names each of its axes, and says whether it *writes* or *reads* it. A kernel reads an axis when it contracts it
-away (suffix ``.in``); everything else writes: outputs of kernels, biases, norm scales, embedding tables. A query kernel
+away (mark ``.in``); everything else writes: outputs of kernels, biases, norm scales, embedding tables. A query kernel
 is ``("layers", "embed.in", "heads", "head_dim")``. An axes tree has the structure of the parameters, with such tuples
 as leaves.
+
+What a leaf is for, its `role`, is read off these names, never off those of modules. A leaf over two axes or more is a kernel,
+or a table if it reads none of them. What axes cannot tell is declared by marks on a name, each after a dot, in any order;
+whatever else follows a dot belongs to the name:
+
+======================== ============================================================================================
+``embed.bias``           is added to what a kernel wrote
+``embed.scale``          multiplies what a sublayer wrote, unit by unit
+``embed.norm.scale``     multiplies what a norm made of the axis
+``embed.norm.bias``      is added to that
+``embed.table``          a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
+``head_dim.value``       of attention's values: their ``head_dim`` is not the one of queries and keys
+``embed.below``          of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.freeze`)
+======================== ============================================================================================
+
+So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the value kernel ``("layers", "embed.in", "heads",
+"head_dim.value")``. What reads attention, ``("layers", "heads.in", "head_dim.in", "embed")``, needs no mark.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import jax
@@ -17,21 +35,72 @@ Names = tuple[str, ...]
 Tree = Any  # a pytree of arrays, or of Names
 
 LAYERS = "layers"  # the axis of stacked blocks: applied one after the other, so it composes instead of adding
-READ = ".in"
+READ, VALUE, BELOW = ".in", ".value", ".below"
+ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
+_MARKS = {"in", "value", "below", "norm", "kernel", "table", "bias", "scale"}
 
 
-def named(init: Callable, *names: str) -> Callable:
-    """An initialiser whose parameter carries axis names: ``self.param("w", named(init, "embed.in", "mlp"), shape)``."""
+def named(init: Callable, *names: str, role: str = "") -> Callable:
+    """An initialiser whose parameter carries axis names: ``self.param("w", named(init, "embed.in", "mlp"), shape)``.
+
+    ``role``, one of `ROLES`, is what the axes cannot tell: ``named(init, "embed", role="norm scale")`` is
+    ``named(init, "embed.norm.scale")``.
+    """
+    if role:
+        names = (*names[:-1], ".".join([names[-1], *role.split()]))
     return nn.with_logical_partitioning(init, names)
 
 
+@cache
+def _parsed(name: str) -> tuple[str, frozenset[str]]:
+    """``("embed", {"in", "bias"})`` of ``"embed.in.bias"``."""
+    words = name.split(".")
+    count = len(words)
+    while count > 1 and words[count - 1] in _MARKS:
+        count -= 1
+    return ".".join(words[:count]), frozenset(words[count:])
+
+
 def reads(name: str) -> bool:
-    return name.endswith(READ)
+    return "in" in _parsed(name)[1]
+
+
+def marked(names: Names, mark: str) -> bool:
+    """Whether any axis of the leaf has the mark, `VALUE` or `BELOW`."""
+    return any(mark[1:] in _parsed(n)[1] for n in names)
 
 
 def axis(name: str) -> str:
     """The axis that a leaf's name speaks of: ``"embed.in"`` and ``"embed"`` are both the axis ``"embed"``."""
-    return name.removesuffix(READ)
+    return _parsed(name)[0]
+
+
+def turned(name: str, read: bool) -> str:
+    """The name as a reader's, or as a writer's."""
+    plain = axis(name)
+    marks = [mark for mark in name[len(plain) :].split(".")[1:] if mark != "in"]
+    return plain + READ * read + "".join(f".{mark}" for mark in marks)
+
+
+def role(leaf: str, names: Names) -> str:
+    """What the leaf at the path ``leaf`` is for, one of `ROLES`.
+
+    Raises:
+      ValueError: a leaf over one axis of a layer, which may be anything, declares nothing.
+    """
+    marks = frozenset().union(*(_parsed(n)[1] for n in names))
+    declared = marks & {"kernel", "table", "bias", "scale"}
+    if len(declared) == 1:
+        (kind,) = declared
+        return f"norm {kind}" if "norm" in marks and kind in ("bias", "scale") else kind
+    # Heads and their dimensions are the units of one place.
+    if declared or sum(axis(n) not in (LAYERS, "head_dim") for n in names) < 2:
+        found = " and ".join(sorted(declared)) if declared else "nothing"
+        raise ValueError(
+            f"{leaf}: {names} declares {found}: name its last axis with one of .bias, .scale, .norm.scale, .norm.bias, .table, "
+            ".kernel (jaxgrow.axes)"
+        )
+    return "kernel" if any(map(reads, names)) else "table"
 
 
 def is_names(x: Any) -> bool:
@@ -60,6 +129,11 @@ def leaves(params: Tree, axes: Tree) -> Iterator[tuple[str, Any, Names]]:
         f"{p}: has shape {np.shape(x)}, but {len(names[p])} axis names {names[p]}"
         for p, x in arrays.items()
         if p in names and np.ndim(x) != len(names[p])
+    ]
+    wrong += [
+        f"{p}: of its axis names {n}, {', '.join(repr(a) for a in n if not isinstance(a, str))} is none; each axis has one"
+        for p, n in names.items()
+        if not all(isinstance(a, str) for a in n)
     ]
     if wrong:
         raise ValueError("the axes tree does not fit the parameters:\n  " + "\n  ".join(wrong))

@@ -9,29 +9,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxgrow.axes import LAYERS, Tree, is_names, path
+from jaxgrow.axes import BELOW, LAYERS, Tree, is_names, marked, path
 from jaxgrow.moments import owner
 
 
 @dataclass(frozen=True)
 class Freeze:
-    """Layers by number, and other leaves by patterns of their paths. The rest trains.
+    """Layers by number, what is below them, and other leaves by patterns of their paths. The rest trains.
 
-    Of layers that are frozen from the bottom up, under frozen embeddings, no backward pass is run.
+    Of layers that are frozen from the bottom up, above frozen embeddings, no backward pass is run.
     """
 
     layers: tuple[int, ...] = ()
-    paths: tuple[str, ...] = ("*embedding*",)  # their norm, too
+    paths: tuple[str, ...] = ()
+    below: bool = True  # what makes the input of the layers: the leaves that are marked so (`jaxgrow.axes`)
 
     def bottom(self, axes: Tree) -> int:
-        """How many layers from the bottom are frozen together with what is below them: every leaf of ``axes`` (the model's
-        axis names) whose path has ``embedding`` in it. Where one of these trains, none: 0."""
-        below = [
-            name
-            for p, _ in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
-            if "embedding" in (name := path(p))
-        ]
-        if not all(any(fnmatchcase(name, p) for p in self.paths) for name in below):
+        """How many layers from the bottom are frozen together with all that is below them, of a model with the axis names
+        ``axes``. Where a leaf below them trains, none: 0.
+
+        Raises:
+          ValueError: no leaf is marked as below the layers.
+        """
+        held = _held(axes, self.paths, self.below)
+        if self.layers and not all(held[p] for p in _below(axes)):
             return 0
         return next(i for i in range(len(self.layers) + 1) if i not in self.layers)
 
@@ -47,12 +48,47 @@ class Freeze:
         return np.isin(np.arange(layers), self.layers)
 
 
-def hold(before: Tree, after: Tree, layers: ArrayLike, params: Tree, axes: Tree, paths: Sequence[str] = ()) -> Tree:
-    """``after``, but as ``before`` what is held: the ``layers`` (bool [layers]), and leaves that match ``paths``.
+def _below(axes: Tree) -> list[str]:
+    """The leaves that make the input of the layers."""
+    found = [path(p) for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names) if marked(n, BELOW)]
+    if not found:
+        raise ValueError(
+            f"no leaf of this model is marked {BELOW!r}: name what makes the input of the layers so, as in 'embed{BELOW}'"
+        )
+    return found
+
+
+def _held(axes: Tree, paths: Sequence[str], below: bool) -> dict[str, bool]:
+    """Of each leaf, by path, whether it is below the layers and these are meant, or matches one of ``paths``."""
+    leaves = [path(p) for p, _ in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)]
+    lost = [p for p in paths if not any(fnmatchcase(leaf, p) for leaf in leaves)]
+    if lost:
+        raise ValueError(
+            f"freeze names the paths {lost}, but no leaf of this model matches; it has {', '.join(leaves)}"
+        )
+    marked_so = _below(axes) if below else []
+    return {leaf: leaf in marked_so or any(fnmatchcase(leaf, p) for p in paths) for leaf in leaves}
+
+
+def hold(
+    before: Tree,
+    after: Tree,
+    layers: ArrayLike,
+    params: Tree,
+    axes: Tree,
+    paths: Sequence[str] = (),
+    below: bool = False,
+) -> Tree:
+    """``after``, but as ``before`` what is held: the ``layers`` (bool [layers]), leaves that match ``paths``, and, with
+    ``below``, those that make the layers' input.
 
     Both are trees of parameters and of optimizer state, whose leaves belong to those of ``params`` by path and shape, as in
     `jaxgrow.moments`. Adam's step count goes on, as for all. Weight decay and momentum do not move what is held.
+
+    Raises:
+      ValueError: a path that no leaf matches, or, with ``below``, no leaf is marked so.
     """
+    held = _held(axes, paths, below)
     names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
     shapes = {path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
 
@@ -61,7 +97,7 @@ def hold(before: Tree, after: Tree, layers: ArrayLike, params: Tree, axes: Tree,
         mine = name if name in shapes else owner(name, shapes)
         if mine is None or jnp.shape(new) != shapes[mine]:
             return new
-        if any(fnmatchcase(mine, p) for p in paths):
+        if held[mine]:
             return old
         if names[mine][:1] != (LAYERS,):
             return new

@@ -1,12 +1,14 @@
 """`grow`: the one function that applies a growth to a parameter tree."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
 
 from jaxgrow import maps
 from jaxgrow.axes import Names, Tree, axis, is_names, leaves, path, reads, sizes
@@ -28,11 +30,16 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
     Returns:
       A tree of the same structure and dtypes. Linear in ``params``; exact where the maps only copy; otherwise computed
       in float32 or better and cast back. A leaf that no map touches is returned as it is, not copied. Pure: works under
-      ``jit``, ``grad`` and ``eval_shape``, and under ``jit`` with ``out_shardings`` on a mesh. Differentiable in the maps, too.
+      ``jit``, ``grad`` and ``eval_shape``. Differentiable in the maps, too.
+
+      A leaf on a mesh of devices grows there and keeps its sharding, under ``jit`` on meshes with explicit axes (with
+      automatic ones, ask for ``out_shardings``). Copies, means and sums are those of one device to the bit; products with
+      dense maps may be summed in another order.
 
     Raises:
-      ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, or leaves that come out with
-        two sizes for one axis; all in one message.
+      ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, leaves that come out with
+        two sizes for one axis, a rule that matches no leaf, a leaf that does not say the role that a rule asks for, or a new
+        size that does not divide among the devices that share the axis; all in one message.
     """
     check(growth, params, axes)
 
@@ -44,9 +51,35 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
 
 def grow_leaf(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
     """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
-    parts = [_parts(term, names) for term in terms]
-    if not any(m for part in parts for m, _, _ in part):
+    if not any(m for term in terms for m, _, _ in _parts(term, names)):
         return x
+    sharding = _on_mesh(x)
+    if sharding is None:
+        return _sum(terms, names, x)
+    # Maps may be arrays that live there, too: those are arguments, and what copies stays known while compiling.
+    flat, tree = jax.tree.flatten(terms)
+    arrays = {i: m for i, m in enumerate(flat) if isinstance(m, jax.Array)}
+
+    def contracted(x, arrays):
+        return _sum(tree.unflatten([arrays.get(i, m) for i, m in enumerate(flat)]), names, x)
+
+    run: Any = contracted
+    if AxisType.Explicit in sharding.mesh.axis_types:  # whose operations want to be told where each result is
+        run = jax.sharding.auto_axes(run, out_sharding=sharding)
+    return (run if isinstance(x, jax.core.Tracer) else jax.jit(run, out_shardings=sharding))(x, arrays)
+
+
+def _on_mesh(x: Any) -> NamedSharding | None:
+    """The sharding that a leaf has to keep. While tracing it is in the types of explicit meshes alone."""
+    if isinstance(x, jax.core.Tracer):
+        sharding = jax.typeof(x).sharding
+        return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+    sharding = x.sharding if isinstance(x, jax.Array) else None
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _sum(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
+    parts = [_parts(term, names) for term in terms]
     if len(parts) == 1:
         return _grow_one(parts[0], names, x)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32), copy=False)
@@ -80,6 +113,23 @@ def _grow_one(parts: Sequence[tuple[maps.AxisMap | None, int, int]], names: Name
     else:
         out = _contract(matrices, jnp.asarray(x)).astype(x.dtype)
     return out.reshape(shape)
+
+
+def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[str]:
+    """What is wrong with the new size of each dimension, if the leaf is to lie on its mesh as before."""
+    sharding = _on_mesh(x)
+    if sharding is None:
+        return []
+    wrong = []
+    for dim, over in enumerate(sharding.spec):
+        mesh_axes = (over,) if isinstance(over, str) else over if isinstance(over, tuple) else ()
+        devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
+        if new[dim] != x.shape[dim] and new[dim] % devices:
+            wrong.append(
+                f"{leaf}: axis {axis(names[dim])!r} becomes {new[dim]}, which does not divide among the {devices} devices of "
+                f"its mesh axes {', '.join(mesh_axes)}; jax.device_put the leaf without them first"
+            )
+    return wrong
 
 
 def products(term: maps.Maps, names: Names, shape: Sequence[int]) -> list[float]:
@@ -138,9 +188,16 @@ def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
     """
     known = sizes(params, axes)
     became: dict[str, tuple[int, str]] = {}
-    wrong = []
+    wrong, undeclared = [], []
+    unmatched = list(growth.rules) if isinstance(growth, maps.Rules) else []
     for leaf, x, names in leaves(params, axes):
-        for term in maps.terms(growth, leaf, names) or ({},):  # each by itself: sizes that differ may broadcast
+        try:
+            unmatched = [rule for rule in unmatched if not rule.matches(leaf, names)]
+            found = maps.terms(growth, leaf, names)
+        except ValueError as error:
+            undeclared.append(str(error))
+            continue
+        for term in found or ({},):  # each by itself: sizes that differ may broadcast
             sizes_ = dict(enumerate(np.shape(x)))
             for m, begin, end in _parts(term, names):
                 if m is None:
@@ -151,10 +208,12 @@ def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
                     sizes_[dim] = new
                     if old != size:
                         wrong.append(f"{leaf}: axis {name!r} has size {size}, but its map takes {old} to {new}")
+            wrong += _undivided(leaf, x, names, sizes_)
             for dim, new in sizes_.items():
                 before = became.setdefault(axis(names[dim]), (new, leaf))
                 if before[0] != new and not wrong:
                     wrong.append(f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, but {new} in {leaf}")
+    wrong += undeclared or [f"{rule} matches none of this model" for rule in unmatched if rule != maps.Rule(rule.terms)]
     absent = [name for name in maps.new_sizes(growth) if name not in known]
     wrong = [
         f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}" for name in absent

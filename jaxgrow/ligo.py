@@ -8,6 +8,7 @@ pre-training loss can learn them while the small model stands still::
     loss = lambda c, batch: large_loss(grow(growth(c, axes, sizes), small, axes), batch)
 """
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes import LAYERS, Names, Tree, axis, is_names, path, reads
+from jaxgrow.axes import LAYERS, VALUE, Names, Tree, axis, is_names, marked, path, reads, role
 from jaxgrow.maps import AxisMap, Rows, Rule, Rules
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, sources, width
 
@@ -60,10 +61,13 @@ class LiGO:
 def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) -> dict[str, Any]:
     """The coefficients: ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``, float32.
 
-    Depth weights belong to a module (``"blocks/attention/query"``: kernel and bias). Width maps are those of the paper's
-    tying: one for the residual stream, ``embed``, everywhere; ``query``, ``key`` and ``value`` over heads times head_dim,
-    the last one for the readers of attention, too; ``mlp``. Untied, each also has a ``"read"``; not shared, those of heads
-    and MLP units are [L, new, old].
+    Depth weights belong to a module: a kernel and its bias, or a norm, in a folder of their own
+    (``"blocks/attention/query"``); leaves that share a folder with others have each their own (``"blocks/mlp_scale"``). Width
+    maps are those of the paper's tying: one for the residual stream, ``embed``, everywhere; ``query``, ``key`` and ``value``
+    over heads times head_dim, the last one for the readers of attention, too; ``mlp``. A key reads ``head_dim``, values mark
+    it (`jaxgrow.axes`). Untied, each also has a ``"read"``; not shared, those of heads and MLP units are [L, new, old].
+
+    What is drawn goes by axis names, never by those of modules: depth weights of modules of one kind begin alike.
 
     Grouped queries (our extension; the paper has none): ``key`` and ``value`` are over kv_heads times head_dim. What reads
     attention reads each value as often as queries share it, so its map is ``value``'s, repeated; where their number changes,
@@ -74,7 +78,8 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
         (but ``heads``, where ``kv_heads`` is named); one that is named with its old size is mixed.
 
     Raises:
-      ValueError: a target that is smaller, or an axis that is none of these, or query heads that cannot share the keys.
+      ValueError: a target that is smaller, or an axis that is none of these, or query heads that cannot share the keys; a
+        leaf that does not say its role, or attention without values that are marked.
     """
     if KV_HEADS in target:
         target = {HEADS: sizes[HEADS], **target}
@@ -83,19 +88,20 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     grown_sizes = {**sizes, **target}
     regrouped = KV_HEADS in sizes and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]
     out: dict[str, Any] = {"depth": {}, "width": {}}
-    for leaf, names in _leaves(axes):
-        for along, name in _uses(leaf, names, "out" if regrouped else "value"):
+    uses, kinds = _uses(axes, "out" if regrouped else "value"), _kinds(axes)
+    for names, acting in uses.values():
+        for along, name in acting:
             plain = along.split()[0]
             kind = "depth" if plain == LAYERS else "width"
             if plain not in found or name in out[kind]:
                 continue
             if name == "value" and plain == HEADS and KV_HEADS in sizes:
                 continue  # a reader: the map has the size of the values themselves
-            key, own = jax.random.split(key)
             old, new = found[plain]
             if kind == "depth":
-                out["depth"][name] = _depth(ligo, old, new, own)
+                out["depth"][name] = _depth(ligo, old, new, _drawn(key, kinds[name]))
                 continue
+            own = _drawn(key, name.rpartition("/")[2])
             unit = sizes["head_dim"] if along in (_HEADS, _KV_HEADS) else 1
             rows = _places(index[plain], unit)
             copies = sizes[LAYERS] if not ligo.shared and plain != "embed" and LAYERS in names else 0
@@ -118,10 +124,10 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
     """
     depth, width = coefficients["depth"], coefficients["width"]
 
-    def rule(leaf: str, names: Names) -> Rule:
+    def rule(leaf: str, names: Names, acting: list[tuple[str, str]]) -> Rule:
         maps: dict[str, AxisMap] = {}
         own: dict[str, dict[str, Any]] = {}  # of each layer
-        for along, name in _uses(leaf, names, "out" if "out" in width else "value"):
+        for along, name in acting:
             plain = along.split()[0]
             if plain == LAYERS:
                 if name in depth:
@@ -139,7 +145,8 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
             terms.append({**maps, LAYERS: _one_layer(maps.get(LAYERS), j, sizes[LAYERS]), **each})
         return Rule(tuple(terms), leaf)
 
-    return Rules(tuple(rule(leaf, names) for leaf, names in _leaves(axes)))
+    uses = _uses(axes, "out" if "out" in width else "value")
+    return Rules(tuple(rule(leaf, *use) for leaf, use in uses.items()))
 
 
 def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
@@ -147,25 +154,70 @@ def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
         yield path(key_path), names
 
 
-def _uses(leaf: str, names: Names, attention: str) -> Iterator[tuple[str, str]]:
-    """``(axis, name of its map)`` of what acts on a leaf; ``attention`` is the map of what reads it.
+def _modules(axes: Tree) -> dict[str, str]:
+    """``{leaf: what its depth weights belong to}``, of layers: its folder, or, where that holds several things, itself."""
+    folders: dict[str, dict[str, str]] = {}
+    for leaf, names in _leaves(axes):
+        if LAYERS in map(axis, names):
+            folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role(leaf, names)
+    one = [["kernel"], ["bias", "kernel"], ["norm scale"], ["norm bias", "norm scale"]]
+    return {
+        leaf: folder if folder and sorted(inside.values()) in one else leaf
+        for folder, inside in folders.items()
+        for leaf in inside
+    }
+
+
+def _kinds(axes: Tree) -> dict[str, str]:
+    """``{module: its axis names}``: what tells it from others, whatever it is called."""
+    of, found = _modules(axes), {}
+    for leaf, names in _leaves(axes):
+        if leaf in of:
+            found.setdefault(of[leaf], []).append(" ".join(names))
+    return {module: ", ".join(sorted(names)) for module, names in found.items()}
+
+
+def _drawn(key: jax.Array, kind: str) -> jax.Array:
+    return jax.random.fold_in(key, zlib.crc32(kind.encode()))
+
+
+def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, list[tuple[str, str]]]]:
+    """``{leaf: (names, [(axis, name of the map that acts on it), ..])}``; ``attention`` is the map of what reads it.
 
     Units of blocks that are no layers have maps of their own.
+
+    Raises:
+      ValueError: attention whose values are not marked.
     """
-    module = leaf.rpartition("/")[0]
-    plain = [axis(n) for n in names]
-    own = "" if LAYERS in plain else leaf.partition("/")[0] + "/"
-    for i, name in enumerate(plain):
-        if name == LAYERS:
-            yield LAYERS, module
-        elif plain[i : i + 2] == _HEADS.split():
-            yield _HEADS, own + (attention if reads(names[i]) else module.rpartition("/")[2])
-        elif plain[i : i + 2] == _KV_HEADS.split():
-            yield _KV_HEADS, module.rpartition("/")[2]
-        elif name == "embed":
-            yield name, name
-        elif name in ("heads", "mlp"):  # heads alone: of kernels between heads
-            yield name, own + name
+    modules, out = _modules(axes), {}
+    readers: dict[str, str] = {}  # of attention, and the blocks that they are in
+    values = set()
+    for leaf, names in _leaves(axes):
+        plain, out[leaf] = [axis(n) for n in names], (names, [])
+        own = "" if LAYERS in plain else leaf.partition("/")[0] + "/"
+        for i, name in enumerate(plain):
+            along = " ".join(plain[i : i + 2])
+            if name == LAYERS:
+                out[leaf][1].append((LAYERS, modules[leaf]))
+            elif along in (_HEADS, _KV_HEADS):
+                if reads(names[i]):
+                    kind, readers[leaf] = attention, own
+                elif marked(names, VALUE):
+                    kind = "value"
+                    values.add(own)
+                else:
+                    kind = "key" if reads(names[i + 1]) else "query"
+                out[leaf][1].append((along, own + kind))
+            elif name == "embed":
+                out[leaf][1].append((name, name))
+            elif name in ("heads", "mlp"):  # heads alone: of kernels between heads
+                out[leaf][1].append((name, own + name))
+    if wrong := [leaf for leaf, own in readers.items() if own not in values]:
+        raise ValueError(
+            f"{', '.join(wrong)}: reads attention, but no leaf is marked to make its values, which look like queries: name "
+            f"their axis 'head_dim{VALUE}'"
+        )
+    return out
 
 
 def _map(matrices: dict[str, Any], along: str, sizes: Sizes) -> AxisMap:

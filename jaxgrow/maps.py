@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxgrow.axes import LAYERS, Names, axis
+from jaxgrow.axes import LAYERS, Names, axis, reads, role
 
 
 @struct.dataclass
@@ -70,22 +70,44 @@ Maps: TypeAlias = Mapping[str, AxisMap]
 
 @struct.dataclass
 class Rule:
-    """What happens to the leaves whose path matches the pattern ``path`` and that have all of ``axes``: the sum of ``terms``.
+    """What happens to the leaves whose path matches the pattern ``path``, that have all of ``axes`` and one of ``roles``: the
+    sum of ``terms``.
 
     Each term contracts every axis that it names. A leaf that no term touches stays as it is.
     """
 
     terms: tuple[Maps, ...]
     path: str = struct.field(pytree_node=False, default="*")  # as in a shell; ``*`` matches slashes, too
+    # ``"embed.in"``: that it reads; ``"embed.out"``: that it writes; ``"embed"``: either.
     axes: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    roles: tuple[str, ...] = struct.field(pytree_node=False, default=())  # of `jaxgrow.axes.ROLES`; none: any
 
     def matches(self, path: str, names: Names) -> bool:
-        return fnmatchcase(path, self.path) and set(self.axes) <= {axis(n) for n in names}
+        """Whether it is about the leaf.
+
+        Raises:
+          ValueError: it asks for a role, and the leaf does not say its own.
+        """
+        has = {axis(n) for n in names} | {axis(n) + (".in" if reads(n) else ".out") for n in names}
+        return (
+            fnmatchcase(path, self.path)
+            and set(self.axes) <= has
+            and (not self.roles or role(path, names) in self.roles)
+        )
+
+    def __str__(self) -> str:
+        about = [f"of path {self.path!r}"] if self.path != "*" else []
+        about += [f"of axes {', '.join(self.axes)}"] if self.axes else []
+        about += [f"that are {' or '.join(self.roles)}"] if self.roles else []
+        return "a rule for leaves " + ", ".join(about) if about else "a rule for all leaves"
 
 
 @struct.dataclass
 class Rules:
-    """A growth by leaves: the first rule that matches a leaf says how it grows; a leaf that none matches stays as it is."""
+    """A growth by leaves: the first rule that matches a leaf says how it grows; a leaf that none matches stays as it is.
+
+    A rule that matches no leaf of a model is an error (`jaxgrow.grow`), unless it is one for all leaves.
+    """
 
     rules: tuple[Rule, ...]
     eps: float = struct.field(pytree_node=False, default=1.0)  # what the eps of norms over ``embed`` is multiplied by
@@ -125,7 +147,7 @@ def _each(growth: Any, change: Any) -> Any:
     """The growth with ``change`` done to every map."""
     if not isinstance(growth, Rules):
         return {name: change(m) for name, m in growth.items()}
-    rules = (Rule(tuple(_each(term, change) for term in r.terms), r.path, r.axes) for r in growth.rules)
+    rules = (r.replace(terms=tuple(_each(term, change) for term in r.terms)) for r in growth.rules)
     return Rules(tuple(rules), growth.eps)
 
 

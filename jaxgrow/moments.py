@@ -53,6 +53,11 @@ def grow_optimizer(
     """
     if policy == "drop":
         return tx.init(grow(growth, params, axes))
+    if jax.tree.structure(params) == jax.tree.structure(0):  # a bare array has no path to find its moments by
+        leaves, alone = jax.tree.flatten(state)
+        inside = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(tx.init, {"": params})), leaves)
+        grown = grow_optimizer(tx, inside, growth, {"": params}, {"": axes}, policy)
+        return jax.tree.unflatten(alone, jax.tree.leaves(grown))
     names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
     shapes = {path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
     clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]

@@ -68,10 +68,10 @@ def test_published_axes_make_readers_of_tables_and_writers_of_norms(tied):
     config = tiny_bert(tied=tied)
     axes, published = dict(tiny.axes(config)), dict(tiny.paper_axes(config))
     for table, rows in (("token", "vocab"), ("position", "context"), ("type", "types")):
-        assert published.pop(f"{table}_embedding") == (rows, "embed.in")
-        assert axes.pop(f"{table}_embedding") == (rows, "embed")
-    assert published.pop("head_norm") == {"scale": ("embed",), "bias": ("embed",)}
-    assert axes.pop("head_norm")["scale"] == ("embed.in" if tied else "embed",)
+        assert published.pop(f"{table}_embedding") == (rows, "embed.in.below")
+        assert axes.pop(f"{table}_embedding") == (rows, "embed.below")
+    assert published.pop("head_norm") == {"scale": ("embed.norm.scale",), "bias": ("embed.norm.bias",)}
+    assert axes.pop("head_norm")["scale"] == ("embed.in.norm.scale" if tied else "embed.norm.scale",)
     assert published == axes
 
 

@@ -217,6 +217,10 @@ def test_learned_maps_grow_it_and_heads_that_talk_have_a_map_of_their_own(shared
     assert width["heads"]["write"].shape == (*each, 5, 3)
     assert width["query"]["write"].shape == (*each, 5 * 7, 3 * 7)
     assert width["class_blocks/query"]["write"].shape == (5 * 7, 3 * 7)
+    assert {f"blocks/{part}_{kind}" for part in ("attention", "mlp") for kind in ("norm", "scale")} < set(
+        coefficients["depth"]
+    )
+    assert "blocks" not in coefficients["depth"]  # two LayerScales in one folder are two modules
     chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
 
 

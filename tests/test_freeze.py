@@ -11,8 +11,9 @@ import runs
 import tiny
 
 from jaxgrow import grow, operators
+from jaxgrow.axes import BELOW, leaves, marked
 from jaxgrow.freeze import Freeze, hold
-from jaxgrow.models import BERTConfig, LlamaConfig
+from jaxgrow.models import BERTConfig, CaiTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.batches import next_tokens
 from train.checkpoint import load
@@ -67,22 +68,31 @@ def test_the_bottom_is_what_is_frozen_without_a_gap_above_frozen_embeddings():
     assert Freeze((1, 0, 3)).bottom(axes) == 2
     assert Freeze((1, 2)).bottom(axes) == 0
     assert Freeze(()).bottom(axes) == 0
-    assert Freeze((0, 1), paths=("token_embedding", "position*")).bottom(axes) == 2
-    assert Freeze((0, 1), paths=("*",)).bottom(axes) == 2
+    assert Freeze((0, 1), paths=("token_embedding", "position*"), below=False).bottom(axes) == 2
+    assert Freeze((0, 1), paths=("*",), below=False).bottom(axes) == 2
 
 
 @pytest.mark.parametrize("paths", [(), ("token_embedding",), ("position_embedding",), ("blocks/*",)])
 def test_below_an_embedding_that_trains_every_backward_pass_runs(paths):
-    assert Freeze((0, 1), paths).bottom(LARGE.axes()) == 0
+    assert Freeze((0, 1), paths, below=False).bottom(LARGE.axes()) == 0
 
 
 def test_what_is_below_the_layers_depends_on_the_family():
     tables = ("token_embedding", "position_embedding")
     bert = BERTConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
-    assert Freeze((0, 1), tables).bottom(bert.axes()) == 0  # token types and a norm train
-    assert Freeze((0, 1), (*tables, "type_embedding", "embedding_norm/*")).bottom(bert.axes()) == 2
+    assert Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0  # token types and a norm train
+    assert Freeze((0, 1), (*tables, "type_embedding", "embedding_norm/*"), below=False).bottom(bert.axes()) == 2
     llama = LlamaConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, kv_heads=1, mlp=8)
-    assert Freeze((0, 1), ("token_embedding",)).bottom(llama.axes()) == 2
+    assert Freeze((0, 1), ("token_embedding",), below=False).bottom(llama.axes()) == 2
+    vit = dict(image=4, patch=2, channels=1, classes=3, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
+    for config in (ViTConfig(**vit), CaiTConfig(**vit)):
+        found = {
+            path
+            for path, _, names in leaves(jax.eval_shape(config.init, jax.random.key(0)), config.axes())
+            if marked(names, BELOW)
+        }
+        tokens = {"class_embedding"} if isinstance(config, ViTConfig) else set()  # CaiT's comes after the layers
+        assert found == {"patch_embedding/kernel", "patch_embedding/bias", "position_embedding"} | tokens
 
 
 def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():

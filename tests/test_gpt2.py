@@ -55,9 +55,9 @@ def test_resized_is_the_config_of_the_grown_model():
 def test_published_tied_axes_exchange_readers_and_writers_around_the_blocks():
     config = tiny.config(tied=True, dtype="float32")
     axes, published = config.axes(), config.paper_axes()
-    assert published["token_embedding"] == ("vocab", "embed.in")
-    assert published["position_embedding"] == ("context", "embed.in")
-    assert published["final_norm"] == {"scale": ("embed",), "bias": ("embed",)}
+    assert published["token_embedding"] == ("vocab", "embed.in.below")
+    assert published["position_embedding"] == ("context", "embed.in.below")
+    assert published["final_norm"] == {"scale": ("embed.norm.scale",), "bias": ("embed.norm.bias",)}
     assert published["blocks"] == axes["blocks"]
 
 

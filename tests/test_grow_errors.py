@@ -50,6 +50,12 @@ def test_an_axes_tree_names_each_axis_of_each_leaf():
         list(leaves(PARAMS, axes))
 
 
+def test_an_axis_without_a_name_is_named_with_its_leaf():
+    axes = {**AXES, "mlp": {"kernel": ("embed.in", None), "bias": ("mlp",)}}
+    with raises("mlp/kernel: of its axis names ('embed.in', None), None is none; each axis has one"):
+        grow({}, PARAMS, axes)
+
+
 def test_one_axis_has_one_size():
     axes = {"mlp": {"kernel": ("embed.in", "mlp"), "bias": ("mlp",)}, "scale": ("embed",)}
     with raises(

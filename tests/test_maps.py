@@ -3,6 +3,8 @@
 Integers, halves and quarters are exact in float64, so the tolerance is none; random dense products get 1e-12.
 """
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -95,7 +97,7 @@ def test_sparse_products_use_as_few_terms_as_they_need():
 # --- rules, by hand ---
 
 LEAVES = {"up": {"kernel": np.array([[1.0, 2]]), "bias": np.array([3.0, 4])}, "down": {"bias": np.array([5.0])}}
-LEAVES_AXES = {"up": {"kernel": ("a.in", "b"), "bias": ("b",)}, "down": {"bias": ("a",)}}
+LEAVES_AXES = {"up": {"kernel": ("a.in", "b"), "bias": ("b.bias",)}, "down": {"bias": ("a.bias",)}}
 FIRST, SECOND = (
     {"b": AxisMap(m, m)} for m in (np.array([[1.0, 0], [0, 1], [0, 0]]), np.array([[0, 0], [0, 0], [0, 1.0]]))
 )
@@ -114,14 +116,20 @@ def test_a_leaf_grows_by_the_first_rule_that_matches_it_and_stays_itself_if_none
 def test_a_rule_needs_all_of_its_axes_and_its_whole_path():
     twice = {"a": AxisMap(2 * np.eye(1), 2 * np.eye(1)), "b": AxisMap(2 * np.eye(2), 2 * np.eye(2))}
 
-    def grown(path, *axes):
-        out = grow(Rules((Rule((twice,), path, axes),)), LEAVES, LEAVES_AXES)
+    def grown(path, *axes, roles=()):
+        out = grow(Rules((Rule((twice,), path, axes, roles),)), LEAVES, LEAVES_AXES)
         return [float(x.reshape(-1)[0]) for x in (out["up"]["kernel"], out["up"]["bias"], out["down"]["bias"])]
 
     assert grown("*") == [4, 6, 10]
     assert grown("*", "a", "b") == [4, 3, 5]
     assert grown("*", "a") == [4, 3, 10]
-    assert grown("up") == grown("kernel") == grown("UP/*") == [1, 3, 5]
+    assert grown("*", "a.in") == grown("*", "a.in", "b.out") == grown("*", roles=("kernel",)) == [4, 3, 5]
+    assert grown("*", "a.out") == grown("*", "a", roles=("bias", "table")) == [1, 3, 10]
+    for nothing in ("up", "kernel", "UP/*"):
+        with pytest.raises(
+            ValueError, match=f"a rule for leaves of path '{re.escape(nothing)}' matches none of this model"
+        ):
+            grown(nothing)
     assert grown("*/bias") == [1, 6, 10]
     assert grown("up/k*") == [4, 3, 5]
 

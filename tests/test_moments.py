@@ -15,6 +15,7 @@ import pytest
 import tiny
 
 from jaxgrow import dual, grow, grow_optimizer, swap
+from jaxgrow.axes import axis
 from jaxgrow.maps import AxisMap, Rows, select, tile
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
@@ -299,7 +300,7 @@ def test_copies_of_units_carry_what_their_pair_had():
     grown = grow_optimizer(CLOCKED, state, staged(OLD, tiny.wider(2)), small, axes, "copy")
     names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
     for (path, x, mu), on in zip(tiny.pairs(small, grown[0].mu), names, strict=True):
-        twice = [2 if name.removesuffix(".in") in ("embed", "heads", "mlp") else 1 for name in on]
+        twice = [2 if axis(name) in ("embed", "heads", "mlp") else 1 for name in on]
         np.testing.assert_array_equal(mu, np.tile(x, twice), err_msg=path)
 
 
@@ -400,3 +401,21 @@ def test_stacked_layers_carry_their_moments():
     grown = grow_optimizer(optax.scale_by_adam(), state, stack(tiny.WIDTHS, {"layers": 4}), small, axes, "copy")
     chex.assert_trees_all_equal(grown.mu["blocks"], jax.tree.map(lambda x: np.concatenate([x, x]), state.mu["blocks"]))
     assert grown.mu["token_embedding"] is small["token_embedding"]
+
+
+# --- a parameter that is no tree ---
+
+
+@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+def test_the_moments_of_a_bare_array_grow_as_those_of_a_leaf(policy):
+    tx = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+    bare, leaf = SMALL["w"], {"w": SMALL["w"]}
+    states = [run(tx, p, tx.init(p), gradients(p, 3))[1] for p in (bare, leaf)]
+    grown = [
+        grow_optimizer(tx, state, THREE, p, on, policy)
+        for state, p, on in zip(states, (bare, leaf), (AXES["w"], {"w": AXES["w"]}), strict=True)
+    ]
+    assert of_adam(grown[0]).mu.shape == (4, 3)
+    assert jax.tree.structure(grown[0]) == jax.tree.structure(tx.init(grow(THREE, bare, AXES["w"])))
+    for x, y in zip(*map(jax.tree.leaves, grown), strict=True):
+        np.testing.assert_array_equal(x, y)

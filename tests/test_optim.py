@@ -57,7 +57,7 @@ def test_the_transformation_is_optax_adamw_after_clipping(size):
     ours, theirs = (params, mine.init(params)), (params, peer.init(params))
     for step in range(5):
         grads = jax.tree.map(lambda p, step=step: size * jnp.cos(p + step), params)
-        updates, state = mine.update(grads, ours[1], ours[0])
+        updates, state = mine.update(grads, ours[1], ours[0], axes={"kernel": ("a.in", "b"), "bias": ("b.bias",)})
         ours = (jax.tree.map(lambda p, u: p - 1e-2 * u, ours[0], updates), state)
         updates, state = peer.update(grads, theirs[1], theirs[0])
         theirs = (optax.apply_updates(theirs[0], updates), state)
@@ -68,7 +68,8 @@ def test_kernels_and_embeddings_decay_biases_and_norms_do_not():
     shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
     tx = transformation(Optim(weight_decay=0.5))
-    updates, _ = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p))(params)
+    axes = MODEL.axes()
+    updates, _ = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p, axes=axes))(params)
     decays = {
         jax.tree_util.keystr(p, simple=True, separator="/"): float(u.max())
         for p, u in jax.tree.leaves_with_path(updates)

@@ -14,7 +14,9 @@ import optax
 import pytest
 import tiny
 
+from jaxgrow import axes as naming
 from jaxgrow import grow, grow_optimizer
+from jaxgrow.axes import reads, turned
 from jaxgrow.maps import AxisMap, Rule, Rules, blocks, dense, select
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import (
@@ -202,8 +204,8 @@ def apart(tree, axis: str) -> dict[str, float]:
     """By leaf: how far the two copies of an axis's units (``"mlp.in"``: of what reads them) are apart, of the largest."""
     axes, out = tiny.axes(tiny.config("head_kernel" not in tree)), {}
     for (path, names), x in zip(named(axes), jax.tree.leaves(tree), strict=True):
-        if axis in names:
-            first, second = np.split(np.asarray(x), 2, names.index(axis))
+        if axis in (plain := [turned(naming.axis(n), reads(n)) for n in names]):
+            first, second = np.split(np.asarray(x), 2, plain.index(axis))
             out[path] = float(np.abs(first - second).max() / np.abs(x).max())
     return out
 
@@ -238,7 +240,9 @@ def test_noise_that_cancels_over_copies_keeps_the_function(name, snr, tied):
     before = forward(large, tokens)
     assert jnp.abs(forward(noisy, tokens) - before).max() / before.std() < EXACT
 
-    reading = [p for p, names in named(tiny.axes(config)) if {f"{axis}.in" for axis in COPIES[name]} & set(names)]
+    reading = [
+        p for p, names in named(tiny.axes(config)) if any(reads(n) and naming.axis(n) in COPIES[name] for n in names)
+    ]
     for path, x, y in tiny.pairs(large, noisy):
         level = np.sqrt(np.square(y - x).mean() / np.square(x).mean())
         np.testing.assert_allclose(level, 10 ** (-snr / 20) if path in reading else 0, rtol=1e-9, err_msg=path)

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import optax
 
+from jaxgrow.axes import Tree, is_names, path, role
 from jaxgrow.moments import rebias
 
 
@@ -68,28 +69,47 @@ class Rewarm:
         return floor + (top - floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def transformation(optim: Optim) -> optax.GradientTransformation:
+def transformation(optim: Optim) -> optax.GradientTransformationExtraArgs:
     """AdamW without its learning rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
 
-    The same object for settings that differ in the schedule only, so that their runs share compiled steps.
+    ``update(.., axes=axes)`` takes the axis names of the parameters, by which they decay; with None, nothing does. The same
+    object for settings that differ in the schedule only, so that their runs share compiled steps.
     """
     return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
 
 
 @cache
-def _adamw(clip: float, b1: float, b2: float, eps: float, weight_decay: float) -> optax.GradientTransformation:
+def _adamw(
+    clip: float, b1: float, b2: float, eps: float, weight_decay: float
+) -> optax.GradientTransformationExtraArgs:
     return optax.chain(
         optax.clip_by_global_norm(clip),
         optax.scale_by_adam(b1, b2, eps),
         rebias(b1, b2),
-        optax.add_decayed_weights(weight_decay, mask=_is_matrix),
+        _decay(weight_decay),
     )
 
 
-def _is_matrix(params):
-    """Kernels and embeddings decay; biases and norms do not. By name: stacking gives a bias two axes, too."""
+def decays(axes: Tree) -> Tree:
+    """Of each leaf, whether it decays: kernels and tables do; what is added, or multiplies unit by unit, does not.
 
-    def one(path, _):
-        return jax.tree_util.keystr(path[-1:], simple=True).endswith(("kernel", "embedding"))
+    Raises:
+      ValueError: a leaf does not say its role (`jaxgrow.axes`).
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda p, names: role(path(p), names) in ("kernel", "table"), axes, is_leaf=is_names
+    )
 
-    return jax.tree_util.tree_map_with_path(one, params)
+
+def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
+    plain = optax.add_decayed_weights(weight_decay)
+
+    def init(params):
+        return optax.masked(plain, jax.tree.map(lambda _: True, params)).init(params)
+
+    def update(updates, state, params=None, *, axes: Tree | None):
+        if axes is None:
+            return updates, state
+        return optax.masked(plain, decays(axes)).update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -97,7 +97,7 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
     learning rate and the seed are arguments, so that phases and runs share one compilation. Where layers are dropped, those
     that did not run are still moved by momentum and decay, by a gradient of zero, unless ``passes`` says otherwise.
     """
-    freeze = passes.freeze or Freeze(paths=())
+    freeze, tx = passes.freeze or Freeze(below=False), optax.with_extra_args_support(tx)
 
     def objective(params: Any, model: Model, batch: Batch, kept: Kept | None, key: jax.Array, now: Now):
         """``(what is minimised, cross-entropy)``."""
@@ -132,7 +132,9 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
             )
             value, grads = jax.tree.map(lambda x: x / accumulate, total)
         value, grads = jax.lax.pmean((value, grads), axis)
-        updates, opt = tx.update(grads, model.opt, model.params)
+        axes = model.config.axes()
+        of_maps = model.base is not None  # what is learned is not named by the model's axes
+        updates, opt = tx.update(grads, model.opt, model.params, axes=None if of_maps else axes)
         if now.rewarm is None:
             params = jax.tree.map(lambda p, u: p - now.lr * u, model.params, updates)
         else:
@@ -148,7 +150,7 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, pas
             held = held | ~_ran(now.kept, model.config.layers)
         if passes.freeze is not None or (passes.hold_dropped and now.kept is not None):
             before, after = (model.params, model.opt), (params, opt)
-            params, opt = hold(before, after, held, model.params, model.config.axes(), freeze.paths)
+            params, opt = hold(before, after, held, model.params, axes, freeze.paths, freeze.below)
         return replace(model, params=params, opt=opt), {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
     return step

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes import LAYERS, READ, Names, axis
+from jaxgrow.axes import LAYERS, Names, axis, reads
 from jaxgrow.models import Config
 
-_IN = "_in"  # for READ, which einops would not take
+_IN = "_in"  # for ".in", which einops would not take
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Stored:
     def _parts(self, names: Names) -> tuple[int | None, list[str]]:
         plain = [axis(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
         if len(set(plain)) < len(plain):
-            plain = [n.replace(READ, _IN) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
+            plain = [axis(n) + _IN * reads(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
         numbers = [int(n) for n in self.layout.replace("(", " ").replace(")", " ").split() if n.isdigit()]
         return (numbers[0] if numbers and self.part is not None else None), plain
 

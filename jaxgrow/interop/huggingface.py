@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgrow.axes import axis
 from jaxgrow.interop import safetensors
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
@@ -43,9 +44,7 @@ class HuggingFace(Checkpoint):
         self.names = self.family.names(self.config)
         self._born = born(self.config)
         self._sizes = {
-            n.removesuffix(".in"): size
-            for names, shape in self._born.values()
-            for n, size in zip(names, shape, strict=True)
+            axis(n): size for names, shape in self._born.values() for n, size in zip(names, shape, strict=True)
         }
         self._bare = bool(self.family.prefix) and not any(n.startswith(self.family.prefix) for n in self.tensors)
         self._check()

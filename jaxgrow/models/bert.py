@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import READ, named
+from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
@@ -145,16 +145,16 @@ class BERT(nn.Module):
         _check(c, inputs, kept, some, frozen)
         dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
         init = nn.initializers.normal(0.02)
-        table_VD = self.param("token_embedding", named(init, "vocab", "embed"), (c.vocab, c.embed))
-        places_PD = self.param("position_embedding", named(init, "context", "embed"), (c.context, c.embed))
-        types_YD = self.param("type_embedding", named(init, "types", "embed"), (c.types, c.embed))
+        table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
+        places_PD = self.param("position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed))
+        types_YD = self.param("type_embedding", named(init, "types", "embed" + BELOW), (c.types, c.embed))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
 
         mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
         x_BTD = jnp.take(table_VD, tokens_BT, axis=0) + _positions(c, places_PD, tokens_BT.shape[1], mask_BT)
         x_BTD = x_BTD + (jnp.take(types_YD, inputs["types"], axis=0) if "types" in inputs else types_YD[None, :1])
-        x_BTD = LayerNorm("embed", c.eps, dtype, name="embedding_norm")(x_BTD)
+        x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
         if frozen:
             table_VD, x_BTD = jax.lax.stop_gradient((table_VD, x_BTD))
         x_BTD, rms_L = run_parts(
@@ -175,7 +175,7 @@ class BERT(nn.Module):
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="head_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab"), (c.vocab,))
+        bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (c.vocab,))
         logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype) + bias_V[None, None]
         return (logits_BTV, rms_L) if rms else logits_BTV
 

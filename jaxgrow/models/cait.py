@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import READ, named
+from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, LayerNorm, Linear, Some, run_parts, run_stack, stacked_init
@@ -90,7 +90,7 @@ class Attention(nn.Module):
 
         q_BTHK = project("query", u_BTD, "heads", "head_dim")
         k_BSHK = project("key", x_BSD, "heads", "head_dim" + READ)
-        v_BSHK = project("value", x_BSD, "heads", "head_dim")
+        v_BSHK = project("value", x_BSD, "heads", "head_dim" + VALUE)
         scores_BTSH = jnp.einsum("bthk,bshk->btsh", q_BTHK, k_BSHK, preferred_element_type=wide) / c.head_dim**0.5
         weights_BTSH = jax.nn.softmax(talk("talk_before", scores_BTSH, False), axis=2)
         weights_BTSH = talk("talk_after", weights_BTSH, True).astype(self.dtype)
@@ -112,7 +112,8 @@ class Block(nn.Module):
         c = self.config
 
         def sized(name, y_BTD):
-            size = self.param(name, named(nn.initializers.constant(c.layer_scale), "embed"), (c.embed,))
+            init = nn.initializers.constant(c.layer_scale)
+            size = self.param(name, named(init, "embed", role="scale"), (c.embed,))
             return rescaled(size.astype(self.dtype).reshape(1, 1, -1) * y_BTD, scale)
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
@@ -142,7 +143,7 @@ class CaiT(nn.Module):
         if kept is not None and (some is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
         dtype = jnp.dtype(c.dtype)
-        places_TD = self.param("position_embedding", named(INIT, "positions", "embed"), (c.positions, c.embed))
+        places_TD = self.param("position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed))
         x_BTD = embedded(c, images, dtype) + places_TD[None].astype(dtype)
         if frozen:
             x_BTD = jax.lax.stop_gradient(x_BTD)
@@ -164,7 +165,7 @@ class CaiT(nn.Module):
         looks = self.param(
             "class_blocks", lambda key: stacked_init(look, key, c.class_layers, one, one, axis="class_layers")
         )
-        token_D = self.param("class_embedding", named(INIT, "embed"), (c.embed,))
+        token_D = self.param("class_embedding", named(INIT, "embed", role="table"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
         u_B1D, _ = run_stack(lambda w, u: look.apply({"params": w}, u, x_BTD), looks, u_B1D, remat=c.remat)
         logits = classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import jax
 from flax import linen as nn
 
-from jaxgrow.axes import READ, Tree, axis, is_names, path, split
+from jaxgrow.axes import Tree, axis, is_names, path, role, split, turned
 from jaxgrow.maps import Growth, Rules, new_sizes
 
 
@@ -106,14 +106,14 @@ class Config:
         ``tests/test_laws.py``): the residual stream is scaled where it begins, but not where the blocks add to it.
         """
 
-        def turned(key_path, names):
+        def leaf(key_path, names):
             where = path(key_path) + "/"
             if not any(where.startswith(part + "/") for part in self.tied_parts):
                 return names
-            role = "embed" + READ if where.endswith("embedding/") else "embed"
-            return tuple(role if axis(n) == "embed" else n for n in names)
+            table = role(where, names) == "table"
+            return tuple(turned(n, read=table) if axis(n) == "embed" else n for n in names)
 
-        return jax.tree_util.tree_map_with_path(turned, self.axes(), is_leaf=is_names)
+        return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
     def as_json(self) -> dict[str, Any]:
         return {"family": type(self).__name__, **asdict(self)}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import READ, named
+from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
@@ -94,8 +94,8 @@ class GPT2(nn.Module):
         if tokens_BT.shape[1] > c.context:
             raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
-        table_VD = self.param("token_embedding", named(init, "vocab", "embed"), (c.vocab, c.embed))
-        places_TD = self.param("position_embedding", named(init, "context", "embed"), (c.context, c.embed))
+        table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
+        places_TD = self.param("position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
 

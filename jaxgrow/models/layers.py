@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax import struct
 from flax.core import meta
 
-from jaxgrow.axes import LAYERS, READ, named
+from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
 
 QUERIES = 128  # of causal attention that go together
@@ -38,7 +38,7 @@ class Linear(nn.Module):
         y = x.reshape(-1, inputs) @ kernel.astype(self.dtype).reshape(inputs, -1)
         if self.bias:
             outputs = self.axes[self.contract :]
-            bias = self.param("bias", named(nn.initializers.zeros, *outputs), self.shape[self.contract :])
+            bias = self.param("bias", named(nn.initializers.zeros, *outputs, role="bias"), self.shape[self.contract :])
             y = y + bias.astype(self.dtype).reshape(1, -1)
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
@@ -46,7 +46,7 @@ class Linear(nn.Module):
 class LayerNorm(nn.Module):
     """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32.
 
-    ``axis`` is ``"embed"``, or ``"embed.in"`` where a tied head follows (see `jaxgrow.models.gpt2`).
+    ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see `jaxgrow.models.gpt2`).
     """
 
     axis: str
@@ -56,8 +56,8 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x):
         size = (x.shape[-1],)
-        scale = self.param("scale", named(nn.initializers.ones, self.axis), size)
-        bias = self.param("bias", named(nn.initializers.zeros, self.axis), size)
+        scale = self.param("scale", named(nn.initializers.ones, self.axis, role="norm scale"), size)
+        bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
@@ -82,7 +82,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        scale = self.param("scale", named(nn.initializers.ones, self.axis), (x.shape[-1],))
+        scale = self.param("scale", named(nn.initializers.ones, self.axis, role="norm scale"), (x.shape[-1],))
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
@@ -112,7 +112,7 @@ class SelfAttention(nn.Module):
 
         q_BTHK = project("query", "heads", "head_dim")
         k_BTHK = project("key", "heads", "head_dim" + READ)
-        v_BTHK = project("value", "heads", "head_dim")
+        v_BTHK = project("value", "heads", "head_dim" + VALUE)
         y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (self.heads, self.head_dim, self.embed)

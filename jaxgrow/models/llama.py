@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxgrow.axes import READ, named
+from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
@@ -114,7 +114,7 @@ class Attention(nn.Module):
 
         q_BTHK = rotated(project("query", c.heads, "heads", "head_dim"), *rotation)
         k_BTGK = rotated(project("key", c.kv_heads, "kv_heads", "head_dim" + READ), *rotation)
-        v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim")
+        v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
         y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=False, name="out")(y_BTHK)
@@ -187,7 +187,7 @@ class Llama(nn.Module):
         if length > c.context:
             raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
-        table_VD = self.param("token_embedding", named(init, "vocab", "embed"), (c.vocab, c.embed))
+        table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
         rotation = tuple(a[None] for a in rotations(c, length))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         first = tuple(a[:, :1] for a in rotation)

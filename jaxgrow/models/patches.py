@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import linen as nn
 
-from jaxgrow.axes import READ
+from jaxgrow.axes import BELOW, READ
 from jaxgrow.models.config import Config
 from jaxgrow.models.layers import Linear
 
@@ -69,7 +69,7 @@ def embedded(config: PatchConfig, images: jax.Array, dtype: Any) -> jax.Array:
             f"{images.dtype} {list(images.shape)}"
         )
     patches_BTPPC = rearrange(images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size)
-    axes, shape = (*(name + READ for name in _AXES), "embed"), (size, size, channels, config.embed)
+    axes, shape = (*(name + READ for name in _AXES), "embed" + BELOW), (size, size, channels, config.embed)
     return Linear(axes, shape, 3, INIT, dtype, name="patch_embedding")(patches_BTPPC)
 
 

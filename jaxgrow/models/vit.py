@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import named
+from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, run_parts, stacked_init
@@ -92,8 +92,9 @@ class ViT(nn.Module):
             raise ValueError("layers are dropped from a whole stack: not together with frozen layers")
         dtype = jnp.dtype(c.dtype)
         special = ["class_embedding"] if c.distillation == "none" else ["class_embedding", "distillation_embedding"]
-        tokens_SD = jnp.stack([self.param(name, named(INIT, "embed"), (c.embed,)) for name in special])
-        places_TD = self.param("position_embedding", named(INIT, "positions", "embed"), (c.positions, c.embed))
+        token_init = named(INIT, "embed" + BELOW, role="table")
+        tokens_SD = jnp.stack([self.param(name, token_init, (c.embed,)) for name in special])
+        places_TD = self.param("position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed))
         x_BTD = embedded(c, images, dtype)
         tokens_BSD = jnp.broadcast_to(tokens_SD.astype(dtype)[None], (len(x_BTD), *tokens_SD.shape))
         x_BTD = jnp.concatenate([tokens_BSD, x_BTD], 1) + places_TD[None].astype(dtype)

@@ -116,8 +116,8 @@ def llama_pro(sizes: Sizes, target: Sizes) -> Growth:
     """A copy that adds nothing after every ``L / (L' - L)`` layers: ``W_out = W_down = 0`` there, biases too.
 
     Keeps the function of any pre-LN model to the bit; at first only the zeroed kernels have a gradient (LLaMA Pro, Wu et al.,
-    ACL 2024, who train the new layers alone: `jaxgrow.freeze`). LEMON's and bert2BERT's identity blocks are these. The
-    modules that write the residual stream are named ``out`` and ``down``.
+    ACL 2024, who train the new layers alone: `jaxgrow.freeze`). LEMON's and bert2BERT's identity blocks are these.
+    ``W_out`` and ``W_down`` are the kernels of layers that write ``embed``; norms and scales are copied.
     """
     old, new = _layers("llama_pro", sizes, target)
     _at_most_twice("llama_pro", old, new)
@@ -126,7 +126,8 @@ def llama_pro(sizes: Sizes, target: Sizes) -> Growth:
     copies = select([i for i, _ in order], old)
     zeroed = Rows(copies.write.index, np.array([[1.0 - copy] for _, copy in order]), old)  # type: ignore[union-attr]
     nothing = ({"layers": AxisMap(zeroed, zeroed)},)
-    return Rules((Rule(nothing, "*/out/*"), Rule(nothing, "*/down/*"), Rule(({"layers": copies},))))
+    written = Rule(nothing, axes=("layers", "embed.out"), roles=("kernel", "bias"))
+    return Rules((written, Rule(({"layers": copies},))))
 
 
 def new_layers(growth: Growth) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Each takes the ``sizes`` of a model and a ``target``, the new sizes of any of th
 is one of them, and query heads go with their key heads (`jaxgrow.operators.targets.sources`).
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -95,8 +96,7 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
     sum of two terms.
 
     Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs, as in `hypercloning`. So
-    its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones; the
-    modules that write the residual stream are named ``out`` and ``down``.
+    its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones.
     """
     axes = width(sizes)
     found = multiples("staged", axes, sizes, target)
@@ -105,7 +105,7 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
     copies = hypercloning(sizes, target)
     assert not isinstance(copies, Rules)
 
-    def half(which: int, read: tuple[str, ...]) -> Maps:
+    def half(which: int, read: Sequence[str]) -> Maps:
         out: dict[str, AxisMap] = {}
         for axis, m in copies.items():
             keep = _halves(m)[which]
@@ -113,9 +113,11 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
             out[axis] = AxisMap(m.write, block) if axis in read else AxisMap(block, _some(m.read, keep))
         return out
 
-    into, out_of = ((half(0, read), half(1, read)) for read in (("embed",), ("heads", "mlp")))
-    kernels = (Rule(out_of, "*/out/kernel"), Rule(out_of, "*/down/kernel"), Rule(into, "*/kernel", ("layers", "embed")))
-    return Rules((*kernels, Rule((copies,))))
+    units = [axis for axis in axes if axis != "embed"]
+    into, out_of = ((half(0, read), half(1, read)) for read in (("embed",), units))
+    writing = [Rule(out_of, axes=("layers", f"{axis}.in", "embed.out"), roles=("kernel",)) for axis in (HEADS, "mlp")]
+    reading = [Rule(into, axes=("layers", "embed.in", f"{axis}.out"), roles=("kernel",)) for axis in units]
+    return Rules((*writing, *reading, Rule((copies,))))
 
 
 def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rms"] = "layer") -> Growth:
@@ -125,7 +127,7 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
     copy, the rest for the original. The residual stream is as many tiles as fit and its *mean* in the slots that are left,
     so that means stay and variances shrink by ``1/eta^2 = D' / (tiles D)``; norms take ``eta gamma`` and ``eta^2 eps``
     (`Rules.eps`, which `Config.resized` applies), and nothing of the spare slots. The noise has deviation
-    ``1 / (sqrt(D') L)``. Layers are added by `llama_pro`. Norms are the modules whose name ends in ``norm``.
+    ``1 / (sqrt(D') L)``. Layers are added by `llama_pro`.
 
     ``norm="rms"``, of a model with RMSNorm: the spare slots are zero (our extension; the paper has LayerNorm alone), so that
     mean squares shrink by the same factor. With the other's slots such a model does not keep its function at ragged widths.
@@ -156,7 +158,11 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
         write = np.concatenate([dense(tiles.write), spare])
         return ({"embed": AxisMap(factor * write, factor * read)},)
 
-    rules = (Rule(norms(eta), "*norm/scale"), Rule(norms(1.0), "*norm/bias"), Rule((growth,)))
+    scales = Rule(norms(eta), axes=("embed",), roles=("norm scale",))
+    others = Rule(
+        norms(1.0), axes=("embed",), roles=("norm scale", "norm bias")
+    )  # what else norms have: perhaps nothing
+    rules = (scales, others, Rule((growth,)))
     return Rules(rules, eps=eta**2)
 
 

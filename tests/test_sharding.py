@@ -1,0 +1,105 @@
+"""Leaves that lie on a mesh of devices grow there: the numbers of one device, to the bit, under the sharding that they had."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxgrow import AxisMap, grow, grow_optimizer, swap
+from jaxgrow.maps import Rule, Rules, repeat, select, tile
+from jaxgrow.moments import rebias
+
+AXES = {"w": ("layers", "a.in", "b"), "v": ("a",), "u": ("b", "c"), "free": ("c",)}
+SPECS = {"w": P(None, "x", "y"), "v": P(("x", "y")), "u": P("y"), "free": P()}
+SIZES = {"layers": 2, "a": 4, "b": 6, "c": 5}
+GROWTH = {"layers": select([0, 1, 0], 2), "a": select([0, 1, 2, 3, 1, 3, 3, 0], 4), "b": tile(6, 2)}
+HALF = AxisMap(GROWTH["b"].write, repeat(6, 2).read)
+GROWTHS = {
+    "copies": GROWTH,
+    "means and sums": {"a": tile(4, 2), **swap({"b": select([0, 1, 1, 0, 1, 1], 2)})},
+    "rules of two terms": Rules((Rule(({"b": HALF}, {"b": GROWTH["b"]}), axes=("b",)),)),
+    "a map over two axes": {"b c": AxisMap(select([*range(30), 3, 4], 30).write, tile(30, 1).read, ((4, 8), (6, 5)))},
+}
+modes = pytest.mark.parametrize("mode", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
+
+
+def host(names=("w", "v", "u", "free")):
+    rng = np.random.default_rng(0)
+    axes = {name: AXES[name] for name in names}
+    shapes = {name: [SIZES[n.removesuffix(".in")] for n in axes[name]] for name in names}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, axes
+
+
+def placed(params, mode):
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(mode,) * 2)
+    return {name: jax.device_put(x, NamedSharding(mesh, SPECS[name])) for name, x in params.items()}
+
+
+def assert_same(found, expected, like):
+    chex.assert_trees_all_equal(jax.device_get(found), jax.device_get(expected))
+    for name, x in found.items():
+        assert isinstance(x.sharding, NamedSharding)
+        assert x.sharding.is_equivalent_to(like[name].sharding, x.ndim), name
+        assert x.sharding.mesh == like[name].sharding.mesh
+
+
+@modes
+@growths
+def test_sharded_leaves_grow_to_the_bit_and_keep_their_sharding(mode, growth):
+    params, axes = host(("u",) if "b c" in growth else AXES) if isinstance(growth, dict) else host()
+    there = placed(params, mode)
+    assert_same(grow(growth, there, axes), grow(growth, params, axes), there)
+
+
+def test_in_a_compiled_function_on_an_explicit_mesh_too():
+    params, axes = host()
+    there = placed(params, AxisType.Explicit)
+    assert_same(jax.jit(lambda p: grow(GROWTH, p, axes))(there), grow(GROWTH, params, axes), there)
+
+
+@modes
+def test_learned_maps_act_there_and_have_gradients(mode):
+    """A product of matrices is summed over devices, in another order: in float32, up to 1e-5 of what is of order one."""
+    params, axes = host(("w", "u"))
+    there = placed(params, mode)
+    dense = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+
+    def total(m, p):
+        return sum(jnp.square(x).sum() for x in jax.tree.leaves(grow({"b": AxisMap(m, m)}, p, axes)))
+
+    alone = jax.value_and_grad(total)(jnp.asarray(dense), params)
+    mesh = there["u"].sharding.mesh
+    found = jax.jit(jax.value_and_grad(total))(jax.device_put(dense, NamedSharding(mesh, P())), there)
+    chex.assert_trees_all_close(jax.device_get(found), jax.device_get(alone), rtol=1e-5, atol=1e-5)
+
+
+@modes
+@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+def test_moments_stay_with_their_parameters(mode, policy):
+    params, axes = host(("w", "v"))
+    there, tx = placed(params, mode), optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99))
+
+    def moments(p):
+        adam, clock = tx.init(p)
+        state = adam._replace(mu=p, nu=jax.tree.map(jnp.square, p)), clock._replace(count=jnp.int32(3))
+        return grow_optimizer(tx, state, GROWTH, p, axes, policy)[0]
+
+    found, expected = moments(there), moments(params)
+    assert_same(found.mu, expected.mu, there)
+    assert_same(found.nu, expected.nu, there)
+
+
+@modes
+def test_a_size_that_does_not_divide_among_the_devices_is_named_with_its_leaf(mode):
+    params, axes = host()
+    says = (
+        r"v: axis 'a' becomes 7, which does not divide among the 4 devices of its mesh axes x, y.*\n"
+        r".*w: axis 'a' becomes 7, which does not divide among the 2 devices of its mesh axes x"
+    )
+    with pytest.raises(ValueError, match=says):
+        grow({"a": select([0, 1, 2, 3, 1, 2, 0], 4)}, placed(params, mode), axes)
