@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from configs.grow_scratch import SMALL
-from configs.grow_scratch import config as scratch
+from configs.grow_small import SMALL
+from configs.wiki12_scratch import config as scratch
 from train.config import Experiment
 from train.methods import Growing, Stage, To
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from configs.demo_vcycle import METHOD
-from configs.grow_scratch import config as scratch
+from configs.wiki12_scratch import config as scratch
+from configs.wiki_vcycle import config as wiki
 from train.config import Experiment
 
 
 def config() -> Experiment:
-    small, final = METHOD.up
-    return replace(scratch(), name="grow_vcycle", method=replace(METHOD, up=(small, replace(final, steps=0.5))))
+    base = scratch()
+    return replace(base, name="grow_vcycle", method=wiki().method, optim=replace(base.optim, peak_lr=4e-2))
