@@ -229,7 +229,7 @@ def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
 
 @pytest.mark.usefixtures("anew")
 def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numbers(tmp_path):
-    once = runs.experiment(tmp_path, method=runs.VCYCLE)  # what coalesces and interpolates, too
+    once = runs.experiment(tmp_path)
     pretrain.run(once, tmp_path / "one")
     others = [
         replace(once, seed=1),
