@@ -83,17 +83,15 @@ def main() -> None:
         )
 
     streams = {
-        workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 64, seed=0)
+        workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 16, seed=0)
         for workers in (0, 1, 2)
     }
-    sides = {workers: (lambda s=stream: seconds(s, 256, 64)) for workers, stream in streams.items()}
+    sides = {workers: (lambda s=stream: seconds(s, 128, 16)) for workers, stream in streams.items()}
     times = {workers: [] for workers in streams}
     for _ in range(a.rounds):
         for workers, side in sides.items():
             times[workers].append(side())
-            streams[workers].set_state(
-                streams[workers].get_state()
-            )  # ends its processes, which read ahead beside the others
+            streams[workers].close()  # its processes would go on reading ahead beside the others
     for workers in streams:
         row = {
             "milliseconds_a_sample": summary([1e3 * t for t in times[workers]]),

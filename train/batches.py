@@ -110,8 +110,8 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
 class Stream(grain.DatasetIterator):
     """Batches of ``samples``, an endless `grain.MapDataset`, read ahead by a thread and ``workers`` processes.
 
-    Its state is the number of samples that were taken, whoever reads ahead and however far. `close` ends the processes; they
-    end by themselves when this process does, however it dies.
+    Its state is the number of samples that were taken, whoever reads ahead and however far. `close` ends the processes, which
+    the next batch would begin again; they end by themselves when this process does, however it dies.
     """
 
     def __init__(self, samples: grain.MapDataset, batch: int, workers: int = 0):
@@ -123,9 +123,8 @@ class Stream(grain.DatasetIterator):
     def __next__(self) -> Batch:
         if self._ahead is None:
             self._ahead = self._begin()
-            self._end = weakref.finalize(
-                self, self._ahead.close
-            )  # a thread that runs on at the end of Python is an abort
+            # Also at the end of Python, which aborts where grain's thread runs on.
+            self._end = weakref.finalize(self, self._ahead.close)
         result = next(self._ahead)
         self._taken += self._batch
         return result
@@ -135,7 +134,7 @@ class Stream(grain.DatasetIterator):
             flags.FLAGS.mark_as_parsed()  # grain asks some of its own before it starts a process
         # Chunks before workers, which take turns, and one batch of several chunks after them: a worker's turn is then the
         # same samples, however many workers there are.
-        chunk = math.gcd(self._batch, _CHUNK)
+        chunk = math.gcd(self._batch, self._taken, _CHUNK)
         chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
         processes = grain.MultiprocessingOptions(
             num_workers=self._workers,

@@ -227,7 +227,8 @@ def _folder(data: Images) -> _Kept:
     made(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
     about = json.loads((folder / "about.json").read_text())
-    return _Kept(store, tuple(about["classes"]), *store.pixels.shape[2:], about["content"])
+    size, channels = store.pixels.shape[2:]
+    return _Kept(store, tuple(about["classes"]), size, channels, about["content"])
 
 
 def _is_image(name: str) -> bool:

@@ -104,10 +104,11 @@ def _marked(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
 
 def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:
     batch, size = Batch([], [], []), 0
-    for item in stream:
-        for column, value in zip(batch, item, strict=True):
-            column.append(value)
-        size += len(item[0])
+    for piece, ends, held in stream:
+        batch.pieces.append(piece)
+        batch.ends.append(ends)
+        batch.held.append(held)
+        size += len(piece)
         if size >= BATCH:
             yield batch
             batch, size = Batch([], [], []), 0
