@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow import __version__, keeps, operators
+from jaxgrow import keeps, operators
+from jaxgrow.arguments import AXES, parser
 from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
@@ -28,14 +29,12 @@ except ImportError:  # not on Windows
     resource = None
 
 METHODS = operators.DEPTH | operators.WIDTH
-AXES = ("heads", "kv_heads", "embed", "mlp", "layers")
-DTYPES = ("float32", "bfloat16", "float16")
 ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at most
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    a = _parser().parse_args(argv)
+    a = parser(COMMANDS).parse_args(argv)
     try:
         if a.run is not _report:
             jax.config.update(
@@ -51,117 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jaxgrow", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(run: Any, help: str, *folders: str, writes: bool = True, **more: Any) -> argparse.ArgumentParser:
-        p = commands.add_parser(run.__name__[1:], help=help, description=help, **more)
-        for folder in folders:
-            p.add_argument(folder.lower(), metavar=folder, type=Path)
-        if writes:
-            p.add_argument("dst", metavar="DST", type=Path, help="a folder to be made")
-            p.add_argument("--to", choices=["hf", "orbax"], help="the kind of DST (default: that of the source)")
-            p.add_argument("--dtype", choices=DTYPES, help="of the numbers in DST (default: those of the source)")
-            p.add_argument(
-                "--shard-size", type=_bytes, default=SHARD, metavar="N", help="of a file, at most: 500MB, 5GB"
-            )
-            p.add_argument("--overwrite", action="store_true", help="replace a checkpoint in DST, at the end")
-            p.add_argument("--dry-run", action="store_true", help="say what DST would be, and write nothing")
-        p.add_argument("--json", action="store_true", help="say it as JSON")
-        p.set_defaults(run=run)
-        return p
-
-    command(
-        _inspect, "show a model: its config, and every leaf with shape, axes, dtype and place", "PATH", writes=False
-    )
-    for run, help in (
-        (_coalesce, "make a model smaller: groups of heads, units and layers become one"),
-        (_decoalesce, "make a coalesced model large again; groups are those of the large model"),
-    ):
-        p = command(run, help, "SRC")
-        form = "'far', 'adjacent' (pairs), 'far:3' (threes), or groups of old units: 0+2,1+3"
-        p.add_argument("--heads", type=_groups, help=f"{form}; key heads, residual stream and MLP units follow")
-        p.add_argument("--kv-heads", type=_groups, help="groups of key heads; without --heads, these follow")
-        p.add_argument("--embed", type=_groups, help="of the residual stream's units, if not as the heads")
-        p.add_argument("--mlp", type=_groups, help="of the MLP's units, if not as the heads")
-        p.add_argument("--layers", type=_groups, help="groups of layers")
-        p.add_argument(
-            "--tied", choices=["norm", "paper"], default="norm", help="what takes the factor of a tied head (README)"
-        )
-    p = command(_interpolate, "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
-    p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
-    p = command(
-        _grow,
-        "make a model larger by a published method",
-        "SRC",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_methods(),
-    )
-    p.add_argument("--method", choices=sorted(METHODS), required=True)
-    for axis in reversed(AXES):
-        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
-    p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
-    p.add_argument(
-        "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
-    )
-    p = command(_report, "what B keeps of A's function, and by how much not", "A", "B", writes=False)
-    p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
-    command(_convert, "write a model as another kind of folder, in another dtype or other files", "SRC")
-    return parser
-
-
-def _methods() -> str:
-    """A table for people to read."""
-    rows = [("METHOD", "GROWS", "KEEPS THE FUNCTION"), *((name, *about) for name, about in keeps.METHODS.items())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _groups(text: str) -> operators.Groups:
-    if text.startswith(("far", "adjacent")):
-        return text
-    try:
-        return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not 'far', 'adjacent', 'far:3' or groups like 0+2,1+3: a comma between new units, a plus between old ones"
-        ) from None
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch("([0-9]{1,6})(KB|MB|GB|TB)", text.upper())
-    size = int(found[1]) * 1000 ** (1 + ["KB", "MB", "GB", "TB"].index(found[2])) if found else 0
-    if not size:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size of a file, as 500MB or 5GB")
-    return size
-
-
 # --- what the commands do ---
 
 
 def _inspect(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.path)
     architecture = source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
-    rows = [(p, str(x.shape), " ".join(x.names), str(x.dtype), source.place(p)) for p, x in source.leaves.items()]
+    leaves = [
+        {"path": p, "shape": x.shape, "axes": x.names, "dtype": x.dtype.name, "place": source.place(p)}
+        for p, x in source.leaves.items()
+    ]
     if a.json:
-        keys = ("path", "shape", "axes", "dtype", "place")
-        leaves = [
-            dict(zip(keys, (p, x.shape, x.names, *row), strict=True))
-            for (p, x), (_, _, _, *row) in zip(source.leaves.items(), rows, strict=True)
-        ]
-        return _say(
-            {
-                "path": str(a.path),
-                "architecture": architecture,
-                "config": source.config.as_json(),
-                **_size(source),
-                "leaves": leaves,
-            }
-        )
+        about = {"path": str(a.path), "architecture": architecture, "config": source.config.as_json()}
+        return _say({**about, **_size(source), "leaves": leaves})
     print(f"{architecture} in {a.path}\n{source.config}")
     print(_spelt(source.sizes()))
+    rows = [[" ".join(x) if k == "axes" else str(x) for k, x in leaf.items()] for leaf in leaves]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -188,12 +92,13 @@ def _interpolate(a: argparse.Namespace) -> None:
     if not math.isfinite(a.alpha):
         raise CheckpointError(f"--alpha {a.alpha} is no weight; give a number, 0 for BEFORE to 1 for UP")
     before, up = open_checkpoint(a.before), open_checkpoint(a.up)
-    _write(a, Interpolated(_wide(a, before), _wide(a, up), a.alpha), {"alpha": a.alpha}, before, up)
+    mixed = Interpolated(_wide(a, before), _wide(a, up), a.alpha)
+    _write(a, _typed(a, mixed), {"alpha": a.alpha}, before, up)
 
 
 def _grow(a: argparse.Namespace) -> None:
     source, method = open_checkpoint(a.src), METHODS[a.method]
-    target = {axis: getattr(a, axis) for axis in reversed(AXES) if getattr(a, axis) is not None}
+    target = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     if not target:
         raise CheckpointError("nothing to grow: give the new size of an axis, as --layers 24")
     options: dict[str, Any] = {}
@@ -206,6 +111,8 @@ def _grow(a: argparse.Namespace) -> None:
         raise CheckpointError(f"--seed: {a.method} draws nothing; leave it out")
     with _as_typed():
         growth = method(source.sizes(), target, **options)
+    if a.noise is not None and not math.isfinite(a.noise):
+        raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
     noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
     _transform(a, source, growth, {"method": a.method, "target": target, **options, **noise})
 
@@ -214,7 +121,7 @@ def _convert(a: argparse.Namespace) -> None:
     if a.to is None and a.dtype is None and a.shard_size == SHARD:
         raise CheckpointError("convert needs --to: hf or orbax; or --dtype, or --shard-size")
     source = open_checkpoint(a.src)
-    _write(a, source, {}, source)
+    _write(a, _typed(a, source), {}, source)
 
 
 def _report(a: argparse.Namespace) -> None:
@@ -233,6 +140,17 @@ def _report(a: argparse.Namespace) -> None:
         return _say({"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found)})
     print(f"a: {a.a}, b: {a.b}, on {what}")
     print(found)
+
+
+COMMANDS = {
+    "inspect": _inspect,
+    "coalesce": _coalesce,
+    "decoalesce": _decoalesce,
+    "interpolate": _interpolate,
+    "grow": _grow,
+    "report": _report,
+    "convert": _convert,
+}
 
 
 # --- what they share ---
@@ -279,46 +197,35 @@ def _as_typed() -> Iterator[None]:
         raise CheckpointError(text) from error
 
 
+def _typed(a: argparse.Namespace, source: Source, **options: Any) -> Source:
+    """In ``--dtype``, if it is given."""
+    return source if a.dtype is None else Cast(source, a.dtype, **options)
+
+
 def _wide(a: argparse.Namespace, source: Source) -> Source:
-    """The source in a dtype that holds the result's, so that nothing is rounded before the end."""
-    return source if a.dtype is None else Cast(source, a.dtype, at_least=True)
+    """In a dtype that holds ``--dtype``, too, so that nothing is rounded before the end."""
+    return _typed(a, source, at_least=True)
 
 
 def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict[str, Any]) -> None:
     """Writes what the growth makes of the root, and says what that keeps."""
     paper = arguments.get("tied") == "paper"
     grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
-    kept = keeps.keeps(growth, root.config, a.run.__name__[1:] if "method" not in arguments else a.method) and not paper
-    if arguments.get("noise") is not None:
+    kept = keeps.keeps(growth, root.config, arguments.get("method", "")) and not paper
+    if (noise := arguments.get("noise")) is not None:
         if isinstance(growth, Rules) or not kept:
-            raise CheckpointError(f"--noise cancels over copies, which {a.method} does not make here; leave it out")
-        if not math.isfinite(a.noise):
-            raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
-        grown = Noisy(grown, growth, arguments["seed"], a.noise)
-    rounded = keeps.rounded(growth, grown.leaves) | ({"noise"} & arguments.keys() and _half(grown))
-    notes = []
-    if kept and a.dtype not in (None, "float32") and _half(grown) != _half(Cast(grown, a.dtype)):
-        notes.append(
-            f"{a.dtype} rounds all numbers, so that the function is kept approximately; --dtype float32 keeps it"
-        )
-    elif kept and rounded:
-        notes.append(
-            f"{' and '.join(sorted(rounded))} rounds what is divided by no power of two, so that the function is kept "
-            "approximately (logits change by 4e-2 to 1e-1 of their deviation, say); --dtype float32 keeps it"
-        )
-    _write(a, grown, arguments, root, keeps="function: " + ("kept" if kept else "changed"), notes=notes)
-
-
-def _half(source: Source) -> set[str]:
-    return {leaf.dtype.name for leaf in source.leaves.values() if leaf.dtype.itemsize < 4}
+            raise CheckpointError(
+                f"--noise cancels over equal copies, which {a.method} does not make here; leave it out"
+            )
+        grown = Noisy(grown, growth, arguments["seed"], noise)
+    made = _typed(a, grown)
+    notes = keeps.rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
+    _write(a, made, arguments, root, keeps=kept, notes=notes)
 
 
 def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *roots: Any, **said: Any) -> None:
     began = time.perf_counter()
-    if a.dtype is not None:
-        source = Cast(source, a.dtype)
-        arguments = {**arguments, "dtype": a.dtype}
-    record = {"operator": a.run.__name__[1:], "arguments": arguments}
+    record = {"operator": a.command, "arguments": arguments | ({} if a.dtype is None else {"dtype": a.dtype})}
     options = {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": a.dry_run}
     with _as_typed():
         write(source, a.dst, record, roots, progress=True, **options)
@@ -336,7 +243,10 @@ def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *ro
         print(f"{a.dst}: {_amount(source)}; nothing was written (--dry-run)\n{_spelt(source.sizes())}")
     else:
         print(f"{a.dst}: {_amount(source)}, in {seconds:.1f} s{peak}; how it was made: {RECORD}")
-    print(*([said["keeps"]] if said else []), *(f"note: {note}" for note in said.get("notes", [])), sep="\n")
+    if said:
+        print("the function is kept" if said["keeps"] else "the function is changed")
+    for note in said.get("notes", []):
+        print(f"note: {note}")
 
 
 def _say(about: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
 """What each method of growth takes, and what it keeps of a model's function: for help, and for those who are about to grow."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes import axis, reads
+from jaxgrow.axes import Names, axis, reads
 from jaxgrow.interop.source import Leaf
 from jaxgrow.maps import Growth, Matrix, Rows, Rules, preserves_function, terms
 from jaxgrow.models import Config
@@ -40,20 +40,36 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     return method == "staged" or (method in ("llama_pro", "lemon") and getattr(config, "norm", "pre") == "pre")
 
 
-def rounded(growth: Growth, leaves: Mapping[str, Leaf]) -> set[str]:
-    """The half-precision dtypes in which the growth cannot say what it makes: it multiplies by other than powers of two."""
-    return {
-        leaf.dtype.name
-        for path, leaf in leaves.items()
-        if leaf.dtype.itemsize < 4
-        and any(
-            not _exact(m.read if reads(n) else m.write)
-            for term in terms(growth, path, leaf.names)
-            for key, m in term.items()
-            for n in leaf.names
-            if axis(n) in key.split()
-        )
-    }
+def rounding(growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False) -> list[str]:
+    """What to tell of half precision about a growth that keeps the function, a line each.
+
+    ``grown``: the leaves as they are computed; ``made``: as they are stored; ``noise``: whether some was added.
+    """
+    narrower = _names(
+        made[path].dtype for path, leaf in grown.items() if made[path].dtype.itemsize < leaf.dtype.itemsize
+    )
+    half = {path: leaf for path, leaf in made.items() if leaf.dtype.itemsize < 4}
+    by_growth = _names(leaf.dtype for path, leaf in half.items() if noise or not _in_powers(growth, path, leaf.names))
+    way_out = "so that the function is kept approximately: `report` says how far; --dtype float32 keeps it"
+    if narrower:
+        return [f"{narrower} rounds every number, {way_out}"]
+    return [f"{by_growth} rounds what is multiplied by no power of two, {way_out}"] if by_growth else []
+
+
+def _names(dtypes: Iterable[np.dtype]) -> str:
+    return " and ".join(sorted({dtype.name for dtype in dtypes}))
+
+
+def _in_powers(growth: Growth, path: str, names: Names) -> bool:
+    """Whether all that a leaf is multiplied by is a power of two, and nothing is added."""
+    found = terms(growth, path, names)
+    return all(
+        _exact(m.read if reads(n) else m.write)
+        for term in found
+        for key, m in term.items()
+        for n in names
+        if axis(n) in key.split()
+    )
 
 
 def _exact(m: Matrix) -> bool:

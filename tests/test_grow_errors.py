@@ -142,7 +142,9 @@ def test_pairs_need_an_even_size():
     with raises("axis 'layers': adjacent groups of 3: 5 is not a multiple of 3; name the groups"):
         coalesce(LARGE, layers="adjacent:3")
     for groups in ("near", "far:", "far:0", "far:x", "far:-1", "adjacent:3:3"):
-        with raises(f"axis 'layers': groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not '{groups}'"):
+        with raises(
+            f"axis 'layers': groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not '{groups}'"
+        ):
             coalesce(LARGE, layers=groups)
 
 
