@@ -210,7 +210,9 @@ def test_a_head_of_its_own_under_a_config_that_ties_it_is_kept_when_the_config_s
 
 def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     """A bare GPT-2 whose head is tied lacks nothing but its name."""
-    transformers.GPT2Model(transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0])).save_pretrained(tmp_path / "gpt2")
+    transformers.GPT2Model(
+        transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
+    ).save_pretrained(tmp_path / "gpt2")
     transformers.BertModel(transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0])).save_pretrained(tmp_path / "bert")
     assert cli.main(["inspect", str(tmp_path / "gpt2")]) == 2
     assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
