@@ -132,7 +132,7 @@ def _report(a: argparse.Namespace) -> None:
 
     def run(source: Source) -> Any:
         apply = jax.jit(lambda params, x: source.config.module.apply({"params": params}, x, rms=True))
-        params = source.params()
+        params = Cast(source, "float32", at_least=True).params()  # half precision would round what is computed, too
         return lambda x: apply(params, x)
 
     found = preservation(run(first), run(second), inputs)
