@@ -2,21 +2,31 @@
 
 import argparse
 import inspect
+import json
 import math
-import resource
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxgrow import operators
-from jaxgrow.interop import CheckpointError, Grown, Interpolated, Source, open_checkpoint, write
+from jaxgrow import keeps, operators
+from jaxgrow.arguments import AXES, parser
+from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
-from jaxgrow.interop.source import Checkpoint
+from jaxgrow.interop.safetensors import SHARD
+from jaxgrow.maps import Growth, Rules
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
 
 METHODS = operators.DEPTH | operators.WIDTH
 ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at most
@@ -24,7 +34,7 @@ ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at mos
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    a = _parser().parse_args(argv)
+    a = parser(COMMANDS).parse_args(argv)
     try:
         if a.run is not _report:
             jax.config.update(
@@ -40,97 +50,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jaxgrow", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(run: Any, help: str, *folders: str, writes: bool = True) -> argparse.ArgumentParser:
-        p = commands.add_parser(run.__name__[1:], help=help, description=help)
-        for folder in folders:
-            p.add_argument(folder.lower(), metavar=folder, type=Path)
-        if writes:
-            p.add_argument("dst", metavar="DST", type=Path, help="a folder to be made")
-            p.add_argument("--to", choices=["hf", "orbax"], help="the kind of DST (default: that of the source)")
-            p.add_argument("--overwrite", action="store_true", help="replace a checkpoint in DST, at the end")
-        p.set_defaults(run=run)
-        return p
-
-    command(
-        _inspect, "show a model: its config, and every leaf with shape, axes, dtype and place", "PATH", writes=False
-    )
-    for run, help in (
-        (_coalesce, "make a model smaller: groups of heads and layers become one"),
-        (_decoalesce, "make a coalesced model large again; groups are those of the large model"),
-    ):
-        p = command(run, help, "SRC")
-        form = "'far', 'adjacent', or groups of old units: 0+2,1+3"
-        p.add_argument("--heads", type=_groups, help=f"{form}; the residual stream and MLP units follow")
-        p.add_argument("--layers", type=_groups, help=form)
-        p.add_argument(
-            "--tied", choices=["norm", "paper"], default="norm", help="what takes the factor of a tied head (README)"
-        )
-    p = command(_interpolate, "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
-    p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
-    p = command(_grow, "make a model larger by a published method", "SRC")
-    p.add_argument("--method", choices=sorted(METHODS), required=True)
-    for axis in ("layers", "embed", "heads", "kv-heads", "mlp"):
-        p.add_argument(f"--{axis}", type=int, metavar="N", help="the new size")
-    p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units")
-    p = command(_report, "what B keeps of A's function, and by how much not", "A", "B", writes=False)
-    p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
-    command(_convert, "write a model as another kind of folder", "SRC")
-    return parser
-
-
-def _groups(text: str) -> operators.Groups:
-    if text in ("far", "adjacent"):
-        return text  # type: ignore[return-value]
-    try:
-        return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not 'far', 'adjacent' or groups like 0+2,1+3: a comma between new units, a plus between old ones"
-        ) from None
-
-
 # --- what the commands do ---
 
 
 def _inspect(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.path)
     architecture = source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
+    leaves = [
+        {"path": p, "shape": x.shape, "axes": x.names, "dtype": x.dtype.name, "place": source.place(p)}
+        for p, x in source.leaves.items()
+    ]
+    if a.json:
+        about = {"path": str(a.path), "architecture": architecture, "config": source.config.as_json()}
+        return _say({**about, **_size(source), "leaves": leaves})
     print(f"{architecture} in {a.path}\n{source.config}")
-    print(" ".join(f"{axis}={size}" for axis, size in sorted(source.sizes().items())))
-    rows = [(p, str(x.shape), " ".join(x.names), str(x.dtype), source.place(p)) for p, x in source.leaves.items()]
+    print(_spelt(source.sizes()))
+    rows = [[" ".join(x) if k == "axes" else str(x) for k, x in leaf.items()] for leaf in leaves]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    print(_size(source))
+    print(_amount(source))
 
 
 def _coalesce(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
-    growth = _built(operators.coalesce, source.sizes(), **_grouped(a))
-    _write(a, _grown(source, growth, a.tied), _grouped(a, tied=a.tied), source)
+    groups = _grouped(a)
+    with _as_typed():
+        growth = operators.coalesce(source.sizes(), **groups)
+    _transform(a, source, growth, groups | {"tied": a.tied})
 
 
 def _decoalesce(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
-    large = _large(source.sizes(), **_grouped(a))
-    growth = _built(operators.decoalesce, large, **_grouped(a))
-    _write(a, _grown(source, growth, a.tied), _grouped(a, tied=a.tied), source)
+    groups = _grouped(a)
+    with _as_typed():
+        growth = operators.decoalesce(_large(source.sizes(), groups), **groups)
+    _transform(a, source, growth, groups | {"tied": a.tied})
 
 
 def _interpolate(a: argparse.Namespace) -> None:
     if not math.isfinite(a.alpha):
         raise CheckpointError(f"--alpha {a.alpha} is no weight; give a number, 0 for BEFORE to 1 for UP")
     before, up = open_checkpoint(a.before), open_checkpoint(a.up)
-    _write(a, Interpolated(before, up, a.alpha), {"alpha": a.alpha}, before, up)
+    mixed = Interpolated(_wide(a, before), _wide(a, up), a.alpha)
+    _write(a, _typed(a, mixed), {"alpha": a.alpha}, before, up)
 
 
 def _grow(a: argparse.Namespace) -> None:
     source, method = open_checkpoint(a.src), METHODS[a.method]
-    target = {n: getattr(a, n) for n in ("layers", "embed", "heads", "kv_heads", "mlp") if getattr(a, n) is not None}
+    target = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     if not target:
         raise CheckpointError("nothing to grow: give the new size of an axis, as --layers 24")
     options: dict[str, Any] = {}
@@ -139,17 +107,21 @@ def _grow(a: argparse.Namespace) -> None:
         options["norm"] = source.config.normalisation
     if "seed" in takes:
         options["seed"] = a.seed or 0
-    elif a.seed is not None:
+    elif a.seed is not None and a.noise is None:
         raise CheckpointError(f"--seed: {a.method} draws nothing; leave it out")
-    growth = _built(method, source.sizes(), target, **options)
-    _write(a, Grown(source, growth), {"method": a.method, "target": target, **options}, source)
+    with _as_typed():
+        growth = method(source.sizes(), target, **options)
+    if a.noise is not None and not math.isfinite(a.noise):
+        raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
+    noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
+    _transform(a, source, growth, {"method": a.method, "target": target, **options, **noise})
 
 
 def _convert(a: argparse.Namespace) -> None:
-    if a.to is None:
-        raise CheckpointError("convert needs --to: hf or orbax")
+    if a.to is None and a.dtype is None and a.shard_size == SHARD:
+        raise CheckpointError("convert needs --to: hf or orbax; or --dtype, or --shard-size")
     source = open_checkpoint(a.src)
-    _write(a, source, {}, source)
+    _write(a, _typed(a, source), {}, source)
 
 
 def _report(a: argparse.Namespace) -> None:
@@ -160,66 +132,140 @@ def _report(a: argparse.Namespace) -> None:
 
     def run(source: Source) -> Any:
         apply = jax.jit(lambda params, x: source.config.module.apply({"params": params}, x, rms=True))
-        params = source.params()
+        params = Cast(source, "float32", at_least=True).params()  # half precision would round what is computed, too
         return lambda x: apply(params, x)
 
+    found = preservation(run(first), run(second), inputs)
+    if a.json:
+        return _say({"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found)})
     print(f"a: {a.a}, b: {a.b}, on {what}")
-    print(preservation(run(first), run(second), inputs))
+    print(found)
+
+
+COMMANDS = {
+    "inspect": _inspect,
+    "coalesce": _coalesce,
+    "decoalesce": _decoalesce,
+    "interpolate": _interpolate,
+    "grow": _grow,
+    "report": _report,
+    "convert": _convert,
+}
 
 
 # --- what they share ---
 
 
-def _grouped(a: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    groups = {name: getattr(a, name) for name in ("heads", "layers") if getattr(a, name) is not None}
+def _grouped(a: argparse.Namespace) -> dict[str, operators.Groups]:
+    groups = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     if not groups:
-        raise CheckpointError("no groups: give --heads, --layers or both")
-    return groups | more
+        raise CheckpointError(
+            "no groups: give --heads, --layers or both, as --heads far; or --kv-heads, --embed, --mlp"
+        )
+    return groups
 
 
-def _large(small: dict[str, int], **groups: operators.Groups) -> dict[str, int]:
+def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
     """The sizes of the model whose groups are the units of the small one."""
     large = dict(small)
-    for name, units in groups.items():
-        if not isinstance(units, str) and len(units) != small[name]:
-            raise CheckpointError(
-                f"--{name}: {len(units)} groups, but the source has {small[name]} {name}: one group for each of them"
+    for axis, units in groups.items():
+        if axis not in small:
+            raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sorted(small))}")
+        if not isinstance(units, str) and len(units) != small[axis]:
+            raise ValueError(
+                f"--{axis}: {len(units)} groups, but the source has {small[axis]} {axis}: one group for each of them"
             )
-        large[name] = 2 * small[name] if isinstance(units, str) else sum(map(len, units))
-    for name in ("embed", "mlp", "kv_heads") if "heads" in groups else ():
-        if name in small:
-            large[name], rest = divmod(small[name] * large["heads"], small["heads"])
+        large[axis] = operators.group_size(units) * small[axis] if isinstance(units, str) else sum(map(len, units))
+    leading = next((axis for axis in ("heads", "kv_heads") if axis in groups), None)
+    for axis in ("heads", "kv_heads", "embed", "mlp") if leading else ():
+        if axis in small and axis not in groups:
+            large[axis], rest = divmod(small[axis] * large[leading], small[leading])
             if rest:
-                raise CheckpointError(
-                    f"axis {name!r}: {small[name]} units are no {small['heads']} equal blocks, one a head"
+                raise ValueError(
+                    f"axis {axis!r}: {small[axis]} units are no {small[leading]} equal blocks, one a head; name its groups"
                 )
     return large
 
 
-def _built(operator: Any, *arguments: Any, **options: Any) -> Any:
-    """The growth of an operator, which refuses what it cannot do."""
+@contextmanager
+def _as_typed() -> Iterator[None]:
+    """What the library refuses, in the words of the command line: an axis of size 8 is ``--axis 8`` there."""
     try:
-        return operator(*arguments, **options)
+        yield
     except ValueError as error:
-        raise CheckpointError(str(error)) from error
+        text = re.sub(rf"\b({'|'.join(AXES)})=(\d+)", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", str(error))
+        raise CheckpointError(text) from error
 
 
-def _grown(source: Checkpoint, growth: Any, tied: str) -> Grown:
-    return Grown(source, growth, source.config.paper_axes() if tied == "paper" else None)
+def _typed(a: argparse.Namespace, source: Source, **options: Any) -> Source:
+    """In ``--dtype``, if it is given."""
+    return source if a.dtype is None else Cast(source, a.dtype, **options)
 
 
-def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *roots: Checkpoint) -> None:
+def _wide(a: argparse.Namespace, source: Source) -> Source:
+    """In a dtype that holds ``--dtype``, too, so that nothing is rounded before the end."""
+    return _typed(a, source, at_least=True)
+
+
+def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict[str, Any]) -> None:
+    """Writes what the growth makes of the root, and says what that keeps."""
+    paper = arguments.get("tied") == "paper"
+    grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
+    kept = keeps.keeps(growth, root.config, arguments.get("method", "")) and not paper
+    if (noise := arguments.get("noise")) is not None:
+        if isinstance(growth, Rules) or not kept:
+            raise CheckpointError(
+                f"--noise cancels over equal copies, which {a.method} does not make here; leave it out"
+            )
+        grown = Noisy(grown, growth, arguments["seed"], noise)
+    made = _typed(a, grown)
+    notes = keeps.rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
+    _write(a, made, arguments, root, keeps=kept, notes=notes)
+
+
+def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *roots: Any, **said: Any) -> None:
     began = time.perf_counter()
-    record = {"operator": a.run.__name__[1:], "arguments": arguments}
-    write(source, a.dst, record, roots, to=a.to, overwrite=a.overwrite, progress=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    record = {"operator": a.command, "arguments": arguments | ({} if a.dtype is None else {"dtype": a.dtype})}
+    options = {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": a.dry_run}
+    with _as_typed():
+        write(source, a.dst, record, roots, progress=True, **options)
     seconds = time.perf_counter() - began
-    print(f"{a.dst}: {_size(source)}, in {seconds:.1f} s; peak memory {peak / 1e6:,.0f} MB; how it was made: {RECORD}")
+    about = {"dst": str(a.dst), "written": not a.dry_run, **record, **_size(source), **said, "seconds": seconds}
+    peak = ""
+    if resource is not None:
+        about["peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
+        peak = f"; peak memory {about['peak_memory'] / 1e6:,.0f} MB"
+    if a.json:
+        return _say(about)
+    if a.dry_run:
+        print(f"{a.dst}: {_amount(source)}; nothing was written (--dry-run)\n{_spelt(source.sizes())}")
+    else:
+        print(f"{a.dst}: {_amount(source)}, in {seconds:.1f} s{peak}; how it was made: {RECORD}")
+    if said:
+        print("the function is kept" if said["keeps"] else "the function is changed")
+    for note in said.get("notes", []):
+        print(f"note: {note}")
 
 
-def _size(source: Source) -> str:
-    count = sum(math.prod(leaf.shape) for leaf in source.leaves.values())
-    return f"{count:,} parameters, {sum(leaf.size for leaf in source.leaves.values()) / 1e6:,.1f} MB"
+def _say(about: dict[str, Any]) -> None:
+    print(json.dumps(about, indent=2))
+
+
+def _size(source: Source) -> dict[str, Any]:
+    leaves = source.leaves.values()
+    count = sum(math.prod(leaf.shape) for leaf in leaves)
+    return {"sizes": source.sizes(), "parameters": count, "bytes": sum(leaf.size for leaf in leaves)}
+
+
+def _amount(source: Source) -> str:
+    size = _size(source)
+    return f"{size['parameters']:,} parameters, {size['bytes'] / 1e6:,.1f} MB"
+
+
+def _spelt(sizes: dict[str, int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
 
 
 def _inputs(first: Source, second: Source, file: Path | None) -> tuple[Any, str]:

@@ -251,17 +251,33 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
     if isinstance(growth, Rules) or any(m.joint for m in growth.values()):
         raise TypeError("this judges one map an axis; measure what rules keep with jaxgrow.report.preservation")
     for name, m in growth.items():
-        write, read = dense(m.write), dense(m.read)
-        copies = (write == 1).sum(0)
-        copied = (write == 1).sum(1) == 1
-        only_copies = ((write == 0) | (write == 1)).all() and (copied | ~(read.any(1) | write.any(1))).all()
-        if not only_copies or not np.allclose(read.T @ write, np.eye(m.old), rtol=0, atol=1e-6):
+        write, read = _sparse(m.write), _sparse(m.read)
+        ones = write.weight == 1
+        copied = ones.sum(1) == 1
+        only_copies = ((write.weight == 0) | ones).all() and (
+            copied | ~(read.weight.any(1) | write.weight.any(1))
+        ).all()
+        if not only_copies or not _is_identity(matmul(transpose(m.read), m.write)):
             return False
-        if name in normed and not (copied.all() and len(set(copies.tolist())) == 1):
+        if name in normed and not (copied.all() and len(set(np.bincount(write.index[ones]).tolist())) == 1):
             return False
-        if name == LAYERS and not (m.new == m.old and (write == np.eye(m.old)).all()):
+        if name == LAYERS and not (m.new == m.old and _is_identity(m.write)):
             return False
     return True
+
+
+def _sparse(m: Matrix) -> Rows:
+    """The same matrix, no entry of it in two terms."""
+    if isinstance(m, Rows):
+        return _from_entries(m)
+    return Rows(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
+
+
+def _is_identity(m: Matrix) -> bool:
+    m = _sparse(m)
+    own = m.index == np.arange(len(m.index))[:, None]
+    wrong = np.append((m.weight * own).sum(1) - 1, m.weight[~own])
+    return m.shape[0] == m.old and np.allclose(wrong, 0, rtol=0, atol=1e-6)
 
 
 # --- matrices, sparse or dense ---

@@ -48,7 +48,7 @@ CASES = {
     "a misspelt field": (["--set", "optim.peak_rl=1"], "Optim has no field 'peak_rl'; did you mean peak_lr?"),
     "a wrong type": (["--set", "steps=many"], "--set steps: 'many' is no int"),
     "a wrong value": (["--set", "batch=0"], "batch must be at least 1, but is 0"),
-    "heads that do not pair": (["--set", "model.heads=3"], "axis 'heads': far pairs: 3 is not a multiple of 2"),
+    "heads that do not pair": (["--set", "model.heads=7"], "axis 'heads': far pairs: 7 is not a multiple of 2"),
     "layers that do not pair": (["--set", "model.layers=1"], "axis 'layers': adjacent pairs: 1 is not a multiple of 2"),
     "moments that cannot shrink": (["--set", "method.moments_down=asymmetric"], "needs a growth that copies units"),
     "a batch for fewer devices": (

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import runs
 import tiny
-from checkpoints import CONFIG, contents, saved
+from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import grow, interop, operators
 from jaxgrow.cli import METHODS, main
 from jaxgrow.merge import interpolate
-from jaxgrow.models import GPT2Config
+from jaxgrow.models import GPT2Config, LlamaConfig
 
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 
@@ -97,7 +97,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_grows_a_folder(tmp_path, folder, method):
+def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
     default = {"layers": 6} if method in operators.DEPTH else {"embed": 18, "heads": 6, "mlp": 30}
     target = TARGETS.get(method, default)
     seed = ["--seed", "3"] if method in ("fpi", "net2net", "aki", "lemon") else []
@@ -111,6 +111,8 @@ def test_every_method_grows_a_folder(tmp_path, folder, method):
     record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
     norm = {"norm": "layer"} if method == "lemon" else {}
     assert record["arguments"] == {"method": method, "target": target, **norm, **({"seed": 3} if seed else {})}
+    again = [f"--{axis}={size - 1}" for axis, size in SIZES.items() if axis in target]
+    assert f": {method} cannot take" in refused(capsys, "grow", folder, tmp_path / "c", "--method", method, *again)
 
 
 def test_convert_there_and_back(tmp_path, folder):
@@ -185,6 +187,18 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
     ("arguments", "message"),
     [
         (("coalesce",), "no groups: give --heads, --layers or both"),
+        (("coalesce", "--kv-heads", "far"), "axis 'kv_heads': the model has no such axis"),
+        (("decoalesce", "--kv-heads", "far"), "axis 'kv_heads': the model has no such axis"),
+        (("coalesce", "--heads", "far:3"), "axis 'heads': far groups of 3: 4 is not a multiple of 3"),
+        (("coalesce", "--mlp", "far:8"), "axis 'mlp': far groups of 8: 20 is not a multiple of 8"),
+        (
+            ("grow", "--method", "net2net", "--embed", "18"),
+            "head_dim 3 (it would be 4.5); --heads 6 fits, or --to orbax",
+        ),
+        (("grow", "--method", "hypercloning", "--mlp", "50"), "needs a multiple of 20, not 50: --mlp 60, say"),
+        (("grow", "--method", "aki", "--heads", "8", "--embed", "24", "--noise", "9"), "which aki does not make here"),
+        (("grow", "--method", "fpi", "--mlp", "25", "--noise", "inf"), "--noise inf is no number of decibels"),
+        (("grow", "--method", "fpi", "--mlp", "25", "--seed", "-1"), "non-negative"),
         (("coalesce", "--heads", "0+1,1+2"), "axis 'heads': the groups must hold each of its 4 units exactly once"),
         (("coalesce", "--heads", "0+1+4,2+3"), "outside 0 .. 3: [4]"),
         (("decoalesce", "--heads", "0+1,2+3"), "--heads: 2 groups, but the source has 4 heads"),
@@ -211,10 +225,231 @@ def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
     assert "there is no folder" in refused(capsys, "inspect", tmp_path / "nowhere")
 
 
-def test_groups_that_are_none(capsys):
-    with pytest.raises(SystemExit):
-        main(["coalesce", "a", "b", "--heads", "0-1"])
-    assert "a comma between new units" in capsys.readouterr().err
+def test_words_that_are_none(capsys):
+    for arguments, message in (
+        (("--heads", "0-1"), "a comma between new units"),
+        (("--heads", "far", "--shard-size", "5"), "'5' is no size of a file, as 500MB"),
+        (("--heads", "far", "--shard-size", "0GB"), "'0GB' is no size of a file"),
+        (("--heads", "far", "--dtype", "int8"), "choose from"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["coalesce", "a", "b", *arguments])
+        assert message in capsys.readouterr().err
+
+
+# --- what a run says, and what it would do ---
+
+
+def test_version_and_what_each_method_takes_and_keeps(capsys):
+    from jaxgrow import __version__
+
+    for arguments in (["--version"], ["grow", "--help"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 0
+    version, *lines = capsys.readouterr().out.splitlines()
+    assert version == f"jaxgrow {__version__}"
+    told = {line.split()[0]: line for line in lines if line and line.split()[0] in METHODS}
+    assert told.keys() == METHODS.keys()
+    assert "layers" in told["stack"] and told["stack"].endswith("no")
+    assert "kv-heads" in told["hypercloning"] and told["hypercloning"].endswith("yes")
+
+
+DRY = {
+    "llama_pro": (("--layers", 6), True),
+    "stack": (("--layers", 6), False),
+    "hypercloning": (("--embed", 24, "--heads", 8, "--mlp", 40), True),
+    "fpi": (("--heads", 8, "--mlp", 33, "--embed", 24), False),  # random copies are not equally many
+    "net2net": (("--mlp", 33), True),
+    "lemon": (("--embed", 18, "--heads", 6), True),
+    "zero_pad": (("--mlp", 33), True),
+    "aki": (("--mlp", 33), False),
+    "staged": (("--embed", 24, "--heads", 8, "--mlp", 40), True),
+    "sparkling": (("--mlp", 33), False),
+}
+
+
+@pytest.mark.parametrize("method", DRY)
+def test_a_dry_run_says_sizes_bytes_and_what_is_kept_and_writes_nothing(tmp_path, folder, method, capsys):
+    """As the run that it is of; and what it says of the function is so."""
+    options, kept = DRY[method]
+    arguments = ("grow", folder, tmp_path / "b", "--method", method, *options, "--json")
+    run(*arguments, "--dry-run")
+    dry = json.loads(capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
+    run(*arguments)
+    wet = json.loads(capsys.readouterr().out)
+    assert (dry.pop("written"), wet.pop("written")) == (False, True)
+    for about in (dry, wet):
+        about.pop("seconds"), about.pop("peak_memory")
+    assert dry == wet
+    assert (dry["keeps"], dry["notes"]) == (kept, [])
+    assert dry["bytes"] == 4 * dry["parameters"] == 4 * sum(x.size for x in tensors(tmp_path / "b").values())
+    assert dry["sizes"] == interop.open_checkpoint(tmp_path / "b").sizes()
+    run("report", folder, tmp_path / "b", "--json")
+    assert (json.loads(capsys.readouterr().out)["max_abs"] < 1e-4) == kept
+
+
+def test_a_dry_run_for_people_and_one_that_is_refused(tmp_path, folder, capsys):
+    run("coalesce", folder, tmp_path / "b", "--heads", "far", "--dry-run")
+    out = capsys.readouterr().out
+    assert "nothing was written (--dry-run)" in out and "embed=6 head_dim=3 heads=2" in out
+    assert "the function is changed" in out
+    arguments = ("grow", folder, tmp_path / "b", "--method", "hypercloning", "--embed", "24", "--dry-run")
+    assert "--heads 8 fits" in refused(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inspect_as_json(folder, capsys):
+    run("inspect", folder, "--json")
+    about = json.loads(capsys.readouterr().out)
+    assert about["architecture"] == "GPT2LMHeadModel"
+    assert about["sizes"] == interop.open_checkpoint(folder).sizes()
+    key = next(leaf for leaf in about["leaves"] if leaf["path"] == "blocks/attention/key/kernel")
+    assert (key["shape"], key["dtype"]) == ([4, 12, 4, 3], "float32")
+
+
+def test_shards_as_large_as_asked(tmp_path, folder):
+    run("convert", folder, tmp_path / "b", "--shard-size", "2KB")
+    files = sorted((tmp_path / "b").glob("model-*.safetensors"))
+    assert len(files) > 5
+    chex.assert_trees_all_equal(interop.load(tmp_path / "b")[1], interop.load(folder)[1])
+
+
+def test_noise_tells_copies_apart_and_keeps_the_function(tmp_path, folder, capsys):
+    arguments = ("--method", "hypercloning", "--mlp", "40")
+    run("grow", folder, tmp_path / "plain", *arguments)
+    for name, options in (("a", (10,)), ("b", (10,)), ("c", (10, "--seed", 1)), ("quiet", (40,))):
+        run("grow", folder, tmp_path / name, *arguments, "--noise", *options)
+    plain, a, b, c, quiet = (interop.load(tmp_path / name)[1] for name in ("plain", "a", "b", "c", "quiet"))
+    chex.assert_trees_all_equal(a, b)
+    assert tiny.distance(a, c) > 0.01
+    assert [path for path, x, noisy in tiny.pairs(plain, a) if np.any(x != noisy)] == ["blocks/mlp/down/kernel"]
+    x, noisy, less = (p["blocks"]["mlp"]["down"]["kernel"] for p in (plain, a, quiet))
+    for snr, added in ((10, noisy - x), (40, less - x)):
+        np.testing.assert_allclose(added.std() / np.sqrt((x**2).mean()), 10 ** (-snr / 20), rtol=0.01)
+        np.testing.assert_allclose(added[:, :20], -added[:, 20:], atol=1e-6)  # what two copies are read by, in sum
+    assert not np.allclose(added[0], added[1], rtol=0.1)  # each layer has its own
+    capsys.readouterr()
+    run("report", folder, tmp_path / "a", "--json")
+    assert json.loads(capsys.readouterr().out)["max_abs"] < 1e-4
+
+
+def test_the_record_has_what_was_done_before(tmp_path, folder):
+    first = interop.open_checkpoint(folder).fingerprint()
+    run("coalesce", folder, tmp_path / "small", "--layers", "far")
+    run("decoalesce", tmp_path / "small", tmp_path / "up", "--layers", "far")
+    run("interpolate", folder, tmp_path / "up", tmp_path / "mix", "--alpha", "0.5")
+    run("convert", tmp_path / "mix", tmp_path / "orbax", "--to", "orbax")
+    record = json.loads((tmp_path / "orbax/jaxgrow.json").read_text())
+    made, *steps = record["history"]
+    assert made["made"] == first  # what the folder's own record says of it
+    assert [step["operator"] for step in steps] == ["coalesce", "decoalesce", "interpolate"]
+    down, up, mix = steps
+    assert (down["sources"], up["sources"], mix["sources"]) == ([first], [down["made"]], [first, up["made"]])
+    assert record["sources"] == [mix["made"]]
+    assert not any({"config", "history", "huggingface"} & step.keys() for step in record["history"])
+
+
+def test_folders_of_hugging_faces_cache(tmp_path, capsys):
+    hub = tmp_path / "models--org--gpt"
+    saved(hub / "snapshots" / "1f")
+    run("inspect", hub)
+    saved(hub / "snapshots" / "2e", replace(CONFIG, layers=3))
+    assert "name one of its snapshots, as models--org--gpt/snapshots/HASH; there are 1f, 2e" in refused(
+        capsys, "inspect", hub
+    )
+    (hub / "refs").mkdir()
+    (hub / "refs/main").write_text("2e")
+    run("convert", hub, tmp_path / "b", "--shard-size", "1GB")
+    assert interop.load(tmp_path / "b")[0].layers == 3
+
+
+def test_weights_of_other_frameworks_stay_behind(tmp_path):
+    folder = saved(tmp_path / "a")
+    theirs = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "64.tflite", "model.onnx",
+              "model.onnx_data", "q4.GGUF", "pytorch_model.bin.index.json")  # fmt: skip
+    for name in (*theirs, "vocab.txt", "README.md"):
+        (folder / name).write_text("x")
+    run("grow", folder, tmp_path / "b", "--method", "stack", "--layers", "5")
+    found = {f.name for f in (tmp_path / "b").iterdir()}
+    assert found == {"config.json", "jaxgrow.json", "model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
+
+
+def test_the_library_imports_where_unix_modules_are_missing():
+    code = "import sys; sys.modules['resource'] = None; from jaxgrow import cli; cli.parser(cli.COMMANDS)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr
+
+
+# --- key heads of odd numbers, and MLP units that are no multiple of the heads ---
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "mlp", "times"), [(14, 2, 38, 2), (9, 3, 24, 3), (15, 5, 40, 5)])
+def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, times, capsys):
+    """Heads of Qwen2.5-0.5B, SmolLM2-135M and -360M."""
+    config = LlamaConfig(
+        vocab=11, context=7, layers=2, embed=2 * heads, heads=heads, kv_heads=kv_heads, head_dim=2, mlp=mlp
+    )
+    folder = tmp_path / "a"
+    interop.save(folder, config, tiny.params(config, dtype="float32"))
+    run("coalesce", folder, tmp_path / "small", "--heads", "far")
+    small = interop.load(tmp_path / "small")[0]
+    assert (small.heads, small.embed, small.mlp) == (heads // times, 2 * heads // times, mlp // times)
+    run("decoalesce", tmp_path / "small", tmp_path / "up", "--heads", f"far:{times}")
+    assert interop.load(tmp_path / "up")[0] == config
+    run("coalesce", tmp_path / "up", tmp_path / "again", "--heads", f"far:{times}")
+    for _, x, y in tiny.pairs(interop.load(tmp_path / "small")[1], interop.load(tmp_path / "again")[1]):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    capsys.readouterr()
+    run("report", tmp_path / "small", tmp_path / "up", "--json")
+    assert json.loads(capsys.readouterr().out)["max_abs"] < 1e-4
+    run("coalesce", folder, tmp_path / "own", "--kv-heads", f"adjacent:{times}", "--mlp", "far", "--embed", "far:1")
+    own = interop.load(tmp_path / "own")[0]
+    assert (own.heads, own.embed, own.mlp) == (heads // times, config.embed, mlp // 2)
+
+
+# --- half precision ---
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_half_precision_grows_exactly_by_powers_of_two_and_otherwise_says_so(tmp_path, dtype, times, capsys):
+    """Against float32, of the same half-precision numbers."""
+    half, grown = saved(tmp_path / "half", dtype=dtype), tmp_path / "b"
+    target = [text for axis in ("embed", "heads", "mlp") for text in (f"--{axis}", times * SIZES[axis])]
+
+    def change(*options: object) -> tuple[float, list[str], set[str]]:
+        run("grow", half, grown, "--method", "hypercloning", *target, "--overwrite", "--json", *options)
+        about = json.loads(capsys.readouterr().out)
+        run("report", half, grown, "--json")
+        dtypes = {str(x.dtype) for x in tensors(grown).values()}
+        assert about["keeps"]
+        return json.loads(capsys.readouterr().out)["max_abs"], about["notes"], dtypes
+
+    error, notes, dtypes = change()
+    assert dtypes == {dtype}
+    if times == 2:
+        assert error < 1e-5 and notes == []
+    else:
+        assert error > 1e-4 and len(notes) == 1
+        assert f"{dtype} rounds what is multiplied by no power of two" in notes[0] and "--dtype float32" in notes[0]
+    error, notes, dtypes = change("--dtype", "float32")
+    assert error < 1e-5 and notes == [] and dtypes == {"float32"}
+
+
+def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, folder, capsys):
+    arguments = ("--method", "hypercloning", "--embed", "36", "--heads", "12", "--mlp", "60")
+    run("grow", folder, tmp_path / "a", *arguments, "--dtype", "bfloat16")
+    assert "note: bfloat16 rounds every number" in capsys.readouterr().out
+    run("grow", folder, tmp_path / "wide", *arguments)
+    assert "note" not in capsys.readouterr().out
+    run("convert", tmp_path / "wide", tmp_path / "b", "--dtype", "bfloat16")
+    chex.assert_trees_all_equal(interop.load(tmp_path / "a")[1], interop.load(tmp_path / "b")[1])
+    run("interpolate", tmp_path / "b", tmp_path / "a", tmp_path / "mix", "--alpha", "0.3", "--dtype", "float32")
+    for _, x, y in tiny.pairs(interop.load(tmp_path / "mix")[1], interop.load(tmp_path / "b")[1]):
+        assert x.dtype == np.float32
+        np.testing.assert_allclose(x, y.astype(np.float32), rtol=1e-6)
 
 
 def test_as_a_process(tmp_path, folder):

@@ -117,7 +117,7 @@ def test_overrides_are_applied_in_order(path):
         ("data.valid_fraction=0.7", "valid_fraction lies between 0 and 0.5, but is 0.7"),
         ("data.source=tfds", "data.source=tfds needs data.name"),
         ("model.layers=0", "layers is 0, less than 1"),
-        ("model.heads=3", "axis 'heads': far pairs: 3 is not a multiple of 2"),
+        ("model.heads=7", "axis 'heads': far pairs: 7 is not a multiple of 2"),
         ("model.layers=3", "axis 'layers': adjacent pairs: 3 is not a multiple of 2"),
         ("method.groupings.0.mlp=((0, 1), (1, 2))", "in two groups: [1]"),
         (

@@ -142,10 +142,16 @@ def test_groups_are_a_partition(operator, groups, wrong):
 
 
 def test_pairs_need_an_even_size():
-    with raises("axis 'layers': far pairs: 5 is not a multiple of 2; groups of two need an even size; name the groups"):
+    with raises("axis 'layers': far pairs: 5 is not a multiple of 2; name the groups instead, or their size: far:5"):
         coalesce(LARGE, layers="far")
-    with raises("axis 'layers': groups are 'far', 'adjacent' or a partition, not 'near'"):
-        coalesce(LARGE, layers="near")
+    assert coalesce(LARGE, layers="far:5")["layers"].new == 1
+    with raises("axis 'layers': adjacent groups of 3: 5 is not a multiple of 3; name the groups"):
+        coalesce(LARGE, layers="adjacent:3")
+    for groups in ("near", "far:", "far:0", "far:x", "far:-1", "adjacent:3:3"):
+        with raises(
+            f"axis 'layers': groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not '{groups}'"
+        ):
+            coalesce(LARGE, layers=groups)
 
 
 @pytest.mark.parametrize("groups", [far, adjacent])
@@ -161,12 +167,13 @@ def test_far_and_adjacent_by_hand():
     assert adjacent(6, 2) == ((0, 1, 2), (3, 4, 5))
 
 
-def test_what_follows_the_heads_divides_into_as_many_blocks():
-    with raises("axis 'embed' follows the heads in equal blocks: 13 is not a multiple of 4; give its groups yourself"):
+def test_what_follows_the_heads_divides_into_as_many_blocks_or_groups_as_large():
+    with raises("axis 'embed' follows the heads in equal blocks: 13 is not a multiple of 4; nor groups of 2"):
         coalesce({**LARGE, "embed": 13}, heads="far")
-    with raises("axis 'mlp' follows the heads in equal blocks: 21 is not a multiple of 4"):
-        coalesce({**LARGE, "mlp": 21}, heads="far")
-    assert set(coalesce({**LARGE, "mlp": 22}, heads="far", mlp="far")) == {"heads", "embed", "mlp"}
+    with raises("axis 'mlp' follows the heads in equal blocks: 22 is not a multiple of 4; nor groups of 1 and 3"):
+        coalesce({**LARGE, "mlp": 22}, heads=((0,), (1, 2, 3)))
+    by_itself = coalesce({**LARGE, "mlp": 22}, heads="far")  # in groups as large as the heads'
+    assert set(by_itself) == {"heads", "embed", "mlp"} and by_itself["mlp"].new == 11
 
 
 @pytest.mark.parametrize("operator", DEPTH.values(), ids=DEPTH)

@@ -210,14 +210,24 @@ def test_a_tensor_without_the_prefix_of_the_whole_model_is_found(tmp_path):
     assert "transformer.h.4.attn.c_attn.bias" in tensors(tmp_path / "b")
 
 
-def test_a_stored_head_of_a_tied_model_is_left_out(tmp_path):
+def test_a_stored_head_of_a_tied_model_is_left_out_and_one_that_differs_is_refused(tmp_path):
     from safetensors.numpy import save_file
 
     folder = saved(tmp_path / "a")
     found = tensors(folder)
-    save_file(found | {"lm_head.weight": found["transformer.wte.weight"]}, folder / "model.safetensors")
+    head = found["transformer.wte.weight"].copy()
+    save_file(found | {"lm_head.weight": head}, folder / "model.safetensors")
     interop.transform(folder, tmp_path / "b", operators.stack(SIZES, {"layers": 5}))
     assert "lm_head.weight" not in tensors(tmp_path / "b")
+    head[5, 5] += 1  # in the middle
+    save_file(found | {"lm_head.weight": head}, folder / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"ties lm_head.weight to .*wte.weight, but both are stored, and they differ"
+    ):
+        interop.open_checkpoint(folder)
+    change(folder, tie_word_embeddings=False)
+    interop.transform(folder, tmp_path / "c", operators.stack(SIZES, {"layers": 5}))
+    np.testing.assert_array_equal(tensors(tmp_path / "c")["lm_head.weight"], head)
 
 
 # --- what comes along ---
@@ -498,7 +508,9 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
 def test_growths_that_do_not_fit_and_models_that_no_architecture_stores(tmp_path, folder):
     with pytest.raises(CheckpointError, match="axis 'layers' has size 4, but its map takes 3 to 6"):
         interop.transform(folder, tmp_path / "b", operators.stack({"layers": 3}, {"layers": 6}))
-    with pytest.raises(CheckpointError, match=r"no setting for head_dim 3 .it would be 6.; --to orbax"):
+    with pytest.raises(
+        CheckpointError, match=r"no setting for head_dim 3 .it would be 6.; heads=8 fits, or --to orbax"
+    ):
         interop.transform(folder, tmp_path / "b", operators.hypercloning(SIZES, {"embed": 24}))
     one = Rows(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)
     with pytest.raises(CheckpointError, match="layer by layer"):

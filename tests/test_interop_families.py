@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from checkpoints import contents, tensors
+from checkpoints import change, contents, tensors
 
 from jaxgrow import cli, interop
 from jaxgrow.interop import FAMILIES
@@ -24,6 +24,7 @@ _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 SETTINGS = {
     "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
     "RobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "XLMRobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "GPT2LMHeadModel": [
         dict(vocab_size=11, n_positions=9, n_layer=2, n_embd=12, n_head=2, bos_token_id=0, eos_token_id=0)
     ],
@@ -32,6 +33,7 @@ SETTINGS = {
         _ENCODER | _TEXT | {"num_key_value_heads": 2, "tie_word_embeddings": True},
         _ENCODER | _TEXT | {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     ],
+    "MistralForCausalLM": [_ENCODER | _TEXT | {"num_key_value_heads": 2, "sliding_window": None}],
     "ViTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
@@ -45,9 +47,10 @@ def test_every_architecture_is_here():
     assert SETTINGS.keys() == FAMILIES.keys()
 
 
-def made(folder: Path, architecture: str, which: int = 0, **options) -> Path:
+def made(folder: Path, architecture: str, which: int = 0, more: dict | None = None, **options) -> Path:
     """What `transformers` saves: random weights, norms and biases too."""
-    config = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type, **SETTINGS[architecture][which])
+    settings = SETTINGS[architecture][which] | (more or {})
+    config = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type, **settings)
     model = getattr(transformers, architecture)(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -156,3 +159,88 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
     assert float(said.split("max |a - b| ")[1].split(",")[0]) < 1e-5
     run("inspect", tmp_path / "b")
     assert "blocks/attention/query/kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "swish"}),
+        ("GPT2LMHeadModel", {"activation_function": "gelu_fast"}),
+        ("ViTForImageClassification", {"hidden_act": "gelu_python"}),
+        # Two layers of which the upper ones, from the third, would have windows; and windows as long as any sequence.
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+        ("MistralForCausalLM", {"sliding_window": 9}),
+    ],
+)
+def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):
+    made(tmp_path / "a", architecture, more=more)
+    assert_alike(tmp_path / "a")
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "stack", "--layers", 4)
+    assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize("method", ["lemon", "fpi"])
+def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method, capsys):
+    """Llama's heads must divide its width, which others' need not; the head size that they have is their own."""
+    for architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"):
+        folder = made(tmp_path / architecture, architecture)
+        arguments = ("grow", folder, tmp_path / f"wide-{architecture}", "--method", method, "--embed")
+        if architecture == "LlamaForCausalLM":
+            assert cli.main([str(a) for a in (*arguments, 18)]) == 2
+            assert "4 heads do not divide its 18 units; --embed 16 or --embed 20 fits" in capsys.readouterr().err
+            run(*arguments, 20)
+        else:
+            run(*arguments, 17)
+        wide, before = assert_alike(tmp_path / f"wide-{architecture}"), ours(folder)
+        assert (np.abs(wide - before).max() < 1e-4) == (method == "lemon")
+
+
+def test_a_head_of_its_own_under_a_config_that_ties_it_is_kept_when_the_config_says_so(tmp_path, capsys):
+    """As transformers computes it: version 5 keeps such a head, 4 drops it."""
+    untied = made(tmp_path / "a", "LlamaForCausalLM")
+    expected = theirs(untied)
+    change(untied, tie_word_embeddings=True)
+    assert cli.main(["inspect", str(untied)]) == 2
+    assert '"tie_word_embeddings" to false' in capsys.readouterr().err
+    change(untied, tie_word_embeddings=False)
+    run("grow", untied, tmp_path / "b", "--method", "llama_pro", "--layers", 3)
+    np.testing.assert_allclose(theirs(tmp_path / "b"), expected, rtol=0, atol=1e-4)
+
+
+def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
+    """A bare GPT-2 whose head is tied lacks nothing but its name."""
+    transformers.GPT2Model(
+        transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
+    ).save_pretrained(tmp_path / "gpt2")
+    transformers.BertModel(transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0])).save_pretrained(tmp_path / "bert")
+    assert cli.main(["inspect", str(tmp_path / "gpt2")]) == 2
+    assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
+    change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
+    assert_alike(tmp_path / "gpt2")
+    assert cli.main(["inspect", str(tmp_path / "bert")]) == 2
+    assert "a model without its head; load it as BertForMaskedLM" in capsys.readouterr().err
+
+
+def test_a_pooler_that_nobody_asks(tmp_path):
+    """As in folders of ViT that were saved with one."""
+    from safetensors.numpy import save_file
+
+    folder = made(tmp_path / "a", "ViTForImageClassification")
+    pooler = {
+        "vit.pooler.dense.weight": np.ones((12, 12), np.float32),
+        "vit.pooler.dense.bias": np.ones(12, np.float32),
+    }
+    save_file(tensors(folder) | pooler, folder / "model.safetensors", {"format": "pt"})
+    run("grow", folder, tmp_path / "b", "--method", "stack", "--layers", 4)
+    assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dtype_that_config_json_says_is_that_of_the_tensors(tmp_path, dtype):
+    folder = made(tmp_path / "a", "LlamaForCausalLM")
+    run("convert", folder, tmp_path / "half", "--dtype", "float16")
+    run("convert", tmp_path / "half", tmp_path / "b", "--dtype", dtype)
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
+    assert model.dtype == getattr(torch, dtype)
+    np.testing.assert_allclose(ours(tmp_path / "half"), ours(folder), rtol=0, atol=1e-2)

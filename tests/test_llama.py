@@ -207,7 +207,7 @@ def test_both_forms_of_config_json_are_read_and_what_is_written_is_read_there(na
 def test_what_config_json_may_leave_out_and_what_is_refused():
     family = FAMILIES["LlamaForCausalLM"]
     found = family.inferred({"num_attention_heads": 4, "hidden_size": 12})
-    assert found == {"head_dim": 3, "kv_heads": 4, "rope_theta": 10000.0, "qkv_bias": False}
+    assert found == {"head_dim": 3, "kv_heads": 4, "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="rope_type is 'yarn', but only 'default' and 'llama3' can be read"):
         family.inferred({"num_attention_heads": 4, "hidden_size": 12, "rope_scaling": {"type": "yarn"}})
 
@@ -459,7 +459,7 @@ def test_a_query_head_that_would_have_no_place_is_named():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ("far", "axis 'kv_heads': far pairs: 3 is not a multiple of 2"),
+        ("far:2", "axis 'kv_heads': far:2 pairs: 3 is not a multiple of 2"),
         (((0, 2), (1, 3), (4,)), "in no group: [5]"),
         # Two of the merged keys' new heads and two of the other's, but not next to each other.
         (

@@ -1,4 +1,4 @@
-"""The README's examples run, from top to bottom, as one program; then the commands on the checkpoint that they made."""
+"""The README's examples run, each by itself; then the commands on the checkpoint that one of them made."""
 
 import re
 import shlex
@@ -16,11 +16,12 @@ def test_the_examples_run(capsys, tmp_path, monkeypatch):
     text = README.read_text()
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     assert len(blocks) >= 2
-    names: dict = {"__name__": "readme"}
     for block in blocks:
         line = text[: block.start(1)].count("\n")
         with runs.quick():
-            exec(compile("\n" * line + block[1], README, "exec"), names)  # errors point into the README
+            exec(
+                compile("\n" * line + block[1], README, "exec"), {"__name__": "readme"}
+            )  # errors point into the README
     assert "KL(a || b)" in capsys.readouterr().out
     commands = [
         c for line in re.findall(r"^    (jaxgrow .*)$", text, re.MULTILINE) for c in line.split("#")[0].split("&&")

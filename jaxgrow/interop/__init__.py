@@ -1,5 +1,6 @@
 """Checkpoints of Hugging Face and Orbax: read, transformed and written, tensor by tensor, without PyTorch."""
 
+from jaxgrow.interop.changed import Cast, Noisy
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.interop.files import CheckpointError
@@ -8,11 +9,13 @@ from jaxgrow.interop.transform import load, open_checkpoint, save, transform, wr
 
 __all__ = [
     "FAMILIES",
+    "Cast",
     "CheckpointError",
     "Family",
     "Grown",
     "Interpolated",
     "Loaded",
+    "Noisy",
     "Source",
     "Stored",
     "load",

@@ -1,4 +1,4 @@
-"""BERT's and RoBERTa's names, which differ in the head. PyTorch's kernels lie output first."""
+"""BERT's and RoBERTa's names (XLM-R's are the same), which differ in the head. PyTorch's kernels lie output first."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ _FIELDS = {
 }
 _ABSENT = {"max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}
 _SETTINGS = {
-    "hidden_act": ("gelu",),
+    "hidden_act": ("gelu", "gelu_python"),
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
     "add_cross_attention": (False,),
@@ -96,9 +96,7 @@ BertForMaskedLM = Family(
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
 )
 
-RobertaForMaskedLM = Family(
-    architecture="RobertaForMaskedLM",
-    model_type="roberta",
+_ROBERTA: dict[str, Any] = dict(
     config=BERTConfig,
     fields=_FIELDS,
     names=_names("roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # type: ignore[arg-type]
@@ -108,3 +106,5 @@ RobertaForMaskedLM = Family(
     settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position
     ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
 )
+RobertaForMaskedLM = Family(architecture="RobertaForMaskedLM", model_type="roberta", **_ROBERTA)
+XLMRobertaForMaskedLM = Family(architecture="XLMRobertaForMaskedLM", model_type="xlm-roberta", **_ROBERTA)

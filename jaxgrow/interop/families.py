@@ -1,9 +1,9 @@
 """The architectures that are read and written."""
 
-from jaxgrow.interop.bert import BertForMaskedLM, RobertaForMaskedLM
+from jaxgrow.interop.bert import BertForMaskedLM, RobertaForMaskedLM, XLMRobertaForMaskedLM
 from jaxgrow.interop.family import Family
 from jaxgrow.interop.gpt2 import GPT2LMHeadModel
-from jaxgrow.interop.llama import LlamaForCausalLM, Qwen2ForCausalLM
+from jaxgrow.interop.llama import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -15,9 +15,11 @@ FAMILIES: dict[str, Family] = {
     for family in (
         BertForMaskedLM,
         RobertaForMaskedLM,
+        XLMRobertaForMaskedLM,
         GPT2LMHeadModel,
         LlamaForCausalLM,
         Qwen2ForCausalLM,
+        MistralForCausalLM,
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from einops import rearrange
@@ -110,6 +110,9 @@ class Family:
     absent: Mapping[str, Any] = field(default_factory=dict)
     # What the tensors of the model without its head are named without, in checkpoints that were saved so.
     prefix: str = ""
+    # Of how many units a head is: embed / heads, and nothing else; any number, but `transformers` loads no embed that the heads
+    # do not divide; any number.
+    heads: Literal["divide embed", "must divide embed", "free"] = "divide embed"
 
     def current(self, name: str) -> str:
         """The name of a tensor today, whatever it was in the file."""
@@ -169,12 +172,29 @@ class Family:
             wrong.append(f"{key} is {value}, no size")
         return value
 
+    def _storable(self, config: Config) -> None:
+        """
+        Raises:
+          ValueError: heads of a size that this architecture does not have.
+        """
+        embed, heads, size = config.embed, config.heads, config.head_dim
+        if self.heads == "divide embed" and embed != heads * size:
+            fits = f"heads={embed // size} fits, or " if embed % size == 0 else ""
+            wrong = f"{self.architecture} has no setting for head_dim {size} (it would be {embed / heads:g})"
+        elif self.heads == "must divide embed" and embed % heads:
+            wrong = f"transformers loads no {self.architecture} whose {heads} heads do not divide its {embed} units"
+            fits = f"embed={embed // heads * heads} or embed={-(-embed // heads) * heads} fits, or "
+        else:
+            return
+        raise ValueError(f"{wrong}; {fits}--to orbax writes any model")
+
     def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The ``config.json`` of a config: the one that is given, with what differs changed.
 
         Raises:
           ValueError: the config is none that this architecture has.
         """
+        self._storable(config)
         out = {key: allowed[0] for key, allowed in self.settings.items()} if like is None else dict(like)
         out |= {"architectures": [self.architecture], "model_type": self.model_type}
         out |= {key: getattr(config, name) for key, name in self.fields.items()}

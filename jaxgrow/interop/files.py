@@ -12,7 +12,10 @@ from typing import Any
 LARGEST_JSON = 100 << 20  # bytes: as much as safetensors allows a header
 LARGEST_EXTRA = 100 << 20  # bytes of a file that is carried over with a checkpoint: a tokenizer's is a few MB
 RECORD = "jaxgrow.json"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf", ".onnx", ".npz", ".index.json")
+_WEIGHTS = (  # of any framework, and what lies beside them
+    *(".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".keras", ".msgpack", ".npz", ".ot", ".pdparams"),
+    *(".gguf", ".ggml", ".onnx", ".onnx_data", ".onnx.data", ".tflite", ".mlmodel", ".pb", ".index.json"),
+)
 
 
 class CheckpointError(ValueError):
@@ -77,7 +80,7 @@ def extras(folder: Path) -> list[Path]:
     """
     found = []
     for file in sorted(folder.iterdir()):
-        own = file.name in (RECORD, "config.json") or file.name.startswith(".") or file.name.endswith(_WEIGHTS)
+        own = file.name in (RECORD, "config.json") or file.name.startswith(".") or file.name.lower().endswith(_WEIGHTS)
         if not own and file.is_file() and file.stat().st_size <= LARGEST_EXTRA:
             found.append(inside(folder, file.name))
     return found

@@ -47,7 +47,7 @@ GPT2LMHeadModel = Family(
     },
     names=_names,  # type: ignore[arg-type]
     settings={
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"),  # the same formula
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "reorder_and_upcast_attn": (False, True),  # how it is computed, not what

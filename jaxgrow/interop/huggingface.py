@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
@@ -48,6 +48,7 @@ class HuggingFace(Checkpoint):
         }
         self._bare = bool(self.family.prefix) and not any(n.startswith(self.family.prefix) for n in self.tensors)
         self._check()
+        self._check_tied()
         self.leaves = {}
         for path, (names, shape) in self._born.items():
             dtype = common(t.dtype for t in self._tensors(self.names[path]))
@@ -119,11 +120,31 @@ class HuggingFace(Checkpoint):
 
     def _ignored(self) -> list[str]:
         """Patterns of tensors that may be there: those that hold nothing, and the head of a model that is tied."""
-        out = list(self.family.ignored)
-        if any(f.name == "tied" for f in fields(self.config)):
-            untied: Any = {"tied": False}
-            out += [s.name for s in self.family.names(replace(self.config, **untied)).values()]
-        return out
+        return [*self.family.ignored, *(s.name for s in self._untied().values())]
+
+    def _untied(self) -> dict[str, Stored]:
+        """Where the leaves of a tied model would lie if it were not; of others, nothing."""
+        if not getattr(self.config, "tied", False):
+            return {}
+        untied: Any = {"tied": False}
+        return self.family.names(replace(self.config, **untied))
+
+    def _check_tied(self) -> None:
+        """
+        Raises:
+          CheckpointError: a tied head is stored, too, and is another one. (transformers 4 reads over it, 5 unties it.)
+        """
+        same = {"head_kernel": "token_embedding"}
+        for path, stored in self._untied().items():
+            mine = self.names[same.get(path, path)]
+            if stored.name == mine.name or self._name(stored.name, None) not in self.tensors:
+                continue
+            head, tied = self.tensor(stored, None), self.tensor(mine, None)
+            if not head.equals(tied):
+                raise CheckpointError(
+                    f"{self.folder}: config.json ties {head.name} to {tied.name}, but both are stored, and they differ; set "
+                    f'"tie_word_embeddings" to false in it to keep the head, or take {head.name} out of {head.file.name}'
+                )
 
 
 def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
@@ -132,9 +153,20 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
       CheckpointError: the architecture is not supported.
     """
     named = foreign.get("architectures")
-    if isinstance(named, list) and len(named) == 1 and named[0] in FAMILIES:
-        return FAMILIES[named[0]]
-    raise CheckpointError(f"{file}: architectures is {named!r}; supported: {', '.join(FAMILIES)}")
+    architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
+    if isinstance(architecture, str) and architecture in FAMILIES:
+        return FAMILIES[architecture]
+    alike = [family for family in FAMILIES.values() if family.model_type == foreign.get("model_type")]
+    way_out = ""
+    for family in alike[:1]:
+        bare = isinstance(architecture, str) and architecture.endswith("Model")
+        tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
+        way_out = f", {'a model without its head' if bare else 'another head'}; "
+        if bare and family.prefix and tied is True:  # there is nothing in the head
+            way_out += f'write ["{family.architecture}"] there: the head is the table of tokens'
+        else:
+            way_out += f"load it as {family.architecture} in transformers, and save that"
+    raise CheckpointError(f"{file}: architectures is {named!r}{way_out}; supported: {', '.join(FAMILIES)}")
 
 
 def family_for(config: Config, foreign: Mapping[str, Any] | None) -> tuple[Family, dict[str, Any]]:

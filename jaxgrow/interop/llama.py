@@ -1,6 +1,6 @@
-"""The names of Llama and Qwen2, whose kernels lie output first, each in a tensor of its own."""
+"""The names of Llama, Qwen2 and Mistral, whose kernels lie output first, each in a tensor of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
@@ -33,8 +33,11 @@ def _names(config: LlamaConfig) -> dict[str, Stored]:
     return names
 
 
-def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions lie at the top (``rope_theta``, ``rope_scaling``) or, since transformers 5, in ``rope_parameters``."""
+def _inferred(theirs: Mapping[str, Any], key_heads: int | None = None) -> dict[str, Any]:
+    """Rotary positions lie at the top (``rope_theta``, ``rope_scaling``) or, since transformers 5, in ``rope_parameters``.
+
+    ``key_heads``: what it means to leave them out, if not those of the queries.
+    """
     heads = theirs["num_attention_heads"]
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -42,7 +45,7 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"config.json: rope_type is {kind!r}, but only 'default' and 'llama3' can be read")
     ours = {
         "head_dim": theirs.get("head_dim") or theirs["hidden_size"] // heads,
-        "kv_heads": theirs.get("num_key_value_heads") or heads,
+        "kv_heads": theirs.get("num_key_value_heads", key_heads) or heads,
         "rope_theta": float(rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0),
     }
     if kind == "llama3":
@@ -62,9 +65,7 @@ def _derived(config: LlamaConfig) -> dict[str, Any]:
         "high_freq_factor": config.rope_high,
         "original_max_position_embeddings": config.rope_context,
     }
-    layers = {"layer_types": ["full_attention"] * config.layers} if config.qkv_bias else {}
     return {
-        **layers,
         "head_dim": config.head_dim,
         "num_key_value_heads": config.kv_heads,
         "rope_theta": config.rope_theta,
@@ -72,8 +73,33 @@ def _derived(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+def _no_window(window: int | None, theirs: Mapping[str, Any], positions: int) -> None:
+    """
+    Raises:
+      ValueError: layers attend to fewer tokens than a sequence may have.
+    """
+    length = theirs.get("max_position_embeddings") or positions
+    if window is not None and window < length:
+        raise ValueError(
+            f"sliding_window is {window}, less than the {length} positions: such windows are not computed here"
+        )
+
+
+def _qwen2(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    upper = theirs["num_hidden_layers"] - theirs.get("max_window_layers", 28)
+    types = theirs.get("layer_types") or ["sliding_attention"] * upper
+    if theirs.get("use_sliding_window") and "sliding_attention" in types:
+        _no_window(theirs.get("sliding_window", 4096), theirs, 32768)
+    return _inferred(theirs) | {"qkv_bias": True}
+
+
+def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    _no_window(theirs.get("sliding_window", 4096), theirs, 131072)
+    return _inferred(theirs, key_heads=8)
+
+
 def _family(
-    architecture: str, model_type: str, qkv_bias: bool, context: int, settings: Mapping[str, tuple[Any, ...]]
+    architecture: str, model_type: str, context: int, derived: Callable[[Any], dict[str, Any]], **more: Any
 ) -> Family:
     return Family(
         architecture=architecture,
@@ -91,13 +117,40 @@ def _family(
         },
         names=_names,  # type: ignore[arg-type]
         absent={"max_position_embeddings": context, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
-        settings={"hidden_act": ("silu",), **settings},
-        inferred=lambda theirs: _inferred(theirs) | {"qkv_bias": qkv_bias},
-        derived=_derived,  # type: ignore[arg-type]
+        derived=lambda config: _derived(config) | derived(config),  # type: ignore[arg-type]
         ignored=("*.rotary_emb.inv_freq",),
         prefix="model.",
+        **more,
     )
 
 
-LlamaForCausalLM = _family("LlamaForCausalLM", "llama", False, 2048, {"attention_bias": (False,), "mlp_bias": (False,)})
-Qwen2ForCausalLM = _family("Qwen2ForCausalLM", "qwen2", True, 32768, {"use_sliding_window": (False,)})
+_SILU = ("silu", "swish")
+
+LlamaForCausalLM = _family(
+    "LlamaForCausalLM",
+    "llama",
+    2048,
+    lambda config: {},
+    settings={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
+    inferred=_inferred,
+    heads="must divide embed",
+)
+Qwen2ForCausalLM = _family(
+    "Qwen2ForCausalLM",
+    "qwen2",
+    32768,
+    # No window, of however many layers.
+    lambda config: {"layer_types": ["full_attention"] * config.layers, "use_sliding_window": False},
+    settings={"hidden_act": _SILU},
+    inferred=_qwen2,
+    heads="free",
+)
+MistralForCausalLM = _family(
+    "MistralForCausalLM",
+    "mistral",
+    131072,
+    lambda config: {"sliding_window": None},
+    settings={"hidden_act": _SILU},
+    inferred=_mistral,
+    heads="free",
+)

@@ -68,6 +68,14 @@ class Tensor:
             file.seek(self.begin + max(0, self.size - size))
             return first + file.read(min(size, self.size))
 
+    def equals(self, other: "Tensor") -> bool:
+        """Whether the other one has its dtype, its shape and its bytes."""
+        if (self.stored, self.shape) != (other.stored, other.shape):
+            return False
+        with self._at() as one, other._at() as two:
+            chunks = (min(_CHUNK, self.size - begin) for begin in range(0, self.size, _CHUNK))
+            return all(one.read(size) == two.read(size) for size in chunks)
+
     def copy(self, out: BinaryIO) -> None:
         """Writes its bytes."""
         buffer = memoryview(bytearray(min(_CHUNK, self.size)))

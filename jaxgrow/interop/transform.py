@@ -10,7 +10,7 @@ from tqdm import tqdm
 from jaxgrow import __version__
 from jaxgrow.axes import Tree
 from jaxgrow.interop import huggingface
-from jaxgrow.interop.files import RECORD, CheckpointError, appearing, copy, extras, write_json
+from jaxgrow.interop.files import RECORD, CheckpointError, appearing, copy, extras, inside, read_json, write_json
 from jaxgrow.interop.huggingface import HuggingFace
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.interop.source import Checkpoint, Grown, Loaded, Source
@@ -26,7 +26,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     Raises:
       CheckpointError: there is none, or it is damaged or not supported.
     """
-    folder = Path(folder).expanduser()
+    folder = _snapshot(Path(folder).expanduser())
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; models are not downloaded, only read from disk")
     ours = (folder / RECORD).is_file() and (folder / "params").is_dir()
@@ -35,6 +35,25 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
         return Orbax(folder)
     return HuggingFace(folder)
+
+
+def _snapshot(folder: Path) -> Path:
+    """Where a model lies in Hugging Face's cache: of ``models--org--name``, the revision that was fetched last as ``main``.
+
+    Raises:
+      CheckpointError: there are several, and none is ``main``.
+    """
+    if not folder.name.startswith("models--") or not (folder / "snapshots").is_dir():
+        return folder
+    main, found = folder / "refs" / "main", sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir())
+    if main.is_file():
+        found = [f for f in found if f.name == main.read_text(errors="replace").strip()] or found
+    if len(found) != 1:
+        names = ", ".join(f.name for f in found) or "none"
+        raise CheckpointError(
+            f"{folder}: name one of its snapshots, as {folder.name}/snapshots/HASH; there are {names}"
+        )
+    return found[0]
 
 
 def load(folder: str | Path) -> tuple[Config, Tree]:
@@ -101,6 +120,7 @@ def write(
     overwrite: bool = False,
     shard: int = SHARD,
     progress: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Writes a model as a folder, which appears whole or not at all; returns the bytes of its parameters.
 
@@ -109,6 +129,7 @@ def write(
       roots: the checkpoints that it was made of. The first one says the kind, if ``to`` does not, and has the
         ``config.json`` and the other files that are carried over.
       shard: bytes of a safetensors file, at most.
+      dry_run: writes nothing; what is wrong with the model is told all the same.
 
     Raises:
       CheckpointError: the folder exists, or the architecture has no such model.
@@ -117,13 +138,19 @@ def write(
     kind = to or ("hf" if isinstance(root, HuggingFace) else "orbax")
     foreign = root.foreign if root else None
     carried = extras(root.folder) if root and foreign is not None else []
-    about: dict[str, Any] = {"version": __version__, **record, "sources": [r.fingerprint() for r in roots]}
-    about["config"] = source.config.as_json()
     size = sum(leaf.size for leaf in source.leaves.values())
     family = None
     if kind == "hf":
         family, foreign = huggingface.family_for(source.config, foreign)
-    elif foreign is not None:
+    if foreign is not None and root is not None:
+        foreign = _in_dtype(foreign, source, root)
+    if dry_run:
+        return size
+    about: dict[str, Any] = {"version": __version__, **record, "sources": [r.fingerprint() for r in roots]}
+    about["config"] = source.config.as_json()
+    if history := _history(roots):
+        about["history"] = history
+    if kind != "hf" and foreign is not None:
         about["huggingface"] = foreign  # for the way back
     with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
         free = shutil.disk_usage(part).free
@@ -142,3 +169,29 @@ def write(
             copy(file, part / file.name)
         write_json(part / RECORD, about)
     return size
+
+
+def _in_dtype(foreign: dict[str, Any], source: Source, root: Source) -> dict[str, Any]:
+    """A ``config.json`` that says the dtype of the parameters, if it says one and they have another than they had."""
+    now, before = ({leaf.dtype.name for leaf in model.leaves.values()} for model in (source, root))
+    keys = {"dtype", "torch_dtype"} & foreign.keys()
+    return {**foreign, **dict.fromkeys(keys, *now)} if len(now) == 1 and now != before else foreign
+
+
+def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+    """What was done to the sources before, oldest first; ``made`` is the fingerprint of what came out.
+
+    Raises:
+      CheckpointError: their ``jaxgrow.json`` is no JSON.
+    """
+    out: list[dict[str, Any]] = []
+    for root in roots:
+        if not (root.folder / RECORD).is_file():
+            continue
+        record = read_json(inside(root.folder, RECORD))
+        earlier = record.get("history")
+        last = {k: v for k, v in record.items() if k not in ("history", "config", "huggingface")}
+        for step in [*(earlier if isinstance(earlier, list) else []), {**last, "made": root.fingerprint()}]:
+            if step not in out:
+                out.append(step)
+    return out

@@ -71,7 +71,8 @@ def _family(architecture: str, model_type: str, distillation: str, heads: Mappin
         },
         names=partial(_names, model_type, heads),  # type: ignore[arg-type]
         absent={"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12},
-        settings={"hidden_act": ("gelu",), "qkv_bias": (True,)},
+        settings={"hidden_act": ("gelu", "gelu_python"), "qkv_bias": (True,)},
+        ignored=(f"{model_type}.pooler.*",),
         inferred=_inferred(distillation),
         derived=_derived,  # type: ignore[arg-type]
     )

@@ -20,7 +20,7 @@ from jaxgrow.operators.depth import (
     solar,
     stack,
 )
-from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far
+from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import aki, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
 
@@ -40,6 +40,7 @@ __all__ = [
     "fpi",
     "g_stack",
     "g_stack_tokens",
+    "group_size",
     "hypercloning",
     "interleave",
     "lemon",

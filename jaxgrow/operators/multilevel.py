@@ -1,14 +1,16 @@
 """Coalescing and de-coalescing (Zou et al., ICLR 2024): down to a smaller model by groups of units, and back."""
 
+import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from jaxgrow.maps import AxisMap, Rows, blocks, select, swap
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes
 
-Groups: TypeAlias = Sequence[Sequence[int]] | Literal["far", "adjacent"]
+# A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many.
+Groups: TypeAlias = Sequence[Sequence[int]] | str
 
 
 def far(old: int, new: int) -> tuple[tuple[int, ...], ...]:
@@ -24,7 +26,13 @@ def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
 
 
 def decoalesce(
-    sizes: Sizes, *, heads: Groups | None = None, mlp: Groups | None = None, layers: Groups | None = None
+    sizes: Sizes,
+    *,
+    heads: Groups | None = None,
+    kv_heads: Groups | None = None,
+    embed: Groups | None = None,
+    mlp: Groups | None = None,
+    layers: Groups | None = None,
 ) -> dict[str, AxisMap]:
     """From the coalesced model back to one of ``sizes``: copies outputs, divides inputs by the group size.
 
@@ -33,56 +41,83 @@ def decoalesce(
 
     Args:
       sizes: of the *large* model.
-      heads: groups of heads that are one head in the small model: any partition, e.g. ``((0, 2), (1, 3))``, or ``"far"``
-        or ``"adjacent"`` for pairs. The residual stream follows, in as many equal blocks. Where queries share keys, pairs
-        are of key heads, unless there is only one, and their query heads follow by their place; of a partition of the query
-        heads, those key heads are merged whose query heads are. (Our extension: the paper has no grouped queries.)
-      mlp: groups of MLP units; if left out they follow the heads, in as many equal blocks, as in the published mapper.
+      heads: groups of heads that are one head in the small model: any partition, e.g. ``((0, 2), (1, 3))``, or ``"far"`` or
+        ``"adjacent"`` for pairs, or threes or fives where heads make no pairs; ``"far:4"`` for groups of four. Where queries
+        share keys, names are of key heads, unless there is only one, and their query heads follow by their place; of a
+        partition of the query heads, those key heads are merged whose query heads are. (Our extension: the paper has no
+        grouped queries.)
+      kv_heads: groups of key heads, if not those that follow from ``heads``; alone, the query heads follow by their place.
+      embed: groups of the units of the residual stream; if left out they follow the heads, in as many equal blocks.
+      mlp: groups of MLP units; if left out they follow the heads, too, as in the published mapper. Units that are no multiple
+        of the heads follow as ``"far"`` groups of the size that all groups of heads have.
       layers: groups of layers.
 
     Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function if ``layers`` is left
-    out and the groups of heads are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
+    out and the groups of ``embed`` are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
     never does.
 
     Raises:
       ValueError: groups that are no partition of the axis, or whose query heads do not share the merged keys alike.
     """
-    growth = {}
-    if heads is not None:
-        growth |= _heads(sizes, heads)
-        by_head = growth[HEADS]
-        growth["embed"] = blocks(by_head, _per_head(sizes, "embed"))
-        if mlp is None:
-            growth["mlp"] = blocks(by_head, _per_head(sizes, "mlp"))
-    if mlp is not None:
-        growth["mlp"] = _partition("mlp", sizes["mlp"], mlp)
+    given = {"embed": embed, "mlp": mlp}
+    growth = _heads(sizes, heads, kv_heads) if heads is not None or kv_heads is not None else {}
+    for axis, groups in given.items():
+        if groups is not None:
+            growth[axis] = _partition(axis, sizes[axis], groups)
+        elif HEADS in growth:
+            growth[axis] = _following(axis, sizes, growth[HEADS])
     if layers is not None:
         growth["layers"] = _partition("layers", sizes["layers"], layers)
     return growth
 
 
-def coalesce(
-    sizes: Sizes, *, heads: Groups | None = None, mlp: Groups | None = None, layers: Groups | None = None
-) -> dict[str, AxisMap]:
+def coalesce(sizes: Sizes, **groups: Groups | None) -> dict[str, AxisMap]:
     """From a model of ``sizes`` to a smaller one: mean over merged outputs, sum over merged inputs, mean over layers.
 
     ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments, same errors. Zou et al.,
     ICLR 2024, Eq. 1 and 2.
     """
-    return swap(decoalesce(sizes, heads=heads, mlp=mlp, layers=layers))
+    return swap(decoalesce(sizes, **groups))
 
 
-def _heads(sizes: Sizes, groups: Groups) -> dict[str, AxisMap]:
+def group_size(groups: str, size: int | None = None) -> int:
+    """How many units each group has by its name; ``"far"`` of ``size`` heads that do not pair: 3 or 5, if that divides them.
+
+    Raises:
+      ValueError: there are no such groups.
+    """
+    found = re.fullmatch("(?:far|adjacent)(?::([1-9][0-9]*))?", groups)
+    if not found:
+        raise ValueError(f"groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not {groups!r}")
+    if found[1]:
+        return int(found[1])
+    return next((g for g in (2, 3, 5) if size and size % g == 0), 2)
+
+
+def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[str, AxisMap]:
     """The maps of the query heads, and of the key heads, if the model has such an axis."""
     old, keys = sizes[HEADS], sizes.get(KV_HEADS)
     if keys is None:
-        return {HEADS: _partition(HEADS, old, groups)}
-    if isinstance(groups, str) and keys > 1:
-        by_key = _partition(KV_HEADS, keys, groups)
+        if heads is None or kv_heads is not None:
+            raise ValueError("axis 'kv_heads': the model has no such axis; give the groups of 'heads'")
+        return {HEADS: _partition(HEADS, old, heads)}
+    if isinstance(heads, str) and kv_heads is None and keys > 1:
+        heads, kv_heads = None, heads
+    by_key = None if kv_heads is None else _partition(KV_HEADS, keys, kv_heads)
+    if heads is None:
+        assert by_key is not None
         return {HEADS: blocks(by_key, old // keys), KV_HEADS: by_key}
-    by_head = _partition(HEADS, old, groups)
-    assert isinstance(by_head.write, Rows)
-    return {HEADS: by_head, KV_HEADS: _merged_keys(by_head.write.index[:, 0], by_head.old, keys)}
+    by_head = _partition(HEADS, old, heads)
+    of = _of(by_head)
+    if by_key is None:
+        return {HEADS: by_head, KV_HEADS: _merged_keys(of, by_head.old, keys)}
+    reads = _of(by_key)[np.arange(old) * keys // old]  # the new key head that an old query head should read
+    if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
+        raise ValueError(
+            f"axis 'kv_heads': the {by_head.old} new query heads would not read, of {by_key.old} new key heads, what their old "
+            "ones read; leave out the groups of 'kv_heads', which then follow"
+        )
+    return {HEADS: by_head, KV_HEADS: by_key}
 
 
 def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
@@ -104,13 +139,36 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
     return select([int(np.flatnonzero(order == p)[0]) for p in part], len(parts))
 
 
+def _following(axis: str, sizes: Sizes, by_head: AxisMap) -> AxisMap:
+    """The map of an axis whose units go with the heads."""
+    size, heads = sizes[axis], by_head.new
+    if size % heads == 0:
+        return blocks(by_head, size // heads)
+    found = sorted({int(n) for n in np.bincount(_of(by_head))})
+    if len(found) > 1 or size % found[0]:
+        as_heads = f"groups of {' and '.join(map(str, found))}, as the heads do"
+        _divides(
+            f"axis {axis!r} follows the heads in equal blocks", size, heads, f"nor {as_heads}; name its groups, too"
+        )
+    return _partition(axis, size, f"far:{found[0]}")
+
+
+def _of(m: AxisMap) -> np.ndarray:
+    """The group of every unit."""
+    assert isinstance(m.write, Rows)
+    return m.write.index[:, 0]
+
+
 def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
     """The map of de-coalescing: unit ``j`` of the large axis copies the group that it is in."""
     if isinstance(groups, str):
-        if groups not in ("far", "adjacent"):
-            raise ValueError(f"axis {axis!r}: groups are 'far', 'adjacent' or a partition, not {groups!r}")
-        _divides(f"axis {axis!r}: {groups} pairs", size, 2, "groups of two need an even size; name the groups instead")
-        groups = (far if groups == "far" else adjacent)(size, size // 2)
+        try:
+            each = group_size(groups, size if axis in (HEADS, KV_HEADS) else None)
+        except ValueError as error:
+            raise ValueError(f"axis {axis!r}: {error}") from None
+        what = f"{groups} pairs" if each == 2 else f"{groups.partition(':')[0]} groups of {each}"
+        _divides(f"axis {axis!r}: {what}", size, each, f"name the groups instead, or their size: far:{_least(size)}")
+        groups = (far if groups.startswith("far") else adjacent)(size, size // each)
     count = np.zeros(size, int)
     of = np.zeros(size, int)
     outside = sorted({j for g in groups for j in g if not 0 <= j < size})
@@ -137,11 +195,9 @@ def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
     return select(of, len(groups))
 
 
-def _per_head(sizes: Sizes, axis: str) -> int:
-    _divides(
-        f"axis {axis!r} follows the heads in equal blocks", sizes[axis], sizes["heads"], "give its groups yourself"
-    )
-    return sizes[axis] // sizes["heads"]
+def _least(size: int) -> int:
+    """The smallest divisor above 1."""
+    return next((d for d in range(2, size + 1) if size % d == 0), 1)
 
 
 def _divides(what: str, size: int, by: int, way_out: str = "name the groups instead") -> None:

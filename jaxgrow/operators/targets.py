@@ -51,7 +51,9 @@ def multiples(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -
     """
     found = grown(operator, axes, sizes, target)
     wrong = [
-        f"axis {a!r}: {operator} needs a multiple of {old}, not {new}" for a, (old, new) in found.items() if new % old
+        f"axis {a!r}: {operator} needs a multiple of {old}, not {new}: {a}={-(-new // old) * old}, say"
+        for a, (old, new) in found.items()
+        if new % old
     ]
     if wrong:
         raise ValueError("\n  ".join(wrong))
@@ -87,11 +89,10 @@ def _grouped(
 ) -> tuple[np.ndarray, np.ndarray]:
     (old, new), (old_kv, new_kv) = heads, kv_heads
     group = old // old_kv
-    ratio = f"{new // group} key heads keep {group} queries to each" if new % group == 0 else f"{old_kv} are there now"
+    keep = f"kv_heads={new // group} keeps {group} queries to each"
+    ratio = keep if new % group == 0 else f"{old_kv} are there now"
     if new % new_kv:
-        raise ValueError(
-            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key heads; name 'kv_heads', too: {ratio}"
-        )
+        raise ValueError(f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key heads; {ratio}")
     share = new // new_kv
     if share >= group:
         kv = choose(old_kv, new_kv)

@@ -41,16 +41,22 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     Keeps the function but for norms: exact only if every unit of ``embed`` is copied equally often, which random copies
     are not; ask `preserves_function`.
     """
+    return _copied("fpi", sizes, target, seed)
+
+
+def net2net(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+    """`fpi`, by the name of the paper that it came from (Chen et al., ICLR 2016)."""
+    return _copied("net2net", sizes, target, seed)
+
+
+def _copied(operator: str, sizes: Sizes, target: Sizes, seed: int) -> Growth:
     rng = np.random.default_rng(seed)
 
     def choose(old: int, new: int) -> np.ndarray:
         return np.concatenate([np.arange(old), rng.integers(0, old, new - old)])
 
-    index = sources("fpi", sizes, grown("fpi", width(sizes), sizes, target), choose)
+    index = sources(operator, sizes, grown(operator, width(sizes), sizes, target), choose)
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
-
-
-net2net = fpi
 
 
 def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:

@@ -1,0 +1,103 @@
+"""What the command ``jaxgrow`` may be told."""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxgrow import __version__, keeps, operators
+from jaxgrow.interop.safetensors import SHARD
+
+TITLE = "Checkpoints on disk: grown, coalesced, de-coalesced, interpolated, compared and converted."
+AXES = ("layers", "embed", "heads", "kv_heads", "mlp")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
+    """Of the commands by their names; ``run`` of what it parses is that of the command."""
+    parser = argparse.ArgumentParser(prog="jaxgrow", description=TITLE)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, help: str, *folders: str, writes: bool = True, **more: Any) -> argparse.ArgumentParser:
+        p = commands.add_parser(name, help=help, description=help, **more)
+        for folder in folders:
+            p.add_argument(folder.lower(), metavar=folder, type=Path)
+        if writes:
+            p.add_argument("dst", metavar="DST", type=Path, help="a folder to be made")
+            p.add_argument("--to", choices=["hf", "orbax"], help="the kind of DST (default: that of the source)")
+            p.add_argument("--dtype", choices=DTYPES, help="of the numbers in DST (default: those of the source)")
+            p.add_argument(
+                "--shard-size", type=_bytes, default=SHARD, metavar="N", help="of a file, at most: 500MB, 5GB"
+            )
+            p.add_argument("--overwrite", action="store_true", help="replace a checkpoint in DST, at the end")
+            p.add_argument("--dry-run", action="store_true", help="say what DST would be, and write nothing")
+        p.add_argument("--json", action="store_true", help="say it as JSON")
+        p.set_defaults(run=runs[name], command=name)
+        return p
+
+    command(
+        "inspect", "show a model: its config, and every leaf with shape, axes, dtype and place", "PATH", writes=False
+    )
+    for name, help in (
+        ("coalesce", "make a model smaller: groups of heads, units and layers become one"),
+        ("decoalesce", "make a coalesced model large again; groups are those of the large model"),
+    ):
+        p = command(name, help, "SRC")
+        form = "'far', 'adjacent' (pairs), 'far:3' (threes), or groups of old units: 0+2,1+3"
+        p.add_argument("--heads", type=_groups, help=f"{form}; key heads, residual stream and MLP units follow")
+        p.add_argument("--kv-heads", type=_groups, help="groups of key heads; without --heads, these follow")
+        p.add_argument("--embed", type=_groups, help="of the residual stream's units, if not as the heads")
+        p.add_argument("--mlp", type=_groups, help="of the MLP's units, if not as the heads")
+        p.add_argument("--layers", type=_groups, help="groups of layers")
+        p.add_argument(
+            "--tied", choices=["norm", "paper"], default="norm", help="what takes the factor of a tied head (README)"
+        )
+    p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
+    p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
+    p = command(
+        "grow",
+        "make a model larger by a published method",
+        "SRC",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_methods(),
+    )
+    p.add_argument("--method", choices=sorted(keeps.METHODS), required=True)
+    for axis in AXES:
+        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
+    p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
+    p.add_argument(
+        "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
+    )
+    p = command("report", "what B keeps of A's function, and by how much not", "A", "B", writes=False)
+    p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
+    command("convert", "write a model as another kind of folder, in another dtype or other files", "SRC")
+    return parser
+
+
+def _methods() -> str:
+    """A table for people to read."""
+    rows = [("METHOD", "GROWS", "KEEPS THE FUNCTION"), *((name, *about) for name, about in keeps.METHODS.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _groups(text: str) -> operators.Groups:
+    if text.startswith(("far", "adjacent")):
+        return text
+    try:
+        return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not 'far', 'adjacent', 'far:3' or groups like 0+2,1+3: a comma between new units, a plus between "
+            "old ones"
+        ) from None
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch("([0-9]{1,6})(KB|MB|GB|TB)", text.upper())
+    size = int(found[1]) * 1000 ** (1 + ["KB", "MB", "GB", "TB"].index(found[2])) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size of a file, as 500MB or 5GB")
+    return size

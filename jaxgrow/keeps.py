@@ -1,0 +1,78 @@
+"""What each method of growth takes, and what it keeps of a model's function: for help, and for those who are about to grow."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from jaxgrow import operators
+from jaxgrow.axes import Names, axis, reads
+from jaxgrow.interop.source import Leaf
+from jaxgrow.maps import Growth, Matrix, Rows, Rules, preserves_function, terms
+from jaxgrow.models import Config
+
+_WIDTH = "embed, heads, kv-heads, mlp"
+# Of each method: the axes that it takes, and whether it keeps the function of a model whose norms come first.
+METHODS = {
+    "stack": ("layers", "no"),
+    "interleave": ("layers", "no"),
+    "g_stack": ("layers, a whole number of times", "no"),
+    "mslt": ("layers, at most twice", "no"),
+    "midas": ("layers, by a block of which there is a whole number", "no"),
+    "lidas": ("layers, at most twice", "no"),
+    "solar": ("layers, to an even number", "no"),
+    "llama_pro": ("layers, at most twice", "yes, to the bit; not that of a BERT"),
+    "zero_pad": (_WIDTH, "heads and mlp: yes; embed: no"),
+    "fpi": (_WIDTH, "heads and mlp: yes; embed: no, up to its norms"),
+    "net2net": (_WIDTH, "as fpi"),
+    "aki": (f"layers, {_WIDTH}", "no"),
+    "hypercloning": (f"{_WIDTH}, a whole number of times", "yes"),
+    "staged": (f"{_WIDTH}: twice, all of them", "yes"),
+    "lemon": (_WIDTH, "yes; of a BERT, if embed grows a whole number of times"),
+    "sparkling": (_WIDTH, "no, but the size of activations"),
+}
+assert METHODS.keys() == (operators.DEPTH | operators.WIDTH).keys()
+
+
+def keeps(growth: Growth, config: Config, method: str = "") -> bool:
+    """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
+    if not isinstance(growth, Rules):
+        return preserves_function(growth)
+    return method == "staged" or (method in ("llama_pro", "lemon") and getattr(config, "norm", "pre") == "pre")
+
+
+def rounding(growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False) -> list[str]:
+    """What to tell of half precision about a growth that keeps the function, a line each.
+
+    ``grown``: the leaves as they are computed; ``made``: as they are stored; ``noise``: whether some was added.
+    """
+    narrower = _names(
+        made[path].dtype for path, leaf in grown.items() if made[path].dtype.itemsize < leaf.dtype.itemsize
+    )
+    half = {path: leaf for path, leaf in made.items() if leaf.dtype.itemsize < 4}
+    by_growth = _names(leaf.dtype for path, leaf in half.items() if noise or not _in_powers(growth, path, leaf.names))
+    way_out = "so that the function is kept approximately: `report` says how far; --dtype float32 keeps it"
+    if narrower:
+        return [f"{narrower} rounds every number, {way_out}"]
+    return [f"{by_growth} rounds what is multiplied by no power of two, {way_out}"] if by_growth else []
+
+
+def _names(dtypes: Iterable[np.dtype]) -> str:
+    return " and ".join(sorted({dtype.name for dtype in dtypes}))
+
+
+def _in_powers(growth: Growth, path: str, names: Names) -> bool:
+    """Whether all that a leaf is multiplied by is a power of two, and nothing is added."""
+    found = terms(growth, path, names)
+    return all(
+        _exact(m.read if reads(n) else m.write)
+        for term in found
+        for key, m in term.items()
+        for n in names
+        if axis(n) in key.split()
+    )
+
+
+def _exact(m: Matrix) -> bool:
+    weight = np.asarray(m.weight if isinstance(m, Rows) else m)
+    mantissa = np.frexp(np.abs(weight[weight != 0]))[0]
+    return bool((mantissa == 0.5).all()) and int((weight != 0).sum(1).max(initial=0)) <= 1
