@@ -14,6 +14,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.axes import Tree
 from jaxgrow.interop.files import RECORD, CheckpointError, read_json
+from jaxgrow.interop.huggingface import family_of
 from jaxgrow.interop.source import Checkpoint, Loaded, Source
 from jaxgrow.models import from_json
 
@@ -37,6 +38,10 @@ class Orbax(Loaded, Checkpoint):
         record = read_json(about)
         field = "config" if about.name == RECORD else "model"
         self.foreign = record.get("huggingface")  # ``config.json`` of where it came from
+        if self.foreign is not None:
+            if not isinstance(self.foreign, dict):
+                raise CheckpointError(f"{about}: huggingface is {self.foreign!r:.100}, no config.json")
+            family_of(self.foreign, about)
         try:
             config = from_json(record[field])
         except (KeyError, TypeError, ValueError) as error:

@@ -10,7 +10,8 @@ from tqdm import tqdm
 from jaxgrow import __version__
 from jaxgrow.axes import Tree
 from jaxgrow.interop import huggingface
-from jaxgrow.interop.files import RECORD, CheckpointError, appearing, copy, extras, write_json
+from jaxgrow.interop.files import RECORD, CheckpointError, extras, write_json
+from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import HuggingFace
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.interop.source import Checkpoint, Grown, Loaded, Source
@@ -118,7 +119,7 @@ def write(
     foreign = root.foreign if root else None
     carried = extras(root.folder) if root and foreign is not None else []
     about: dict[str, Any] = {"version": __version__, **record, "sources": [r.fingerprint() for r in roots]}
-    about["config"] = source.config.as_json()
+    about |= {"config": source.config.as_json(), "files": [file.name for file in carried]}
     size = sum(leaf.size for leaf in source.leaves.values())
     family = None
     if kind == "hf":
@@ -139,6 +140,6 @@ def write(
                 orbax.write(source, part)
                 bar.update(size)
         for file in carried:
-            copy(file, part / file.name)
+            shutil.copyfile(file, part / file.name)
         write_json(part / RECORD, about)
     return size
