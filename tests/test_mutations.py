@@ -1,10 +1,11 @@
-"""Damaged checkpoints and token files through the command: the result, or one message; never a traceback, a left-over, much memory."""
+"""Damaged files through the command: the result, or one message; never a traceback, a left-over or much memory."""
 
 import functools
 import json
 import os
 import random
-import re
+import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -193,27 +194,21 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
         if status == 2:
             assert said.err.startswith("error: "), seed
             assert len(said.err) < 20_000, seed
-            assert re.fullmatch(r"[\x20-\x7e\n]*", said.err), seed
+            assert all(c.isprintable() or c == "\n" for c in said.err), seed
             assert sorted(os.listdir(tmp_path)) == seen, seed
         else:
             _strict(tmp_path / "b")
             if command is replaced:
                 make_again()
             elif command is not compared:
-                _removed(tmp_path / "b")
+                shutil.rmtree(tmp_path / "b")
     assert {0, 2} == set(ended)  # it takes both
     assert peak() - before < MEMORY
 
 
 def _again(make, home: Path) -> None:
-    _removed(home / "a")
+    shutil.rmtree(home / "a")
     make(home / "a")
-
-
-def _removed(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)
 
 
 def _strict(folder: Path) -> None:
@@ -228,8 +223,6 @@ def _strict(folder: Path) -> None:
 
 def peak() -> int:
     """Of this process, in kB."""
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -260,7 +253,7 @@ def test_configs_of_values_that_are_none(tmp_path, capsys, values, message):
 @pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1e-6])
 @pytest.mark.parametrize("family", [GPT2Config, BERTConfig, LlamaConfig])
 def test_no_config_has_an_eps_that_is_none(family, eps):
-    with pytest.raises(ValueError, match="eps is .*, not a number from 0"):
+    with pytest.raises(ValueError, match=r"eps is .*, not a number from 0"):
         family(eps=eps)
 
 
@@ -273,8 +266,10 @@ def test_no_json_is_written_with_numbers_that_are_none(tmp_path, folder):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("layers", {}), ("layers", 4.0), ("layers", True), ("eps", {}), ("eps", "1"), ("dtype", {}), ("dtype", "int8")]
-    + [("tied", 1), ("tied", {}), ("family", {}), ("family", "T5"), ("vocabulary", 3), ("layers", [[]])],
+    [
+        *(("layers", {}), ("layers", 4.0), ("layers", True), ("layers", [[]]), ("vocabulary", 3), ("family", {})),
+        *(("eps", {}), ("eps", "1"), ("dtype", {}), ("dtype", "int8"), ("tied", 1), ("tied", {}), ("family", "T5")),
+    ],
 )
 def test_a_record_of_values_of_another_type(tmp_path, folder, capsys, field, value):
     with pytest.raises(ValueError, match=field if field != "family" else "no model family"):
@@ -313,12 +308,10 @@ def orbax_of(folder: Path, out: Path) -> None:
 
 
 def test_a_header_of_eight_tebibytes_takes_no_memory(tmp_path, folder, capsys):
-    np.save(tmp_path / "ids.npy", np.arange(10, dtype=np.uint16))
-    content = (tmp_path / "ids.npy").read_bytes()
-    for shape in (b"(8796093022208,)", b"(18446744073709551616,)"):
-        change = content.replace(b"(10,)" + b" " * (len(shape) - 5), shape)
-        assert len(change) == len(content)
-        (tmp_path / "ids.npy").write_bytes(change)
+    for size in (2**43, 2**64, 10**30):
+        with (tmp_path / "ids.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (size,)})
+            file.write(bytes(20))
         error = refused(capsys, "report", folder, folder, "--tokens", tmp_path / "ids.npy")
         assert "ids.npy holds no token ids" in error
         assert error.count("\n") == 1
@@ -378,12 +371,21 @@ def test_a_name_of_a_tensor_does_not_talk_to_the_terminal(tmp_path, capsys):
     assert len(error) < 2500
 
 
-WITHOUT = "import sys; sys.modules.update(fcntl=None, resource=None); from jaxgrow.cli import main; sys.exit(main(sys.argv[1:]))"
+WITHOUT = """
+import sys
+sys.modules.update(fcntl=None, resource=None)
+from jaxgrow.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def test_the_library_is_imported_where_there_are_no_such_modules(tmp_path, folder):
+    """As on Windows."""
     root = str(Path(interop.__file__).parents[2])
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("JAX_")
+    }  # JAX's cache would warn of its lock
     command = [sys.executable, "-c", WITHOUT, "convert", str(folder), str(tmp_path / "b"), "--to", "hf"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "peak memory" not in done.stdout
