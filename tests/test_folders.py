@@ -416,6 +416,21 @@ def test_the_command_ends_by_each_signal_with_nothing_left_and_a_true_message(
     assert names(tmp_path) == ["b"]
 
 
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_orbax_is_interrupted_when_its_threads_have_ended(tmp_path, folder, capsys, monkeypatch, what):
+    """They would write into a folder that is being removed."""
+    from jaxgrow.interop.orbax import ocp
+
+    orbax(tmp_path / "a")
+    act, done = getattr(ocp, what), []
+    monkeypatch.setattr(ocp, what, lambda *a: (signal.raise_signal(signal.SIGINT), act(*a), done.append(True))[1])
+    with python_handlers():
+        assert main(["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "orbax"]) == 130
+    assert done
+    assert capsys.readouterr().err.splitlines()[-1].startswith("interrupted")
+    assert names(tmp_path) == ["a"]
+
+
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path, folder, monkeypatch):
     """As under `nohup`."""
     place = folders._place
