@@ -35,8 +35,9 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
     """A folder to write into, which becomes ``target`` when the block ends well; otherwise nothing is left.
 
     Until then it lies beside the target, in a hidden folder of a name that nobody foresees. At every moment the target is what
-    it was, or the new one; a note of the exception says which. What a killed process left is removed by the next one that
-    writes the same target on the same machine.
+    it was, or the new one; a note of the exception says which. (Where a system cannot exchange two folders at once, there is
+    none between two renames; should the second fail, the first is taken back.) What a killed process left is removed, and what
+    it had taken away put back, by the next one that writes the same target on the same machine.
 
     Raises:
       CheckpointError: the target may not be replaced, it overlaps a source, or another process writes it.
@@ -73,11 +74,13 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             with suppress(OSError):
                 for folder in [] if placed else missing:
                     folder.rmdir()
-            done = "is written whole" if placed else "is as it was"
-            error.add_note(f"{target} {done}" if placed or stood else "nothing was written")
+            if placed:
+                error.add_note(f"{target} is written whole")
             if os.path.lexists(work / _OLD):
                 error.add_note(f"what {target} held is in {work / _OLD}")
-            elif os.path.lexists(work):
+            elif not placed:
+                error.add_note(f"{target} is as it was" if stood else "nothing was written")
+            if os.path.lexists(work / _NEW):
                 error.add_note(f"{work} could not be removed")
         raise
 
@@ -126,7 +129,9 @@ def _no_others(work: Path, target: Path) -> None:
     Raises:
       CheckpointError: another process is writing the target.
     """
-    for other in target.parent.glob(_PREFIX + "*") if fcntl is not None else ():
+    if fcntl is None:
+        return
+    for other in target.parent.glob(_PREFIX + "*"):
         with suppress(OSError):
             if other == work or other.is_symlink() or other.stat().st_uid != work.stat().st_uid:
                 continue
