@@ -9,22 +9,9 @@ from typing import Any
 LARGEST_JSON = 10 << 20  # bytes: what is read takes thirty times as much memory at most
 LARGEST_EXTRA = 100 << 20  # bytes of a file that is carried over with a checkpoint: a tokenizer's is a few MB
 RECORD = "jaxgrow.json"
-_WEIGHTS = (  # of any framework, and what else is pickled
-    *(
-        ".safetensors",
-        ".index.json",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".pkl",
-        ".ckpt",
-        ".index",
-        ".meta",
-        ".h5",
-        ".keras",
-        ".msgpack",
-    ),
-    *(".gguf", ".ggml", ".onnx", ".npy", ".npz", ".ot", ".tflite", ".mlmodel", ".pdparams", ".nemo", ".distcp"),
+_WEIGHTS = (  # of any framework, and what lies beside them
+    *(".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".keras", ".msgpack", ".npz", ".ot", ".pdparams"),
+    *(".gguf", ".ggml", ".onnx", ".onnx_data", ".onnx.data", ".tflite", ".mlmodel", ".pb", ".index.json"),
 )
 
 
