@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,32 +23,44 @@ from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, S
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
+from jaxgrow.signals import interrupting
 
 try:
     import resource
-except ImportError:  # not on Windows
+except ImportError:  # as on Windows
     resource = None
 
 METHODS = operators.DEPTH | operators.WIDTH
 ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at most
+LARGEST = (
+    1 << 20
+)  # units of an axis that is grown: more than any model has, and what memory a growth of it takes is no matter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     a = parser(COMMANDS).parse_args(argv)
     try:
-        if a.run is not _report:
-            jax.config.update(
-                "jax_platforms", "cpu"
-            )  # what works on files need not wait for an accelerator, nor hold it
-        a.run(a)
-    except (CheckpointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
+        with interrupting():
+            if a.run is not _report:
+                jax.config.update(
+                    "jax_platforms", "cpu"
+                )  # what works on files need not wait for an accelerator, nor hold it
+            a.run(a)
+    except (CheckpointError, OSError, MemoryError) as error:
+        said = "there is not enough memory" if isinstance(error, MemoryError) else str(error)
+        return _ended(f"error: {said}", error, 2)
+    except KeyboardInterrupt as error:
+        return _ended("interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT))
     return 0
+
+
+def _ended(said: str, error: BaseException, status: int) -> int:
+    """Says it, and what became of DST: no line without end, and nothing that a terminal would obey."""
+    for line in "; ".join([said, *getattr(error, "__notes__", [])]).split("\n"):
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:1000])
+        print(text + ("..." if len(line) > 1000 else ""), file=sys.stderr)
+    return status
 
 
 # --- what the commands do ---
@@ -101,6 +114,9 @@ def _grow(a: argparse.Namespace) -> None:
     target = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     if not target:
         raise CheckpointError("nothing to grow: give the new size of an axis, as --layers 24")
+    for name, size in target.items():
+        if size > LARGEST:
+            raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
     options: dict[str, Any] = {}
     takes = inspect.signature(method).parameters
     if "norm" in takes:
@@ -233,9 +249,8 @@ def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *ro
     about = {"dst": str(a.dst), "written": not a.dry_run, **record, **_size(source), **said, "seconds": seconds}
     peak = ""
     if resource is not None:
-        about["peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
-        )
+        unit = 1 if sys.platform == "darwin" else 1024
+        about["peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         peak = f"; peak memory {about['peak_memory'] / 1e6:,.0f} MB"
     if a.json:
         return _say(about)
@@ -288,24 +303,29 @@ def _inputs(first: Source, second: Source, file: Path | None) -> tuple[Any, str]
     length = min(first.config.length, second.config.length, LENGTH)
     if file is None:
         return inputs(rng.integers(0, vocab, (ROWS, length))), f"{ROWS} x {length} random tokens"
-    tokens = _tokens(file, vocab)
+    tokens = _tokens(file, vocab, ROWS * length)
     length = min(length, len(tokens))
     rows = min(ROWS, len(tokens) // length)
     return inputs(tokens[: rows * length].reshape(rows, length)), f"the first {rows} x {length} tokens of {file}"
 
 
-def _tokens(file: Path, vocab: int) -> np.ndarray:
+def _tokens(file: Path, vocab: int, most: int) -> np.ndarray:
+    """The first ids of a file; no more of it is read than they may take."""
     try:
-        ids = (
-            np.load(file, allow_pickle=False) if file.suffix == ".npy" else np.array(file.read_text().split(), np.int64)
-        )
-    except ValueError as error:
+        if file.suffix == ".npy":
+            ids = np.array(np.lib.format.open_memmap(file, mode="r").reshape(-1)[:most])
+        else:
+            with file.open() as text:
+                ids = np.array(text.read(LARGEST).split()[:most], np.int64)
+    except OSError:
+        raise
+    except Exception as error:  # NumPy raises whatever it comes across
         raise CheckpointError(f"{file} holds no token ids: {error}") from error
     if ids.size == 0 or ids.dtype.kind not in "iu":
         raise CheckpointError(f"{file} holds no token ids, but {ids.size} numbers of dtype {ids.dtype}")
     if ids.min() < 0 or ids.max() >= vocab:
         raise CheckpointError(f"{file} has ids from {ids.min()} to {ids.max()}; the models know 0 .. {vocab - 1}")
-    return ids.reshape(-1).astype(np.int32)
+    return ids.astype(np.int32)
 
 
 if __name__ == "__main__":

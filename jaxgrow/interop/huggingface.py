@@ -16,7 +16,7 @@ from jaxgrow.axes import axis
 from jaxgrow.interop import safetensors
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
-from jaxgrow.interop.files import CheckpointError, inside, read_json, write_json
+from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, write_json
 from jaxgrow.interop.source import Checkpoint, Leaf, Source, born
 from jaxgrow.models import Config
 
@@ -101,21 +101,22 @@ class HuggingFace(Checkpoint):
                 name = self._name(stored.name, layer)
                 expected[name] = stored.shape(self._born[path][0], self._sizes)
                 axes[name] = stored.layout
-        wrong = [f"missing: {name}" for name in expected if name not in self.tensors]
+        missing = [f"missing: {name}" for name in expected if name not in self.tensors]
+        unknown, wrong = [], []
         free = self._ignored()
         for name, tensor in self.tensors.items():
             if name not in expected:
                 if not any(fnmatchcase(name, pattern) for pattern in free):
-                    wrong.append(f"unknown: {name} in {tensor.file.name}")
+                    unknown.append(f"unknown: {name} in {tensor.file.name}")
             elif tensor.shape != expected[name]:
                 wrong.append(
                     f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json makes it {expected[name]}, "
                     f"which is {axes[name]}"
                 )
-        if wrong:
+        if missing or unknown or wrong:
             raise CheckpointError(
                 f"{self.folder}: the tensors are not those of {self.family.architecture} by config.json:\n  "
-                + "\n  ".join(wrong)
+                + listed(missing, unknown, wrong, separator="\n  ")
             )
 
     def _ignored(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Orbax folders: a run's work directory, and parameters alone with their config in ``jaxgrow.json``.
 
-Unlike tensors of Hugging Face's, Orbax's are read and written all at once: the whole model is in memory.
+Unlike tensors of Hugging Face's, Orbax's are read and written all at once: the whole model is in memory. An interrupt waits
+until it is: Orbax's threads would go on, make files in folders that are being removed, and print their tracebacks.
 """
 
 import hashlib
@@ -14,8 +15,10 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.axes import Tree
 from jaxgrow.interop.files import RECORD, CheckpointError, read_json
+from jaxgrow.interop.huggingface import family_of
 from jaxgrow.interop.source import Checkpoint, Loaded, Source
 from jaxgrow.models import from_json
+from jaxgrow.signals import uninterrupted
 
 PARAMS = "params"  # the folder of parameters
 CHECKPOINTS = "checkpoints"  # the folder of a run's
@@ -37,12 +40,17 @@ class Orbax(Loaded, Checkpoint):
         record = read_json(about)
         field = "config" if about.name == RECORD else "model"
         self.foreign = record.get("huggingface")  # ``config.json`` of where it came from
+        if self.foreign is not None:
+            if not isinstance(self.foreign, dict):
+                raise CheckpointError(f"{about}: huggingface is {self.foreign!r:.100}, no config.json")
+            family_of(self.foreign, about)
         try:
             config = from_json(record[field])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{about}: no config of a model in {field!r}: {error}") from error
         try:
-            params = _newest(folder / CHECKPOINTS) if field == "model" else _params(folder / PARAMS)
+            with uninterrupted():
+                params = _newest(folder / CHECKPOINTS) if field == "model" else _params(folder / PARAMS)
         except CheckpointError:
             raise
         except Exception as error:  # Orbax and TensorStore raise whatever they come across
@@ -87,4 +95,6 @@ def _empty(x: Any) -> np.ndarray:
 
 def write(source: Source, folder: Path) -> None:
     """Writes the parameters."""
-    ocp.save(str((folder / PARAMS).resolve()), source.params())
+    params = source.params()
+    with uninterrupted():
+        ocp.save(str((folder / PARAMS).resolve()), params)

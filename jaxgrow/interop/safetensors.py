@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxgrow.interop.files import LARGEST_JSON, CheckpointError, inside, read_json, sync
+from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, write_json
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST_HEADER = 100 << 20  # bytes, of an index too: as the library allows
 SHARD = 5_000_000_000  # bytes of a file, at most, as Hugging Face's
 _CHUNK = 1 << 20  # bytes that are copied at a time: they stay in a cache between reading and writing
 _FILE = "model.safetensors"
@@ -109,12 +110,12 @@ def tensors(folder: Path) -> dict[str, Tensor]:
         pickled = sorted(f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         if pickled:
             raise CheckpointError(
-                f"{folder} holds {', '.join(pickled)}, pickled files that may run any code when they are read, so they are "
+                f"{folder} holds {listed(pickled)}, pickled files that may run any code when they are read, so they are "
                 f"not; where you trust them, convert them: transformers' from_pretrained, then save_pretrained"
             )
         raise CheckpointError(f"{folder} has neither {_FILE} nor {_INDEX}")
     index = inside(folder, _INDEX)
-    where = read_json(index).get("weight_map")
+    where = read_json(index, LARGEST_HEADER).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
         raise CheckpointError(f"{index} has no weight_map of tensors to files")
     found: dict[str, Tensor] = {}
@@ -130,7 +131,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
         f"{name!r} in {file}" for name, file in where.items() if name not in found or found[name].file.name != file
     ]
     if wrong:
-        raise CheckpointError(f"{index} names tensors that are not there: {', '.join(wrong)}; fetch the files again")
+        raise CheckpointError(f"{index} names tensors that are not there: {listed(wrong)}; fetch the files again")
     return found
 
 
@@ -145,7 +146,7 @@ def header(file: Path) -> dict[str, Tensor]:
             pass  # the header is whole, and its tensors cover the file without a gap or overlap
         with file.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
-            if length > LARGEST_JSON:
+            if length > LARGEST_HEADER:
                 raise CheckpointError(f"{file}: a header of {length} bytes")
             entries = json.loads(raw.read(length))
             total = os.fstat(raw.fileno()).st_size
@@ -198,9 +199,7 @@ def write(
             "metadata": {"total_size": sum(p.size for file in files for p in file)},
             "weight_map": {p.name: name for name, file in zip(names, files, strict=True) for p in file},
         }
-        with (folder / _INDEX).open("w") as out:
-            out.write(json.dumps(index, indent=2) + "\n")
-            sync(out)
+        write_json(folder / _INDEX, index)
 
 
 def _shards(planned: Iterable[Planned], shard: int) -> list[list[Planned]]:
@@ -234,4 +233,3 @@ def _write_file(path: Path, planned: Sequence[Planned], done: Callable[[int], An
                 assert (content.shape, content.dtype) == (p.shape, p.dtype), p
                 out.write(np.ascontiguousarray(content).reshape(-1).view(np.uint8).data)
             done(p.size)
-        sync(out)

@@ -17,7 +17,7 @@ from jaxgrow import axes as naming
 from jaxgrow import merge
 from jaxgrow.axes import LAYERS, Names, Tree, axis
 from jaxgrow.grow import check, grow_leaf
-from jaxgrow.interop.files import CheckpointError
+from jaxgrow.interop.files import CheckpointError, listed
 from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, new_sizes, terms
 from jaxgrow.models import Config
 
@@ -225,15 +225,16 @@ def fits(
     Raises:
       CheckpointError: leaves are missing, unknown, or of another shape; all in one message.
     """
-    wrong = [f"missing: {path}" for path in expected if path not in found]
-    wrong += [f"unknown: {path}" for path in found if path not in expected]
-    wrong += [
+    missing = [f"missing: {path}" for path in expected if path not in found]
+    unknown = [f"unknown: {path}" for path in found if path not in expected]
+    wrong = [
         f"{path} ({', '.join(map(axis, names))}) has shape {found[path]}, but should have {shape}"
         for path, (names, shape) in expected.items()
         if path in found and found[path] != shape
     ]
-    if wrong:
-        raise CheckpointError(f"{what} does not fit the config:\n  " + "\n  ".join(wrong))
+    if missing or unknown or wrong:
+        lines = listed(missing, unknown, wrong, separator="\n  ")
+        raise CheckpointError(f"{what} does not fit the config:\n  {lines}")
 
 
 # --- one layer of a growth ---

@@ -10,7 +10,8 @@ from tqdm import tqdm
 from jaxgrow import __version__
 from jaxgrow.axes import Tree
 from jaxgrow.interop import huggingface
-from jaxgrow.interop.files import RECORD, CheckpointError, appearing, copy, extras, inside, read_json, write_json
+from jaxgrow.interop.files import RECORD, CheckpointError, extras, inside, read_json, write_json
+from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import HuggingFace
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.interop.source import Checkpoint, Grown, Loaded, Source
@@ -147,7 +148,7 @@ def write(
     if dry_run:
         return size
     about: dict[str, Any] = {"version": __version__, **record, "sources": [r.fingerprint() for r in roots]}
-    about["config"] = source.config.as_json()
+    about |= {"config": source.config.as_json(), "files": [file.name for file in carried]}
     if history := _history(roots):
         about["history"] = history
     if kind != "hf" and foreign is not None:
@@ -166,7 +167,7 @@ def write(
                 orbax.write(source, part)
                 bar.update(size)
         for file in carried:
-            copy(file, part / file.name)
+            shutil.copyfile(file, part / file.name)
         write_json(part / RECORD, about)
     return size
 
@@ -190,7 +191,7 @@ def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:
             continue
         record = read_json(inside(root.folder, RECORD))
         earlier = record.get("history")
-        last = {k: v for k, v in record.items() if k not in ("history", "config", "huggingface")}
+        last = {k: v for k, v in record.items() if k not in ("history", "config", "files", "huggingface")}
         for step in [*(earlier if isinstance(earlier, list) else []), {**last, "made": root.fingerprint()}]:
             if step not in out:
                 out.append(step)

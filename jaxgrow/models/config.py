@@ -1,10 +1,11 @@
 """What the configs of all model families have in common."""
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import jax
 from flax import linen as nn
@@ -49,6 +50,9 @@ class Config:
         ]
         if wrong:
             raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
+        for f in fields(self):
+            if f.type is float and not 0 <= getattr(self, f.name) < math.inf:
+                raise ValueError(f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, not a number from 0")
         if self.dtype not in ("float32", "bfloat16", "float64"):
             raise ValueError(f"dtype is 'float32', 'bfloat16' or 'float64', not {self.dtype!r}")
 
@@ -128,13 +132,18 @@ def from_json(content: Mapping[str, Any]) -> Config:
     """The config that `Config.as_json` wrote.
 
     Raises:
-      ValueError: another family, or fields that do not fit.
+      ValueError: another family, or fields that are unknown or of another type.
     """
     values = dict(content)
-    family = values.pop("family", None)
-    if family not in Config.families:
-        raise ValueError(f"there is no model family {family!r}, only {', '.join(sorted(Config.families))}")
-    try:
-        return Config.families[family](**values)
-    except TypeError as error:
-        raise ValueError(f"{family}: {error}") from None
+    name = values.pop("family", None)
+    family = Config.families.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise ValueError(f"there is no model family {name!r}, only {', '.join(sorted(Config.families))}")
+    kinds = {f.name: f.type for f in fields(family)}
+    for field, value in values.items():
+        if field not in kinds:
+            raise ValueError(f"{name} has no {field!r}")
+        kind, choices = kinds[field], get_args(kinds[field])
+        if value not in choices if choices else type(value) not in ((int, float) if kind is float else (kind,)):
+            raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or kind}")
+    return family(**values)
