@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -384,6 +385,166 @@ def test_dropout_inside_a_dropped_block_is_random_and_repeatable(stranger):
     chex.assert_trees_all_equal(one, same)
     assert one[0] != other[0]
     chex.assert_tree_all_finite(one)
+
+
+class Pair(NamedTuple):
+    hidden: jax.Array
+    more: Any
+
+
+def curve(module, x, train, width=3):
+    return x + nn.Dense(x.shape[-1])(jnp.tanh(nn.Dense(width if train else 3)(x)))
+
+
+class Flag(nn.Module):
+    """A flag by position, which decides what is traced, after an array that may be None."""
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        return curve(self, x if mask is None else x * mask, train, width=int(train) + 2)
+
+
+class Named(nn.Module):
+    @nn.compact
+    def __call__(self, *, hidden, options):
+        return curve(self, hidden, options["train"])
+
+
+class Auxiliary(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = curve(self, x, True)
+        return Pair(y, {"loss": jnp.square(y).mean(), "cache": None})
+
+
+class Listed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = curve(self, x, True)
+        return y, (jnp.square(y).mean(),)
+
+
+CALLS = {  # how a model calls a block: (what it goes on with, what comes besides)
+    Flag: lambda block, x: (block(x, None, True), 0),
+    Named: lambda block, x: (block(hidden=x, options={"train": True, "mask": None}), 0),
+    Auxiliary: lambda block, x: (lambda pair: (pair.hidden, pair.more["loss"]))(block(x)),
+    Listed: lambda block, x: (lambda pair: (pair[0], pair[1][0]))(block(x)),
+}
+
+
+class Calls(nn.Module):
+    block: type
+    layers: tuple
+
+    @nn.compact
+    def __call__(self, x):
+        total = 0.0
+        for i in self.layers:
+            x, more = CALLS[self.block](self.block(name=f"layer{i}"), x)
+            total = total + more
+        return x, total
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_blocks_are_called_and_return_as_they_like(kind):
+    """A flag by position or inside a dict, the array by name, an auxiliary loss beside the result: zero where it is dropped."""
+    x, gate = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32), np.array([True, False, True])
+    params = Calls(kind, (0, 1, 2)).init(jax.random.key(0), x)["params"]
+
+    def loss(params, gate=None):
+        if gate is None:
+            y, more = Calls(kind, (0, 2)).apply({"params": params}, x)
+        else:
+            with dropping(kind, Kept(gate, np.ones(3, np.float32))):
+                y, more = Calls(kind, (0, 1, 2)).apply({"params": params}, x)
+        return jnp.square(y).sum() + 3 * more
+
+    value, gradient = tiny.quick_jit(jax.value_and_grad(loss))(params, gate)
+    fewer = {k: v for k, v in params.items() if k != "layer1"}
+    expected, by_hand = tiny.quick_jit(jax.value_and_grad(loss))(fewer)
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
+    chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
+
+
+class Wrong(nn.Module):
+    how: str
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.Dense(x.shape[-1] + (self.how == "wider"))(x)
+        return {"wider": y, "dict": {"x": y}, "count": (y, (y > 0).sum()), "half": y.astype(jnp.float16)}[self.how]
+
+
+class Scanned(nn.Module):
+    """Two layers: Flax traces one twice, so that two gates would seem to be used up."""
+
+    remat: bool
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.remat(Listed) if self.remat else Listed
+        scan = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        return scan()(x)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "block", "says"),
+    [
+        (Wrong("wider"), Wrong, r"Wrong takes float32\[2, 5\] and returns float32\[2, 6\]: what is dropped hands on"),
+        (Wrong("dict"), Wrong, r"Wrong takes float32\[2, 5\] and returns dict: what is dropped"),
+        (Wrong("half"), Wrong, r"Wrong takes float32\[2, 5\] and returns float16\[2, 5\]"),
+        (Wrong("count"), Wrong, "Wrong returns int32 besides what it changes, which must be floats"),
+        (
+            Scanned(False),
+            Listed,
+            "nn.scan runs one call of Listed for all layers, which have a gate each: hand Kept to",
+        ),
+        (Scanned(True), Listed, "nn.scan runs one call of Listed for all layers"),
+    ],
+    ids=["shape", "dict", "dtype", "integers", "nn.scan", "nn.scan, remat"],
+)
+def test_what_cannot_be_dropped_is_said(model, block, says):
+    x = np.ones((2, 5), np.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    with pytest.raises(ValueError, match=says), dropping(block, Kept(np.ones(1 if block is Wrong else 2, bool))):
+        jax.eval_shape(model.apply, params, x)
+
+
+def test_a_block_without_the_array_that_it_changes_is_refused():
+    says = "the first argument of Named must be the array that it changes, not None"
+    with pytest.raises(ValueError, match=says), dropping(Named, Kept(np.ones(1, bool))):
+        Named().init(jax.random.key(0), options={})
+
+
+@pytest.mark.parametrize("kind", ["a stranger's", "GPT-2, gates", "GPT-2, indices"])
+def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
+    """Data on two devices, replicated weights: the gradient is the sum over devices, as without."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    gate, scale = np.array([True, False, True]), np.array([1.5, 2, 1.25], np.float32)
+    if kind == "a stranger's":
+        params, x = stranger[0], np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+
+        def loss(params, x, gate):
+            return jnp.square(dropped(params, x, gate, scale)).sum()
+    else:
+        small = tiny.config(layers=3, dtype="float32")
+        params, x = tiny.params(small, dtype="float32"), tiny.tokens(4)
+
+        def loss(params, x, gate):
+            kept = Kept(gate if "gates" in kind else np.array([0, 2]), scale, "sublayer")
+            return jnp.square(small.module.apply({"params": params}, x, kept=kept)).mean((1, 2)).sum()
+
+    def each(params, x, gate):
+        value, gradient = jax.value_and_grad(loss)(params, x, gate)
+        return jax.lax.psum(value, "data"), gradient
+
+    spread = jax.shard_map(each, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P())
+    found = tiny.quick_jit(spread)(params, x, gate)
+    expected = tiny.quick_jit(jax.value_and_grad(loss))(params, x, gate)
+    chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=1e-4)
+    blocks = found[1]["layer1"] if kind == "a stranger's" else jax.tree.map(lambda g: g[1], found[1]["blocks"])
+    assert all((g == 0).all() for g in jax.tree.leaves(blocks))
 
 
 def test_the_number_of_gates_must_be_that_of_the_blocks(stranger):

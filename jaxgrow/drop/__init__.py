@@ -1,6 +1,7 @@
 """Layer and token dropping that save time: schedules, sensitivities, gates, and two ways not to run a layer.
 
-`LayerDrop` says how; `gates` draws for a step; `Kept` tells a stack, and `dropping` any Flax model, what to run.
+`LayerDrop` says how; `gates` draws for a step; `Kept` tells a stack what to run, and `dropping` a Flax model
+that calls its blocks one after the other.
 """
 
 from jaxgrow.drop.allocation import Sensitivity, allocate, block_list, sensitivity

@@ -3,6 +3,7 @@
 Both save a dropped layer's forward and backward pass, and give equal results for equal gates. Masking saves nothing.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -25,7 +26,7 @@ class Kept:
     ========== ============================================= ==================================================================
     scaling    a kept layer                                  expectation
     ========== ============================================= ==================================================================
-    block      x + scale (Block(x) - x)                      that of the dense layer, exactly, for any block
+    block      x + scale (Block(x) - x)                      that of the dense layer, to rounding, for any block
     sublayer   h = x + scale f(x), h + scale g(h)            biased by (1/p - 1) g f where f, g are linear: as PLD publishes it
     ========== ============================================= ==================================================================
     """
@@ -109,8 +110,8 @@ def conditional(apply: Callable) -> Callable:
             y, new = pulled(w, x)
             return y, [lax.dynamic_update_index_in_dim(s, n, i, 0) for s, n in zip(saved, new, strict=True)]
 
-        layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
-        saved = [_blank((len(keep), *s.shape), s.dtype) for s in jax.eval_shape(pulled, layer, x)[1]]
+        saved = jax.eval_shape(lambda stacked: pulled(jax.tree.map(lambda a: a[0], stacked), x)[1], stacked)
+        saved = _varying([_blank((len(keep), *s.shape), s.dtype) for s in saved], (keep, stacked, x))
         y, saved = scan(keep, stacked, (x, saved), run, reverse=False)
         return y, (keep, stacked, pullback.replace(saved=saved))
 
@@ -128,7 +129,28 @@ def conditional(apply: Callable) -> Callable:
         return None, jax.tree.map(lambda a: next(dw) if _is_floating(a) else _no_gradient(a), stacked), dx
 
     stack.defvjp(forward, backward)
-    return stack
+
+    def call(keep, stacked, x):
+        return stack(keep, *_varying((stacked, x), (keep, stacked, x)))
+
+    return call
+
+
+def _varying(arrays: Any, data: Any) -> Any:
+    """``arrays``, in a `shard_map` varying over every axis that one of ``data`` varies over.
+
+    What one branch of a conditional makes of data, another must match, be it zeros or handed on. By a selection that XLA
+    removes, since what it goes by is never true: how JAX spells these types has changed from release to release.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return arrays
+    never: Any = False
+    for a in jax.tree.leaves(data):
+        if a.size:
+            a = jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else jnp.asarray(a)
+            first = a.ravel()[0]
+            never = never | ((first == first) & False)
+    return jax.tree.map(lambda a: jnp.where(never, lax.stop_gradient(a), a), arrays)
 
 
 @struct.dataclass
@@ -190,29 +212,40 @@ def _refuse(axis_size, in_batched, layers):
 
 @contextmanager
 def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
-    """Inside, the i-th call of a module of class ``block`` runs only if ``kept.layers[i]``: any Flax model drops layers.
+    """Inside, the i-th call of a module of class ``block`` runs only if ``kept.layers[i]``: a Flax (Linen) model drops layers.
 
     ::
 
         with dropping(EncoderLayer, Kept(gates, 1 / probs)):
             logits = model.apply({"params": params}, tokens)
 
-    For models that call one block after the other, from a Python loop; a scanned stack takes `Kept` itself
-    (`jaxgrow.models.layers.run_stack`). The block's first argument is what it changes and returns. Variables that a block
-    would write (batch statistics, sown values) are not kept. Initialise outside.
+    For models that call one block after the other, from a Python loop; one under ``nn.scan`` is refused, and a stack of one's
+    own takes `Kept` itself (`jaxgrow.models.layers.run_stack`). The block's first argument, by position or by name, is the
+    array that it changes; all others may be anything. It returns that array, or a tuple that begins with it: what follows is
+    zero, unscaled, where the block is dropped. With "sublayer" scaling the block takes the scale as its second argument.
+    Variables that a block would write (batch statistics, sown values) are not kept. Initialise outside.
 
     Raises:
-      ValueError: ``block`` was called more or less often than there are gates, or gates are indices.
+      ValueError: ``block`` was called more or less often than there are gates, gates are indices, or the block does not return
+        what it takes.
     """
     if kept.layers is None or kept.layers.dtype != bool:
         raise ValueError("dropping() takes gates, bool [layers]; indices of kept layers are for run_stack")
     open_, calls, inside = unbatched(kept.layers), 0, False
+    whole: Any = {}  # the model's parameters
 
     def intercept(call, args, kwargs, context):
-        nonlocal calls
+        nonlocal calls, whole
         module = context.module
+        if not inside and module.scope is not None and not module.path:
+            whole = module.variables.get("params", whole)  # modules that Flax sets up only have none
         if inside or context.method_name != "__call__" or not isinstance(module, block):
             return call(*args, **kwargs)
+        if _sliced(module, whole):
+            raise ValueError(
+                f"nn.scan runs one call of {block.__name__} for all layers, which have a gate each: hand Kept to run_stack "
+                "instead, or call the blocks from a Python loop"
+            )
         if calls < len(open_):
             i, calls = calls, calls + 1
         else:
@@ -220,23 +253,47 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
         alone = module.clone(parent=None, name=None)
         assert module.scope is not None  # a module that is called is bound
         keys = {name: module.make_rng(name) for name in module.scope.rngs if name != "params"}
+        x, name, args, kwargs = _changed(module, args, kwargs)
+        # Arrays become arguments of what is differentiated; a flag stays the Python value that the block may branch on.
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [a if isinstance(a, jax.Array) else None for a in leaves]
 
-        def apply(variables, x, *rest):
+        def apply(w, x, *scale):
             nonlocal inside
-            *scale, keys, rest, kwargs = rest
+            variables, keys, arrays = w
+            given = [old if new is None else new for old, new in zip(leaves, arrays, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, given)
+            if name is None or scale:
+                args = (x, *scale, *args)
+            else:
+                kwargs = {name: x, **kwargs}
             inside = True
             try:
-                return alone.apply(variables, x, *scale, *rest, rngs=keys, **kwargs)
+                return _Result.of(alone.apply(variables, *args, rngs=keys, **kwargs), x, block)
             finally:
                 inside = False
 
-        x, *rest = args
-        scale = None if kept.scale is None else kept.scale[i]
-        arrays = {k: v for k, v in kwargs.items() if isinstance(v, jax.Array)}
-        static = {k: v for k, v in kwargs.items() if k not in arrays}
-        layer = scaled(lambda v, x, *a: apply(v, x, *a[:-1], {**static, **a[-1]}), kept)
-        one = jax.tree.map(lambda a: a[None], (module.variables, scale, keys, tuple(rest), arrays))
-        return conditional(lambda w, x: layer(w[0], x, *w[1:]))(open_[i : i + 1], one, x)
+        rebuilt: Any = None
+
+        def layer(inputs, carry):
+            nonlocal rebuilt
+            w, scale = inputs
+            found = []
+
+            def changed(w, x, *scale):
+                found.append(apply(w, x, *scale))
+                return found[0].x
+
+            x = scaled(changed, kept)(w, carry[0], scale)
+            rebuilt = found[0].rebuilt
+            return x, found[0].others
+
+        inputs = (module.variables, keys, arrays), None if kept.scale is None else jnp.asarray(kept.scale[i])
+        others = [jnp.zeros(s.shape, s.dtype) for s in jax.eval_shape(lambda w, x: layer(w, (x,))[1], inputs, x)]
+        others = _varying(others, (open_, inputs, x))
+        one = jax.tree.map(lambda a: a[None], inputs)
+        x, others = conditional(layer)(open_[i : i + 1], one, (x, others))
+        return rebuilt(x, others)
 
     with nn.intercept_methods(intercept):
         yield
@@ -245,3 +302,55 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
             f"{block.__name__} was called {calls} times, but there are {len(open_)} gates; a scanned stack "
             "calls its block once: hand Kept to run_stack instead"
         )
+
+
+def _sliced(module: nn.Module, whole: Any) -> bool:
+    """Whether the module has one layer's parameters of those that the model holds in its place, as inside an `nn.scan`."""
+    for name in module.path:
+        whole = whole.get(name, {})
+    parts, wholes = (jax.tree.leaves(tree) for tree in (module.variables.get("params", {}), whole))
+    return len(parts) == len(wholes) and any(a.ndim != b.ndim for a, b in zip(parts, wholes, strict=True))
+
+
+def _changed(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, str | None, tuple, dict[str, Any]]:
+    """The block's first argument, its name if it was given by name, and the other arguments."""
+    name = None if args else next(iter(inspect.signature(module.__call__).parameters), None)
+    x = args[0] if args else kwargs.get(name)
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise ValueError(f"the first argument of {type(module).__name__} must be the array that it changes, not {x!r}")
+    return x, name, args[1:], {k: v for k, v in kwargs.items() if k != name}
+
+
+@struct.dataclass
+class _Result:
+    """What a block returns: ``x``, and the arrays that come after it in a tuple."""
+
+    x: jax.Array
+    others: list[jax.Array]
+    rebuilt: Callable = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, returned: Any, x: jax.Array, block: type[nn.Module]) -> "_Result":
+        several = isinstance(returned, tuple | list)
+        y, *more = returned if several else (returned,)
+        if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
+            found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
+            raise ValueError(
+                f"{block.__name__} takes {x.dtype}{list(x.shape)} and returns {found}: what is dropped hands on its first "
+                "argument, so that must be what the block returns, alone or first in a tuple"
+            )
+        others, tree = jax.tree.flatten(more)
+        others = [jnp.asarray(a) for a in others]
+        wrong = sorted({str(a.dtype) for a in others if not _is_floating(a)})
+        if wrong:
+            raise ValueError(
+                f"{block.__name__} returns {', '.join(wrong)} besides what it changes, which must be floats"
+            )
+
+        def rebuilt(y, others):
+            items = (y, *jax.tree.unflatten(tree, others))
+            if not several:
+                return y
+            return type(returned)(*items) if hasattr(returned, "_fields") else type(returned)(items)
+
+        return cls(y, others, rebuilt)
