@@ -164,7 +164,7 @@ class Family:
     def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
         """The value of a field of ours, or a line more in ``wrong``."""
         kind = next(f.type for f in dataclasses.fields(self.config) if f.name == name)
-        if type(value) is int and kind is float:
+        if type(value) is int and kind is float and abs(value) < 1 << 127:  # float32's
             value = float(value)
         if isinstance(kind, type) and type(value) is not kind:
             wrong.append(f"{key} is {value!r}, not {kind.__name__}")

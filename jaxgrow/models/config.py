@@ -1,6 +1,5 @@
 """What the configs of all model families have in common."""
 
-import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
@@ -51,7 +50,7 @@ class Config:
         if wrong:
             raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
         for f in fields(self):
-            if f.type is float and not 0 <= getattr(self, f.name) < math.inf:
+            if f.type is float and not 0 <= getattr(self, f.name) < 2.0**127:  # what float32 holds
                 raise ValueError(f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, not a number from 0")
         if self.dtype not in ("float32", "bfloat16", "float64"):
             raise ValueError(f"dtype is 'float32', 'bfloat16' or 'float64', not {self.dtype!r}")
