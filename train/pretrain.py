@@ -294,7 +294,7 @@ def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     """The last model of a run that has ended, and what the run cost.
 
     Raises:
-      UserError: there is no such run, it has not ended, or its model is another than ``config``.
+      UserError: there is no such run, it has not ended, its model is another than ``config``, or its last checkpoint is damaged.
     """
     if not (folder / "result.json").exists():
         raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
@@ -303,7 +303,8 @@ def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     wrong = differences(result["model"] | alike, config.as_json())
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
-    return Model(jax.device_put(load_checkpoint(folder), replicated()), None, config), result
+    params = load_checkpoint(folder, step=result["steps"])  # what the run cost is what this one cost
+    return Model(jax.device_put(params, replicated()), None, config), result
 
 
 class Stop:
