@@ -294,7 +294,7 @@ def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     """The last model of a run that has ended, and what the run cost.
 
     Raises:
-      UserError: there is no such run, it has not ended, its model is another than ``config``, or its last checkpoint is damaged.
+      UserError: there is no such run, it has not ended, its model is another than ``config``, or damaged.
     """
     if not (folder / "result.json").exists():
         raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
