@@ -12,7 +12,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from train.config import Experiment, load
+from train.config import Experiment, load, say_long_warmups
 from train.errors import UserError, exits_cleanly
 from train.pretrain import run
 from train.report import Comparison, Run
@@ -28,6 +28,8 @@ def compare(configs: list[Experiment], seeds: list[int], fractions: list[float],
 
     first = configs[0]
     shorter = [replace(first, name=f"{first.name}-x{f:g}", steps=max(1, round(f * first.steps))) for f in fractions]
+    for experiment in shorter:
+        say_long_warmups(experiment)
     return Comparison(
         [[one(e, seed) for seed in seeds] for e in configs], [[one(e, seed) for seed in seeds] for e in shorter]
     )

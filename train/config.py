@@ -104,7 +104,7 @@ def say_long_warmups(experiment: Experiment) -> None:
     """Names on stderr each phase that ends before its warm-up does: its learning rate never comes to its peak."""
     phases = (phase for phase in experiment.plan if isinstance(phase, Train))
     for name, steps, warmup in dict.fromkeys((describe(p), p.steps, p.optim.warmup) for p in phases):
-        if warmup > steps:
+        if 0 < steps < warmup:
             said = f"{experiment.name}: {name} has {steps} steps, but a warm-up of {warmup}: its rate never comes to its peak"
             print(said, file=sys.stderr)
 

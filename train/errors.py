@@ -1,12 +1,17 @@
 """What is wrong with the input, as opposed to the program."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 
 
 class UserError(Exception):
     """Wrong input, said in one line: what, where, and the way out. The scripts print it and exit with 2."""
+
+
+class Preempted(Exception):
+    """A run was asked to stop, and has saved: nothing is wrong, it only has to be started again. The scripts exit with 75."""
 
 
 def exits_cleanly(main: Callable[[], None]) -> None:
@@ -16,6 +21,9 @@ def exits_cleanly(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         sys.exit(_say(str(error), 2))
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(os.EX_TEMPFAIL)
     except KeyboardInterrupt:
         sys.exit(_say("interrupted; the same command continues from the last checkpoint", 130))
     except Exception as error:

@@ -1,6 +1,10 @@
 """Runs the plan of a config: ``python -m train.pretrain CONFIG [--workdir DIR] [--set a.b=c ...]``.
 
-A run that was stopped, however, goes on with the same command and ends as if it had never been stopped.
+A run that was stopped, however, goes on with the same command and ends as if it had never been stopped. What does not decide
+what it computes may differ then: log_every, checkpoint_every, parallel, data.cache.
+
+The exit code is 0 when the run has finished, 75 (EX_TEMPFAIL) when SIGTERM stopped it and it has saved, 2 when something is
+wrong: a config, data, a number that is not finite, a full disk; 130 on Ctrl-C, and 1 with a traceback on a fault of ours.
 """
 
 import argparse
@@ -29,14 +33,15 @@ from jaxgrow.moments import clock
 from train import batches
 from train.checkpoint import Checkpoints
 from train.checkpoint import load as load_checkpoint
-from train.config import Experiment, as_json, differences, load
-from train.errors import UserError, exits_cleanly
+from train.config import Experiment, as_json, conflicts, differences, load
+from train.errors import Preempted, UserError, exits_cleanly
 from train.gates import Gates
 from train.ledger import Ledger
 from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
 from train.parallel import AXIS, local_batch, mapped, replicated
 from train.plan import Learn, Measure, Train, Transform, after, describe, shapes
+from train.progress import Progress
 from train.step import Model, Now, Passes, eval_step, train_step
 from train.transforms import Coalesce, Correct, Decoalesce, Import
 
@@ -48,10 +53,12 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     """Runs the plan, or what is left of it, in ``workdir``; returns what is in ``workdir/result.json``.
 
     Raises:
-      UserError: bad input, a loss that is not finite, another process in ``workdir``, or SIGTERM (after saving).
+      UserError: bad input, a loss that is not finite, or another process in ``workdir``.
+      Preempted: SIGTERM came; what was reached is saved.
     """
     folder = claim(workdir, experiment)
     if (folder / "result.json").exists():
+        _say(f"the run in {folder} has finished: nothing is left to do")
         return json.loads((folder / "result.json").read_text())
     with _alone(folder):
         return _run(experiment, folder)
@@ -85,14 +92,17 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     probes = max((p.sensitivity.batches for p in plan if isinstance(p, Measure)), default=0)
     micro = experiment.batch // experiment.accumulate // jax.device_count()
     probe = batches.probe(judge, experiment.batch, experiment.eval_batches, micro, probes)
+    _write(folder / "config.json", as_json(experiment))  # only now: what cannot begin is no run
 
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
+        if found:
+            _say(f"resuming at step {record['step']} of {describe(plan[record['phase']])}")
         with closing(Ledger(folder, record["ledger"])) as ledger:
             work = _Work(folder, experiment, checkpoints, ledger, data, held_out, probe, tx, models, record["judged"])
-            with work.bar:
+            with work.bar, work.stop:
                 for i in range(record["phase"], len(plan)):
                     phase = plan[i]
                     if isinstance(phase, Train):
@@ -108,22 +118,21 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
 
 
 def claim(workdir: str | Path, experiment: Experiment) -> Path:
-    """Makes ``workdir`` the work directory of ``experiment``.
+    """``workdir``, made if need be, which is free for ``experiment``: its own, or one where no run got as far as a line.
 
     Raises:
-      UserError: it belongs to another experiment already.
+      UserError: it holds a run that computes something else.
     """
     folder = Path(workdir).expanduser().resolve()
-    mine, config = as_json(experiment), folder / "config.json"
-    if config.exists():
-        other = differences(json.loads(config.read_text()), mine)
+    folder.mkdir(parents=True, exist_ok=True)
+    config, log = folder / "config.json", folder / "metrics.jsonl"
+    begun = (log.exists() and log.stat().st_size) or [*folder.glob("result.json"), *folder.glob("checkpoints/*")]
+    if begun and config.exists():
+        other = conflicts(json.loads(config.read_text()), as_json(experiment))
         if other:
             raise UserError(
                 f"{folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
             )
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(config, mine)
     return folder
 
 
@@ -148,26 +157,21 @@ class _Work:
         self._run = jax.jit(lambda phase, models, probe: phase.run(models, self.tx, probe), static_argnums=0)
         self._eval = mapped(eval_step(AXIS), e.parallel)
         self._norm = jax.jit(optax.tree.norm)
-        self._stop = Stop()
+        self.stop = Stop()
         tokens = e.batch * e.model.length
         total = sum((p.end - p.begin) * (tokens * p.cost + p.once) for p in e.plan if isinstance(p, Train))
-        self.bar = tqdm(  # in FLOPs, so that the time left is right for small and large models alike
-            total=total,
-            initial=self.ledger.flops,
-            disable=None,
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
-        )
+        self.bar = Progress(total, self.ledger.flops)
 
     def train(self, i: int, phase: Train, done: int) -> Model:
         """Trains ``phase.name``, from step ``done`` of phase ``i`` of the plan."""
         e, tokens = self.experiment, self.experiment.batch * phase.config.length
         name = describe(phase)
-        self.bar.set_description_str(f"{e.name}: {name}")
+        self.bar.phase(f"{e.name}: {name}")
         if done == 0:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
             # The state will be donated, so it must share no memory with a model that is kept.
             fresh = jax.jit(lambda models: jax.tree.map(jnp.copy, phase.start(models, self.tx, key))).lower(self.models)
-            self.ledger.begin(name, _count(fresh.out_info))
+            self.ledger.begin(name, phase.writes, _count(fresh.out_info))
             model = jax.device_put(fresh.compile()(self.models), replicated())
             if isinstance(phase, Learn):
                 self.validate(0, model)  # the model as its maps begin
@@ -198,7 +202,7 @@ class _Work:
             model, metrics = run(model, next(self.data), now)
             self.ledger.add(flops=cost, tokens=tokens, steps=1, layers=ran)
             step += 1
-            last, stop = step == phase.end, self._stop.asked
+            last, stop = step == phase.end, self.stop.asked
             if step % e.log_every == 0 or last:
                 self._log(unread)  # the one before: the device need not wait for the host
                 unread = (step, self.ledger.totals(), metrics | {"lr": lr, "layers": ran}, probs)
@@ -217,16 +221,16 @@ class _Work:
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()
-                raise UserError(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
+                raise Preempted(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
         if isinstance(phase, Learn):
             save_maps(self.folder / "maps.npz", phase, model.params)
         return model
 
     def transform(self, phase: Transform) -> Model:
         name = describe(phase)
-        self.bar.set_description_str(f"{self.experiment.name}: {name}")
+        self.bar.phase(f"{self.experiment.name}: {name}")
         if isinstance(phase, Import):
-            self.ledger.begin(name, _count(jax.eval_shape(phase.shapes)))
+            self.ledger.begin(name, phase.writes, _count(jax.eval_shape(phase.shapes)))
             model, cost = load_run(self.folder.parent / phase.run.format(seed=self.experiment.seed), phase.config)
             layers = sum(p["layers"] for p in cost["phases"])
             self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")}, layers=layers)
@@ -237,7 +241,7 @@ class _Work:
         if isinstance(phase, Measure):
             probe = jax.tree.map(lambda x: x[: phase.sensitivity.batches], self.probe)
         lowered = self._run.lower(phase, self.models, probe)
-        self.ledger.begin(name, _count(lowered.out_info))
+        self.ledger.begin(name, phase.writes, _count(lowered.out_info))
         if isinstance(phase, Measure):
             result = self._run(phase, self.models, probe)
             rows = jax.tree.leaves(probe)[0]
@@ -269,10 +273,7 @@ class _Work:
         self.ledger.log(
             step, totals, **values, **({} if probs is None else {"keep": [round(float(p), 4) for p in probs]})
         )
-        self.bar.n = self.ledger.flops
-        self.bar.set_postfix_str(
-            f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"
-        )
+        self.bar.show(step, totals, values["loss"])
 
     def _finite(self, step: int, metrics: dict[str, Any]) -> dict[str, float]:
         """The metrics as numbers.
@@ -308,14 +309,25 @@ def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
 
 
 class Stop:
-    """Whether SIGTERM came: preemption, or a polite kill."""
+    """Whether SIGTERM came: preemption, or a polite kill. Outside of the block it is again what it was."""
 
     def __init__(self):
         self.asked = False
-        signal.signal(signal.SIGTERM, self._ask)
+
+    def __enter__(self):
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+        return self
+
+    def __exit__(self, *_) -> None:
+        signal.signal(signal.SIGTERM, self._before)
 
     def _ask(self, *_):
         self.asked = True
+
+
+def _say(message: str) -> None:
+    if jax.process_index() == 0:
+        print(message, file=sys.stderr)
 
 
 def _count(model: Model) -> int:
@@ -330,7 +342,9 @@ def _write(path: Path, content: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.pretrain", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m train.pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="a Python file with config() -> Experiment")
     parser.add_argument("--workdir", help="where the run lives (default: runs/<name of the experiment>)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
