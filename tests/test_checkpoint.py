@@ -1,5 +1,6 @@
 """Checkpoints that a disk has changed are found, whatever was changed; the newest whole one is used, and that is said."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import runs
 
-from train import checkpoint
+from jaxgrow.interop import CheckpointError, open_checkpoint
+from train import checkpoint, pretrain
 from train.checkpoint import Checkpoints, load
 from train.errors import UserError
 from train.parallel import replicated
@@ -132,3 +134,18 @@ def test_checksums_that_cannot_be_written_are_an_error_at_the_next_save(tmp_path
         for step in (3, 6):
             checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
     assert not (tmp_path / "6").exists()
+
+
+def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_path):
+    """What it cost is what that one cost: an earlier one is no substitute."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
+    read = pretrain.load_run(tmp_path, runs.MODEL)[0]
+    np.testing.assert_array_equal(read.params["kernel"], model(6).params["kernel"])
+    flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed\)"):
+        pretrain.load_run(tmp_path, runs.MODEL)
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 6 in .* is damaged: \S+ has changed; without its result.json"
+    ):
+        open_checkpoint(tmp_path)
