@@ -1,6 +1,7 @@
 """Wrong input is one clear line on stderr and an exit code, not a traceback, and costs nothing that was there."""
 
 import gzip
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import runs
 
 from train import compare, pretrain
 from train.checkpoint import Checkpoints
+from train.config import as_json
 from train.errors import UserError, exits_cleanly, is_full_disk
 
 
@@ -96,7 +98,7 @@ def test_one_line_says_what_is_wrong(tmp_path, refused, case):
     config = runs.script(tmp_path, experiment)
     options = [option.replace("{}", str(tmp_path)) for option in options]
     assert says.replace("{}", str(tmp_path)) in refused(config, "--workdir", str(tmp_path / "run"), *options)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() and not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
@@ -108,9 +110,21 @@ def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
 
 
 def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
+    """As soon as it holds a line of a log, a checkpoint or a result."""
     experiment = runs.experiment(tmp_path)
     folder = pretrain.claim(tmp_path / "run", experiment)
+    (folder / "config.json").write_text(json.dumps(as_json(experiment)))
     before = (folder / "config.json").read_bytes()
+    other = replace(experiment, steps=9)
+    assert pretrain.claim(folder, other) == folder  # nobody's yet
+    for kept in ("metrics.jsonl", "checkpoints/5", "result.json"):
+        (folder / kept).parent.mkdir(exist_ok=True)
+        (folder / kept).write_text("something")
+        with pytest.raises(UserError, match="belongs to another config, there and here: steps: 8 and 9; give another"):
+            pretrain.claim(folder, other)
+        assert pretrain.claim(folder, replace(experiment, log_every=1, parallel="mesh", checkpoint_every=9)) == folder
+        (folder / kept).unlink()
+    (folder / "metrics.jsonl").write_text("a line")
     options = ["--workdir", str(folder), "--set", "optim.peak_lr=0.5"]
     said = refused(runs.script(tmp_path, experiment), *options)
     assert (
@@ -129,7 +143,11 @@ def test_a_work_directory_that_is_a_file(tmp_path, refused):
 
 def test_a_loss_that_is_none(tmp_path, refused):
     options = ["--workdir", str(tmp_path / "run"), "--set", "optim.peak_lr=1e38"]
-    said = refused(runs.script(tmp_path, runs.experiment(tmp_path)), *options)
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    refused(
+        config, "--workdir", str(tmp_path / "run"), "--set", "data.path=nowhere"
+    )  # which leaves the folder to others
+    said = refused(config, *options)
     assert "at step 2 of train large; the last good checkpoint is kept in" in said
     assert "lower optim.peak_lr" in said
 

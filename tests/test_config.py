@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import runs
 
-from train.config import as_json, differences, load
+from train.config import as_json, conflicts, differences, load
+from train.data import Data
 from train.errors import UserError
+from train.images import Images
 from train.methods import Scratch, Stage, VCycle
+from train.optim import Optim
 from train.plan import Train
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +86,53 @@ def test_set_overrides_one_field(tmp_path, override, where, value):
 def test_overrides_are_applied_in_order(path):
     assert load(path, ["steps=3", "steps=5", "method.up.0.lr=3"]).steps == 5
     assert load(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr == 3 * load(path).optim.peak_lr
+
+
+def test_overrides_are_judged_together_in_any_order_and_at_any_depth(tmp_path, path):
+    """Each alone breaks a rule that all of them keep."""
+    stdlib = runs.experiment(tmp_path, data=Data(), name="stdlib")
+    for overrides in (
+        ["data.source=text", "data.path=there"],
+        ["data.source=tfds", "data.name=wiki40b/en", "data.source=text", "data.path=there"],
+        ["batch=6", "accumulate=3", "data.path=there", "data.source=text"],
+    ):
+        made = load(runs.script(tmp_path, stdlib), overrides)
+        assert (made.data.source, made.data.path) == ("text", "there")
+    assert made == dataclasses.replace(
+        stdlib, batch=6, accumulate=3, data=dataclasses.replace(stdlib.data, source="text", path="there")
+    )
+    assert load(path, ["method.up.0.lr=-1", "method.up.0.lr=3"]) == load(path, ["method.up.0.lr=3"])
+    deep = load(path, ["method.up.1.warmup=3", "method.up.0.lr=3", "model.mlp=32"])
+    assert [(s.lr, s.warmup) for s in deep.method.up] == [(3, load(path).method.up[0].warmup), (1, 3)]
+
+
+def test_an_error_names_the_overrides_that_it_is_about(tmp_path):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, data=Data()))
+    for overrides, says in (
+        (["steps=3", "data.source=text"], "--set data.source=text: data.source=text needs data.path"),
+        (
+            ["data.source=tfds", "seed=2", "data.path=x"],
+            "--set data.source=tfds data.path=x: data.source=tfds needs data.name",
+        ),
+        (
+            ["batch=9", "model.mlp=8", "accumulate=2"],
+            "--set batch=9 accumulate=2: a batch of 9 cannot be divided into 2",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            load(config, overrides)
+
+
+def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
+    load(path)  # its phases have 2, 4 and 4 steps
+    assert capsys.readouterr().err == ""
+    load(path, ["optim.warmup=3"])
+    said = "tiny: train large has 2 steps, but a warm-up of 3: its rate never comes to its peak\n"
+    assert capsys.readouterr().err == said
+    load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=8"])
+    assert capsys.readouterr().err == ""
+    load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=9"])
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -176,3 +226,35 @@ def test_differences_name_fields_and_methods(tmp_path):
     assert differences(as_json(one), as_json(other)) == ["optim.peak_lr: 0.01 and 0.5", "steps: 8 and 9"]
     assert as_json(dataclasses.replace(one, method=Scratch())) == as_json(one)
     assert differences(as_json(one), as_json(dataclasses.replace(one, method=VCycle())))
+
+
+def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
+    """Every field of the experiment and of its data, changed by itself."""
+    one = runs.experiment(tmp_path)
+    other = {
+        "parallel": "mesh",
+        "name": "other",
+        "accumulate": 2,
+        "method": VCycle(),
+        "data": Images(),
+        "optim": Optim(),
+    }
+    other |= {
+        "model": dataclasses.replace(one.model, mlp=8),
+        "source": "stdlib",
+        "whole_words": True,
+        "valid_fraction": 0.3,
+    }
+
+    def free(node, put):
+        kept = set()
+        for f in dataclasses.fields(node):
+            old = getattr(node, f.name)
+            new = other.get(f.name, old * 2 if isinstance(old, int) and old else f"{old}x")
+            changed = put(dataclasses.replace(node, **{f.name: new if f.name != "seed" else 1}))
+            assert differences(as_json(one), as_json(changed)), f.name
+            kept |= {f.name} if not conflicts(as_json(one), as_json(changed)) else set()
+        return kept
+
+    assert free(one, lambda e: e) == {"log_every", "checkpoint_every", "parallel"}
+    assert free(one.data, lambda data: dataclasses.replace(one, data=data)) == {"cache"}

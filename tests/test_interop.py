@@ -427,6 +427,13 @@ def test_damaged_orbax_folders(tmp_path, folder):
         with pytest.raises(CheckpointError, match=message):
             interop.load(tmp_path / "o")
     (tmp_path / "o/jaxgrow.json").write_text(record)
+    interop.load(tmp_path / "o")
+    arrays = max((tmp_path / "o/params").rglob("*"), key=lambda file: file.is_file() and file.stat().st_size)
+    content = bytearray(arrays.read_bytes())
+    content[len(content) // 2] ^= 1
+    arrays.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"params is damaged: .* has changed; take another copy"):
+        interop.load(tmp_path / "o")
     for file in (tmp_path / "o/params").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")

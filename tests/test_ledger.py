@@ -16,7 +16,7 @@ from train.errors import UserError
 from train.ledger import Ledger
 from train.plan import Train
 
-TOTALS = {"tokens": 0, "flops": 0.0, "seconds": 0.0}
+TOTALS = {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,13 +93,28 @@ def test_a_line_of_training_has_loss_gradient_norm_and_learning_rate(finished):
     assert 0 < lines[-1]["loss"] < math.log(256)  # it has learned something
 
 
-def test_tensorboard_reads_the_same_numbers(finished):
-    _, folder, _ = finished
+def points(folder) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a run: ``{tag: [(step, value), ..]}``."""
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    for tag in ("loss", "val_loss", "grad_norm", "lr", "tokens", "flops"):
-        expected = [line[tag] for line in runs.log(folder) if tag in line]
-        assert [e.value for e in events.Scalars(tag)] == pytest.approx(expected, rel=1e-6)
-    assert [e.step for e in events.Scalars("val_loss")] == [2, 2, 6, 6, 6, 10]  # steps of the run, not of a phase
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_reads_the_same_numbers_by_model_at_steps_of_the_run(finished):
+    _, folder, _ = finished
+    shown, expected, before, last = points(folder), {}, 0, None
+    models = {"train large": "large", "coalesce large": "coarse1", "train coarse1": "coarse1"}
+    models |= {"decoalesce coarse1 large": "up", "interpolate large up": "large"}
+    for line in runs.log(folder):
+        if last is not None and line["phase"] != last["phase"]:
+            before += last["step"]
+        last = line
+        for name, value in line.items():
+            if name not in ("phase", "step"):
+                tag = name if name in ("tokens", "flops") else f"{models[line['phase']]}/{name}"
+                expected.setdefault(tag, []).append((before + line["step"], pytest.approx(value, rel=1e-6)))
+    assert {tag: shown[tag] for tag in expected} == expected
+    assert shown.keys() - expected.keys() == {"seconds"}
+    assert {"large/loss", "coarse1/loss", "large/val_loss", "large/lr", "coarse1/grad_norm"} <= shown.keys()
 
 
 # --- by itself ---
@@ -116,12 +131,12 @@ def clock(monkeypatch):
 
 def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path, clock):
     book = Ledger(tmp_path)
-    book.begin("one", 1)
+    book.begin("one", "large", 1)
     clock.now += 3
     with book.paused():
         clock.now += 50
     clock.now += 1
-    book.begin("two", 1)
+    book.begin("two", "large", 1)
     clock.now += 2
     record = book.record()
     book.close()
@@ -136,7 +151,7 @@ def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path,
 
 def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
     book = Ledger(tmp_path)
-    book.begin("one", 1)
+    book.begin("one", "large", 1)
     book.log(1, book.totals(), loss=1.0)
     record = json.loads(json.dumps(book.record()))
     book.log(2, book.totals(), loss=2.0)
@@ -147,12 +162,30 @@ def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
         book.log(2, book.totals(), loss=3.0)
         book.close()
     assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
+    assert points(tmp_path)["large/loss"] == [(0, 1.0), (0, 3.0)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 3  # one a process
+
+
+def test_a_new_run_and_one_that_lost_its_points_show_none_of_an_earlier_one(tmp_path):
+    for _ in range(2):
+        book = Ledger(tmp_path)
+        book.begin("one", "large", 1)
+        book.log(1, TOTALS, loss=1.0)
+        record = book.record()
+        book.close()
+    assert points(tmp_path)["large/loss"] == [(0, 1.0)]
+    for path in (tmp_path / "tensorboard").iterdir():
+        path.unlink()
+    book = Ledger(tmp_path, record)
+    book.log(2, TOTALS, loss=2.0)
+    book.close()
+    assert points(tmp_path)["large/loss"] == [(0, 2.0)]
 
 
 @pytest.mark.parametrize("left", [0, 1.0, 1.5])
 def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys, left):
     book = Ledger(tmp_path)
-    book.begin("one", 1)
+    book.begin("one", "large", 1)
     lines = []
     for step in (1, 2):
         book.log(step, TOTALS, loss=0.5)
@@ -171,7 +204,7 @@ def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys
 def test_a_new_run_starts_a_new_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("what was logged before the first checkpoint\n")
     book = Ledger(tmp_path)
-    book.begin("one", 1)
+    book.begin("one", "large", 1)
     book.log(1, TOTALS, loss=1.0)
     book.close()
     assert [line["step"] for line in runs.log(tmp_path)] == [1]

@@ -1,7 +1,11 @@
-"""Checkpoints of a run: models, data iterator and record, written together, in the background, whole or not at all."""
+"""Checkpoints of a run: models, data iterator and record, written together, in the background, whole or not at all.
+
+A checkpoint is whole when it has its checksums (`jaxgrow.interop.checksums`), which come last, and they are right.
+"""
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from jaxgrow.interop.checksums import damage, seal
 from train.errors import UserError, is_full_disk
 from train.step import Model
 
@@ -24,65 +29,70 @@ class Checkpoints:
             preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,  # what a killed save left behind
         )
+        self._sealing = ThreadPoolExecutor(1, "seal")
+        self._sealed: Future[None] | None = None
 
     def save(self, step: int, models: dict[str, Model], data: Any, record: dict[str, Any]) -> None:
-        """Starts saving; returns as soon as the arrays may change."""
+        """Starts saving, when the save before is done; returns as soon as the arrays may change."""
+        self.wait()  # for the one before to be sealed, too: until then the one before that must not be deleted
         trees = {name: _tree(model) for name, model in models.items()}
-        self._orbax.save_checkpointables_async(
+        saving: Any = self._orbax.save_checkpointables_async(
             step, {"models": trees, "data": data}, force=True, custom_metadata=record
         )
+
+        def finish() -> None:
+            saving.result()
+            if jax.process_index() == 0:
+                seal(self.folder / str(step))
+
+        self._sealed = self._sealing.submit(finish)
 
     def restore(
         self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, sharding: Any
     ) -> tuple[dict[str, Model], dict[str, Any]] | None:
         """``(models, record)`` of the newest whole checkpoint, or None if there is none; ``data`` moves to its position.
 
-        ``shapes`` tells from a record which models its checkpoint holds. A damaged checkpoint is reported and set aside.
+        ``shapes`` tells from a record which models its checkpoint holds. A damaged checkpoint is named on stderr and set aside.
 
         Raises:
           UserError: there are checkpoints, but none is whole.
         """
-        damaged = []
-        for info in reversed(self._orbax.checkpoints):
-            try:
-                record: Any = self._orbax.checkpointables_metadata(info.step).custom_metadata
-                expected = shapes(record)
-                abstract = jax.tree.map(
-                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-                    {name: _tree(model) for name, model in expected.items()},
-                )
-                found = self._orbax.load_checkpointables(info.step, {"models": abstract, "data": data})
-            except Exception as error:
-                damaged.append((info.step, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
-                continue
-            for step, why in damaged:
-                print(f"checkpoint {step} is damaged ({why}); using {info.step}", file=sys.stderr)
-                times = len(list(self.folder.glob(f"damaged-{step}.*")))
-                (self.folder / str(step)).rename(self.folder / f"damaged-{step}.{times}")
-            if damaged:
-                self._orbax.reload()
-            trees = found["models"]
-            models = {
-                n: replace(m, **{field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")})
-                for n, m in expected.items()
-            }
-            return models, record
-        if damaged:
-            raise UserError(
-                f"no checkpoint in {self.folder} is whole ({'; '.join(f'{s}: {w}' for s, w in damaged)}); "
-                "move the folder away to start anew"
-            )
-        return None
+        steps = [info.step for info in self._orbax.checkpoints]
+        if not steps:
+            return None
+        step = newest_whole(self.folder, steps)
+        for damaged in (s for s in steps if s > step):
+            times = len(list(self.folder.glob(f"damaged-{damaged}.*")))
+            (self.folder / str(damaged)).rename(self.folder / f"damaged-{damaged}.{times}")
+        self._orbax.reload()
+        record: Any = self._orbax.checkpointables_metadata(step).custom_metadata
+        expected = shapes(record)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            {name: _tree(model) for name, model in expected.items()},
+        )
+        trees = self._orbax.load_checkpointables(step, {"models": abstract, "data": data})["models"]
+        models = {
+            n: replace(m, **{field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")})
+            for n, m in expected.items()
+        }
+        return models, record
 
     def wait(self) -> None:
-        self._orbax.wait()
+        """Until what was saved last is whole."""
+        if self._sealed is not None:
+            self._sealed.result()
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace) -> None:
         try:
-            self._orbax.close()
+            try:
+                self.wait()
+            finally:
+                self._sealing.shutdown()
+                self._orbax.close()
         except Exception as late:
             if error is None or not is_full_disk(error):
                 raise late
@@ -93,15 +103,39 @@ def _tree(model: Model) -> dict[str, Any]:
     return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
 
 
-def load(folder: str | Path, name: str = "large") -> dict[str, Any]:
-    """The parameters of the model ``name`` in the newest checkpoint of a run, as NumPy arrays."""
-    with ocp.training.Checkpointer(str(Path(folder).resolve() / "checkpoints")) as checkpoints:
-        if checkpoints.latest is None:
-            raise UserError(f"there is no checkpoint in {folder}")
-        metadata = checkpoints.checkpointables_metadata(checkpoints.latest).metadata["models"]
+def load(folder: str | Path, name: str = "large", step: int | None = None) -> dict[str, Any]:
+    """The parameters of the model ``name`` in a run's newest whole checkpoint, or in that of ``step`` alone, as NumPy arrays.
+
+    Raises:
+      UserError: there is no such checkpoint, or none that is whole.
+    """
+    where = Path(folder).resolve() / "checkpoints"
+    with ocp.training.Checkpointer(str(where)) as checkpoints:
+        step = newest_whole(where, [c.step for c in checkpoints.checkpoints if step in (None, c.step)])
+        metadata = checkpoints.checkpointables_metadata(step).metadata["models"]
         abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata[name]["params"])
         some = ocp.Context()
         some.pytree.loading.partial_load = True
         with some:
-            found = checkpoints.load_checkpointables(checkpoints.latest, {"models": {name: {"params": abstract}}})
+            found = checkpoints.load_checkpointables(step, {"models": {name: {"params": abstract}}})
         return found["models"][name]["params"]
+
+
+def newest_whole(folder: Path, steps: list[int]) -> int:
+    """The last of ``steps`` whose checkpoint in ``folder`` is whole; later ones, which are damaged, are named on stderr.
+
+    Raises:
+      UserError: there is none.
+    """
+    damaged: list[tuple[int, str]] = []
+    for step in sorted(steps, reverse=True):
+        found = damage(folder / str(step))
+        if found is None:
+            for other, why in damaged:
+                print(f"checkpoint {other} is damaged ({why}); using {step}", file=sys.stderr)
+            return step
+        damaged.append((step, found))
+    if not damaged:
+        raise UserError(f"there is no checkpoint in {folder}")
+    whys = "; ".join(f"{step}: {why}" for step, why in damaged)
+    raise UserError(f"no checkpoint in {folder} is whole ({whys}); move the folder away to start anew")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from train import plots
 from train.comparison import Comparison
-from train.config import Experiment, as_json, load
+from train.config import Experiment, as_json, load, say_long_warmups
 from train.errors import UserError, exits_cleanly
 from train.pretrain import run
 from train.report import Run, refuse_unlike
@@ -42,6 +42,8 @@ def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[in
         run(replace(experiment, seed=seed), folder)
         return Run(experiment.name, seed, folder)
 
+    for experiment in shorter:
+        say_long_warmups(experiment)
     return Comparison([[one(e, s) for s in seeds] for e in configs], [[one(e, s) for s in seeds] for e in shorter])
 
 

@@ -1,10 +1,12 @@
 """What a run is: one frozen dataclass, made by ``config()`` of a Python file, overridden by ``--set a.b=c``."""
 
 import ast
+import copy
 import dataclasses
 import difflib
 import importlib.util
 import json
+import sys
 import traceback
 import types
 import typing
@@ -18,7 +20,10 @@ from train.errors import UserError
 from train.images import Images
 from train.methods import Method, Scratch
 from train.optim import Optim, transformation
-from train.plan import Plan, Train, shapes
+from train.plan import Plan, Train, describe, shapes
+
+# Fields as `as_json` names them: they change how a run goes and what it writes, not what it computes.
+FREE = frozenset({"log_every", "checkpoint_every", "parallel", "data.Data.cache", "data.Images.cache"})
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Experiment:
 
 
 def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
-    """The experiment of a config file, with ``a.b=c`` overrides.
+    """The experiment of a config file, with ``a.b=c`` overrides, which are judged together: one may need another.
 
     Raises:
       UserError: the file is missing, breaks, or does not define ``config() -> Experiment``; or an override does not fit.
@@ -80,6 +85,8 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
         if not equals:
             raise UserError(f"--set takes a.b=c, not {override!r}")
         experiment = _set(experiment, name.split("."), text, name)
+    if overrides:
+        experiment = _valid(experiment, overrides)
     wrong = _misfits(experiment)
     if wrong:
         raise UserError(f"config {path}: {'; '.join(wrong)}")
@@ -89,11 +96,21 @@ def load(path: str | Path, overrides: typing.Sequence[str] = ()) -> Experiment:
         _ = [phase.cost for phase in plan if isinstance(phase, Train)]  # layers that a layer drop names must exist
     except ValueError as error:
         raise UserError(f"config {path}: {error}") from error
+    say_long_warmups(experiment)
     return experiment
 
 
+def say_long_warmups(experiment: Experiment) -> None:
+    """Names on stderr each phase that ends before its warm-up does: its learning rate never comes to its peak."""
+    phases = (phase for phase in experiment.plan if isinstance(phase, Train))
+    for name, steps, warmup in dict.fromkeys((describe(p), p.steps, p.optim.warmup) for p in phases):
+        if 0 < steps < warmup:
+            said = f"{experiment.name}: {name} has {steps} steps, but a warm-up of {warmup}: its rate never comes to its peak"
+            print(said, file=sys.stderr)
+
+
 def as_json(experiment: Experiment) -> dict[str, Any]:
-    """Everything that decides what a run computes; equal for equal runs."""
+    """The experiment as ``config.json``; equal for equal ones."""
 
     def plain(node: Any) -> Any:
         if isinstance(node, Config):
@@ -117,8 +134,13 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
     return [] if old == new else [f"{name}: {old!r} and {new!r}"]
 
 
+def conflicts(old: Any, new: Any) -> list[str]:
+    """The `differences` of two runs' ``config.json`` that decide what is computed: all but those in `FREE`."""
+    return [d for d in differences(old, new) if d.partition(": ")[0] not in FREE]
+
+
 def _set(node: Any, path: list[str], text: str, name: str) -> Any:
-    """``node`` with the field at ``path`` set. Items of tuples are named by number: ``method.up.0.lr``."""
+    """``node`` with the field at ``path`` set, and not judged yet. Items of tuples are named by number: ``method.up.0.lr``."""
     head, *rest = path
     if isinstance(node, tuple):
         if not head.isdigit() or int(head) >= len(node):
@@ -136,10 +158,28 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         near = difflib.get_close_matches(head, types_, cutoff=0.5) or sorted(types_)
         raise UserError(f"--set {name}: {type(node).__name__} has no field {head!r}; did you mean {' or '.join(near)}?")
     value = _set(getattr(node, head), rest, text, name) if rest else _parse(text, types_[head], name)
+    node = copy.copy(node)
+    object.__setattr__(node, head, value)  # frozen, and to be judged when all overrides are in
+    return node
+
+
+def _valid(node: Any, overrides: typing.Sequence[str], name: str = "") -> Any:
+    """``node``, which is at ``name``, made again from the bottom up as its classes check it.
+
+    Raises:
+      UserError: one of them refuses what ``overrides`` made of it.
+    """
+    if isinstance(node, tuple):
+        return tuple(_valid(item, overrides, f"{name}{i}.") for i, item in enumerate(node))
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return node
+    fields = {f.name: _valid(getattr(node, f.name), overrides, f"{name}{f.name}.") for f in dataclasses.fields(node)}
     try:
-        return dataclasses.replace(node, **{head: value})  # type: ignore[type-var]
+        return type(node)(**fields)
     except ValueError as error:
-        raise UserError(f"--set {name}={text}: {error}") from error
+        within = [o for o in overrides if o.startswith(name)]
+        own = [o for o in within if "." not in o.partition("=")[0].removeprefix(name)]
+        raise UserError(f"--set {' '.join(own or within)}: {error}") from error
 
 
 def _parse(text: str, hint: Any, name: str) -> Any:

@@ -1,6 +1,7 @@
 """What is wrong with the input, as opposed to the program."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -13,6 +14,10 @@ class Diverged(UserError):
     """A number of a run is NaN or infinite: it may be wrong input, but another run need not share it."""
 
 
+class Preempted(Exception):
+    """A run was asked to stop, and has saved: nothing is wrong, it only has to be started again. The scripts exit with 75."""
+
+
 def exits_cleanly(main: Callable[[], None]) -> None:
     """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs tracebacks of errors that it also raises
@@ -20,6 +25,9 @@ def exits_cleanly(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         sys.exit(_say(str(error), 2))
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(os.EX_TEMPFAIL)
     except KeyboardInterrupt:
         sys.exit(_say("interrupted; the same command continues from the last checkpoint", 130))
     except Exception as error:

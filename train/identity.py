@@ -31,19 +31,16 @@ def same(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> Non
         )
 
 
-def noted(config: Path, here: dict[str, Any], begun: bool) -> dict[str, Any] | None:
-    """What ``config.json`` is to hold if it says nothing of the data yet, which are those ``here``; else None.
+def noted(config: Path, here: Mapping[str, Any]) -> None:
+    """Says on stderr if the ``config.json`` of a run that has begun names no data.
 
     Raises:
-      UserError: it names others.
+      UserError: it names others than those ``here``.
     """
     content = json.loads(config.read_text())
     if "corpus" in content:
-        same(content["corpus"], here, config.parent)
-        return None
-    if begun:
-        print(f"{config.parent} was begun before data were noted; from now on they are {told(here)}", file=sys.stderr)
-    return content | {"corpus": here}
+        return same(content["corpus"], here, config.parent)
+    print(f"{config.parent} was begun before data were noted; from now on they are {told(here)}", file=sys.stderr)
 
 
 def told(identity: Mapping[str, Any]) -> str:

@@ -19,20 +19,29 @@ class Ledger:
 
     Validation is a measurement, not a cost: its time is left out, and that of compiling it.
 
-    ``record`` is what `record()` returned when a checkpoint was saved: counting goes on from there, and lines that were
-    logged later are cut off, for they will come again.
+    ``record`` is what `record()` returned when a checkpoint was saved: counting goes on from there, and lines and TensorBoard's
+    points that were logged later are cut off, for they will come again.
     """
 
     def __init__(self, folder: Path, record: dict[str, Any] | None = None):
         record = record or {
-            "tokens": 0, "flops": 0.0, "seconds": 0.0, "compile_seconds": 0.0, "steps": 0, "phases": [], "bytes": 0
-        }  # fmt: skip
+            "tokens": 0,
+            "flops": 0.0,
+            "seconds": 0.0,
+            "compile_seconds": 0.0,
+            "steps": 0,
+            "phases": [],
+            "bytes": 0,
+            "events": {},
+        }
         self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
         self.phases: list[dict[str, Any]] = record["phases"]
         self._before, self._start = record["seconds"], time.monotonic()
         self._compiled, self._compiling = record["compile_seconds"], Compiling()
         self._log = _continued(folder / "metrics.jsonl", record["bytes"])
-        self._events = EventFileWriter(str(folder / "tensorboard"))
+        self._board = folder / "tensorboard"
+        _cut(self._board, record["events"])
+        self._events = EventFileWriter(str(self._board))
         self._events.add_event(Event(wall_time=time.time(), step=self.steps, file_version="brain.Event:2"))
 
     @property
@@ -51,11 +60,11 @@ class Ledger:
         self._before, self._start = before, time.monotonic()
         self._compiled = compiled - self._compiling.seconds
 
-    def begin(self, phase: str, parameters: int) -> None:
-        """Opens the account of a phase, and closes the one before."""
+    def begin(self, phase: str, model: str, parameters: int) -> None:
+        """Opens the account of a phase, which makes or trains ``model``, and closes the one before."""
         self._settle()
         self.phases.append(
-            {"phase": phase, "parameters": parameters}
+            {"phase": phase, "model": model, "parameters": parameters}
             | {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0, "compile_seconds": 0.0, "layers": 0.0}
         )
 
@@ -75,22 +84,29 @@ class Ledger:
 
     def totals(self) -> dict[str, float]:
         spent = {"seconds": round(self.seconds, 3), "compile_seconds": round(self.compile_seconds, 3)}
-        return {"tokens": self.tokens, "flops": self.flops} | spent
+        return {"steps": self.steps, "tokens": self.tokens, "flops": self.flops} | spent
 
     def log(self, step: int, totals: dict[str, float], **values: float | list[float]) -> None:
-        """Writes a line: what the run had cost, and ``values``, at ``step`` of the phase."""
+        """Writes a line: what the run had cost, and ``values``, at ``step`` of the phase.
+
+        TensorBoard's tags are ``model/value``, of points at the run's steps then; those of totals have no model.
+        """
+        totals = dict(totals)
+        steps = totals.pop("steps")
         line = {"phase": self.phases[-1]["phase"], "step": step, **totals, **values}
         self._log.write(json.dumps(line).encode() + b"\n")
         self._log.flush()
         flat = {f"{k}/{i}": x for k, v in values.items() if isinstance(v, list) for i, x in enumerate(v)}
-        flat |= {k: v for k, v in (values | totals).items() if not isinstance(v, list)}
-        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in flat.items()])
-        self._events.add_event(Event(wall_time=time.time(), step=self.steps, summary=summary))
+        flat |= {k: v for k, v in values.items() if not isinstance(v, list)}
+        tagged = {f"{self.phases[-1]['model']}/{k}": v for k, v in flat.items()} | totals
+        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in tagged.items()])
+        self._events.add_event(Event(wall_time=time.time(), step=steps, summary=summary))
 
     def record(self) -> dict[str, Any]:
         """Everything that a run needs to go on counting from here, as JSON."""
         self._settle()
         os.fsync(self._log.fileno())  # a checkpoint must not outlive the lines that it counts
+        self._events.flush()
         return {
             "tokens": self.tokens,
             "flops": self.flops,
@@ -99,6 +115,7 @@ class Ledger:
             "steps": self.steps,
             "phases": [dict(p) for p in self.phases],
             "bytes": self._log.tell(),
+            "events": {p.name: p.stat().st_size for p in sorted(self._board.iterdir())},
         }
 
     def _settle(self) -> None:
@@ -148,3 +165,12 @@ def _continued(path: Path, size: int) -> BinaryIO:
     log.truncate(len(kept))
     log.seek(0, os.SEEK_END)
     return log
+
+
+def _cut(board: Path, sizes: dict[str, int]) -> None:
+    """Cuts TensorBoard's files to ``sizes``, and removes those that came later."""
+    for path in board.glob("*"):
+        if path.name not in sizes:
+            path.unlink()
+        elif path.stat().st_size > sizes[path.name]:
+            os.truncate(path, sizes[path.name])

@@ -79,9 +79,7 @@ def transformation(optim: Optim) -> optax.GradientTransformationExtraArgs:
 
 
 @cache
-def _adamw(
-    clip: float, b1: float, b2: float, eps: float, weight_decay: float
-) -> optax.GradientTransformationExtraArgs:
+def _adamw(clip: float, b1: float, b2: float, eps: float, weight_decay: float) -> optax.GradientTransformationExtraArgs:
     return optax.chain(
         optax.clip_by_global_norm(clip),
         optax.scale_by_adam(b1, b2, eps),

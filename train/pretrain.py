@@ -1,6 +1,10 @@
 """Runs the plan of a config: ``python -m train.pretrain CONFIG [--workdir DIR] [--set a.b=c ...]``.
 
-A run that was stopped, however, goes on with the same command and ends as if it had never been stopped.
+A run that was stopped, however, goes on with the same command and ends as if it had never been stopped. What does not decide
+what it computes may differ then: log_every, checkpoint_every, parallel, data.cache.
+
+The exit code is 0 when the run has finished, 75 (EX_TEMPFAIL) when SIGTERM stopped it and it has saved, 2 when something is
+wrong: a config, data, a number that is not finite, a full disk; 130 on Ctrl-C, and 1 with a traceback on a fault of ours.
 """
 
 import argparse
@@ -27,8 +31,8 @@ from jaxgrow.moments import clock
 from train import batches, programs
 from train.checkpoint import Checkpoints
 from train.checkpoint import load as load_checkpoint
-from train.config import Experiment, as_json, differences, load
-from train.errors import Diverged, UserError, exits_cleanly
+from train.config import Experiment, as_json, conflicts, differences, load
+from train.errors import Diverged, Preempted, UserError, exits_cleanly
 from train.gates import Gates
 from train.identity import comparable, noted, same
 from train.ledger import Ledger
@@ -36,6 +40,7 @@ from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
 from train.parallel import local_batch, replicated
 from train.plan import Learn, Measure, Train, Transform, after, describe, shapes
+from train.progress import Progress
 from train.step import Model, Now
 from train.transforms import Coalesce, Correct, Decoalesce, Import
 
@@ -47,10 +52,12 @@ def run(experiment: Experiment, workdir: str | Path) -> dict[str, Any]:
     """Runs the plan, or what is left of it, in ``workdir``; returns what is in ``workdir/result.json``.
 
     Raises:
-      UserError: bad input, a loss that is not finite, another process in ``workdir``, or SIGTERM (after saving).
+      UserError: bad input, a loss that is not finite, or another process in ``workdir``.
+      Preempted: SIGTERM came; what was reached is saved.
     """
     folder = claim(workdir, experiment)
     if (folder / "result.json").exists():
+        _say(f"the run in {folder} has finished: nothing is left to do")
         return json.loads((folder / "result.json").read_text())
     with _alone(folder):
         return _run(experiment, folder)
@@ -84,19 +91,22 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     probes = max((p.sensitivity.batches for p in plan if isinstance(p, Measure)), default=0)
     micro = experiment.batch // experiment.accumulate // jax.device_count()
     probe = batches.probe(judge, experiment.batch, experiment.eval_batches, micro, probes)
-    corpus = batches.identity(experiment.data)
-    if config := noted(folder / "config.json", corpus, begun=(folder / "checkpoints").exists()):
-        _write(folder / "config.json", config)
+    corpus, config = batches.identity(experiment.data), folder / "config.json"
+    if _begun(folder):
+        noted(config, corpus)
+    _write(config, as_json(experiment) | {"corpus": corpus})  # only now: what cannot begin is no run
 
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data, replicated())
         models, record = found or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
         same(record.get("corpus", corpus), corpus, folder)
+        if found:
+            _say(f"resuming at step {record['step']} of {describe(plan[record['phase']])}")
         with closing(Ledger(folder, record["ledger"])) as ledger, closing(data):
             judged = record["judged"]
             work = _Work(folder, experiment, corpus, checkpoints, ledger, data, held_out, probe, tx, models, judged)
-            with work.bar:
+            with work.bar, work.stop:
                 for i in range(record["phase"], len(plan)):
                     phase = plan[i]
                     if isinstance(phase, Train):
@@ -111,27 +121,31 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     return result
 
 
+def _begun(folder: Path) -> bool:
+    """Whether a run got as far as a line of its log."""
+    log = folder / "metrics.jsonl"
+    some = (log.exists() and log.stat().st_size) or [*folder.glob("result.json"), *folder.glob("checkpoints/*")]
+    return bool(some) and (folder / "config.json").exists()
+
+
 def claim(workdir: str | Path, experiment: Experiment) -> Path:
-    """Makes ``workdir`` the work directory of ``experiment``.
+    """``workdir``, made if need be, which is free for ``experiment``: its own, or one where no run got as far as a line.
 
     Raises:
-      UserError: it belongs to another experiment already, or has ended with other data.
+      UserError: it holds a run that computes something else, or one that has ended with other data.
     """
     folder = Path(workdir).expanduser().resolve()
-    mine, config = as_json(experiment), folder / "config.json"
-    if config.exists():
-        there = json.loads(config.read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    if _begun(folder):
+        there, mine = json.loads((folder / "config.json").read_text()), as_json(experiment)
         known = "corpus" in there
-        other = differences(comparable(there, known), comparable(mine, known))
+        other = conflicts(comparable(there, known), comparable(mine, known))
         if other:
             raise UserError(
                 f"{folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
             )
         if known and comparable(there, False) != comparable(mine, False) and (folder / "result.json").exists():
             same(there["corpus"], batches.identity(experiment.data), folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(config, mine)
     return folder
 
 
@@ -153,25 +167,20 @@ class _Work:
 
     def __post_init__(self):
         e = self.experiment
-        self._stop = Stop()
+        self.stop = Stop()
         tokens = e.batch * e.model.length
         total = sum((p.end - p.begin) * (tokens * p.cost + p.once) for p in e.plan if isinstance(p, Train))
-        self.bar = tqdm(  # in FLOPs, so that the time left is right for small and large models alike
-            total=total,
-            initial=self.ledger.flops,
-            disable=None,
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
-        )
+        self.bar = Progress(total, self.ledger.flops)
 
     def train(self, i: int, phase: Train, done: int) -> Model:
         """Trains ``phase.name``, from step ``done`` of phase ``i`` of the plan."""
         e, tokens = self.experiment, self.experiment.batch * phase.config.length
         name = describe(phase)
-        self.bar.set_description_str(f"{e.name}: {name}")
+        self.bar.phase(f"{e.name}: {name}")
         if done == 0:
             key = jax.random.fold_in(jax.random.key(e.seed), i)
             fresh = programs.start(phase, self.tx, self.models, key)
-            self.ledger.begin(name, _count(fresh.out_info))
+            self.ledger.begin(name, phase.writes, _count(fresh.out_info))
             model = jax.device_put(fresh.compile()(self.models, key), replicated())
             if isinstance(phase, Learn):
                 self.validate(0, model)  # the model as its maps begin
@@ -200,7 +209,7 @@ class _Work:
             model, metrics = run(model, next(self.data), now)
             self.ledger.add(flops=cost, tokens=tokens, steps=1, layers=ran)
             step += 1
-            last, stop = step == phase.end, self._stop.asked
+            last, stop = step == phase.end, self.stop.asked
             if step % e.log_every == 0 or last:
                 self._log(unread)  # the one before: the device need not wait for the host
                 unread = (step, self.ledger.totals(), metrics | {"lr": lr, "layers": ran}, probs)
@@ -219,16 +228,16 @@ class _Work:
                 self.checkpoints.save(self.ledger.steps, after(e.plan, i, self.models, model), self.data, record)
             if stop:
                 self.checkpoints.wait()
-                raise UserError(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
+                raise Preempted(f"stopped by SIGTERM, saved at step {step} of {name}; the same command continues")
         if isinstance(phase, Learn):
             save_maps(self.folder / "maps.npz", phase, model.params)
         return model
 
     def transform(self, phase: Transform) -> Model:
         name = describe(phase)
-        self.bar.set_description_str(f"{self.experiment.name}: {name}")
+        self.bar.phase(f"{self.experiment.name}: {name}")
         if isinstance(phase, Import):
-            self.ledger.begin(name, _count(jax.eval_shape(phase.shapes)))
+            self.ledger.begin(name, phase.writes, _count(jax.eval_shape(phase.shapes)))
             model, cost = load_run(self.folder.parent / phase.run.format(seed=self.experiment.seed), phase.config)
             layers = sum(p["layers"] for p in cost["phases"])
             self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")}, layers=layers)
@@ -239,7 +248,7 @@ class _Work:
         if isinstance(phase, Measure):
             probe = jax.tree.map(lambda x: x[: phase.sensitivity.batches], self.probe)
         lowered = programs.transformed.lower(phase, self.tx, self.models, probe)
-        self.ledger.begin(name, _count(lowered.out_info))
+        self.ledger.begin(name, phase.writes, _count(lowered.out_info))
         if isinstance(phase, Measure):
             result = programs.transformed(phase, self.tx, self.models, probe)
             rows = jax.tree.leaves(probe)[0]
@@ -272,10 +281,7 @@ class _Work:
         self.ledger.log(
             step, totals, **values, **({} if probs is None else {"keep": [round(float(p), 4) for p in probs]})
         )
-        self.bar.n = self.ledger.flops
-        self.bar.set_postfix_str(
-            f", loss {values['loss']:.3f}, {self.ledger.tokens / self.ledger.seconds:,.0f} tokens/s"
-        )
+        self.bar.show(step, totals, values["loss"])
 
     def _finite(self, step: int, metrics: dict[str, Any]) -> dict[str, float]:
         """The metrics as numbers.
@@ -297,7 +303,7 @@ def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     """The last model of a run that has ended, and what the run cost.
 
     Raises:
-      UserError: there is no such run, it has not ended, or its model is another than ``config``.
+      UserError: there is no such run, it has not ended, its model is another than ``config``, or damaged.
     """
     if not (folder / "result.json").exists():
         raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
@@ -306,18 +312,30 @@ def load_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     wrong = differences(result["model"] | alike, config.as_json())
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
-    return Model(jax.device_put(load_checkpoint(folder), replicated()), None, config), result
+    params = load_checkpoint(folder, step=result["steps"])  # what the run cost is what this one cost
+    return Model(jax.device_put(params, replicated()), None, config), result
 
 
 class Stop:
-    """Whether SIGTERM came: preemption, or a polite kill."""
+    """Whether SIGTERM came: preemption, or a polite kill. Outside of the block it is again what it was."""
 
     def __init__(self):
         self.asked = False
-        signal.signal(signal.SIGTERM, self._ask)
+
+    def __enter__(self):
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+        return self
+
+    def __exit__(self, *_) -> None:
+        signal.signal(signal.SIGTERM, self._before)
 
     def _ask(self, *_):
         self.asked = True
+
+
+def _say(message: str) -> None:
+    if jax.process_index() == 0:
+        print(message, file=sys.stderr)
 
 
 def _count(model: Model) -> int:
@@ -332,7 +350,9 @@ def _write(path: Path, content: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.pretrain", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m train.pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="a Python file with config() -> Experiment")
     parser.add_argument("--workdir", help="where the run lives (default: runs/<name of the experiment>)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")

@@ -14,6 +14,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.axes import Tree
+from jaxgrow.interop.checksums import NAME, damage, seal
 from jaxgrow.interop.files import RECORD, CheckpointError, read_json
 from jaxgrow.interop.huggingface import family_of
 from jaxgrow.interop.source import Checkpoint, Loaded, Source
@@ -70,8 +71,10 @@ class Orbax(Loaded, Checkpoint):
 
 
 def _params(folder: Path) -> Tree:
-    found: Any = ocp.metadata(str(folder.resolve())).metadata
-    return ocp.load(str(folder.resolve()), jax.tree.map(_empty, found))
+    if (folder / NAME).exists() and (found := damage(folder)):
+        raise CheckpointError(f"{folder} is damaged: {found}; take another copy of it")
+    shapes: Any = ocp.metadata(str(folder.resolve())).metadata
+    return ocp.load(str(folder.resolve()), jax.tree.map(_empty, shapes))
 
 
 def _newest(folder: Path) -> Tree:
@@ -79,14 +82,19 @@ def _newest(folder: Path) -> Tree:
     with ocp.training.Checkpointer(str(folder.resolve())) as checkpoints:
         if checkpoints.latest is None:
             raise CheckpointError(f"there is no checkpoint in {folder}")
+        if found := damage(folder / str(checkpoints.latest.step)):
+            raise CheckpointError(
+                f"checkpoint {checkpoints.latest.step} in {folder} is damaged: {found}; without its result.json the run's "
+                "own command makes it again, from the checkpoint before"
+            )
         models: Any = checkpoints.checkpointables_metadata(checkpoints.latest).metadata["models"]
         name = "large" if "large" in models else next(iter(models))
         some = ocp.Context()
         some.pytree.loading.partial_load = True
         with some:
             wanted = {"models": {name: {"params": jax.tree.map(_empty, models[name]["params"])}}}
-            found: Any = checkpoints.load_checkpointables(checkpoints.latest, wanted)
-        return found["models"][name]["params"]
+            loaded: Any = checkpoints.load_checkpointables(checkpoints.latest, wanted)
+        return loaded["models"][name]["params"]
 
 
 def _empty(x: Any) -> np.ndarray:
@@ -98,3 +106,4 @@ def write(source: Source, folder: Path) -> None:
     params = source.params()
     with uninterrupted():
         ocp.save(str((folder / PARAMS).resolve()), params)
+    seal(folder / PARAMS)

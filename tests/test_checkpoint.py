@@ -1,0 +1,151 @@
+"""Checkpoints that a disk has changed are found, whatever was changed; the newest whole one is used, and that is said."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.interop import CheckpointError, open_checkpoint
+from train import checkpoint, pretrain
+from train.checkpoint import Checkpoints, load
+from train.errors import UserError
+from train.parallel import replicated
+from train.step import Model
+
+RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
+
+
+def position(step: int) -> Any:
+    """An iterator over data that has given ``step`` samples."""
+    data = iter(grain.MapDataset.range(9).to_iter_dataset())
+    for _ in range(step):
+        next(data)
+    return data
+
+
+def model(step: int) -> Model:
+    return Model({"kernel": np.arange(step, step + 5000, dtype=np.float32)}, None, runs.MODEL)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run's folder with the checkpoints 3 and 6."""
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        for step in (3, 6):
+            checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
+    return folder
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def restored(run: Path) -> int:
+    """The step of what is restored, which must be all of it."""
+    data = position(0)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        models, record = checkpoints.restore(lambda record: {"large": model(0)}, data, replicated())
+    step = record["step"]
+    np.testing.assert_array_equal(models["large"].params["kernel"], model(step).params["kernel"])
+    assert record == RECORD | {"step": step} and next(data) == step
+    return step
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1 << 3
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = [cut, Path.unlink, flip]
+
+
+def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
+    assert restored(saved) == 6
+    np.testing.assert_array_equal(load(saved)["kernel"], model(6).params["kernel"])
+    np.testing.assert_array_equal(load(saved, step=3)["kernel"], model(3).params["kernel"])
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_a_change_of_any_file_is_found_and_said_and_the_checkpoint_before_is_used(saved, tmp_path, capsys):
+    """Of the array file each kind of change; of the others, whose every byte is a law of checksums, one kind each."""
+    paths = files(saved / "checkpoints" / "6")
+    arrays = max(paths, key=lambda path: path.stat().st_size)
+    cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)] + [(arrays, damage) for damage in DAMAGES]
+    assert len(paths) > 8
+    for path, damage in cases:
+        run = tmp_path / "run"
+        shutil.copytree(saved, run)
+        damage(run / path.relative_to(saved))
+        assert load(run)["kernel"][0] == 3, path  # to read it is not to move it
+        assert restored(run) == 3, path
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said
+        assert said[0].startswith("checkpoint 6 is damaged (") and path.name in said[0]
+        assert (run / "checkpoints" / "damaged-6.0").is_dir()
+        shutil.rmtree(run)
+
+
+def test_with_no_whole_checkpoint_one_line_says_so_and_nothing_is_moved(saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    for step in (3, 6):
+        flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
+    before = files(tmp_path)
+    for reading in (restored, load):
+        with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed; 3: \S+ has changed\)"):
+            reading(tmp_path)
+    with pytest.raises(UserError, match=r"is whole \(6: \S+ has changed\)"):
+        load(tmp_path, step=6)
+    with pytest.raises(UserError, match="there is no checkpoint in"):
+        load(tmp_path, step=9)
+    assert files(tmp_path) == before
+
+
+def test_a_process_that_dies_before_the_checksums_has_not_saved(saved, tmp_path, monkeypatch, capsys):
+    def dies(folder):
+        raise runs.Killed
+
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(checkpoint, "seal", dies)
+    with pytest.raises(runs.Killed), Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(9, {"large": model(9)}, position(9), RECORD | {"step": 9})
+    assert restored(tmp_path) == 6
+    assert "checkpoint 9 is damaged (it has no SHA256SUMS" in capsys.readouterr().err
+
+
+def test_checksums_that_cannot_be_written_are_an_error_at_the_next_save(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "seal", full)
+    with pytest.raises(OSError, match="No space"), Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 6):
+            checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
+    assert not (tmp_path / "6").exists()
+
+
+def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_path):
+    """What it cost is what that one cost: an earlier one is no substitute."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
+    read = pretrain.load_run(tmp_path, runs.MODEL)[0]
+    np.testing.assert_array_equal(read.params["kernel"], model(6).params["kernel"])
+    flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed\)"):
+        pretrain.load_run(tmp_path, runs.MODEL)
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 6 in .* is damaged: \S+ has changed; without its result.json"
+    ):
+        open_checkpoint(tmp_path)
