@@ -24,18 +24,10 @@ class Ledger:
     """
 
     def __init__(self, folder: Path, record: dict[str, Any] | None = None):
-        record = record or {
-            "tokens": 0,
-            "flops": 0.0,
-            "seconds": 0.0,
-            "compile_seconds": 0.0,
-            "steps": 0,
-            "phases": [],
-            "bytes": 0,
-            "events": {},
-        }
+        begun = {"tokens": 0, "flops": 0.0, "seconds": 0.0, "compile_seconds": 0.0, "steps": 0, "bytes": 0}
+        record = begun | {"phases": [], "events": {}} | (record or {})  # one of before compiling was counted lacks it
         self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
-        self.phases: list[dict[str, Any]] = record["phases"]
+        self.phases: list[dict[str, Any]] = [{"compile_seconds": 0.0} | p for p in record["phases"]]
         self._before, self._start = record["seconds"], time.monotonic()
         self._compiled, self._compiling = record["compile_seconds"], Compiling()
         self._log = _continued(folder / "metrics.jsonl", record["bytes"])

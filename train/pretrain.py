@@ -241,7 +241,7 @@ class _Work:
             model, cost = load_run(self.folder.parent / phase.run.format(seed=self.experiment.seed), phase.config)
             layers = sum(p["layers"] for p in cost["phases"])
             self.ledger.add(**{k: cost[k] for k in ("flops", "tokens", "steps")}, layers=layers)
-            self.ledger.charge(cost["seconds"], cost["compile_seconds"])
+            self.ledger.charge(cost["seconds"], cost.get("compile_seconds", 0.0))
             self.validate(0, model)
             return model
         probe = None

@@ -33,7 +33,10 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        return json.loads((self.folder / "result.json").read_text())
+        found = json.loads((self.folder / "result.json").read_text())
+        if "compile_seconds" not in found:
+            raise UserError(f"{self.folder} is of before compiling was counted; run it again in another --workdir")
+        return found
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
