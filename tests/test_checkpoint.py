@@ -51,7 +51,9 @@ def restored(run: Path) -> int:
     """The step of what is restored, which must be all of it."""
     data = position(0)
     with Checkpoints(run / "checkpoints") as checkpoints:
-        models, record = checkpoints.restore(lambda record: {"large": model(0)}, data, replicated())
+        found = checkpoints.restore(lambda record: {"large": model(0)}, data, replicated())
+    assert found is not None
+    models, record = found
     step = record["step"]
     np.testing.assert_array_equal(models["large"].params["kernel"], model(step).params["kernel"])
     assert record == RECORD | {"step": step} and next(data) == step
