@@ -26,7 +26,7 @@ from jaxgrow.maps import Growth, Rules
 try:
     import resource
 except ImportError:  # not on Windows
-    resource = None
+    resource: Any = None
 
 METHODS = operators.DEPTH | operators.WIDTH
 ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at most
