@@ -28,7 +28,7 @@ from jaxgrow.signals import interrupting
 try:
     import resource
 except ImportError:  # as on Windows
-    resource = None
+    resource: Any = None
 
 METHODS = operators.DEPTH | operators.WIDTH
 ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at most

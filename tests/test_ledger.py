@@ -251,14 +251,14 @@ def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
 
 def test_compiling_is_told_apart_in_every_phase_and_validation_is_none_of_it(tmp_path, clock):
     book, event = Ledger(tmp_path), "/jax/core/compile/backend_compile_duration"
-    book.begin("one", 1)
+    book.begin("one", "large", 1)
     clock.now += 3
     jax.monitoring.record_event_duration_secs(event, 2.0)
     with book.paused():
         clock.now += 50
         jax.monitoring.record_event_duration_secs(event, 40.0)
     assert book.totals()["compile_seconds"] == 2
-    book.begin("two", 1)
+    book.begin("two", "large", 1)
     clock.now += 2
     jax.monitoring.record_event_duration_secs(event, 1.0)
     jax.monitoring.record_event_duration_secs("/of/another/kind", 1.0)

@@ -21,7 +21,8 @@ class Progress:
         """``totals``: what the run had cost at ``step``. The speed is since the phase's first line, without compiling."""
         self._bar.n = totals["flops"]
         self._first = self._first or totals
-        tokens, seconds = (totals[unit] - self._first[unit] for unit in ("tokens", "seconds"))
+        spent = {unit: totals[unit] - self._first[unit] for unit in ("tokens", "seconds", "compile_seconds")}
+        tokens, seconds = spent["tokens"], spent["seconds"] - spent["compile_seconds"]
         speed = f", {tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
         self._bar.set_postfix_str(f"step {step}, loss {loss:.3f}{speed}")
 

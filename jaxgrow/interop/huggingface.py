@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -157,10 +158,15 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(architecture, str) and architecture in FAMILIES:
         return FAMILIES[architecture]
-    alike = [family for family in FAMILIES.values() if family.model_type == foreign.get("model_type")]
+    stems = {re.split("For|LMHead", name)[0]: family for name, family in FAMILIES.items()}
+    alike = [
+        family
+        for stem, family in stems.items()
+        if family.model_type == foreign.get("model_type") and str(architecture).startswith(stem)
+    ]
     way_out = ""
     for family in alike[:1]:
-        bare = isinstance(architecture, str) and architecture.endswith("Model")
+        bare = str(architecture).endswith("Model")
         tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
         way_out = f", {'a model without its head' if bare else 'another head'}; "
         if bare and family.prefix and tied is True:  # there is nothing in the head
