@@ -9,4 +9,6 @@ from train.methods import Scratch
 
 
 def config() -> Experiment:
-    return replace(scratch(), name="wiki12_pld", method=Scratch(LayerDrop(theta=0.5)))
+    base = scratch()
+    optim = replace(base.optim, peak_lr=1e-2)
+    return replace(base, name="wiki12_pld", optim=optim, method=Scratch(LayerDrop(theta=0.5)))

@@ -10,4 +10,6 @@ from train.methods import Scratch
 
 def config() -> Experiment:
     drop = LayerDrop(theta=0.5, sensitivity=Sensitivity())
-    return replace(scratch(), name="wiki12_sbld50", method=Scratch(drop))
+    base = scratch()
+    optim = replace(base.optim, peak_lr=1e-2)
+    return replace(base, name="wiki12_sbld50", optim=optim, method=Scratch(drop))

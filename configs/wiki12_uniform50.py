@@ -13,4 +13,6 @@ from train.methods import Scratch
 
 def config() -> Experiment:
     drop = LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))
-    return replace(scratch(), name="wiki12_uniform50", method=Scratch(drop))
+    base = scratch()
+    optim = replace(base.optim, peak_lr=1e-2)
+    return replace(base, name="wiki12_uniform50", optim=optim, method=Scratch(drop))
