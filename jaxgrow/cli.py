@@ -210,7 +210,10 @@ def _as_typed() -> Iterator[None]:
         yield
     except ValueError as error:
         text = re.sub(rf"\b({'|'.join(AXES)})=(\d+)", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", str(error))
-        raise CheckpointError(text) from error
+        said = CheckpointError(text)
+        for note in getattr(error, "__notes__", []):  # what became of DST
+            said.add_note(note)
+        raise said from error
 
 
 def _typed(a: argparse.Namespace, source: Source, **options: Any) -> Source:

@@ -298,6 +298,10 @@ def test_a_dry_run_for_people_and_one_that_is_refused(tmp_path, folder, capsys):
     arguments = ("grow", folder, tmp_path / "b", "--method", "hypercloning", "--embed", "24", "--dry-run")
     assert "--heads 8 fits" in refused(capsys, *arguments)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "b").mkdir()
+    assert "--overwrite replaces it" in refused(
+        capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", "8", "--dry-run"
+    )
 
 
 def test_inspect_as_json(folder, capsys):

@@ -1,5 +1,6 @@
 """Checkpoints in, checkpoints out: opened as a `Source`, whatever their kind, and written from any."""
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxgrow.interop import huggingface
 from jaxgrow.interop.files import RECORD, CheckpointError, extras, inside, read_json, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import HuggingFace
+from jaxgrow.interop.replacing import may_become
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.interop.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.maps import Growth
@@ -130,7 +132,7 @@ def write(
       roots: the checkpoints that it was made of. The first one says the kind, if ``to`` does not, and has the
         ``config.json`` and the other files that are carried over.
       shard: bytes of a safetensors file, at most.
-      dry_run: writes nothing; what is wrong with the model is told all the same.
+      dry_run: writes nothing; what is wrong with the model or the folder is told all the same.
 
     Raises:
       CheckpointError: the folder exists, or the architecture has no such model.
@@ -146,6 +148,7 @@ def write(
     if foreign is not None and root is not None:
         foreign = _in_dtype(foreign, source, root)
     if dry_run:
+        may_become(Path(os.path.abspath(folder)), [r.folder for r in roots], overwrite)
         return size
     about: dict[str, Any] = {"version": __version__, **record, "sources": [r.fingerprint() for r in roots]}
     about |= {"config": source.config.as_json(), "files": [file.name for file in carried]}
