@@ -62,8 +62,9 @@ def main() -> None:
     text = {n: training(Windows(tokens, LENGTH), n, seed=0) for n in SIZES}
     sides: dict[Any, Any] = {n: (lambda n=n: seconds(text[n], 4096, n)) for n in SIZES}
     alternate(sides, 1)
-    times = alternate(sides, a.rounds)
-    wait = alternate({n: (lambda n=n: waiting(text[n])) for n in SIZES}, a.rounds)
+    times: dict[Any, Any] = alternate(sides, a.rounds)
+    waits: dict[Any, Any] = {n: (lambda n=n: waiting(text[n])) for n in SIZES}
+    wait: dict[Any, Any] = alternate(waits, a.rounds)
     for stream in text.values():
         stream.close()
 

@@ -193,8 +193,8 @@ def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[s
             )
         large[axis] = operators.group_size(units) * small[axis] if isinstance(units, str) else sum(map(len, units))
     leading = next((axis for axis in ("heads", "kv_heads") if axis in groups), None)
-    for axis in ("heads", "kv_heads", "embed", "mlp") if leading else ():
-        if axis in small and axis not in groups:
+    for axis in ("heads", "kv_heads", "embed", "mlp"):
+        if leading is not None and axis in small and axis not in groups:
             large[axis], rest = divmod(small[axis] * large[leading], small[leading])
             if rest:
                 raise ValueError(

@@ -6,6 +6,7 @@ differentiate through them, and combine them with `swap`, `dual` and `compose`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -147,7 +148,7 @@ def _each(growth: Any, change: Any) -> Any:
     """The growth with ``change`` done to every map."""
     if not isinstance(growth, Rules):
         return {name: change(m) for name, m in growth.items()}
-    rules = (r.replace(terms=tuple(_each(term, change) for term in r.terms)) for r in growth.rules)
+    rules = (replace(r, terms=tuple(_each(term, change) for term in r.terms)) for r in growth.rules)
     return Rules(tuple(rules), growth.eps)
 
 

@@ -130,14 +130,14 @@ class Compiling:
         self._spans: list[tuple[float, float]] = []  # (begin, seconds), one after the other
         jax.monitoring.register_event_duration_secs_listener(self._ended)
 
-    def _ended(self, event: str, seconds: float, **_: Any) -> None:
+    def _ended(self, event: str, duration_secs: float, **_: Any) -> None:
         if not event.startswith("/jax/core/compile/"):
             return
-        begin = time.monotonic() - seconds
+        begin = time.monotonic() - duration_secs
         while self._spans and self._spans[-1][0] >= begin:
             self.seconds -= self._spans.pop()[1]
-        self._spans.append((begin, seconds))
-        self.seconds += seconds
+        self._spans.append((begin, duration_secs))
+        self.seconds += duration_secs
 
     def close(self) -> None:
         jax.monitoring.unregister_event_duration_listener(self._ended)

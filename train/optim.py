@@ -110,4 +110,4 @@ def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
             return updates, state
         return optax.masked(plain, decays(axes)).update(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]  # axes has no default: forgotten, it raises

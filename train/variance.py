@@ -10,6 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
+
 from jaxgrow.drop import Variance, fit_variance
 from train.config import differences
 from train.errors import UserError, exits_cleanly
@@ -24,7 +26,8 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         if not (folder / "result.json").exists():
             raise UserError(f"there is no finished run in {folder}; run its config first")
     base, config = (json.loads((folder / "config.json").read_text()) for folder in (baseline, dropped))
-    wrong = differences(*({k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config)))
+    alike, there = ({k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config))
+    wrong = differences(alike, there)
     if wrong:
         raise UserError(f"{baseline} and {dropped} differ in more than in dropping layers: {'; '.join(wrong)}")
     drop = config["method"].get("Scratch", {}).get("drop")
@@ -37,9 +40,8 @@ def fit(baseline: Path, dropped: Path) -> Variance:
     losses = [{line["step"]: line["val_loss"] for line in Run("", 0, f).curve} for f in (baseline, dropped)]
     steps = sorted(t for t in losses[0].keys() & losses[1].keys() if first < t <= last)
     try:
-        return fit_variance(
-            [(t - first) / (last - first) for t in steps], [(losses[1][t] - losses[0][t]) ** 2 for t in steps]
-        )
+        times = np.array([(t - first) / (last - first) for t in steps])
+        return fit_variance(times, np.array([(losses[1][t] - losses[0][t]) ** 2 for t in steps]))
     except ValueError as error:
         raise UserError(f"{error} ({len(steps)} steps of {baseline} and {dropped})") from error
 

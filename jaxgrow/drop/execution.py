@@ -315,7 +315,7 @@ def _sliced(module: nn.Module, whole: Any) -> bool:
 def _changed(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, str | None, tuple, dict[str, Any]]:
     """The block's first argument, its name if it was given by name, and the other arguments."""
     name = None if args else next(iter(inspect.signature(module.__call__).parameters), None)
-    x = args[0] if args else kwargs.get(name)
+    x = args[0] if args else kwargs.get(name or "")
     if not isinstance(x, jax.Array | np.ndarray):
         raise ValueError(f"the first argument of {type(module).__name__} must be the array that it changes, not {x!r}")
     return x, name, args[1:], {k: v for k, v in kwargs.items() if k != name}
