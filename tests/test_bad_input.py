@@ -241,7 +241,7 @@ def test_a_message_of_several_lines_is_said_in_one(capsys):
     [
         (["--seeds", "a,b"], "--seeds takes numbers divided by commas, not 'a,b'"),
         (["--seeds", ""], "--seeds needs at least one seed"),
-        (["--frontier", "1.5"], "--frontier fractions between 0 and 1, not [1.5]"),
+        (["--frontier", "1.5"], "--frontier takes fractions between 0 and 1, not 1.5"),
         (["--set", "optim.peak_rl=1"], "did you mean peak_lr?"),
     ],
 )
@@ -251,4 +251,4 @@ def test_compare_refuses(tmp_path, refused, options, says):
 
 def test_compare_refuses_two_configs_with_one_name(tmp_path, refused):
     config = runs.script(tmp_path, runs.experiment(tmp_path))
-    assert "two configs have one name: tiny, tiny" in refused(config, config, script=compare)
+    assert "two runs have one name: tiny, tiny; give each its own, such as CONFIG:name=again" in refused(config, config, script=compare)
