@@ -142,9 +142,9 @@ def test_lemon(embed, tied):
     params, large = grown(growth, tied)
     tiles = {8: 6, 15: 12, 12: 12}[embed]
     eta = (tiles / embed) ** 0.5
-    assert tiny.config().resized(growth) == replace(
-        tiny.config(**RAGGED), embed=embed, eps=pytest.approx(tiny.config().eps * eta**2, rel=1e-15)
-    )
+    resized = tiny.config().resized(growth)
+    assert resized == replace(tiny.config(**RAGGED), embed=embed, eps=resized.eps)
+    assert resized.eps == pytest.approx(tiny.config().eps * eta**2, rel=1e-15)
     share = {axis: shares_of(growth, axis) for axis in RAGGED}
     for axis, drawn in share.items():
         old = tiny.WIDTHS[axis]

@@ -117,7 +117,8 @@ GROUPING = Grouping()
 def trained(config, seed: int) -> Model:
     """A model with moments of its own, as after some steps."""
     model = Train("any", 1, BASE, config).start({}, TX, jax.random.key(seed))
-    updates, opt = TX.update(jax.tree.map(lambda p: jnp.cos(p + seed), model.params), model.opt, model.params)
+    grads = jax.tree.map(lambda p: jnp.cos(p + seed), model.params)
+    updates, opt = TX.update(grads, model.opt, model.params, axes=config.axes())
     return Model(jax.tree.map(jnp.add, model.params, updates), opt, config)
 
 

@@ -11,7 +11,7 @@ import runs
 import tiny
 
 from jaxgrow.moments import clock
-from train import pretrain
+from train import pretrain, programs
 from train.batches import next_tokens
 from train.methods import Stage, To
 from train.optim import Optim, Rewarm, learning_rate, transformation
@@ -141,13 +141,15 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
         replace(large, begin=1, until=4),
     )
     monkeypatch.setattr(type(e), "plan", plan)
+    programs.forget()
     monkeypatch.setattr(
-        pretrain,
+        programs,
         "mapped",
         lambda f, how, *, donate=False: (
             counting if donate else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
         ),
     )
     pretrain.run(e, tmp_path / "run")
+    programs.forget()
     assert [birth for _, birth in seen] == [2] * 4
     assert [rate for rate, _ in seen] == [rewarm.rate(optim, 4, i) for i in range(4)] == [1.5, 2, 2, 1]

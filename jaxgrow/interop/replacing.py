@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.interop import checksums
 from jaxgrow.interop.files import RECORD, CheckpointError, listed, read_json
 from jaxgrow.interop.huggingface import family_of
 from jaxgrow.models import from_json
@@ -30,7 +31,16 @@ _BESIDE = (
 )
 _PARAMS = "params"
 _ORBAX = (  # what a folder of parameters is made of, on every level
-    *("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "commit_success.txt", "orbax.checkpoint", "state", "d"),
+    *(
+        checksums.NAME,
+        "_CHECKPOINT_METADATA",
+        "_METADATA",
+        "_sharding",
+        "commit_success.txt",
+        "orbax.checkpoint",
+        "state",
+        "d",
+    ),
     *("manifest.ocdbt", "ocdbt.process_*", "array_metadatas", "process_*", "[0-9a-f]" * 32),
 )
 
