@@ -208,7 +208,7 @@ TWICE = {"embed": 24, "heads": 8, "mlp": 40}
         (
             hypercloning,
             {"heads": 6, "mlp": 30},
-            "axis 'heads': hypercloning needs a multiple of 4, not 6\n  axis 'mlp'",
+            "axis 'heads': hypercloning needs a multiple of 4, not 6: heads=8, say\n  axis 'mlp'",
         ),
         (staged, {**TWICE, "mlp": 50}, "axis 'mlp': staged needs a multiple of 20, not 50"),
         (
