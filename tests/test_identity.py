@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models
 
 from train import batches, pretrain
 from train.checkpoint import Checkpoints
-from train.config import as_json
 from train.errors import UserError
 from train.images import Images
 
@@ -139,20 +138,6 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
     reverse_lines(again, tmp_path)
     with pytest.raises(UserError, match="was begun with other data"):
         pretrain.run(replace(experiment, data=again), folder)
-
-
-def test_a_run_from_before_data_were_noted_goes_on_and_says_so(run, capsys):
-    experiment, folder = run
-    config = json.loads((folder / "config.json").read_text())
-    began, config["data"] = config.pop("corpus"), as_json(experiment)["data"]
-    (folder / "config.json").write_text(json.dumps(config))
-    for metadata in folder.glob("checkpoints/*/_CHECKPOINT_METADATA"):
-        record = json.loads(metadata.read_text())
-        assert record["custom_metadata"].pop("corpus") == began
-        metadata.write_text(json.dumps(record))
-    assert pretrain.run(experiment, folder)["corpus"] == began
-    assert "was begun before data were noted; from now on they are corpus (train " in capsys.readouterr().err
-    assert json.loads((folder / "config.json").read_text())["corpus"] == began
 
 
 def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):

@@ -110,10 +110,10 @@ def test_tensorboard_reads_the_same_numbers_by_model_at_steps_of_the_run(finishe
         last = line
         for name, value in line.items():
             if name not in ("phase", "step"):
-                tag = name if name in ("tokens", "flops", "compile_seconds") else f"{models[line['phase']]}/{name}"
+                tag = name if name in ("tokens", "flops") else f"{models[line['phase']]}/{name}"
                 expected.setdefault(tag, []).append((before + line["step"], pytest.approx(value, rel=1e-6)))
     assert {tag: shown[tag] for tag in expected} == expected
-    assert shown.keys() - expected.keys() == {"seconds"}
+    assert shown.keys() - expected.keys() == {"seconds", "compile_seconds"}  # which differ from run to run
     assert {"large/loss", "coarse1/loss", "large/val_loss", "large/lr", "coarse1/grad_norm"} <= shown.keys()
 
 

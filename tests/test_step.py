@@ -35,10 +35,10 @@ def reference(tx, steps: int):
     """Plain full-batch training on one device, written without anything of `train.step` but the loss."""
     first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))
     params = runs.fresh(runs.MODEL)
-    state = tx.init(params)
+    tx, state = optax.with_extra_args_support(tx), tx.init(params)
     for _ in range(steps):
         value, grads = first(params, BATCH)
-        updates, state = tx.update(grads, state, params)
+        updates, state = tx.update(grads, state, params, axes=runs.MODEL.axes())
         params = jax.tree.map(lambda p, u: p - LR * u, params, updates)
     norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(jax.device_get(grads))))
     return params, state, {"loss": float(value), "grad_norm": norm}

@@ -26,6 +26,9 @@ def made(folder: Path, make: Callable[[Path], None]) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system opens it again, however a process ends
             if not _is_at(lock.fileno(), work / ".lock"):
                 continue
+            if folder.exists():  # it came to be after we looked, and before this work folder, which is ours, was made
+                shutil.rmtree(work)
+                continue
             try:
                 make(work)
                 (work / PROGRESS).unlink(missing_ok=True)

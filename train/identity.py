@@ -1,7 +1,5 @@
 """What a run is trained on is part of what the run is: known by content, wherever the data lie."""
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,18 +27,6 @@ def same(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> Non
             f"{folder} was begun with other data: there {told(there)}, here {told(here)}; bring those back, or give another "
             "--workdir"
         )
-
-
-def noted(config: Path, here: Mapping[str, Any]) -> None:
-    """Says on stderr if the ``config.json`` of a run that has begun names no data.
-
-    Raises:
-      UserError: it names others than those ``here``.
-    """
-    content = json.loads(config.read_text())
-    if "corpus" in content:
-        return same(content["corpus"], here, config.parent)
-    print(f"{config.parent} was begun before data were noted; from now on they are {told(here)}", file=sys.stderr)
 
 
 def told(identity: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ from train.checkpoint import load as load_checkpoint
 from train.config import Experiment, as_json, conflicts, differences, load
 from train.errors import Diverged, Preempted, UserError, exits_cleanly
 from train.gates import Gates
-from train.identity import comparable, noted, same
+from train.identity import comparable, same
 from train.ledger import Ledger
 from train.maps import save as save_maps
 from train.optim import learning_rate, transformation
@@ -93,7 +93,7 @@ def _run(experiment: Experiment, folder: Path) -> dict[str, Any]:
     probe = batches.probe(judge, experiment.batch, experiment.eval_batches, micro, probes)
     corpus, config = batches.identity(experiment.data), folder / "config.json"
     if _begun(folder):
-        noted(config, corpus)
+        same(json.loads(config.read_text()).get("corpus", corpus), corpus, folder)
     _write(config, as_json(experiment) | {"corpus": corpus})  # only now: what cannot begin is no run
 
     tx = transformation(experiment.optim)
