@@ -14,7 +14,7 @@ import runs
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from train import corpus, tokenise
+from train import cache, corpus, tokenise
 from train.cache import made
 from train.data import tokens
 from train.errors import UserError
@@ -212,6 +212,19 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     for thread in threads:
         thread.join()
     assert len(count) == 1 and [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+
+
+def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeypatch):
+    folder, lock = tmp_path / "made", cache.fcntl.flock
+
+    def late(*arguments):
+        folder.mkdir()
+        (folder / "file").write_text("another's")
+        lock(*arguments)
+
+    monkeypatch.setattr(cache.fcntl, "flock", late)
+    assert made(folder, lambda _: pytest.fail("it is there")) == folder
+    assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
 
 
 def test_who_waits_for_one_that_fails_makes_it(tmp_path):
