@@ -27,9 +27,9 @@ from benchmarks.common import between, environment, save, shown, summary
 from jaxgrow import flops
 from jaxgrow.drop import Kept
 from jaxgrow.models import GPT2Config
-from train.batches import next_tokens
-from train.optim import Optim, transformation
-from train.step import Model, loss
+from train.data.batches import next_tokens
+from train.state.model import Model, loss
+from train.state.optim import Optim, transformation
 
 
 def temporary(compiled: jax.stages.Compiled) -> float:

@@ -19,8 +19,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
-from train.batches import Stream, Windows, training
-from train.images import DEIT, Images, images
+from train.data.augment import DEIT
+from train.data.batches import Stream, Windows, training
+from train.data.images import Images, images
 
 LENGTH = 1024
 SIZES = (64, 256, 512, 1024)

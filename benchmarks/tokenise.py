@@ -18,13 +18,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
-from train.corpus import read
+from train.data.corpus import read
 
 ROOT = Path(__file__).parents[1]
 CHILD = """
 import json, resource, sys, tempfile, time
 if __name__ == "__main__":
-    from train.data import Data, tokens
+    from train.data.text import Data, tokens
     with tempfile.TemporaryDirectory() as cache:
         start = time.perf_counter()
         tokens(Data("text", sys.argv[1], tokenizer=sys.argv[2], cache=cache))

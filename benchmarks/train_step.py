@@ -83,10 +83,10 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
     import jax
 
     from jaxgrow.models import GPT2Config
-    from train.batches import next_tokens
-    from train.optim import Optim, transformation
-    from train.parallel import AXIS, mapped
-    from train.step import Model, Now, train_step
+    from train.data.batches import next_tokens
+    from train.loop.parallel import AXIS, mapped
+    from train.loop.step import Model, StepInputs, train_step
+    from train.state.optim import Optim, transformation
 
     global _step
     params = jax.tree.map(jax.numpy.asarray, _weights(size))
@@ -97,7 +97,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     def step() -> float:
         nonlocal model
-        model, metrics = run(model, next_tokens(tokens), Now(np.float32(LR)))
+        model, metrics = run(model, next_tokens(tokens), StepInputs(np.float32(LR)))
         return float(metrics["loss"])
 
     _step = step

@@ -15,14 +15,16 @@ import optax
 import pytest
 
 from jaxgrow.models import Config, GPT2Config
-from train import pretrain, programs
-from train.checkpoint import Checkpoints, load
-from train.config import Experiment
-from train.data import Data
-from train.methods import Growing, Stage, To, VCycle
-from train.optim import Optim
-from train.parallel import replicated
-from train.step import Model
+from train import pretrain
+from train.data.text import Data
+from train.experiment import Experiment
+from train.loop import programs
+from train.loop.parallel import replicated
+from train.plan.methods import Growing, GrowTo, Stage, VCycle
+from train.run.checkpoint import Checkpoints
+from train.run.workdir import load
+from train.state.model import Model
+from train.state.optim import Optim
 
 _DEPTH = []  # of quick() inside of quick()
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
@@ -75,12 +77,9 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
 def script(folder: Path, experiment: Experiment) -> str:
     """A config file of ``experiment``; its path."""
     path = folder / f"{experiment.name}.py"
-    imports = (
-        "from jaxgrow.models import GPT2Config\nfrom train.config import Experiment\nfrom train.data import Data\n"
-    )
-    imports += "from train.optim import Optim\nfrom train.methods import *\nfrom train.plan import *\n"
-    imports += "from train.transforms import *\n\n\n"
-    path.write_text(f"{imports}def config():\n    return {experiment!r}\n")
+    modules = ("jaxgrow.models", "train.experiment", "train.data.text", "train.state.optim", "train.plan.methods")
+    imports = "".join(f"from {name} import *\n" for name in (*modules, "train.plan.modifiers", "train.plan.transforms"))
+    path.write_text(f"{imports}\n\ndef config():\n    return {experiment!r}\n")
     return str(path)
 
 
@@ -109,7 +108,7 @@ def small(folder: Path) -> Path:
     return run
 
 
-def growing(folder: Path, *to: To, source: Stage | str = "small-seed{seed}", **changes: Any) -> Experiment:
+def growing(folder: Path, *to: GrowTo, source: Stage | str = "small-seed{seed}", **changes: Any) -> Experiment:
     """A run that begins from the small model."""
     return experiment(folder, **{"model": LARGE, "method": Growing(SMALL, source, to)} | changes)
 

@@ -10,9 +10,9 @@ import pytest
 import runs
 
 from train import compare, pretrain
-from train.checkpoint import Checkpoints
-from train.config import as_json
 from train.errors import UserError, exits_cleanly, is_full_disk
+from train.experiment import as_json
+from train.run.checkpoint import Checkpoints
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -104,7 +104,7 @@ def test_one_line_says_what_is_wrong(tmp_path, refused, case):
 def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
     assert f"there is no config {tmp_path}/absent.py" in refused(str(tmp_path / "absent.py"))
     (tmp_path / "broken.py").write_text(
-        "from train.config import Experiment\ndef config():\n  return Experiment(nmae='x')"
+        "from train.experiment import Experiment\ndef config():\n  return Experiment(nmae='x')"
     )
     assert "broken.py, line 3: TypeError: " in (said := refused(str(tmp_path / "broken.py"))) and "'nmae'" in said
 
@@ -163,7 +163,7 @@ def test_a_full_disk_while_tokenising(tmp_path, refused, monkeypatch):
 
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr("train.data._bytes", full)
+        patch.setattr("train.data.text._bytes", full)
         said = refused(config, "--workdir", str(tmp_path / "run"))
     assert said.startswith("the disk is full (") and said.endswith("free some space, then the same command continues")
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from train.batches import Windows, training, validation
+from train.data.batches import Windows, training, validation
 from train.errors import UserError
 
 NUMBERS = np.arange(101)
@@ -144,7 +144,7 @@ def test_workers_change_no_sample_and_no_state():
 
 SCRIPT = """
 import multiprocessing, time, numpy as np
-from train.batches import Windows, training
+from train.data.batches import Windows, training
 if __name__ == "__main__":
     source = Windows(np.arange(101), 4)
     source.workers = 1

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from test_flops import products
+from counting import products
 
 from jaxgrow import dual, flops, grow, ligo, operators, sizes
 from jaxgrow.axes import leaves

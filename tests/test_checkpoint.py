@@ -12,11 +12,13 @@ import pytest
 import runs
 
 from jaxgrow.interop import CheckpointError, open_checkpoint
-from train import checkpoint, pretrain
-from train.checkpoint import Checkpoints, load
+from train import pretrain
 from train.errors import UserError
-from train.parallel import replicated
-from train.step import Model
+from train.loop.parallel import replicated
+from train.run import checkpoint
+from train.run.checkpoint import Checkpoints
+from train.run.workdir import finished_run, load
+from train.state.model import Model
 
 RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
 
@@ -142,12 +144,33 @@ def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_
     """What it cost is what that one cost: an earlier one is no substitute."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
-    read = pretrain.load_run(tmp_path, runs.MODEL)[0]
+    read = finished_run(tmp_path, runs.MODEL)[0]
     np.testing.assert_array_equal(read.params["kernel"], model(6).params["kernel"])
     flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed\)"):
-        pretrain.load_run(tmp_path, runs.MODEL)
+        finished_run(tmp_path, runs.MODEL)
     with pytest.raises(
-        CheckpointError, match=r"checkpoint 6 in .* is damaged: \S+ has changed; without its result.json"
+        CheckpointError, match=r"is no finished run and no Hugging Face folder: it has neither jaxgrow\.json"
     ):
-        open_checkpoint(tmp_path)
+        open_checkpoint(tmp_path)  # of a version that did not export its parameters
+
+
+def test_what_a_finished_run_exports_is_what_it_ended_with_and_is_read_only_if_it_is_whole(tmp_path, capsys):
+    with runs.quick():
+        run, experiment = tmp_path / "run", runs.experiment(tmp_path)
+        result = pretrain.run(experiment, run)
+        params = load(run)
+        np.testing.assert_array_equal(params["token_embedding"], load(run, step=result["steps"])["token_embedding"])
+        assert open_checkpoint(run).config == runs.MODEL
+        flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
+        for reading in (load, lambda folder: finished_run(folder, runs.MODEL)):
+            with pytest.raises(
+                UserError, match=r"is damaged: .* has changed.*; without its result.json the run's own command"
+            ):
+                reading(run)
+        with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):
+            open_checkpoint(run)
+        (run / "result.json").unlink()
+        assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
+    np.testing.assert_array_equal(load(run)["token_embedding"], params["token_embedding"])
+    assert "resuming at step 8 of train large" in capsys.readouterr().err

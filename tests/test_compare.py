@@ -12,11 +12,13 @@ import pytest
 import runs
 
 from jaxgrow.models import GPT2Config
-from train import compare, plots, programs
-from train.comparison import Comparison
-from train.config import Experiment, as_json
+from train import compare
 from train.errors import UserError, exits_cleanly
-from train.report import Run, frontier_budget, half_width
+from train.experiment import Experiment, as_json
+from train.loop import programs
+from train.results import plots
+from train.results.comparison import Comparison
+from train.results.runs import Run, frontier_budget, half_width
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,22 +2,23 @@
 
 import dataclasses
 import functools
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 import runs
 
-from train.config import as_json, conflicts, differences, load
-from train.data import Data
+from train.data.images import Images
+from train.data.text import Data
 from train.errors import UserError
-from train.images import Images
-from train.methods import Scratch, Stage, VCycle
-from train.optim import Optim
-from train.plan import Train
+from train.experiment import as_json, conflicts, differences, load, names
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.training import Train
+from train.state.optim import Optim
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+CONFIGS = [p.relative_to(ROOT) for p in sorted((ROOT / "configs").rglob("*.py"))]
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +31,44 @@ def path(tmp_path):
     return runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
 
 
+def module(path: Path):
+    return importlib.import_module(".".join(path.with_suffix("").parts))
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_every_config_loads_and_is_named_as_its_file(path):
-    experiment = load(path)
-    assert experiment.name == path.stem
-    last = experiment.plan[-1]
-    assert isinstance(last, Train)
-    assert dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model  # LEMON scales the norms' eps
+def test_every_experiment_loads_by_its_name(path):
+    for name in names(module(path)):
+        experiment = load(f"{ROOT / path}:{name}")
+        assert experiment.name.endswith(name)
+        last = experiment.plan[-1]
+        assert isinstance(last, Train)
+        assert (
+            dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model
+        )  # LEMON scales the norms' eps
+
+
+def test_no_two_experiments_have_one_name():
+    every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
+    assert len(set(every)) == len(every) == 68
+
+
+@pytest.mark.parametrize("name", ["scratch", "vcycle"])
+def test_the_readmes_first_command_names_the_demos(name):
+    assert load(ROOT / "configs" / f"demo_{name}.py") == load(f"{ROOT / 'configs' / 'demo.py'}:{name}")
+
+
+def test_an_experiment_has_settings_of_its_own_after_its_name():
+    demo = f"{ROOT / 'configs' / 'demo.py'}:scratch"
+    made = load(f"{demo}:optim.peak_lr=2e-2:name=again", ["optim.peak_lr=1", "steps=7"])
+    assert (made.optim.peak_lr, made.name, made.steps) == (2e-2, "again", 7)
+
+
+def test_a_name_that_a_file_does_not_have_is_refused_with_those_that_it_has():
+    path = ROOT / "configs" / "wikipedia.py"
+    others = "scratch, vcycle, vcycle_paper, bert_scratch, bert_vcycle"
+    for text, asked in ((f"{path}:nothing", "nothing"), (str(path), "config")):
+        with pytest.raises(UserError, match=f"has no experiment '{asked}'; name one, as {path}:scratch, of {others}"):
+            load(text)
 
 
 def test_an_experiment_survives_its_file(tmp_path):
@@ -157,7 +189,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.peak_lr=fast", "'fast' is no float"),
         ("parallel=tpu", "'tpu' is no 'pmap' or 'mesh'"),
         ("method=VCycle", "'VCycle' is no Scratch or VCycle"),
-        ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.methods.Stage, ...]"),
+        ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.plan.methods.Stage, ...]"),
         ("method.moments_up=most", "'most' is no 'drop' or 'copy' or 'exact' or 'asymmetric'"),
         ("steps=0", "steps must be at least 1, but is 0"),
         ("seed=-1", "seed lies between 0 and 2^32 - 1, but is -1"),
@@ -189,8 +221,8 @@ def test_set_refuses(path, override, says):
         ("def config(): return {'steps': 3}", "config() must return an Experiment, not dict"),
         ("def config():\n    return 1 / 0", "broken.py, line 2: ZeroDivisionError: "),
         ("import no_such_module", "broken.py, line 1: ModuleNotFoundError: "),
-        ("from train.optim import Optim\nconfig = lambda: Optim(peak_rl=1)", "line 2: TypeError: "),
-        ("from train.optim import Optim\nconfig = lambda: Optim(peak_lr='x')", "line 2: TypeError: "),
+        ("from train.state.optim import Optim\nconfig = lambda: Optim(peak_rl=1)", "line 2: TypeError: "),
+        ("from train.state.optim import Optim\nconfig = lambda: Optim(peak_lr='x')", "line 2: TypeError: "),
     ],
 )
 def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):

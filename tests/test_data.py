@@ -14,9 +14,10 @@ import runs
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from train import cache, corpus, tokenise
-from train.cache import made
-from train.data import tokens
+from train import files
+from train.data import corpus, tokenise
+from train.data.cache import made
+from train.data.text import tokens
 from train.errors import UserError
 
 
@@ -106,7 +107,7 @@ def test_bytes_are_what_whole_files_gave(tmp_path, text, small_pieces):
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_tokenizer_gives_what_it_gave_file_by_file(tmp_path, text, small_pieces, tokenizer, monkeypatch, processes):
     files, known = awkward(tmp_path / "awkward"), Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    monkeypatch.setattr("train.data.cores", lambda: 1 + processes)
+    monkeypatch.setattr("train.data.text.cores", lambda: 1 + processes)
     found = tokens(replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2))
     train, valid = as_it_always_was(
         files, lambda s: known.encode(s).ids, [known.token_to_id("<|endoftext|>")], 7, every=5
@@ -122,7 +123,7 @@ def encoded(monkeypatch) -> list[list[str]]:
     """What is encoded from here on, call by call."""
     calls: list[list[str]] = []
     monkeypatch.setattr(
-        "train.data._bytes", lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], [0])
+        "train.data.text._bytes", lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], [0])
     )
     return calls
 
@@ -169,7 +170,7 @@ def test_a_tokenisation_that_was_killed_goes_on_from_its_last_shard(text, encode
         return [[1] * len(p) for p in pieces], [0]
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.data._bytes", dies)
+        patch.setattr("train.data.text._bytes", dies)
         with pytest.raises(Killed):
             tokens(text)
     encoded.clear()
@@ -215,14 +216,14 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
 
 
 def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeypatch):
-    folder, lock = tmp_path / "made", cache.fcntl.flock
+    folder, lock = tmp_path / "made", files.fcntl.flock
 
     def late(*arguments):
         folder.mkdir()
         (folder / "file").write_text("another's")
         lock(*arguments)
 
-    monkeypatch.setattr(cache.fcntl, "flock", late)
+    monkeypatch.setattr(files.fcntl, "flock", late)
     assert made(folder, lambda _: pytest.fail("it is there")) == folder
     assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
 
@@ -253,7 +254,7 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
 def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text, monkeypatch):
     before = bytes(tokens(text).train)
     with monkeypatch.context() as patch:
-        patch.setattr("train.data._make", None)  # would fail if it was called
+        patch.setattr("train.data.text._make", None)  # would fail if it was called
         assert bytes(tokens(text).train) == before
     file = Path(text.path, "0.txt")
     file.write_text(file.read_text().upper())  # as many bytes
@@ -266,7 +267,7 @@ def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.data._bytes", full)
+        patch.setattr("train.data.text._bytes", full)
         with pytest.raises(OSError, match="No space left"):
             tokens(text)
     assert list(Path(text.cache).iterdir()) == []

@@ -22,17 +22,22 @@ import runs
 from jaxgrow import flops
 from jaxgrow.drop import Kept, LayerDrop, Sensitivity, Variance, gates, sensitivity
 from jaxgrow.models import GPT2Config
-from train import config, data, pretrain, variance
-from train.batches import Windows, next_tokens, probe, validation
-from train.checkpoint import load
-from train.config import as_json
+from train import experiment as config
+from train import pretrain, variance
+from train.data import text as data
+from train.data.batches import Windows, next_tokens, probe, validation
 from train.errors import UserError
-from train.gates import CHUNK, Gates
-from train.methods import Scratch, Stage, VCycle
-from train.optim import Optim, transformation
-from train.parallel import AXIS, mapped
-from train.plan import Measure, Train, live
-from train.step import Model, Now, Passes, eval_step, loss, train_step
+from train.experiment import as_json
+from train.loop.parallel import AXIS, mapped
+from train.loop.step import StepInputs, eval_step, train_step
+from train.plan.gates import CHUNK, Gates
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers
+from train.plan.plan import live
+from train.plan.training import Measure, Train
+from train.run.workdir import load
+from train.state.model import Model, loss
+from train.state.optim import Optim, transformation
 
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)
@@ -42,6 +47,7 @@ LR = np.float32(0.1)
 GATES = np.array([[True, False, True, False], [True, True, False, False]])  # of two micro-steps; nobody runs layer 3
 SCALE = np.broadcast_to(np.array([1.0, 1.25, 1.5, 2.0], np.float32), GATES.shape)
 DROP = LayerDrop(time="constant", theta=0.5)
+DROPPING = (DropLayers(LayerDrop()),)
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
 
 
@@ -73,7 +79,7 @@ def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_g
         for m in range(accumulate)
     ]
     expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, start.params, *grads)
-    found, _ = mapped(train_step(tx, accumulate, AXIS), how)(start, BATCH, Now(LR, kept=kept))
+    found, _ = mapped(train_step(tx, accumulate, AXIS, DROPPING), how)(start, BATCH, StepInputs(LR, given=(kept,)))
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(expected), rtol=1e-5, atol=1e-6)
     for a, b in zip(jax.tree.leaves(found.params["blocks"]), jax.tree.leaves(start.params["blocks"]), strict=True):
         np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
@@ -88,10 +94,10 @@ def kept_at(kept: Kept, m: int) -> Kept:
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     tx, ends = transformation(Optim()), []
     for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
-        run, at = mapped(train_step(tx, 2, AXIS), "pmap"), runs.model(MODEL, tx)
+        run, at = mapped(train_step(tx, 2, AXIS, DROPPING), "pmap"), runs.model(MODEL, tx)
         at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
-            at, metrics = run(at, BATCH, Now(LR, kept=kept))
+            at, metrics = run(at, BATCH, StepInputs(LR, given=(kept,)))
         ends.append(jax.device_get((at.params, at.opt, metrics)))
     chex.assert_trees_all_equal(*ends)
 
@@ -114,10 +120,10 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         return wrapped
 
     if how == "jit":
-        step = jax.vmap(train_step(tx, 1, AXIS), (None, 0, None), axis_name=AXIS)
+        step = jax.vmap(train_step(tx, 1, AXIS, DROPPING), (None, 0, None), axis_name=AXIS)
         programs.append(
             jax.jit(step)
-            .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), Now(LR, kept=kept))
+            .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(kept,)))
             .compile()
             .as_text()
         )
@@ -126,7 +132,7 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         start = runs.model(MODEL, tx)
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
-        mapped(train_step(tx, 1, AXIS), how)(start, BATCH, Now(LR, kept=kept))
+        mapped(train_step(tx, 1, AXIS, DROPPING), how)(start, BATCH, StepInputs(LR, given=(kept,)))
     assert programs[-1].count(" conditional(") >= 2  # forward and backward
     dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(
         replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4])
@@ -138,13 +144,13 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     tx = transformation(Optim(weight_decay=0.0))
     dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), runs.model(MODEL, tx)
-    before, _ = dense(start, BATCH, Now(LR))  # gives every layer a momentum
+    before, _ = dense(start, BATCH, StepInputs(LR))  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
-    def moved(frozen):
-        after, _ = mapped(train_step(tx, 2, AXIS, passes=Passes(hold_dropped=frozen)), "pmap")(
-            before, BATCH, Now(LR, kept=kept)
+    def moved(dropped):
+        after, _ = mapped(train_step(tx, 2, AXIS, (DropLayers(LayerDrop(dropped=dropped)),)), "pmap")(
+            before, BATCH, StepInputs(LR, given=(kept,))
         )
         out = {}
         for name, a, b in (
@@ -157,8 +163,8 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
         assert after.opt[1].count == before.opt[1].count + 1
         return out
 
-    assert moved(False) == {name: [True] * 4 for name in ("params", "mu", "nu")}
-    assert moved(True) == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
+    assert moved("momentum") == {name: [True] * 4 for name in ("params", "mu", "nu")}
+    assert moved("freeze") == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
 
 
 # --- gates on the host ---
@@ -271,7 +277,7 @@ def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
 def test_measuring_leaves_the_model_as_it_was():
     tx = transformation(Optim())
     before = runs.model(MODEL, tx)
-    after = Measure("large", Sensitivity()).run({"large": before}, tx, next_tokens(TOKENS[None]))
+    after = Measure("large", Sensitivity()).measure(before, next_tokens(TOKENS[None]))
     assert after.params is before.params
     assert after.opt is before.opt
     assert after.sensitivity.shape == (LAYERS,)
@@ -295,7 +301,10 @@ def test_what_measures_is_not_what_judges():
 
 def names(plan):
     return [
-        (p.name, p.begin, p.end, p.drop is not None) if isinstance(p, Train) else type(p).__name__.lower() for p in plan
+        (p.name, p.begin, p.end, any(isinstance(m, DropLayers) for m in p.modifiers))
+        if isinstance(p, Train)
+        else type(p).__name__.lower()
+        for p in plan
     ]
 
 
@@ -387,15 +396,15 @@ def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(tmp_path):
 
 def test_expected_cost_is_that_of_the_mean_schedule():
     plan = Scratch(DROP).plan(MODEL, Optim(), 100)
-    assert plan[0].cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
-    assert Scratch().plan(MODEL, Optim(), 100)[0].cost == flops.train(MODEL, 1)
+    assert plan[0].token_cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
+    assert Scratch().plan(MODEL, Optim(), 100)[0].token_cost == flops.train(MODEL, 1)
     prefix = LayerDrop(theta=0.75, time="constant", depth="prefix", scale="none")
-    assert Scratch(prefix).plan(MODEL, Optim(), 100)[0].cost == pytest.approx(flops.train(MODEL, 1, layers=3))
+    assert Scratch(prefix).plan(MODEL, Optim(), 100)[0].token_cost == pytest.approx(flops.train(MODEL, 1, layers=3))
 
 
 def test_the_taylor_sensitivity_costs_two_passes():
     phase = Measure("large", Sensitivity(kind="taylor"))
-    assert phase.cost(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
+    assert phase.flops(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
 
 
 def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path):

@@ -16,13 +16,15 @@ from jaxgrow.freeze import Freeze
 from jaxgrow.models import BERTConfig, CaiTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
 from jaxgrow.models.patches import PatchConfig
 from train import pretrain
-from train.images import Images
-from train.methods import Growing, Inherit, Learned, Scratch, Stage, To, VCycle
-from train.optim import Optim, transformation
-from train.parallel import AXIS
-from train.plan import Measure, Train, after
-from train.step import Now, Passes, train_step
-from train.transforms import Grouping, Import
+from train.data.images import Images
+from train.loop.parallel import AXIS
+from train.loop.step import StepInputs, train_step
+from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers, Modifier, Teacher
+from train.plan.plan import after
+from train.plan.training import Measure, Train
+from train.plan.transforms import Grouping, Transform
+from train.state.optim import Optim, transformation
 
 SIZES = dict(layers=4, embed=8, heads=4, head_dim=2, mlp=12)
 TEXT, IMAGES = dict(vocab=256, context=6), dict(image=8, patch=4, channels=1, classes=10)
@@ -118,9 +120,9 @@ TX = transformation(Optim())
 
 
 @cache
-def step(passes: Passes):
+def step(modifiers: tuple[Modifier, ...]):
     """Traced once for equal shapes, in whichever plan."""
-    return jax.jit(train_step(TX, 1, AXIS, passes))
+    return jax.jit(train_step(TX, 1, AXIS, modifiers))
 
 
 def batch(config: Config):
@@ -148,14 +150,25 @@ def methods(config: Config):
             (Stage(0.1, drop=pld),), (Stage(0.4), Stage(0.5, drop=replace(pld, execution="gather"))), moments_up="exact"
         ),
         "V-cycle, published tables": VCycle(groupings=(Grouping(tied="paper"),), correction=True),
-        "learned, then dropping tokens": Growing(small, Stage(0.5), (To((stage,), Learned()),)),
+        "learned, then dropping tokens": Growing(small, Stage(0.5), (GrowTo((stage,), Learned()),)),
         "widened, then deepened, frozen": Growing(
             small,
             Stage(0.5),
-            (To((Stage(0.5, freeze=Freeze(layers=(0,))),), ("hypercloning", "stack"), moments="copy"),),
+            (GrowTo((Stage(0.5, freeze=Freeze(layers=(0,))),), ("hypercloning", "stack"), moments="copy"),),
         ),
         "taught": Inherit(small),
     }
+
+
+def inputs(modifier: Modifier, phase: Train, held):
+    """What a step might be given."""
+    if isinstance(modifier, DropLayers):
+        layers = phase.config.layers
+        open_ = np.ones((1, layers), bool) if modifier.drop.execution == "cond" else np.arange(layers - 1)[None]
+        return Kept(open_, np.ones((1, layers), np.float32), "sublayer")
+    if isinstance(modifier, Teacher):
+        return replace(held[modifier.name], opt=None), np.float32(0.5)
+    return None
 
 
 @families
@@ -165,19 +178,17 @@ def test_plans(config, method):
     plan = methods(config)[method].plan(config, Optim(warmup=0), 40)
     micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config))  # one micro-batch
     for i, phase in enumerate(plan):
-        assert not isinstance(phase, Import)
-        if not isinstance(phase, Train):
-            probe = micro if isinstance(phase, Measure) else None
-            result = jax.eval_shape(lambda m, b, p=phase: p.run(m, TX, b), held, probe)
+        if isinstance(phase, Measure):
+            result = jax.eval_shape(phase.measure, held[phase.name], micro)
+        elif isinstance(phase, Transform):
+            result = jax.eval_shape(lambda m, p=phase: p.apply(m, TX), held)
         else:
+            assert isinstance(phase, Train)
             result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)
-            layers, kept = phase.config.layers, None
-            if phase.drop is not None:
-                open_ = np.ones((1, layers), bool) if phase.drop.execution == "cond" else np.arange(layers - 1)[None]
-                kept = Kept(open_, np.ones((1, layers), np.float32), "sublayer")
-            teacher = replace(held[phase.teacher.name], opt=None) if phase.teacher else None
-            run = jax.make_jaxpr(step(phase.passes), axis_env=[(AXIS, 1)], return_shape=True)
-            found, metrics = run(result, batch(config), Now(np.float32(0.1), kept=kept, teacher=teacher))[1]
+            given = tuple(inputs(m, phase, held) for m in phase.modifiers)
+            programs = tuple(m.program() for m in phase.modifiers)
+            run = jax.make_jaxpr(step(programs), axis_env=[(AXIS, 1)], return_shape=True)
+            found, metrics = run(result, batch(config), StepInputs(np.float32(0.1), given=given))[1]
             assert jax.tree.structure(found) == jax.tree.structure(result)
             assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
                 lambda x: (x.shape, x.dtype), result

@@ -15,13 +15,15 @@ from jaxgrow.axes import BELOW, leaves, marked
 from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import BERTConfig, CaiTConfig, LlamaConfig, ViTConfig
 from train import pretrain
-from train.batches import next_tokens
-from train.checkpoint import load
-from train.methods import Stage, To
-from train.optim import Optim, transformation
-from train.parallel import AXIS, mapped, replicated
-from train.plan import Train
-from train.step import Model, Now, Passes, train_step
+from train.data.batches import next_tokens
+from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.step import StepInputs, train_step
+from train.plan.methods import GrowTo, Stage
+from train.plan.modifiers import Hold
+from train.plan.training import Train
+from train.run.workdir import load
+from train.state.model import Model
+from train.state.optim import Optim, transformation
 
 pytestmark = pytest.mark.xdist_group("growing")
 LARGE = runs.LARGE
@@ -101,7 +103,7 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
     with pytest.raises(ValueError, match=says):
         Freeze((4, 0, -1)).mask(4)
     with pytest.raises(ValueError, match=says):
-        Train("large", 8, Optim(), LARGE, freeze=Freeze((4, 0, -1)))
+        Train("large", 8, Optim(), LARGE, (Hold(Freeze((4, 0, -1))),))
 
 
 @pytest.mark.parametrize("paths", [(), ("*embedding",), ("final_norm/*", "blocks/attention/*/bias")])
@@ -125,14 +127,14 @@ def test_what_is_held_stays_to_the_bit_with_its_moments_and_the_rest_moves(paths
 
 @pytest.fixture(scope="module")
 def step():
-    return mapped(train_step(TX, 1, AXIS, Passes(freeze=BOTTOM)), "pmap", donate=True)
+    return mapped(train_step(TX, 1, AXIS, (Hold(BOTTOM),)), "pmap", donate=True)
 
 
 def test_a_step_moves_neither_frozen_layers_nor_the_tied_table_nor_their_moments(step):
     before = trained(LARGE)
     after = jax.device_put(before, replicated())
     for number in range(2):
-        after, metrics = step(after, BATCH, Now(np.float32(0.1), np.uint32(number)))
+        after, metrics = step(after, BATCH, StepInputs(np.float32(0.1), np.uint32(number), given=(None,)))
     after = jax.device_get(after)
     for tree, new in (
         (before.params, after.params),
@@ -181,10 +183,10 @@ def test_layers_that_were_added_train_alone(small_run, by):
     new = operators.new_layers(deep)
     old = tuple(i for i in range(4) if i not in new)
     assert new == {"mslt": (2, 3), "llama_pro": (1, 3)}[by]
-    e = runs.growing(small_run.parent, To((Stage(0.25, freeze=Freeze(old)),), ("hypercloning", by)), name=by)
+    e = runs.growing(small_run.parent, GrowTo((Stage(0.25, freeze=Freeze(old)),), ("hypercloning", by)), name=by)
     result = pretrain.run(e, small_run.parent / by)
     for name, layers in moved(grown, load(small_run.parent / by)).items():
         expected = [i in new for i in range(4)] if name.startswith("blocks/") else not name.endswith("embedding")
         assert layers == expected, name
     tokens = 2 * e.batch * LARGE.context
-    assert result["phases"][-1]["flops"] == e.plan[-1].flops(tokens) < replace(e.plan[-1], freeze=None).flops(tokens)
+    assert result["phases"][-1]["flops"] == e.plan[-1].flops(tokens) < replace(e.plan[-1], modifiers=()).flops(tokens)

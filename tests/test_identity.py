@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import runs
-import test_images
+from pictures import picture, tree
 from tokenizers import Tokenizer, models
 
-from train import batches, pretrain
-from train.checkpoint import Checkpoints
+from train import pretrain
+from train.data import batches
+from train.data.images import Images
 from train.errors import UserError
-from train.images import Images
+from train.run.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.xdist_group("identity")
 
@@ -162,7 +163,7 @@ def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     def what(identity):
         return identity["train"], identity["valid"]
 
-    folder = str(test_images.tree(tmp_path / "tree"))
+    folder = str(tree(tmp_path / "tree"))
     first = known(folder)
     moved = Path(shutil.copytree(folder, tmp_path / "moved"))
     assert first["name"] == "tree" and what(known(str(moved))) == what(first)
@@ -172,6 +173,6 @@ def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     (moved / "ant").rename(moved / "zebra")
     assert what(known(str(moved))) != what(first)
     (moved / "zebra").rename(moved / "ant")
-    test_images.picture(77).save(moved / "ant" / "0.png")
+    picture(77).save(moved / "ant" / "0.png")
     assert what(known(str(moved))) != what(first)
     assert what(batches.identity(Images())) == what(batches.identity(Images()))

@@ -12,28 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from pictures import CLASSES, picture, tree
 from PIL import Image
 
-from train import augment as pixels
-from train import images as reading
+from train.data import images as reading
+from train.data import pixels
+from train.data.augment import DEIT, Augment
+from train.data.images import Images, images
 from train.errors import UserError
-from train.images import DEIT, Augment, Images, images
-
-CLASSES = ("ant", "bee", "cat")
-
-
-def picture(seed: int, size=(12, 12), mode="RGB") -> Image.Image:
-    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
-
-
-def tree(folder: Path, count: int = 8, **options) -> Path:
-    """``count`` images a class, as PNG, which loses nothing."""
-    for i, name in enumerate(CLASSES):
-        (folder / name).mkdir(parents=True)
-        for j in range(count):
-            picture(100 * i + j, **options).save(folder / name / f"{j}.png")
-    return folder
 
 
 @pytest.fixture

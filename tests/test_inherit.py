@@ -11,16 +11,19 @@ import optax
 import pytest
 import runs
 import tiny
-from test_flops import products
+from counting import products
 
 from jaxgrow import flops
 from train import pretrain
-from train.batches import next_tokens
-from train.methods import Inherit, Stage
-from train.optim import Optim, transformation
-from train.parallel import AXIS, mapped, replicated
-from train.plan import Teacher, Train, after, describe, live, shapes
-from train.step import Model, Now, Passes, inherited, train_step
+from train.data.batches import next_tokens
+from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.step import StepInputs, train_step
+from train.plan.methods import Inherit, Stage
+from train.plan.modifiers import Teacher, divergence
+from train.plan.plan import after, live, shapes
+from train.plan.training import Train
+from train.state.model import Model
+from train.state.optim import Optim, transformation
 
 pytestmark = pytest.mark.xdist_group("growing")
 STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
@@ -40,16 +43,14 @@ def quick():
 
 def test_a_teacher_is_trained_or_imported_and_then_teaches():
     def spelled(method):
-        return [
-            f"{describe(p)} {p.steps if isinstance(p, Train) else ''}" for p in method.plan(runs.LARGE, Optim(), 100)
-        ]
+        return [f"{p.label} {p.steps if isinstance(p, Train) else ''}" for p in method.plan(runs.LARGE, Optim(), 100)]
 
     assert spelled(METHOD) == ["import small ", "train large 50"]
     trained = replace(METHOD, source=Stage(0.25))
     assert spelled(trained) == ["train small 25", "train large 50"]
     small, large = trained.plan(runs.LARGE, Optim(), 100)
-    assert (small.config, small.teacher) == (runs.SMALL, None)
-    assert (large.config, large.teacher) == (runs.LARGE, Teacher("small", 3.0, 0.5))
+    assert (small.config, small.modifiers) == (runs.SMALL, ())
+    assert (large.config, large.modifiers) == (runs.LARGE, (Teacher("small", 3.0, 0.5),))
 
 
 def test_a_checkpoint_amid_the_lessons_holds_the_teacher_without_its_moments():
@@ -82,8 +83,8 @@ def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
 
     p, q = softened(teacher), softened(student)
     expected = temperature**2 * (p * np.log(p / q)).sum(-1).mean()
-    assert float(inherited(student, teacher, temperature)) == pytest.approx(expected, rel=1e-5)  # float32
-    assert float(inherited(teacher, teacher, temperature)) == 0
+    assert float(divergence(student, teacher, temperature)) == pytest.approx(expected, rel=1e-5)  # float32
+    assert float(divergence(teacher, teacher, temperature)) == 0
 
 
 def model(config, seed, tx) -> Model:
@@ -114,13 +115,13 @@ def oracle():
 
 @pytest.fixture(scope="module")
 def step():
-    return mapped(train_step(optax.identity(), 1, AXIS, Passes(temperature=3.0)), "pmap")
+    return mapped(train_step(optax.identity(), 1, AXIS, (Teacher("", 3.0),)), "pmap")
 
 
 @pytest.mark.parametrize("lesson", [1.0, 0.25, 0.0])
 def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracle, step, lesson):
     student, teacher, (loss, plain), (_, taught) = oracle
-    now = Now(np.float32(0.5), teacher=jax.device_put(teacher, replicated()), lesson=np.float32(lesson))
+    now = StepInputs(np.float32(0.5), given=((jax.device_put(teacher, replicated()), np.float32(lesson)),))
     found, metrics = step(jax.device_put(student, replicated()), BATCH, now)
     expected = jax.tree.map(lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught)
     chex.assert_trees_all_close(jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5)  # sums in another order
@@ -131,8 +132,10 @@ def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracl
 def test_nothing_is_computed_backwards_through_the_teacher():
     tx = optax.identity()
     student, teacher = model(STUDENT, 1, tx), model(TEACHER, 2, tx)
-    now = Now(np.float32(0.5), teacher=teacher, lesson=np.float32(0.5))
-    counted = products(jax.make_jaxpr(train_step(tx, 1, AXIS), axis_env=[(AXIS, 4)])(student, BATCH, now).jaxpr)
+    now = StepInputs(np.float32(0.5), given=((teacher, np.float32(0.5)),))
+    counted = products(
+        jax.make_jaxpr(train_step(tx, 1, AXIS, (Teacher("", 1.0),)), axis_env=[(AXIS, 4)])(student, BATCH, now).jaxpr
+    )
     assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
 
 

@@ -12,10 +12,12 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import grow, ligo, sizes
 from train import maps
-from train.checkpoint import load
 from train.errors import exits_cleanly
-from train.plan import Learn
+from train.plan import learning
+from train.plan.learning import Learn
 from train.pretrain import run
+from train.results import plots
+from train.run.workdir import load
 
 SMALL = replace(runs.MODEL, layers=1, embed=4, heads=1)
 AXES = SMALL.axes()
@@ -36,7 +38,7 @@ def saved(request, tmp_path_factory):
     old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
     coefficients = jax.device_get(ligo.init(request.param, AXES, old, phase.target, jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
-    maps.save(path, phase, coefficients)
+    learning.save(path, phase, coefficients)
     return path, coefficients
 
 
@@ -55,7 +57,7 @@ def called(monkeypatch, *options):
 
 def test_a_file_holds_all_that_growing_needs(saved):
     path, coefficients = saved
-    found = maps.load(path)
+    found = learning.load(path)
     assert (found.small, found.large) == (SMALL, runs.MODEL)
     chex.assert_trees_all_equal(found.coefficients, coefficients)
     assert not list(path.parent.glob("*.part"))
@@ -114,7 +116,7 @@ def test_every_panel_of_the_plot_is_a_map_with_whole_ticks_and_labels(tmp_path, 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
     depth = {"blocks/attention": np.eye(3)[[0, 1, 2, 0, 1, 2]], "blocks/mlp": np.ones((6, 3))}
     width = {"embed": {"write": np.ones((12, 8))}, "heads": {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)}}
-    maps.plot(maps.Maps(SMALL, runs.MODEL, ligo.LiGO(), {"depth": depth, "width": width}), tmp_path / "maps.png")
+    plots.maps(learning.Maps(SMALL, runs.MODEL, ligo.LiGO(), {"depth": depth, "width": width}), tmp_path / "maps.png")
     panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
     titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
     assert [axes.get_title() for axes in panels] == titles  # five, and no sixth to eighth that is empty

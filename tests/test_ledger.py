@@ -10,11 +10,14 @@ import runs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jaxgrow import flops
-from train import ledger, pretrain
-from train.checkpoint import load
+from train import pretrain
 from train.errors import UserError
-from train.ledger import Ledger
-from train.plan import Train
+from train.loop import inputs
+from train.plan.training import Train
+from train.run import ledger
+from train.run.ledger import Ledger
+from train.run.recorder import Recorder
+from train.run.workdir import load
 
 TOTALS = {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
 
@@ -130,19 +133,19 @@ def clock(monkeypatch):
 
 
 def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path, clock):
-    book = Ledger(tmp_path)
-    book.begin("one", "large", 1)
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
     clock.now += 3
-    with book.paused():
+    with book.ledger.paused():
         clock.now += 50
     clock.now += 1
-    book.begin("two", "large", 1)
+    book.ledger.begin("two", "train", "large", 1)
     clock.now += 2
     record = book.record()
     book.close()
     assert [p["seconds"] for p in record["phases"]] == [4, 2] and record["seconds"] == 6
     clock.now += 1000  # away
-    book = Ledger(tmp_path, record)
+    book = Recorder(tmp_path, record)
     clock.now += 5
     record = book.record()
     book.close()
@@ -150,16 +153,16 @@ def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path,
 
 
 def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
-    book = Ledger(tmp_path)
-    book.begin("one", "large", 1)
-    book.log(1, book.totals(), loss=1.0)
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
+    book.log(1, book.ledger.totals(), loss=1.0)
     record = json.loads(json.dumps(book.record()))
-    book.log(2, book.totals(), loss=2.0)
+    book.log(2, book.ledger.totals(), loss=2.0)
     book.close()
     for _ in range(2):  # once more, from a checkpoint that was saved before anything was logged
-        book = Ledger(tmp_path, record)
+        book = Recorder(tmp_path, record)
         record = json.loads(json.dumps(book.record()))
-        book.log(2, book.totals(), loss=3.0)
+        book.log(2, book.ledger.totals(), loss=3.0)
         book.close()
     assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
     assert points(tmp_path)["large/loss"] == [(0, 1.0), (0, 3.0)]
@@ -168,15 +171,15 @@ def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
 
 def test_a_new_run_and_one_that_lost_its_points_show_none_of_an_earlier_one(tmp_path):
     for _ in range(2):
-        book = Ledger(tmp_path)
-        book.begin("one", "large", 1)
+        book = Recorder(tmp_path)
+        book.ledger.begin("one", "train", "large", 1)
         book.log(1, TOTALS, loss=1.0)
         record = book.record()
         book.close()
     assert points(tmp_path)["large/loss"] == [(0, 1.0)]
     for path in (tmp_path / "tensorboard").iterdir():
         path.unlink()
-    book = Ledger(tmp_path, record)
+    book = Recorder(tmp_path, record)
     book.log(2, TOTALS, loss=2.0)
     book.close()
     assert points(tmp_path)["large/loss"] == [(0, 2.0)]
@@ -184,8 +187,8 @@ def test_a_new_run_and_one_that_lost_its_points_show_none_of_an_earlier_one(tmp_
 
 @pytest.mark.parametrize("left", [0, 1.0, 1.5])
 def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys, left):
-    book = Ledger(tmp_path)
-    book.begin("one", "large", 1)
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
     lines = []
     for step in (1, 2):
         book.log(step, TOTALS, loss=0.5)
@@ -193,7 +196,7 @@ def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys
     record = book.record()
     book.close()
     (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes()[: int(left * lines[0])])
-    book = Ledger(tmp_path, record)
+    book = Recorder(tmp_path, record)
     book.log(3, TOTALS, loss=0.5)
     book.close()
     assert [line["step"] for line in runs.log(tmp_path)] == [1, 3][left < 1 :]
@@ -203,8 +206,8 @@ def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys
 
 def test_a_new_run_starts_a_new_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("what was logged before the first checkpoint\n")
-    book = Ledger(tmp_path)
-    book.begin("one", "large", 1)
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
     book.log(1, TOTALS, loss=1.0)
     book.close()
     assert [line["step"] for line in runs.log(tmp_path)] == [1]
@@ -233,7 +236,7 @@ def test_a_new_run_starts_a_new_log(tmp_path):
 def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
     tmp_path, monkeypatch, changes, at, says, last
 ):
-    monkeypatch.setattr(pretrain, "learning_rate", lambda optim, steps, i: 3e38 if i + 1 == at else 0.01)
+    monkeypatch.setattr(inputs, "learning_rate", lambda optim, steps, i: 3e38 if i + 1 == at else 0.01)
     experiment = runs.experiment(tmp_path, **changes)
     with pytest.raises(UserError, match=f"{says}.*; the last good checkpoint is kept in "):
         pretrain.run(experiment, tmp_path / "run")
@@ -251,25 +254,25 @@ def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
 
 def test_compiling_is_told_apart_in_every_phase_and_validation_is_none_of_it(tmp_path, clock):
     book, event = Ledger(tmp_path), "/jax/core/compile/backend_compile_duration"
-    book.begin("one", "large", 1)
+    book.ledger.begin("one", "train", "large", 1)
     clock.now += 3
     jax.monitoring.record_event_duration_secs(event, 2.0)
-    with book.paused():
+    with book.ledger.paused():
         clock.now += 50
         jax.monitoring.record_event_duration_secs(event, 40.0)
-    assert book.totals()["compile_seconds"] == 2
-    book.begin("two", "large", 1)
+    assert book.ledger.totals()["compile_seconds"] == 2
+    book.ledger.begin("two", "train", "large", 1)
     clock.now += 2
     jax.monitoring.record_event_duration_secs(event, 1.0)
     jax.monitoring.record_event_duration_secs("/of/another/kind", 1.0)
-    book.charge(30.0, 10.0)  # an earlier run's
+    book.ledger.charge(30.0, 10.0)  # an earlier run's
     record = book.record()
     book.close()
     assert [p["compile_seconds"] for p in record["phases"]] == [2, 11] and record["compile_seconds"] == 13
     assert [p["seconds"] for p in record["phases"]] == [3, 32]
     jax.monitoring.record_event_duration_secs(event, 5.0)  # away
-    book = Ledger(tmp_path, record)
-    assert book.totals()["compile_seconds"] == 13
+    book = Recorder(tmp_path, record)
+    assert book.ledger.totals()["compile_seconds"] == 13
     book.close()
 
 

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from test_flops import products
-from test_oracle import layers
+from counting import products
+from papers import layers
 
 from jaxgrow import flops, grow
 from jaxgrow.ligo import LiGO, growth, init
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
-from train.batches import next_tokens
-from train.step import Model, loss, parameters
+from train.data.batches import next_tokens
+from train.state.model import Model, loss, parameters
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from test_flops import products, programs
+from counting import products, programs
 
 from jaxgrow import dual, flops, grow, sizes, swap
 from jaxgrow.axes import leaves
@@ -40,7 +40,7 @@ from jaxgrow.operators import (
     zero_pad,
 )
 from jaxgrow.symmetry import break_symmetry
-from train.transforms import Grow
+from train.plan.transforms import Grow
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from train.data.masking import BYTES, MaskedWindows, Vocabulary, vocabulary
 from train.errors import UserError
-from train.masking import BYTES, MaskedWindows, Vocabulary, vocabulary
 
 MASK, SPECIAL = 4, frozenset({0, 1, 4})
 WORDS = Vocabulary(50, MASK, SPECIAL)

@@ -17,16 +17,21 @@ from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.ligo import LiGO
 from jaxgrow.maps import new_sizes
 from jaxgrow.symmetry import break_symmetry
-from train import config, maps, pretrain
-from train.batches import sources, training
-from train.checkpoint import Checkpoints, load
+from train import experiment as config
+from train import pretrain
+from train.data.batches import sources, training
 from train.errors import UserError
-from train.methods import Growing, Learned, Stage, To
-from train.optim import Optim, transformation
-from train.parallel import replicated
-from train.plan import Learn, Train, after, describe, live, shapes
-from train.step import Model
-from train.transforms import Apply, Grow, Import
+from train.loop.parallel import replicated
+from train.plan import learning as maps
+from train.plan.learning import Apply, Learn
+from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.plan import after, live, shapes
+from train.plan.training import Train
+from train.plan.transforms import Grow, Import, Transform
+from train.run.checkpoint import Checkpoints
+from train.run.workdir import finished_run, load
+from train.state.model import Model
+from train.state.optim import Optim, transformation
 
 pytestmark = pytest.mark.xdist_group("growing")
 BASE = Optim(peak_lr=0.5, warmup=7)
@@ -35,7 +40,7 @@ SMALL, LARGE = runs.SMALL, runs.LARGE
 DEEPER, WIDER = replace(SMALL, layers=4), replace(SMALL, embed=6, heads=2, mlp=12)
 SIZES = {"layers": 2, "embed": 4, "heads": 1, "mlp": 8, "head_dim": 4, "vocab": 256, "context": 8}
 WIDTHS = {"embed": 8, "heads": 2, "mlp": 16}
-LIGO = Growing(SMALL, "other-seed{seed}", (To(by=Learned(LiGO("interleave"), 9, lr=3.0, warmup=2)),))
+LIGO = Growing(SMALL, "other-seed{seed}", (GrowTo(by=Learned(LiGO("interleave"), 9, lr=3.0, warmup=2)),))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,11 +54,13 @@ def quick():
 
 def spelled(method, model=LARGE, steps=100):
     plan = method.plan(model, BASE, steps)
-    return [f"{describe(p)} {p.steps}" if isinstance(p, Train) else f"{describe(p)} > {p.writes}" for p in plan]
+    return [f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan]
 
 
 def test_a_small_model_trains_here_and_grows():
-    method = Growing(SMALL, Stage(0.25, lr=2.0), (To((Stage(0.5), Stage(0.1)), runs.DOUBLED, None, 3, 10.0, "copy"),))
+    method = Growing(
+        SMALL, Stage(0.25, lr=2.0), (GrowTo((Stage(0.5), Stage(0.1)), runs.DOUBLED, None, 3, 10.0, "copy"),)
+    )
     assert spelled(method) == ["train small 25", "grow small > large", "train large 50", "train large 10"]
     small, grown, first, second = method.plan(LARGE, BASE, 100)
     assert (small.config, first.config, second.config) == (SMALL, LARGE, LARGE)
@@ -62,14 +69,14 @@ def test_a_small_model_trains_here_and_grows():
 
 
 def test_a_small_model_comes_from_another_run():
-    method = Growing(SMALL, "other-seed{seed}", (To(by=runs.DOUBLED),))
+    method = Growing(SMALL, "other-seed{seed}", (GrowTo(by=runs.DOUBLED),))
     assert spelled(method) == ["import small > small", "grow small > large", "train large 50"]
     assert method.plan(LARGE, BASE, 100)[0] == Import("small", SMALL, "other-seed{seed}")
 
 
 def test_one_layer_becomes_two_and_four():
     one, two, four = (replace(LARGE, layers=n) for n in (1, 2, 4))
-    method = Growing(one, Stage(0.1), (To((Stage(0.2),), config=two, moments="exact"), To((Stage(0.3),))))
+    method = Growing(one, Stage(0.1), (GrowTo((Stage(0.2),), config=two, moments="exact"), GrowTo((Stage(0.3),))))
     assert spelled(method, four) == [
         "train small 10",
         "grow small > grown1",
@@ -93,7 +100,7 @@ def test_ligo_learns_maps_applies_them_and_trains():
 
 
 def test_ways_to_grow_may_follow_each_other():
-    method = Growing(SMALL, Stage(0.1), (To((), Learned(steps=9), WIDER), To((Stage(0.3),), Learned(steps=8))))
+    method = Growing(SMALL, Stage(0.1), (GrowTo((), Learned(steps=9), WIDER), GrowTo((Stage(0.3),), Learned(steps=8))))
     assert spelled(method) == [
         "train small 10",
         "learn maps 9",
@@ -174,14 +181,14 @@ def test_the_seed_is_that_of_random_operators():
 )
 def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):
     with pytest.raises(ValueError, match=says):
-        Growing(small, Stage(0.5), (To(by=by),)).plan(LARGE, BASE, 100)
+        Growing(small, Stage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
 
 
 def test_a_config_with_an_unknown_operator_is_refused_on_one_line(tmp_path):
-    path = runs.script(tmp_path, runs.growing(tmp_path, To(by=("stck",)), name="typo"))
+    path = runs.script(tmp_path, runs.growing(tmp_path, GrowTo(by=("stck",)), name="typo"))
     with pytest.raises(UserError, match=f"config {re.escape(path)}: there is no operator 'stck'"):
         config.load(path)
-    to = To(by=("hypercloning",), noise=10.0, config=runs.MODEL), To(by=Learned())
+    to = GrowTo(by=("hypercloning",), noise=10.0, config=runs.MODEL), GrowTo(by=Learned())
     fine = runs.growing(tmp_path, *to, name="fine")
     assert config.load(runs.script(tmp_path, fine)) == fine
 
@@ -189,25 +196,25 @@ def test_a_config_with_an_unknown_operator_is_refused_on_one_line(tmp_path):
 def test_the_eps_of_lemon_arrives_in_training_and_stays_with_the_model():
     """Of 4 slots into 6, one tile fits: variances, and so eps, are multiplied by 4 / 6."""
     shrunk = pytest.approx(1e-5 * 4 / 6)
-    once = Growing(SMALL, Stage(0.5), (To((Stage(0.2), Stage(0.3)), ("lemon", "llama_pro")),))
+    once = Growing(SMALL, Stage(0.5), (GrowTo((Stage(0.2), Stage(0.3)), ("lemon", "llama_pro")),))
     plan = once.plan(replace(WIDER, layers=4), BASE, 100)
     assert [p.config.eps for p in plan[2:]] == [shrunk, shrunk]
     four = replace(WIDER, layers=4)
-    to = To(by=("lemon",), config=WIDER), To(by=("llama_pro",), config=four), To(by=Learned())
+    to = GrowTo(by=("lemon",), config=WIDER), GrowTo(by=("llama_pro",), config=four), GrowTo(by=Learned())
     plan = Growing(SMALL, Stage(0.5), to).plan(replace(WIDER, layers=8), BASE, 100)
     assert [p.config.eps for p in plan if isinstance(p, Train)] == [1e-5, *[shrunk] * 4]
     assert isinstance(plan[5], Learn) and plan[5].small.eps == shrunk
 
 
 def test_growths_that_do_not_fit_a_plan_are_refused():
-    for to in ((To(), To()), (To(config=DEEPER),), ()):
+    for to in ((GrowTo(), GrowTo()), (GrowTo(config=DEEPER),), ()):
         with pytest.raises(ValueError, match="every growth but the last one has a config; the last one ends at the ex"):
             Growing(SMALL, to=to)
     with pytest.raises(ValueError, match="an imported model has no moments, so moments must be 'drop', not 'exact'"):
-        Growing(SMALL, "other", (To(moments="exact"),))
+        Growing(SMALL, "other", (GrowTo(moments="exact"),))
     with pytest.raises(ValueError, match="noise and moments are of operators, not of learned maps"):
-        To(by=Learned(), noise=10.0)
-    Growing(SMALL, "other", (To(config=DEEPER), To(moments="exact")))  # of what has trained since
+        GrowTo(by=Learned(), noise=10.0)
+    Growing(SMALL, "other", (GrowTo(config=DEEPER), GrowTo(moments="exact")))  # of what has trained since
 
 
 # --- what a growth does ---
@@ -238,7 +245,7 @@ def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
         once = break_symmetry(grow(wide, small.params, axes), wide, axes, 3, 10.0)
         opt = grow_optimizer(TX, small.opt, wide, small.params, axes, moments)
         opt = grow_optimizer(TX, opt, deep, once, axes, moments)
-        return phase.run({"small": small}, TX, None), Model(grow(deep, once, axes), opt, LARGE)
+        return phase.apply({"small": small}, TX), Model(grow(deep, once, axes), opt, LARGE)
 
     found, expected = both(small)
     chex.assert_trees_all_equal(found, expected)
@@ -248,7 +255,7 @@ def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
 
 def test_dropped_moments_are_left_behind():
     small = numbers(SMALL)
-    found = Grow("small", "large", SMALL, LARGE, ("aki",)).run({"small": small}, TX, None)
+    found = Grow("small", "large", SMALL, LARGE, ("aki",)).apply({"small": small}, TX)
     growth = operators.aki(SIZES, {"layers": 4, **WIDTHS})
     chex.assert_trees_all_equal(found, Model(grow(growth, small.params, SMALL.axes()), None, LARGE))
 
@@ -261,7 +268,7 @@ def test_noise_tells_copies_apart_and_keeps_the_function():
         ends = []
         for noise in (None, 10.0):
             phase = Grow("small", "large", SMALL, runs.MODEL, ("hypercloning",), noise=noise)
-            ends.append(phase.run({"small": small}, TX, None).params)
+            ends.append(phase.apply({"small": small}, TX).params)
         logits = [runs.MODEL.module.apply({"params": params}, tokens) for params in ends]
         return logits, [params["blocks"]["mlp"]["up"]["kernel"] for params in ends]
 
@@ -284,7 +291,7 @@ def validations(folder):
 
 def test_after_lemon_the_loss_is_the_small_models(small_run):
     model = replace(WIDER, layers=4)
-    e = runs.growing(small_run.parent, To((Stage(0.0),), ("lemon", "llama_pro")), model=model, name="lemon")
+    e = runs.growing(small_run.parent, GrowTo((Stage(0.0),), ("lemon", "llama_pro")), model=model, name="lemon")
     pretrain.run(e, small_run.parent / "lemon")
     found = validations(small_run.parent / "lemon")
     before, after = found["import small"][0], found["grow small"][0]
@@ -295,7 +302,7 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
 
 def test_two_growths_carry_training_on(small_run):
     """Cloned with noise, then stacked: Adam's step count says that its moments went along twice."""
-    to = To((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"), To((Stage(0.25),), moments="copy")
+    to = GrowTo((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"), GrowTo((Stage(0.25),), moments="copy")
     e = runs.growing(small_run.parent, *to, source=Stage(0.25), name="carried", optim=Optim(peak_lr=0.1, warmup=0))
     result, found = pretrain.run(e, small_run.parent / "carried"), validations(small_run.parent / "carried")
     phases = ["train small", "grow small", "train grown1", "grow grown1", "train large"]
@@ -315,22 +322,26 @@ def restored(experiment, folder):
         return checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())[0]
 
 
-LEARNED = To((Stage(0.25),), Learned(steps=8, warmup=2))
+LEARNED = GrowTo((Stage(0.25),), Learned(steps=8, warmup=2))
 
 
 @pytest.fixture(scope="module")
 def learned(small_run):
     """A run of LiGO, its folder, its result, and the parameters that each transformation made."""
     experiment = runs.growing(small_run.parent, LEARNED, name="ligo", log_every=3, checkpoint_every=3)
-    transform, made = pretrain._Work.transform, {}
+    made = {}
 
-    def noting(self, phase):
-        model = transform(self, phase)
-        made[describe(phase)] = jax.device_get(model.params)
-        return model
+    def noting(run):
+        def noted(self, context):
+            model = run(self, context)
+            made[self.label] = jax.device_get(model.params)
+            return model
+
+        return noted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain._Work, "transform", noting)
+        for phase in (Import, Transform):
+            patch.setattr(phase, "run", noting(phase.run))
         result = pretrain.run(experiment, small_run.parent / "ligo")
     return experiment, small_run.parent / "ligo", result, made
 
@@ -348,8 +359,8 @@ def test_learning_the_maps_lowers_the_loss_of_the_grown_model(learned):
 def test_learning_is_charged_for_the_large_models_step_and_for_growing(learned):
     experiment, _, result, _ = learned
     learn, tokens = experiment.plan[1], experiment.batch * LARGE.context
-    assert result["phases"][1]["flops"] == pytest.approx(8 * (learn.once + experiment.plan[3].flops(tokens)))
-    assert learn.once > 0 and result["phases"][1]["tokens"] == 8 * tokens
+    assert result["phases"][1]["flops"] == pytest.approx(8 * (learn.fixed_flops + experiment.plan[3].flops(tokens)))
+    assert learn.fixed_flops > 0 and result["phases"][1]["tokens"] == 8 * tokens
 
 
 def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
@@ -402,15 +413,15 @@ def test_an_imported_model_is_charged_all_that_its_run_cost(learned, small_run):
 
 
 def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
-    e = runs.growing(small_run.parent, To(by=runs.DOUBLED), name="refused", seed=3)
+    e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), name="refused", seed=3)
     missing = small_run.parent / "small-seed3"
     with pytest.raises(UserError, match=rf"there is no finished run in {missing}; run its config first, with the same"):
         pretrain.run(e, small_run.parent / "refused")
     (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
     with pytest.raises(UserError, match=f"there is no finished run in {tmp_path};"):
-        pretrain.load_run(tmp_path, SMALL)
+        finished_run(tmp_path, SMALL)
     says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
     with pytest.raises(UserError, match=says):
-        pretrain.load_run(small_run, replace(SMALL, mlp=16, eps=0.01))
+        finished_run(small_run, replace(SMALL, mlp=16, eps=0.01))
     run_otherwise = replace(SMALL, remat=True, dtype="bfloat16")
-    assert pretrain.load_run(small_run, run_otherwise)[0].config == run_otherwise
+    assert finished_run(small_run, run_otherwise)[0].config == run_otherwise

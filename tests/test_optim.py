@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MODEL
 
-from train.optim import Optim, learning_rate, transformation
+from train.state.optim import Optim, learning_rate, transformation
 
 SCHEDULES = ("cosine", "linear", "wsd")
 

@@ -12,11 +12,12 @@ import runs
 from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import coalesce, decoalesce
-from train.methods import Scratch, Stage, VCycle
-from train.optim import Optim, transformation
-from train.plan import Train, after, describe, live, shapes
-from train.step import Model
-from train.transforms import Coalesce, Correct, Decoalesce, Grouping, Interpolate
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.plan import after, live, shapes
+from train.plan.training import Train
+from train.plan.transforms import Coalesce, Correct, Decoalesce, Grouping, Interpolate
+from train.state.model import Model
+from train.state.optim import Optim, transformation
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)
@@ -31,7 +32,7 @@ def quick():
 
 def spelled(method, steps=100):
     plan = method.plan(DEEP, BASE, steps)
-    return [f"{describe(p)} {p.steps}" if isinstance(p, Train) else f"{describe(p)} > {p.writes}" for p in plan]
+    return [f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan]
 
 
 # --- what methods build ---
@@ -129,7 +130,7 @@ def models():
 
 
 def run(phase, models):
-    return jax.jit(lambda models: phase.run(models, TX, None))(models)
+    return jax.jit(lambda models: phase.apply(models, TX))(models)
 
 
 @pytest.mark.parametrize("policy", ["drop", "copy", "exact"])
@@ -193,11 +194,11 @@ def test_the_published_tied_head_is_another_growth(models):
 
 def test_asymmetric_moments_need_a_growth_and_a_clock(models):
     with pytest.raises(ValueError, match="needs a growth that copies units, 4 to 2"):
-        Coalesce("large", "coarse1", GROUPING, "asymmetric").run(models, TX, None)
+        Coalesce("large", "coarse1", GROUPING, "asymmetric").apply(models, TX)
     adam = optax.scale_by_adam()
     with pytest.raises(ValueError, match=r"chain jaxgrow\.moments\.rebias"):
         small = replace(models["coarse1"], opt=adam.init(models["coarse1"].params))
-        Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric").run(models | {"coarse1": small}, adam, None)
+        Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric").apply(models | {"coarse1": small}, adam)
     found = run(Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric"), models)
     mu = found.opt[1].mu["token_embedding"]  # head i of the small model is heads i and i + 2 of the large one
     chex.assert_trees_all_equal(mu[:, :4], models["coarse1"].opt[1].mu["token_embedding"])

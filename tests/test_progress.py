@@ -3,7 +3,7 @@
 import io
 import sys
 
-from train.progress import Progress
+from train.run.recorder import Progress
 
 
 class Screen(io.StringIO):

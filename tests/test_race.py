@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import runs
 
-from train import plots, race
+from train import race
 from train.errors import exits_cleanly
-from train.methods import Scratch
+from train.plan.methods import Scratch
 from train.pretrain import run
-from train.report import Run
+from train.results import plots
+from train.results.runs import Run
 
 SMALL = replace(runs.MODEL, layers=1)
 

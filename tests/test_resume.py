@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 import runs
 
-from train import pretrain, programs
-from train.batches import sources, training
-from train.checkpoint import Checkpoints
+from train import pretrain
+from train.data.batches import sources, training
 from train.errors import UserError
-from train.optim import transformation
-from train.parallel import replicated
-from train.plan import shapes
+from train.loop import inputs, programs
+from train.loop.parallel import replicated
+from train.plan.plan import shapes
+from train.run.checkpoint import Checkpoints
+from train.state.optim import transformation
 
 pytestmark = pytest.mark.xdist_group("resume")
 METHOD = replace(runs.VCYCLE, moments_up="exact")
@@ -103,7 +104,7 @@ COMMAND = [sys.executable, "-m", "train.pretrain"]
 MID_SAVE = """
 import os, signal, sys
 from train import pretrain
-from train.checkpoint import Checkpoints
+from train.run.checkpoint import Checkpoints
 save = Checkpoints.save
 def killed(self, step, *rest):
     save(self, step, *rest)
@@ -154,7 +155,7 @@ def test_kill_9_in_a_save_between_phases_and_at_random(tmp_path, whole):
 
 
 def test_sigterm_saves_says_so_and_exits_as_what_is_to_be_started_again(tmp_path, monkeypatch, capsys, whole):
-    rate, calls, before = pretrain.learning_rate, count(1), signal.getsignal(signal.SIGTERM)
+    rate, calls, before = inputs.learning_rate, count(1), signal.getsignal(signal.SIGTERM)
 
     def interrupted(*arguments):
         if next(calls) == 4:  # the second step of the second phase: no step that is logged
@@ -164,7 +165,7 @@ def test_sigterm_saves_says_so_and_exits_as_what_is_to_be_started_again(tmp_path
     experiment = replace(whole[0], checkpoint_every=100)
     pretrain.run(experiment, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "learning_rate", interrupted)
+        patch.setattr(inputs, "learning_rate", interrupted)
         patch.setattr(sys, "argv", ["pretrain", runs.script(tmp_path, experiment), "--workdir", str(tmp_path / "run")])
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:

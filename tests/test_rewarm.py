@@ -11,14 +11,17 @@ import runs
 import tiny
 
 from jaxgrow.moments import clock
-from train import pretrain, programs
-from train.batches import next_tokens
-from train.methods import Stage, To
-from train.optim import Optim, Rewarm, learning_rate, transformation
-from train.parallel import AXIS, mapped, replicated
-from train.plan import Train
-from train.step import Model, Now, train_step
-from train.transforms import Grow
+from train import pretrain
+from train.data.batches import next_tokens
+from train.loop import programs
+from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.step import StepInputs, train_step
+from train.plan.methods import GrowTo, Stage
+from train.plan.modifiers import Rewarm
+from train.plan.training import Train
+from train.plan.transforms import Grow
+from train.state.model import Model
+from train.state.optim import Optim, learning_rate, transformation
 
 pytestmark = pytest.mark.xdist_group("growing")
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
@@ -59,7 +62,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_the_floor_of_the_phase(schedule
 def test_a_warmup_of_the_whole_model_is_refused_beside_it():
     says = "what is new warms up again by itself: set warmup to 0, not 100"
     with pytest.raises(ValueError, match=says):
-        Train("large", 8, Optim(), runs.LARGE, rewarm=Rewarm())
+        Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
     with pytest.raises(ValueError, match=says):
         Stage(0.5, rewarm=Rewarm()).train("large", runs.LARGE, Optim(), 8)
 
@@ -80,18 +83,18 @@ def grown() -> Model:
     )
     small = Model(params, (clip, adam, born, decay), runs.SMALL)
     phase = Grow("small", "large", runs.SMALL, runs.LARGE, runs.DOUBLED, noise=10.0, moments="asymmetric")
-    return jax.device_get(jax.jit(lambda m: phase.run({"small": m}, TX, None))(small))
+    return jax.device_get(jax.jit(lambda m: phase.apply({"small": m}, TX))(small))
 
 
 def test_entries_born_at_the_growth_move_by_the_second_rate_and_the_old_ones_by_the_first():
-    start, run = grown(), mapped(train_step(TX, 1, AXIS), "pmap")
+    start, run = grown(), mapped(train_step(TX, 1, AXIS, (Rewarm(),)), "pmap")
     born = clock(start.opt).born
     assert {int(x) for b in jax.tree.leaves(born) for x in np.unique(b)} == {0, 5}
     at = jax.device_put(start, replicated())
 
     def after(lr, new, birth):
-        now = Now(np.float32(lr), rewarm=(np.float32(new), np.int32(birth)))
-        return jax.device_get(run(at, BATCH, now)[0].params)
+        inputs = StepInputs(np.float32(lr), given=((np.float32(new), np.int32(birth)),))
+        return jax.device_get(run(at, BATCH, inputs)[0].params)
 
     slow, fast, both = after(0.25, 0.25, 5), after(0.5, 0.5, 5), after(0.25, 0.5, 5)
     expected = jax.tree.map(lambda b, f, s: np.where(b == 5, f, s), born, fast, slow)
@@ -113,7 +116,7 @@ def three(a, b, c):
 
 def test_a_run_stopped_amid_the_second_warmup_ends_with_the_same_bits(small_run):
     """2 steps of the small model, then 4: killed after the first and the third of these."""
-    to = To((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
+    to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
     e = runs.growing(small_run.parent, to, source=Stage(0.25), name="rewarm", checkpoint_every=1, log_every=3)
     pretrain.run(e, small_run.parent / "rewarm")
     runs.stopped(e, small_run.parent / "rewarm-stopped", 3, 5)
@@ -124,16 +127,16 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
     """As where a schedule is cut to measure layers: its second phase begins when the new entries are not so new."""
     seen = []
 
-    def counting(state, batch, now):
+    def counting(state, batch, inputs):
         """A step that is none, but for the clocks."""
-        if now.rewarm is not None:
-            seen.append((float(now.rewarm[0]), int(now.rewarm[1])))
+        if inputs.given:
+            seen.append((float(inputs.given[0][0]), int(inputs.given[0][1])))
         opt = [s._replace(count=s.count + 1) if "count" in getattr(s, "_fields", ()) else s for s in state.opt]
         return replace(state, opt=tuple(opt)), {"loss": np.float32(1), "grad_norm": np.float32(1)}
 
     e = runs.experiment(tmp_path, model=runs.MODEL, checkpoint_every=8)
     optim, rewarm = Optim(peak_lr=1.0, warmup=0), Rewarm(2.0, 2)
-    large = Train("large", 4, optim, runs.MODEL, until=1, rewarm=rewarm)
+    large = Train("large", 4, optim, runs.MODEL, (rewarm,), until=1)
     plan = (
         Train("small", 2, optim, runs.SMALL),
         Grow("small", "large", runs.SMALL, runs.MODEL, ("hypercloning",), moments="asymmetric"),

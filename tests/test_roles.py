@@ -33,7 +33,7 @@ from jaxgrow.operators import (
     staged,
     zero_pad,
 )
-from train.optim import decays
+from train.state.optim import decays
 
 SIZES = dict(layers=2, embed=8, heads=4, head_dim=2, mlp=5)
 TEXT = dict(vocab=11, context=7)

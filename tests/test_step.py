@@ -12,12 +12,14 @@ import pytest
 import runs
 
 from jaxgrow.drop import LayerDrop, Sensitivity
-from train import pretrain, programs, step
-from train.batches import next_tokens
-from train.methods import Scratch
-from train.optim import Optim, transformation
-from train.parallel import AXIS, local_batch, mapped
-from train.step import Model, Now, eval_step, logits, loss, train_step
+from train import pretrain
+from train.data.batches import next_tokens
+from train.loop import programs, step
+from train.loop.parallel import AXIS, local_batch, mapped
+from train.loop.step import StepInputs, eval_step, train_step
+from train.plan.methods import Scratch
+from train.state.model import Model, logits, loss
+from train.state.optim import Optim, transformation
 
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
@@ -32,7 +34,7 @@ def quick():
 
 
 def reference(tx, steps: int):
-    """Plain full-batch training on one device, written without anything of `train.step` but the loss."""
+    """Plain full-batch training on one device, written without anything of `train.loop.step` but the loss."""
     first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))
     params = runs.fresh(runs.MODEL)
     tx, state = optax.with_extra_args_support(tx), tx.init(params)
@@ -55,7 +57,7 @@ def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, 
     params, _, expected = reference(tx, steps=3)
     run, found = mapped(train_step(tx, accumulate, AXIS), how), runs.model(runs.MODEL, tx)
     for _ in range(3):
-        found, metrics = run(found, BATCH, Now(LR))
+        found, metrics = run(found, BATCH, StepInputs(LR))
     # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
@@ -68,7 +70,7 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
     for how in ("pmap", "mesh"):
         run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), runs.model(runs.MODEL, tx)
         for _ in range(3):
-            found, _ = run(found, BATCH, Now(LR))
+            found, _ = run(found, BATCH, StepInputs(LR))
         results.append(jax.device_get((found.params, found.opt)))
     for found in results:
         chex.assert_trees_all_close(found, jax.device_get((params, state)), rtol=1e-4, atol=1e-5)
@@ -103,7 +105,7 @@ def test_a_batch_that_devices_cannot_share_is_refused():
 def test_the_step_is_pure_and_never_calls_the_host():
     tx = transformation(Optim())
     at = runs.model(runs.MODEL, tx)
-    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, next_tokens(TOKENS[:4]), Now(LR))
+    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, next_tokens(TOKENS[:4]), StepInputs(LR))
     assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}  # the mean over devices
     assert "callback" not in str(jaxpr)
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 import runs
 
-from train import pretrain, programs, sweep
+from train import pretrain, sweep
 from train.errors import exits_cleanly
+from train.loop import programs
 
 
 @pytest.fixture(autouse=True, scope="module")

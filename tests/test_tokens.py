@@ -19,13 +19,16 @@ from jaxgrow.drop import Kept, LayerDrop, TokenDrop, sample_tokens
 from jaxgrow.freeze import Freeze
 from jaxgrow.models.gpt2 import Block
 from jaxgrow.models.layers import Some
-from train import pretrain, step
-from train.batches import next_tokens
-from train.methods import Stage, To
-from train.optim import Optim
-from train.parallel import AXIS, mapped, replicated
-from train.plan import Train
-from train.step import Model, Now, Passes, train_step
+from train import pretrain
+from train.data.batches import next_tokens
+from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.step import StepInputs, train_step
+from train.plan import modifiers
+from train.plan.methods import GrowTo, Stage
+from train.plan.modifiers import DropTokens
+from train.plan.training import Train
+from train.state.model import Model
+from train.state.optim import Optim
 
 pytestmark = pytest.mark.xdist_group("growing")
 CONFIG = tiny.config(layers=4, dtype="float32")
@@ -148,18 +151,18 @@ def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
         jax.debug.callback(lambda x: seen.append(np.asarray(x).tobytes()), places)
         return places
 
-    monkeypatch.setattr(step, "sample_tokens", noting)
+    monkeypatch.setattr(modifiers, "sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
     model = jax.eval_shape(lambda: Model(config.init(jax.random.key(0)), optax.EmptyState(), config))
     model = jax.device_put(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model), replicated())
-    run = mapped(train_step(tx, 2, AXIS, Passes(tokens=DROP)), "pmap")
+    run = mapped(train_step(tx, 2, AXIS, (DropTokens(DROP),)), "pmap")
     drawn = []
     for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4)):
         jax.block_until_ready(
             run(
                 model,
                 next_tokens(np.zeros((16, 9), np.int32)),
-                Now(np.float32(0), np.uint32(number), seed=np.uint32(seed)),
+                StepInputs(np.float32(0), np.uint32(number), np.uint32(seed), (None,)),
             )
         )
         jax.effects_barrier()
@@ -173,12 +176,12 @@ def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
 
 def test_a_run_that_drops_tokens_stopped_in_the_middle_ends_with_the_same_bits(small_run):
     """Grown by AKI. One checkpoint falls into the training that drops tokens, one on its end."""
-    to = To((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
+    to = GrowTo((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
     result = pretrain.run(e, small_run.parent / "tokens")
     runs.stopped(e, small_run.parent / "tokens-stopped", 8 + 3, 8 + 4)  # 8 steps were the small model's
     runs.assert_same_end(small_run.parent / "tokens-stopped", small_run.parent / "tokens")
     dropped, dense = (p["flops"] / p["steps"] for p in result["phases"][-2:])
     phase, tokens = e.plan[-2], e.batch * runs.LARGE.context
-    assert dropped == phase.flops(tokens) < dense == replace(phase, tokens=None).flops(tokens)
-    assert phase.cost == phase.flops(1)
+    assert dropped == phase.flops(tokens) < dense == replace(phase, modifiers=()).flops(tokens)
+    assert phase.token_cost == phase.flops(1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tiny
-from test_flops import products
+from counting import products
 
 from jaxgrow import flops, grow
 from jaxgrow.drop.execution import Kept

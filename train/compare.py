@@ -2,10 +2,11 @@
 
 ``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--workdir DIR] [--set a.b=c ...]``
 
-``--frontier`` also runs the baseline with these fractions of its budget, each fully decayed: what one gets from scratch for
-less, and what savings are read against. A config or fraction may have settings of its own, after colons, on top of those of
-``--set`` for all: ``configs/grow_ligo.py:optim.peak_lr=2e-2``, ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``; a
-fraction has the baseline's, too. What each side needs, `train.sweep` finds.
+A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. ``--frontier`` also runs the baseline with
+these fractions of its budget, each fully decayed: what one gets from scratch for less, and what savings are read against. A
+config or fraction may have settings of its own, after more colons, on top of those of ``--set`` for all:
+``configs/demo.py:ligo:optim.peak_lr=2e-2``, ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``; a fraction has the
+baseline's, too. What each side needs, `train.sweep` finds.
 
 Writes ``compare.md``, ``compare.png``, ``compare.json`` and, where layers are dropped, ``compare_keep.png`` into the work
 directory. Runs that are not judged alike (corpus, tokenizer, split, context, evaluation batches) are refused.
@@ -16,12 +17,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from train import plots
-from train.comparison import Comparison
-from train.config import Experiment, as_json, load, say_long_warmups
 from train.errors import UserError, exits_cleanly
-from train.pretrain import run
-from train.report import Run, refuse_unlike
+from train.experiment import Experiment, as_json, load, warn
+from train.loop.trainer import run
+from train.results import plots
+from train.results.comparison import Comparison
+from train.results.runs import Run, refuse_unlike
 
 
 def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
@@ -43,7 +44,7 @@ def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[in
         return Run(experiment.name, seed, folder)
 
     for experiment in shorter:
-        say_long_warmups(experiment)
+        warn(experiment)
     return Comparison([[one(e, s) for s in seeds] for e in configs], [[one(e, s) for s in seeds] for e in shorter])
 
 
@@ -66,7 +67,7 @@ def numbers(text: str, kind: type, what: str) -> list:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.compare", description=__doc__)
     parser.add_argument(
-        "configs", nargs="+", help="config files, each with :a.b=c ... of its own; the first is the baseline"
+        "configs", nargs="+", help="FILE.py[:NAME], each with :a.b=c ... of its own; the first is the baseline"
     )
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
     parser.add_argument("--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c")
@@ -76,17 +77,15 @@ def main() -> None:
     seeds = numbers(arguments.seeds, int, "--seeds")
     if not seeds:
         raise UserError("--seeds needs at least one seed")
-    given = [text.split(":") for text in arguments.configs]
-    configs = [load(path, [*arguments.set, *own]) for path, *own in given]
-    (path, *own), shorter = given[0], []
-    for fraction, *more in (text.split(":") for text in arguments.frontier.split(",") if text):
-        baseline = load(path, [*arguments.set, *own, *more])
+    configs, shorter = [load(text, arguments.set) for text in arguments.configs], []
+    for fraction, *own in (text.split(":") for text in arguments.frontier.split(",") if text):
+        baseline = load(":".join([arguments.configs[0], *own]), arguments.set)
         shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
     comparison, folder = compare(configs, shorter, seeds, arguments.workdir), arguments.workdir
     table = comparison.table()
     (folder / "compare.md").write_text(table)
-    found = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
-    (folder / "compare.json").write_text(json.dumps(found, indent=1) + "\n")
+    summary = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
+    (folder / "compare.json").write_text(json.dumps(summary, indent=1) + "\n")
     plots.losses(comparison, folder / "compare.png")
     drawn = [folder / "compare.png"]
     if plots.keep(comparison, folder / "compare_keep.png"):

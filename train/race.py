@@ -21,16 +21,17 @@ import numpy as np
 from jaxgrow import operators
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
-from train import plots
 from train.compare import numbers
-from train.config import Experiment, load
 from train.errors import UserError, exits_cleanly
-from train.methods import Growing, Learned, Stage, To
-from train.optim import transformation
-from train.plan import shapes
-from train.pretrain import run
-from train.report import Run, markdown, spread
-from train.transforms import differing
+from train.experiment import Experiment, load
+from train.loop.trainer import run
+from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.plan import shapes
+from train.plan.transforms import differing
+from train.results import plots
+from train.results.runs import Run, markdown, spread
+from train.run.workdir import Workdir
+from train.state.optim import transformation
 
 MOMENTS = (0.25, 0.5, 1.0)  # of the FLOPs of the race, at which the table looks besides its start
 DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}  # where each is what grows; else pairs of them
@@ -48,9 +49,10 @@ def defaults(base: Experiment, source: Path) -> list[str]:
 
 
 def _small(source: Path):
-    if not (source / "result.json").exists():
+    run = Workdir(source)
+    if not run.finished:
         raise UserError(f"there is no finished run in {source}: give the work directory of the small model's run")
-    return from_json(json.loads((source / "result.json").read_text())["model"])
+    return from_json(run.result["model"])
 
 
 def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
@@ -65,7 +67,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
         raise UserError(f"race: there is no operator {unknown[0]!r}, only {', '.join(sorted(known))}, ligo")
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
-    method = Growing(_small(source), str(source.resolve()), (To((stage,), by=how),))
+    method = Growing(_small(source), str(source.resolve()), (GrowTo((stage,), by=how),))
     made = replace(base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20))
     shapes(made.plan, len(made.plan), transformation(made.optim))
     return made
@@ -103,16 +105,16 @@ def rank_correlation(x: list[float], y: list[float]) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def table(found: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
+def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
     """Markdown; ``impossible`` are operators that cannot reach the sizes, and why."""
-    head = ["operators", "loss right after growing", *(f"at {flops:.3g} FLOPs" for flops in found[0]["flops"])]
-    body = [[r["by"], *("not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"])] for r in found]
+    head = ["operators", "loss right after growing", *(f"at {flops:.3g} FLOPs" for flops in ranked[0]["flops"])]
+    body = [[r["by"], *("not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"])] for r in ranked]
     body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
     text = (
         f"{markdown(head, body)}\n\nFLOPs are those after the small model, the same for all. "
         f"Seeds: {', '.join(map(str, seeds))}; with several, the mean and in brackets each.\n"
     )
-    ends = [r for r in found if None not in r["loss"][-1]]
+    ends = [r for r in ranked if None not in r["loss"][-1]]
     if len(ends) > 2:
         correlation = rank_correlation(*([mean(r["loss"][i]) for r in ends] for i in (0, -1)))
         text += f"Rank correlation of the losses right after growing and at the end: {correlation:.2f}\n"
@@ -121,7 +123,7 @@ def table(found: list[dict[str, Any]], impossible: dict[str, str], seeds: list[i
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.race", description=__doc__)
-    parser.add_argument("config", help="the large model's config file")
+    parser.add_argument("config", help="of the large model: FILE.py:NAME, or FILE.py")
     parser.add_argument("run", type=Path, help="work directory of the small model's run")
     names = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
     parser.add_argument("--by", help=f"of {names}, ligo (default: some that fit the sizes)")
@@ -152,10 +154,10 @@ def main() -> None:
             folder = arguments.workdir / f"{experiment.name}-seed{seed}"
             run(replace(experiment, seed=seed), folder)
             finished.setdefault(by, []).append(Run(experiment.name, seed, folder))
-    found = rows(finished)
-    text = table(found, impossible, seeds)
+    ranked = rows(finished)
+    text = table(ranked, impossible, seeds)
     (arguments.workdir / "race.md").write_text(text)
-    everything = {"ranked": found, "impossible": impossible, "seeds": seeds}
+    everything = {"ranked": ranked, "impossible": impossible, "seeds": seeds}
     (arguments.workdir / "race.json").write_text(json.dumps(everything, indent=1) + "\n")
     plots.race(
         {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, arguments.workdir / "race.png"

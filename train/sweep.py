@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import mean
 
 from train.compare import numbers, shortened
-from train.config import load
 from train.errors import Diverged, UserError, exits_cleanly
-from train.pretrain import run
-from train.report import Run, markdown, spread
+from train.experiment import load
+from train.loop.trainer import run
+from train.results.runs import Run, markdown, spread
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tried:
 
 def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
     """A warning for every number of ``best`` that is the least or the greatest of those tried."""
-    said = []
+    warnings = []
     for name, texts in swept.items():
         try:
             values, value = [float(t) for t in texts], float(best[name])
@@ -45,8 +45,8 @@ def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
             continue  # no number, so no edge
         if len(values) > 1 and value in (min(values), max(values)):
             which, beyond = ("lowest", "below") if value == min(values) else ("highest", "above")
-            said.append(f"WARNING: the best {name}, {best[name]}, is the {which} tried: sweep {beyond} it, too")
-    return said
+            warnings.append(f"WARNING: the best {name}, {best[name]}, is the {which} tried: sweep {beyond} it, too")
+    return warnings
 
 
 def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
@@ -70,7 +70,9 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.sweep", description=__doc__)
-    parser.add_argument("config", help="a Python file with config() -> Experiment")
+    parser.add_argument(
+        "config", help="FILE.py:NAME, as configs/demo.py:scratch; or FILE.py, with config() -> Experiment"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c,d,..", help="values of a field to try")
     parser.add_argument("--frontier", type=float, help="fraction of the config's steps")
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
@@ -106,8 +108,8 @@ def main() -> None:
     tried.sort(key=lambda t: t.loss)
     text, name = table(tried, swept), experiments[0][1]
     (arguments.workdir / f"{name}.md").write_text(text)
-    found = [{"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]} for t in tried]
-    (arguments.workdir / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    results = [{"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]} for t in tried]
+    (arguments.workdir / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(f"\n{text}")
 
 

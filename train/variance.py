@@ -7,15 +7,15 @@ whoever compares the third run at equal cost adds it, as for any sweep.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
 from jaxgrow.drop import Variance, fit_variance
-from train.config import differences
 from train.errors import UserError, exits_cleanly
-from train.report import Run
+from train.experiment import differences
+from train.results.runs import Run
+from train.run.workdir import Workdir
 
 
 def fit(baseline: Path, dropped: Path) -> Variance:
@@ -23,9 +23,9 @@ def fit(baseline: Path, dropped: Path) -> Variance:
     UserError: a run has not finished, they are not alike, or their losses have no such curve.
     """
     for folder in (baseline, dropped):
-        if not (folder / "result.json").exists():
+        if not Workdir(folder).finished:
             raise UserError(f"there is no finished run in {folder}; run its config first")
-    base, config = (json.loads((folder / "config.json").read_text()) for folder in (baseline, dropped))
+    base, config = (Workdir(folder).config for folder in (baseline, dropped))
     alike, there = ({k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config))
     wrong = differences(alike, there)
     if wrong:

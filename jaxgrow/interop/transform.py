@@ -24,7 +24,7 @@ Kind = Literal["hf", "orbax"]
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """The model of a Hugging Face folder (`HuggingFace`), of a finished run, or of an Orbax folder of ours (`Orbax`).
+    """The model of a Hugging Face folder (`HuggingFace`), or of an Orbax folder of ours, such as a finished run's (`Orbax`).
 
     Raises:
       CheckpointError: there is none, or it is damaged or not supported.
@@ -32,12 +32,27 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     folder = _snapshot(Path(folder).expanduser())
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; models are not downloaded, only read from disk")
-    ours = (folder / RECORD).is_file() and (folder / "params").is_dir()
-    if ours or ((folder / "checkpoints").is_dir() and not any(folder.glob("model*.safetensors"))):
+    if (folder / RECORD).is_file() and (folder / "params").is_dir():
         from jaxgrow.interop.orbax import Orbax  # seconds to import, which Hugging Face folders need not wait for
 
         return Orbax(folder)
+    if not _is_huggingface(folder):
+        raise CheckpointError(
+            f"{folder} is no finished run and no Hugging Face folder: it has neither {RECORD} and params/, which a run "
+            "writes when it ends, nor a config.json that names an architecture"
+        )
     return HuggingFace(folder)
+
+
+def _is_huggingface(folder: Path) -> bool:
+    """Whether a folder is meant to be one, however damaged."""
+    file = folder / "config.json"
+    try:
+        return any(folder.glob("*.safetensors")) or not {"architectures", "model_type"}.isdisjoint(read_json(file))
+    except FileNotFoundError:
+        return False
+    except CheckpointError:
+        return True
 
 
 def _snapshot(folder: Path) -> Path:

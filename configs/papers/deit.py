@@ -1,0 +1,85 @@
+"""DeiT on ImageNet, 300 epochs (Touvron et al., ICML 2021), in the papers' settings. Not run here.
+
+    python -m train.pretrain configs/papers/deit.py:s --set data.path=~/tensorflow_datasets --workdir runs/deit_s-seed0
+    python -m train.compare configs/papers/deit.py:b configs/papers/deit.py:b_vcycle --set data.path=~/tensorflow_datasets
+    python -m train.compare configs/papers/deit.py:b configs/papers/deit.py:b_ligo --set data.path=~/tensorflow_datasets
+
+ImageNet comes from tensorflow-datasets, which needs its archives by hand. A batch of 1024 at 5e-4 * batch / 512, an epoch of
+1251 steps. Deviations: stochastic depth drops a layer for a whole batch, gradients are clipped, and see
+`train.data.augment.Augment`.
+"""
+
+from dataclasses import replace
+
+from jaxgrow.drop import LayerDrop
+from jaxgrow.models import ViTConfig
+from train.data.augment import DEIT
+from train.data.images import Images
+from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.transforms import Grouping
+from train.state.optim import Optim
+
+EPOCH = 1251
+DROP = LayerDrop(theta=0.9, time="constant")
+
+
+def s() -> Experiment:
+    """DeiT-S, from scratch: where LiGO's DeiT-B grows from. The paper reports 79.8 % top-1."""
+    return Experiment(
+        name="deit_s",
+        model=ViTConfig(layers=12, embed=384, heads=6, head_dim=64, mlp=1536, eps=1e-6, dtype="bfloat16"),
+        steps=300 * EPOCH,
+        batch=1024,
+        data=Images(source="tfds", name="imagenet2012", size=224, augment=DEIT, workers=None),
+        optim=Optim(peak_lr=1e-3, schedule="cosine", floor=0.01, warmup=5 * EPOCH, b2=0.999, weight_decay=0.05),
+        method=Scratch(DROP),
+        eval_every=EPOCH,
+        eval_batches=48,
+        log_every=50,
+        checkpoint_every=EPOCH,
+    )
+
+
+def ti() -> Experiment:
+    """DeiT-Ti, from scratch: the smallest of the three."""
+    small = s()
+    return replace(small, name="deit_ti", model=replace(small.model, embed=192, heads=3, mlp=768))
+
+
+def b() -> Experiment:
+    """DeiT-B, L12-768-12, from scratch: the baseline of the multi-level paper's and LiGO's tables.
+
+    81.8 % top-1 in the DeiT paper, 81.1 % in the other two.
+    """
+    small = s()
+    return replace(small, name="deit_b", model=replace(small.model, embed=768, heads=12, mlp=3072))
+
+
+def vcycle(drop: LayerDrop) -> VCycle:
+    """The paper's: half of the layers and heads, alpha 0.25, the small model half of the steps (Zou et al., ICLR 2024)."""
+    return VCycle(
+        down=(Stage(0.05, warmup=5 * EPOCH, drop=drop),),
+        up=(Stage(0.5, drop=drop), Stage(0.5, warmup=0, drop=drop)),
+        groupings=(Grouping(heads="far", layers="adjacent"),),
+        alpha=0.25,
+    )
+
+
+def b_vcycle() -> Experiment:
+    """DeiT-B by the V-cycle: L12-H12 with L6-H6. The paper reports 27.1 % fewer FLOPs at equal accuracy.
+
+    How long the first stage is, and whether the small model's learning rate differs, is not published: both are as for GPT and
+    BERT, 5 % and the same.
+    """
+    return replace(b(), name="deit_b_vcycle", method=vcycle(DROP))
+
+
+def b_ligo() -> Experiment:
+    """DeiT-S to B by LiGO: 100 steps of learning, then a fresh optimizer (Wang et al., ICLR 2023, Table 2).
+
+    The paper reports 55.4 % fewer FLOPs, without the small model's cost. It states neither initialisation nor learning rate of
+    the maps. Reads the run `deit_s-seed0`, or of another seed, beside its own.
+    """
+    to = GrowTo((Stage(1.0, warmup=0, drop=DROP),), by=Learned(lr=0.5))
+    return replace(b(), name="deit_b_ligo", method=Growing(s().model, "deit_s-seed{seed}", (to,)))

@@ -1,0 +1,128 @@
+"""GPT-2 in the papers' settings, at real sizes. Not run here.
+
+    python -m train.compare configs/papers/gpt.py:base_scratch configs/papers/gpt.py:base_vcycle \\
+        --set data.path=~/tensorflow_datasets
+    python -m train.pretrain configs/papers/gpt.py:base_c4 --set data.path=~/tensorflow_datasets \\
+        --workdir runs/gpt_base_c4-seed0
+    python -m train.compare configs/papers/gpt.py:medium_c4 configs/papers/gpt.py:medium_ligo \\
+        configs/papers/gpt.py:medium_stack --set data.path=~/tensorflow_datasets
+    python -m train.compare configs/papers/gpt.py:xl_c4 configs/papers/gpt.py:xl_ligo --set data.path=~/tensorflow_datasets
+
+English Wikipedia and C4 come from tensorflow-datasets; GPT-2's `vocab.json` and `merges.txt` must lie in `tokenizer-gpt2`. What
+grows reads the run of its small model, such as `gpt_base_c4-seed0`, or of another seed, beside its own.
+"""
+
+from dataclasses import replace
+
+from jaxgrow.models import GPT2Config
+from train.data.text import Data
+from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Learned, Stage, VCycle
+from train.plan.transforms import Grouping
+from train.state.optim import Optim
+
+# --- the multi-level paper (Zou et al., ICLR 2024) ---
+
+
+def base_scratch() -> Experiment:
+    """Base, L12-768-12, from scratch: the baseline of the paper's GPT table.
+
+    Expects about 2.72 validation loss after 100,000 steps of 512 x 512 tokens (the published code's own baseline on Wikipedia,
+    8 accelerators).
+    """
+    return Experiment(
+        name="gpt_base_scratch",
+        model=GPT2Config(context=512, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"),
+        steps=100_000,
+        batch=512,
+        data=Data(source="tfds", name="wiki40b/en", tokenizer="tokenizer-gpt2"),
+        optim=Optim(peak_lr=1e-4, schedule="linear", warmup=5_000, b2=0.999, weight_decay=0.01),
+        eval_every=1_000,
+        eval_batches=16,
+        log_every=50,
+        checkpoint_every=1_000,
+    )
+
+
+def base_vcycle() -> Experiment:
+    """Base by the V-cycle: L12-768 with L6-384, alpha 0.25, the small model half of the steps at 4e-4.
+
+    The paper reports 24.1 % fewer FLOPs and 16.5 % less wall-clock time at equal loss. Stages, learning rates and missing
+    warm-ups are those of the published example; its depth pairs are (i, i + 6), the paper's are neighbours.
+    """
+    method = VCycle(
+        down=(Stage(0.05, warmup=5_000),),  # the published first stage is all warm-up
+        up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
+        groupings=(Grouping(heads="far", layers="adjacent"),),
+        alpha=0.25,
+    )
+    return replace(base_scratch(), name="gpt_base_vcycle", method=method)
+
+
+# --- LiGO (Wang et al., ICLR 2023) ---
+
+
+def base_c4() -> Experiment:
+    """Base, L12-768-12, on C4: the small model of LiGO's GPT pair (Table 4).
+
+    Batch 384 of 1024 tokens, as the paper's; it states neither steps nor learning rates, so these are the usual ones for the
+    size.
+    """
+    return Experiment(
+        name="gpt_base_c4",
+        model=GPT2Config(context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"),
+        steps=100_000,
+        batch=384,
+        data=Data(source="tfds", name="c4/en", tokenizer="tokenizer-gpt2"),
+        optim=Optim(peak_lr=6e-4, schedule="cosine", warmup=2_000, floor=0.1),
+        eval_every=1_000,
+        eval_batches=16,
+        log_every=50,
+        checkpoint_every=1_000,
+    )
+
+
+def medium_c4() -> Experiment:
+    """Medium, L24-1024-16, from scratch: what growth from base is compared with.
+
+    Batch 384 of 1024 tokens (section 4.1); steps and learning rate are not stated there.
+    """
+    small = base_c4()
+    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat=True)
+    return replace(small, name="gpt_medium_c4", model=model, optim=replace(small.optim, peak_lr=3e-4))
+
+
+def medium_ligo() -> Experiment:
+    """Base to medium by LiGO: 100 steps of learning, then a fresh optimizer (Fig. 3c).
+
+    The paper reports 22.5 % fewer FLOPs, without the small model's cost. It states neither initialisation nor learning rate of
+    the maps.
+    """
+    to = GrowTo((Stage(1.0, warmup=0),), by=Learned(lr=0.5))
+    return replace(
+        medium_c4(), name="gpt_medium_ligo", method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,))
+    )
+
+
+def medium_stack() -> Experiment:
+    """Base to medium by LEMON in width (exact) and stacking in depth, beside LiGO."""
+    to = GrowTo((Stage(1.0),), by=("lemon", "stack"))
+    return replace(
+        medium_c4(), name="gpt_medium_stack", method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,))
+    )
+
+
+def xl_c4() -> Experiment:
+    """XL, 1.5 B parameters, L48-1600-25, from scratch: 15 thousand steps (appendix C.5)."""
+    small = medium_c4()
+    model = replace(small.model, layers=48, embed=1600, heads=25, mlp=6400)
+    return replace(small, name="gpt_xl_c4", model=model, steps=15_000, optim=replace(small.optim, peak_lr=2e-4))
+
+
+def xl_ligo() -> Experiment:
+    """Medium to XL by LiGO: about 39 % fewer FLOPs to a log-perplexity of 3.3 (appendix C.5).
+
+    The paper's number is preliminary and leaves the small model's cost out.
+    """
+    to = GrowTo((Stage(1.0, warmup=0),), by=Learned(lr=0.5))
+    return replace(xl_c4(), name="gpt_xl_ligo", method=Growing(medium_c4().model, "gpt_medium_c4-seed{seed}", (to,)))

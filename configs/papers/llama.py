@@ -1,0 +1,46 @@
+"""A Llama of 153 M parameters, L12-768-12 on 4 key heads, on C4: 20 tokens a parameter. Not run here.
+
+    python -m train.compare configs/papers/llama.py:llama_160m_c4 configs/papers/llama.py:llama_160m_stack \\
+        --set data.path=~/tensorflow_datasets
+
+C4 comes from tensorflow-datasets; GPT-2's `vocab.json` and `merges.txt` must lie in `tokenizer-gpt2`.
+"""
+
+from dataclasses import replace
+
+from jaxgrow.models import LlamaConfig
+from train.data.text import Data
+from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Stage
+from train.state.optim import Optim
+
+
+def llama_160m_c4() -> Experiment:
+    """From scratch."""
+    model = LlamaConfig(
+        vocab=50304, context=1024, layers=12, embed=768, heads=12, kv_heads=4, head_dim=64, mlp=2048, dtype="bfloat16"
+    )
+    return Experiment(
+        name="llama_160m_c4",
+        model=model,
+        steps=12_000,
+        batch=256,
+        data=Data(source="tfds", name="c4/en", tokenizer="tokenizer-gpt2"),
+        optim=Optim(peak_lr=6e-4, schedule="cosine", warmup=1_000, floor=0.1),
+        eval_every=500,
+        eval_batches=16,
+        log_every=50,
+        checkpoint_every=1_000,
+    )
+
+
+def llama_160m_stack() -> Experiment:
+    """G_stack (Du et al., NeurIPS 2024): three layers first, then stacked four times.
+
+    Its formula (`g_stack_tokens`), which is of larger models, asks for more than a quarter of the tokens here: a quarter it
+    is. As published, the grown model has a fresh optimizer and a schedule of its own.
+    """
+    base = llama_160m_c4()
+    small = replace(base.model, layers=base.model.layers // 4)
+    growing = Growing(small, Stage(0.25), (GrowTo((Stage(0.75),), by=("g_stack",)),))
+    return replace(base, name="llama_160m_stack", method=growing)

@@ -1,0 +1,86 @@
+"""English Wikipedia, byte by byte: a GPT of 0.2 M parameters, 20 tokens a parameter, and a BERT of 2.2 M, 2.3 tokens each.
+
+    python -m train.compare configs/wikipedia.py:scratch configs/wikipedia.py:vcycle configs/wikipedia.py:vcycle_paper \\
+        --seeds 0,1 --frontier 0.4,0.6,0.8 --workdir runs/wiki
+    python -m train.compare configs/wikipedia.py:bert_scratch configs/wikipedia.py:bert_vcycle --seeds 0,1 --frontier 0.7 \\
+        --workdir runs/wiki_bert
+
+`wikipedia/train.txt.xz` and `valid.txt.xz` hold plain text of articles; any other text does, too (`--set data.path=...`).
+"""
+
+from dataclasses import replace
+
+from configs.demo import VCYCLE as DEMO_VCYCLE
+from configs.demo import VCYCLE_PAPER
+from jaxgrow.models import BERTConfig, GPT2Config
+from train.data.text import Data
+from train.experiment import Experiment
+from train.state.optim import Optim
+
+DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
+VCYCLE = replace(
+    DEMO_VCYCLE, up=(DEMO_VCYCLE.up[0], replace(DEMO_VCYCLE.up[1], steps=0.5))
+)  # its last phase is shorter
+
+
+def scratch() -> Experiment:
+    """The GPT, from scratch."""
+    return Experiment(
+        name="wiki_scratch",
+        model=GPT2Config(vocab=256, context=128, layers=4, embed=64, heads=4, head_dim=16, mlp=256, remat=True),
+        steps=2200,
+        batch=16,
+        data=DATA,
+        optim=Optim(peak_lr=1e-2, schedule="wsd", decay=0.5, warmup=100),
+        eval_every=100,
+        eval_batches=64,
+        log_every=20,
+        checkpoint_every=1000,
+    )
+
+
+def vcycle() -> Experiment:
+    """The demo's V-cycle, its last phase half of the steps."""
+    return replace(scratch(), name="wiki_vcycle", method=VCYCLE)
+
+
+def vcycle_paper() -> Experiment:
+    """The paper's form of the V-cycle: both axes, interpolation, fresh optimizer at each stage."""
+    return replace(scratch(), name="wiki_vcycle_paper", method=VCYCLE_PAPER)
+
+
+def bert_scratch() -> Experiment:
+    """The BERT (4 layers, width 208), from scratch.
+
+    So short a run has to leave the plateau early where a BERT knows how frequent a byte is, nothing else: pre-LN, windows of 32
+    bytes and a quarter of them hidden did within 400 steps; post-LN, windows of 64 and 15 % not within 700.
+    """
+    return Experiment(
+        name="wiki_bert_scratch",
+        model=BERTConfig(
+            vocab=256,
+            context=32,
+            types=1,
+            layers=4,
+            embed=208,
+            heads=13,
+            head_dim=16,
+            mlp=832,
+            norm="pre",
+            masked=0.25,
+            remat=True,
+        ),
+        steps=2500,
+        batch=64,
+        data=DATA,
+        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=150, b2=0.98, weight_decay=0.01),
+        eval_every=125,
+        eval_batches=32,
+        log_every=25,
+        checkpoint_every=250,
+    )
+
+
+def bert_vcycle() -> Experiment:
+    """`vcycle` for a BERT."""
+    return replace(bert_scratch(), name="wiki_bert_vcycle", method=VCYCLE)

@@ -1,0 +1,108 @@
+"""A byte-level GPT of 12 layers on English Wikipedia, 20 tokens a parameter: growing and dropping layers, every rate swept.
+
+    python -m train.compare configs/wikipedia12.py:scratch configs/wikipedia12.py:small configs/wikipedia12.py:ligo0 \\
+        configs/wikipedia12.py:ligo configs/wikipedia12.py:stack configs/wikipedia12.py:aki configs/wikipedia12.py:vcycle \\
+        configs/wikipedia12.py:pld configs/wikipedia12.py:sbld50 configs/wikipedia12.py:uniform50 \\
+        --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
+
+94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
+(README, "Measured").
+"""
+
+from dataclasses import replace
+
+from configs import wikipedia
+from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.models import GPT2Config
+from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+
+SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat=True)
+
+
+def scratch() -> Experiment:
+    """The baseline."""
+    base = wikipedia.scratch()
+    return replace(
+        base,
+        name="wiki12_scratch",
+        model=GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96, remat=True),
+        steps=1800,
+        batch=16,
+        optim=replace(base.optim, peak_lr=2e-2, warmup=100),
+        eval_every=150,
+        eval_batches=64,
+    )
+
+
+# --- growing ---
+
+
+def small() -> Experiment:
+    """The small model that the others grow: 6 layers of width 16, half the steps of the large one's, fully decayed.
+
+    Each seed's is trained once; the others read it from its run, beside theirs, with all that it cost.
+    """
+    return replace(scratch(), name="grow_small", model=SMALL, steps=900)
+
+
+def _grown(name: str, by: tuple[str, ...] | Learned) -> Experiment:
+    method = Growing(SMALL, "grow_small-seed{seed}", (GrowTo((Stage(0.6),), by=by),))
+    return replace(scratch(), name=f"grow_{name}", method=method)
+
+
+def stack() -> Experiment:
+    """LEMON's exact map in width, stacking in depth (StackBERT; Gong et al., ICML 2019)."""
+    return _grown("stack", ("lemon", "stack"))
+
+
+def lemon() -> Experiment:
+    """LEMON (Wang et al., ICLR 2024): exact in width and depth, so that training begins at the small model's loss."""
+    return _grown("lemon", ("lemon", "llama_pro"))
+
+
+def aki() -> Experiment:
+    """Advanced knowledge initialisation, its own stacking in depth (bert2BERT; Chen et al., ACL 2022)."""
+    return _grown("aki", ("aki",))
+
+
+def ligo() -> Experiment:
+    """LiGO (Wang et al., ICLR 2023): the maps learned in 100 steps."""
+    return _grown("ligo", Learned(steps=100))
+
+
+def ligo0() -> Experiment:
+    """The control of `ligo`: its maps as they begin, learned in 0 steps."""
+    return _grown("ligo0", Learned(steps=0))
+
+
+def vcycle() -> Experiment:
+    """The V-cycle that was best on Wikipedia, for the same large model; no small model is needed before."""
+    base = scratch()
+    return replace(base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2))
+
+
+# --- dropping layers ---
+
+
+def _dropping(name: str, drop: LayerDrop) -> Experiment:
+    base = scratch()
+    return replace(base, name=f"wiki12_{name}", optim=replace(base.optim, peak_lr=1e-2), method=Scratch(drop))
+
+
+def pld() -> Experiment:
+    """PLD (Zhang & He, 2020): theta 0.5, gamma 100 / T, the paper's scaling."""
+    return _dropping("pld", LayerDrop(theta=0.5))
+
+
+def sbld50() -> Experiment:
+    """SBLD (Zeng et al., 2023; our reconstruction), theta 0.5."""
+    return _dropping("sbld50", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
+
+
+def uniform50() -> Experiment:
+    """The control of `sbld50`: the same without sensitivities (beta 0), so every layer that may be dropped alike.
+
+    Pre-analysis, block list, schedule and mean are SBLD's: what differs is who is dropped.
+    """
+    return _dropping("uniform50", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))

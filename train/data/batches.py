@@ -1,0 +1,230 @@
+"""Batches of samples: deterministic, sharded, resumable, whatever they are of.
+
+A sample is ``(inputs, targets)``: what the model takes, and what it is to say. A source has a length and ``sample(i, rng)``,
+which is pure: what is random in it (masks, augmentation) comes from ``rng``.
+"""
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import grain
+import jax
+import numpy as np
+from absl import flags
+
+from jaxgrow.models import BERTConfig, Config
+from jaxgrow.models.patches import PatchConfig
+from train.data.images import Images, images
+from train.data.masking import BYTES, MaskedWindows, vocabulary
+from train.data.text import Data, tokenizer, tokens
+from train.data.workers import end_with_parent
+from train.errors import UserError
+
+Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
+_AHEAD = 4  # batches
+_CHUNK = 32  # samples that a worker makes at once: few, so that it is soon done when it is to end
+
+
+class Source(Protocol):
+    what: str  # its samples, in errors
+    workers: int  # processes that make its samples; 0: a thread is enough
+
+    def __len__(self) -> int: ...
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, Any]: ...
+
+
+def next_tokens(windows: Any) -> Batch:
+    """Windows ``[..., length + 1]`` of text as inputs and targets."""
+    return windows[..., :-1], windows[..., 1:]
+
+
+class Windows:
+    """Windows of ``length`` tokens and the next tokens of each: every token is predicted once an epoch."""
+
+    workers = 0
+
+    def __init__(self, tokens: np.ndarray, length: int):
+        self.tokens, self.length = tokens, length
+        self.what = f"windows of {length} tokens"
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.length)
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
+
+
+def identity(data: Data | Images) -> dict[str, Any]:
+    """What the data are, by content: name, hashes of ``train`` and ``valid`` as they are trained on, and of the tokenizer.
+
+    The Python, where its standard library is the corpus. Equal data may have other names.
+
+    Raises:
+      UserError: data that cannot be read.
+    """
+    return images(data).identity if isinstance(data, Images) else tokens(data).identity
+
+
+def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
+    """What ``model`` trains on, and what judges it.
+
+    Raises:
+      UserError: data that cannot be read, or that the model cannot take.
+    """
+    if isinstance(data, Images) != isinstance(model, PatchConfig):
+        raise UserError(
+            f"a {type(model).__name__} cannot take {type(data).__name__}: set data to what the model is for"
+        )
+    if isinstance(data, Images):
+        split, sizes = images(data), model.sizes()
+        takes = {"pixels a side": sizes["image"], "channels": sizes["channels"], "classes": sizes["classes"]}
+        has = dict(zip(takes, (split.shape[0], split.shape[2], len(split.classes)), strict=True))
+        wrong = [
+            f"{name}: {has[name]} in the images, {takes[name]} in the model"
+            for name in takes
+            if has[name] != takes[name]
+        ]
+        if wrong:
+            raise UserError(f"the images do not fit the model: {'; '.join(wrong)}")
+        return split.train, split.valid
+    text, vocab = tokens(data), model.sizes()["vocab"]
+    if text.vocab > vocab:
+        raise UserError(f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
+    if isinstance(model, BERTConfig):
+        known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
+        if data.whole_words and known.whole_word is None:
+            raise UserError(
+                f"data.whole_words: the tokenizer {data.tokenizer} does not tell which tokens continue a word"
+            )
+        known = known if data.whole_words else known._replace(whole_word=None)
+        train, valid = (
+            MaskedWindows(part, model.length, *known, masked=model.masked) for part in (text.train, text.valid)
+        )
+        return train, valid
+    return Windows(text.train, model.length), Windows(text.valid, model.length)
+
+
+class Stream(grain.DatasetIterator):
+    """Batches of ``samples``, an endless `grain.MapDataset`, read ahead by a thread and ``workers`` processes.
+
+    Its state is the number of samples that were taken, whoever reads ahead and however far. `close` ends the processes, which
+    the next batch would begin again; they end by themselves when this process does, however it dies.
+    """
+
+    def __init__(self, samples: grain.MapDataset, batch: int, workers: int = 0):
+        super().__init__()
+        self._samples, self._batch, self._workers = samples, batch, workers
+        self._taken, self._ahead = 0, None
+        self._end = lambda: None
+
+    def __next__(self) -> Batch:
+        if self._ahead is None:
+            self._ahead = self._begin()
+            # Also at the end of Python, which aborts where grain's thread runs on.
+            self._end = weakref.finalize(self, self._ahead.close)
+        result = next(self._ahead)
+        self._taken += self._batch
+        return result
+
+    def _begin(self) -> Any:
+        if self._workers and not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # grain asks some of its own before it starts a process
+        # Chunks before workers, which take turns, and one batch of several chunks after them: a worker's turn is then the
+        # same samples, however many workers there are.
+        chunk = math.gcd(self._batch, self._taken, _CHUNK)
+        chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
+        processes = grain.MultiprocessingOptions(
+            num_workers=self._workers,
+            per_worker_buffer_size=math.ceil(_AHEAD * self._batch / chunk / max(1, self._workers)),
+        )
+        read = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        read = read.mp_prefetch(processes, end_with_parent).batch(self._batch // chunk, batch_fn=_joined)
+        return iter(grain.experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=_AHEAD))
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_index": self._taken}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.close()
+        self._taken = state["next_index"]
+
+    def close(self) -> None:
+        self._end()
+        self._ahead = None
+
+
+def _joined(chunks: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+
+
+def training(source: Source, batch: int, seed: int) -> Stream:
+    """An endless iterator of batches, reshuffled each epoch; ``batch`` is this process's part.
+
+    Processes see disjoint samples. Its state (``get_state``, ``set_state``) goes into the checkpoint.
+
+    Raises:
+      UserError: fewer samples than one batch.
+    """
+    processes = jax.process_count()
+    if len(source) < batch * processes:
+        raise UserError(
+            f"the training data has {len(source)} {source.what}, less than one batch of {batch * processes}"
+        )
+    samples = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
+    if processes > 1:  # a slice is not free, of one sample in one
+        samples = samples[jax.process_index() :: processes]
+    return Stream(samples, batch, source.workers)
+
+
+def validation(source: Source, batch: int, count: int) -> list[Batch]:
+    """The same ``count`` batches always, spread over the validation data; ``batch`` is the global one.
+
+    Fewer batches if there is little of it.
+
+    Raises:
+      UserError: not even one batch.
+    """
+    count = min(count, len(source) // batch)
+    if count == 0:
+        raise UserError(
+            f"the validation data has {len(source)} {source.what}, less than one batch of {batch}; "
+            "raise data.valid_fraction, or lower batch"
+        )
+    mine = np.array_split(_spread(len(source), batch, count), jax.process_count(), axis=1)[jax.process_index()]
+    return [_stack([_fixed(source, i) for i in row]) for row in mine]
+
+
+def probe(source: Source, batch: int, used: int, micro: int, count: int) -> Batch | None:
+    """``count`` micro-batches of ``micro`` samples, along a new axis, of validation data that `validation` (``used`` batches of
+    ``batch``) does not read: what decides how to train must not be what judges it. The same in every process; None, if
+    ``count`` is 0.
+
+    Raises:
+      UserError: there is not enough of it.
+    """
+    if not count:
+        return None
+    free = np.setdiff1d(np.arange(len(source)), _spread(len(source), batch, min(used, len(source) // batch)))
+    if len(free) < count * micro:
+        raise UserError(
+            f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} beside those that evaluation reads, "
+            f"but the validation data has {len(free)} left; lower eval_batches or sensitivity.batches, or raise "
+            "data.valid_fraction"
+        )
+    chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
+    return _stack([_stack([_fixed(source, i) for i in row]) for row in chosen])
+
+
+def _spread(samples: int, batch: int, count: int) -> np.ndarray:
+    return np.linspace(0, samples - 1, count * batch).astype(int).reshape(count, batch)
+
+
+def _fixed(source: Source, i: int) -> tuple[Any, Any]:
+    return source.sample(int(i), np.random.default_rng(int(i)))
+
+
+def _stack(samples: list[Any]) -> Any:
+    return jax.tree.map(lambda *rows: np.stack(rows), *samples)

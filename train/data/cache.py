@@ -1,0 +1,48 @@
+"""What is made once and kept: folders that appear whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from train.files import lock
+
+PROGRESS = "progress.json"  # a folder that holds it is gone on with when what made it ended early
+
+
+def made(folder: Path, make: Callable[[Path], None]) -> Path:
+    """``folder``; if it is not there, ``make`` fills another that becomes it.
+
+    Processes that want the same one wait for the first. What a killed ``make`` left is found by the next, and what one that
+    failed left is deleted, unless it holds `PROGRESS`.
+    """
+    work = folder.with_name(f".unfinished-{folder.name}")
+    while not folder.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            locked = lock(work / ".lock", wait=True)
+        except FileNotFoundError:  # another process was done with it just now
+            continue
+        with locked:
+            if not _is_at(locked.fileno(), work / ".lock"):
+                continue
+            if folder.exists():  # it came to be after we looked, and before this work folder, which is ours, was made
+                shutil.rmtree(work)
+                continue
+            try:
+                make(work)
+                (work / PROGRESS).unlink(missing_ok=True)
+                (work / ".lock").unlink()
+                work.rename(folder)
+            except BaseException:
+                if not (work / PROGRESS).exists():
+                    shutil.rmtree(work, ignore_errors=True)
+                raise
+    return folder
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

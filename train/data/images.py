@@ -1,0 +1,324 @@
+"""Images and their classes: decoded once into a file, or read as they are stored; served one by one, some of them held out.
+
+A source of the training loop has a length and ``sample(i, rng) -> (inputs, targets)``, which is pure: the same generator
+gives the same sample.
+"""
+
+import hashlib
+import io
+import json
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from train.data.augment import Augment
+from train.data.cache import made
+from train.data.corpus import prepared
+from train.data.tokenise import digest
+from train.data.workers import cores
+from train.errors import UserError
+
+_SUFFIXES = {".jpg", ".jpeg", ".png"}
+
+
+@dataclass(frozen=True)
+class Images:
+    """A set of images, each of one class.
+
+    ``source="digits"`` is scikit-learn's, 1797 of 8 x 8 pixels: images that are always there. ``"folder"`` is a folder, or
+    a tar or zip of one, at ``path``, that has a folder of ``.jpg`` and ``.png`` files for every class. ``"tfds"`` is the
+    tensorflow-datasets set ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
+    """
+
+    source: Literal["digits", "folder", "tfds"] = "digits"
+    path: str | None = None
+    name: str | None = None  # for "tfds", e.g. "imagenet2012"
+    size: int | None = None  # pixels a side that images are brought to; None: all have the same
+    augment: Augment = field(default_factory=Augment)
+    valid_fraction: float = 0.1  # held out, where there is no validation split
+    workers: int | None = 0  # processes that decode and augment; 0: a thread of this one; None: one a core
+    cache: str = "~/.cache/jaxgrow"
+
+    def __post_init__(self):
+        if not 0 < self.valid_fraction <= 0.5:
+            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"size is at least one pixel, but is {self.size}")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers is a number of processes, not {self.workers}")
+        if self.source == "folder" and self.path is None:
+            raise ValueError("data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it")
+        if self.source == "tfds" and self.name is None:
+            raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
+
+
+class Store(Protocol):
+    """Images as they are kept, with the numbers of their classes."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int) -> tuple[Any, int]: ...  # a Pillow image
+
+
+class Pictures:
+    """Some of the images of a store: for training, changed by ``augment``, or as they are, to validate.
+
+    Inputs are float32 [size, size, channels], normalised; targets the class, int32, or, where ``augment`` mixes or smoothes,
+    a probability of every class, float32 [classes].
+    """
+
+    what = "images"
+
+    def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None, workers: int = 0):
+        self.kept, self.chosen, self.augment, self.workers = kept, chosen, augment, workers
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        from train.data import pixels
+
+        image, label = self._at(i)
+        if self.augment is None:
+            return pixels.normalised(pixels.central(image, self.kept.size)), np.asarray(label, np.int32)
+        other = self._at(int(rng.integers(len(self)))) if self.augment.mixup or self.augment.cutmix else None
+        return pixels.sample((image, label), other, self.augment, self.kept.size, len(self.kept.classes), rng)
+
+    def _at(self, i: int) -> tuple[Any, int]:
+        image, label = self.kept.store[int(self.chosen[i])]
+        return image.convert("L" if self.kept.channels == 1 else "RGB"), label
+
+
+@dataclass(frozen=True)
+class Split:
+    train: Pictures
+    valid: Pictures
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]  # of an input
+    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
+
+
+def images(data: Images) -> Split:
+    """The images for training and those held out.
+
+    Raises:
+      UserError: the images, or what reads them, are missing, empty or unreadable.
+    """
+    try:
+        import PIL  # noqa: F401
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UserError(f"images need Pillow and scikit-learn ({error}): pip install 'jaxgrow[vision]'") from error
+
+    if data.source == "tfds":
+        train, valid = _tfds(data)
+    elif data.source == "folder":
+        train, valid = _folder(data), None
+    else:
+        digits = load_digits()
+        pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
+        store = _Array(pixels, digits.target.astype(np.int32))  # type: ignore[union-attr]
+        content = hashlib.sha256(pixels.tobytes() + store.labels.tobytes()).hexdigest()
+        train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1, content), None
+    mine, held = np.arange(len(train.store)), None
+    if valid is None:
+        # Shuffled first: files lie in the order of their names, which may mean something.
+        order, every = np.random.default_rng(0).permutation(len(train.store)), round(1 / data.valid_fraction)
+        held = np.sort(order[::every])
+        mine = np.setdiff1d(mine, held)
+    other = train if valid is None else valid
+    held = np.arange(len(other.store)) if held is None else held
+    shape = (train.size, train.size, train.channels)
+    workers = cores() if data.workers is None else data.workers
+    identity = {"name": data.name if data.source == "tfds" else Path(data.path or data.source).name}
+    for name, kept, chosen in (("train", train, mine), ("valid", other, held)):
+        what = json.dumps([kept.content, kept.classes, kept.size, kept.channels]).encode()
+        identity[name] = hashlib.sha256(what + chosen.astype("<i8").tobytes()).hexdigest()
+    return Split(
+        Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape, identity
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    store: Store
+    classes: tuple[str, ...]
+    size: int  # that a sample has
+    channels: int
+    content: str  # a hash
+
+
+class _Array:
+    """uint8 [count, rows, columns, channels], in memory or mapped to it."""
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray):
+        self.pixels, self.labels = pixels, labels
+
+    def __reduce__(self):  # a worker maps the file itself
+        if isinstance(self.pixels, np.memmap):
+            return _mapped, (Path(str(self.pixels.filename)).parent,)
+        return _Array, (self.pixels, self.labels)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        pixels = self.pixels[i]
+        return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), int(self.labels[i])
+
+
+def _mapped(folder: Path) -> _Array:
+    pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+    return _Array(pixels, labels)
+
+
+# --- folders, and archives of folders ---
+
+
+def _folder(data: Images) -> _Kept:
+    assert data.path is not None
+    path = Path(data.path).expanduser()
+    if not path.exists():
+        raise UserError(f"there are no images at {path}")
+    files = sorted(p for p in path.rglob("*") if _is_image(p.name)) if path.is_dir() else [path]
+    identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    key = json.dumps(["pixels and what they are", identity, data.size])
+    folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
+    made(folder, lambda work: _decode(path, data.size, work))
+    store = _mapped(folder)
+    about = json.loads((folder / "about.json").read_text())
+    size, channels = store.pixels.shape[2:]
+    return _Kept(store, tuple(about["classes"]), size, channels, about["content"])
+
+
+def _is_image(name: str) -> bool:
+    place = PurePosixPath(name)
+    return place.suffix.lower() in _SUFFIXES and not place.name.startswith(".")
+
+
+def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, bytes]]:
+    """Names of files, and the bytes of those that are wanted."""
+    try:
+        if path.is_dir():
+            for file in path.rglob("*"):
+                name = file.relative_to(path).as_posix()
+                if file.is_file():
+                    yield name, file.read_bytes() if name in wanted else b""
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    yield name, archive.read(name) if name in wanted else b""
+        else:
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    file = archive.extractfile(member) if member.name in wanted else None
+                    yield member.name, file.read() if file else b""
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _decode(path: Path, size: int | None, work: Path) -> None:
+    """Writes pixels, labels and classes, in the order of names."""
+    names = sorted({name for name, _ in _contents(path) if _is_image(name)})
+    if not names:
+        raise UserError(f"no images in {path}: there is no .jpg, .jpeg or .png file")
+    of = {name: PurePosixPath(name).parent.name for name in names}
+    if astray := [name for name in names if not of[name]]:
+        raise UserError(f"{astray[0]} in {path} is of no class: images lie in a folder that is named as their class")
+    classes = sorted(set(of.values()))
+    if len(classes) == 1:
+        raise UserError(f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart")
+    _write_pixels(path, names, size, work / "pixels.npy")
+    np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
+    content = hashlib.sha256(
+        "".join(digest(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
+    ).hexdigest()
+    (work / "about.json").write_text(json.dumps({"classes": classes, "content": content}))
+
+
+def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
+    from PIL import Image, ImageOps
+
+    place, pixels, first, gray = {name: i for i, name in enumerate(names)}, None, "", True
+    for name, content in tqdm(
+        _contents(path, place), desc="decode", unit=" files", total=len(names), disable=None, leave=False
+    ):
+        if name not in place:
+            continue
+        try:
+            with Image.open(io.BytesIO(content)) as opened:
+                gray = gray and opened.mode in ("1", "L")
+                image = opened.convert("RGB")
+        except Exception as error:
+            raise UserError(f"cannot decode {name} in {path}: {error}") from error
+        if size is not None:
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+        if pixels is None:
+            if image.width != image.height:
+                raise UserError(f"{name} in {path} has {image.width} x {image.height} pixels, no square; set data.size")
+            shape, first = (len(names), image.height, image.width, 3), name
+            pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+        if image.size != pixels.shape[1:3]:
+            raise UserError(
+                f"{name} in {path} has {image.width} x {image.height} pixels, but {first} {pixels.shape[1]} x "
+                f"{pixels.shape[2]}; set data.size"
+            )
+        pixels[place[name]] = np.asarray(image)
+    assert pixels is not None  # there are names
+    if gray:
+        one = np.array(pixels[..., :1])
+        del pixels
+        np.save(file, one)
+
+
+# --- tensorflow-datasets ---
+
+
+class _Records:
+    """Images stay encoded: those of ImageNet differ in size."""
+
+    def __init__(self, source: Any, image: str, label: str):
+        self.source, self.image, self.label = source, image, label
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        record = self.source[i]
+        return Image.open(io.BytesIO(record[self.image])), int(record[self.label])
+
+
+def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
+    import tensorflow_datasets as tfds
+
+    assert data.name is not None
+    builder = prepared(data.name, data.path)
+    keys = builder.info.supervised_keys or ("image", "label")
+    features = builder.info.features
+    if not all(key in features for key in keys) or not hasattr(features[keys[1]], "names"):
+        raise UserError(f"{data.name} is no set of images with one class each: it has {', '.join(features)}")
+    rows, columns, channels = features[keys[0]].shape
+    if data.size is None and (rows is None or rows != columns):
+        raise UserError(f"the images of {data.name} are not all squares of one size; set data.size")
+
+    def kept(split: str) -> _Kept:
+        source = builder.as_data_source(split, decoders={keys[0]: tfds.decode.SkipDecoding()})
+        store = _Records(source, *keys)
+        info = builder.info.splits[split]
+        what = [builder.info.full_name, split, info.num_examples, info.num_bytes, list(info.shard_lengths)]
+        content = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        return _Kept(store, tuple(features[keys[1]].names), data.size or rows, 1 if channels == 1 else 3, content)
+
+    valid = next((s for s in ("validation", "test") if s in builder.info.splits), None)
+    return kept("train"), kept(valid) if valid else None

@@ -1,0 +1,174 @@
+"""Text: tokenised once into files of tokens, which what was trained on them is known by.
+
+Every source takes the same path: documents, pieces, tokens on disk. Where no validation text is named, every
+k-th piece is held out.
+"""
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from train.data import corpus as reading
+from train.data.cache import PROGRESS, made
+from train.data.corpus import Corpus
+from train.data.tokenise import Encode, digest, dtype, tokenise
+from train.data.workers import cores
+from train.errors import UserError
+
+
+@dataclass(frozen=True)
+class Data:
+    """A corpus and its tokens.
+
+    ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always there. ``"text"`` is a
+    file or folder of ``.txt``, ``.xz`` and ``.gz`` files of text at ``path``. ``"tfds"`` is the tensorflow-datasets corpus
+    ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
+    """
+
+    source: Literal["stdlib", "text", "tfds"] = "stdlib"
+    path: str | None = None
+    valid_path: str | None = None  # validation text of its own, for "text"
+    name: str | None = None  # for "tfds", e.g. "wiki40b/en"
+    field: str = "text"  # the feature that holds a document, for "tfds"
+    tokenizer: str = "bytes"  # or a tokenizer.json, or a folder with vocab.json and merges.txt
+    whole_words: bool = False  # of masked language models: all pieces of a word are hidden, or none
+    valid_fraction: float = 0.02  # held out, where there is no validation text or split
+    cache: str = "~/.cache/jaxgrow"
+
+    def __post_init__(self):
+        if not 0 < self.valid_fraction <= 0.5:
+            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
+        if self.source == "text" and self.path is None:
+            raise ValueError("data.source=text needs data.path, a file or folder of .txt, .xz or .gz")
+        if self.source == "tfds" and self.name is None:
+            raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    train: np.ndarray  # memory-mapped, one axis
+    valid: np.ndarray
+    vocab: int
+    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
+
+
+def tokens(data: Data) -> Tokens:
+    """The corpus as tokens, from the cache if it was tokenised before.
+
+    Raises:
+      UserError: the corpus or the tokenizer is missing, empty or unreadable.
+    """
+    corpus = _corpus(data)
+    every = round(1 / data.valid_fraction)
+    known, vocab, how = ["bytes"], 256, "bytes"
+    if data.tokenizer != "bytes":
+        files = _tokenizer_files(Path(data.tokenizer).expanduser())
+        vocab = tokenizer(data.tokenizer).get_vocab_size()
+        known = [digest(file) for file in files]
+        how = hashlib.sha256("".join(known).encode()).hexdigest()
+    key = json.dumps(["tokens", known, corpus.key, every], sort_keys=True)
+
+    def make(work: Path) -> None:
+        _make(corpus, data, vocab, every, work)
+
+    folder = made(Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make)
+    train, valid = (np.memmap(folder / part, dtype(vocab), "r") for part in ("train", "valid"))
+    about = json.loads((folder / "about.json").read_text())
+    if [len(train), len(valid)] != about["tokens"]:
+        raise UserError(
+            f"the tokens in {folder} are damaged: there are not as many as were written; delete that folder"
+        )
+    identity = {"name": _name(data), "tokenizer": how} | about
+    return Tokens(train, valid, vocab, identity | ({"python": _PYTHON} if data.source == "stdlib" else {}))
+
+
+_PYTHON = platform.python_version()  # of the embedded corpus, which differs from one to the next
+
+
+def _corpus(data: Data) -> Corpus:
+    if data.source == "stdlib":
+        return reading.stdlib()
+    if data.source == "text":
+        assert data.path is not None
+        return reading.text(data.path, data.valid_path)
+    assert data.name is not None
+    return reading.tfds(data.name, data.path, data.field)
+
+
+def _name(data: Data) -> str:
+    if data.source == "text":
+        assert data.path is not None
+        return Path(data.path).name
+    return data.name if data.source == "tfds" and data.name else data.source
+
+
+def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> None:
+    """Writes the tokens of both parts, and what they are."""
+    # Bytes are there as soon as they are read.
+    workers = 1 if data.tokenizer == "bytes" else cores()
+    kind = dtype(vocab)
+    tokenise(corpus, partial(_encoder, data.tokenizer), kind, every, workers, work)
+    parts = [work / name for name in ("train", "valid")]
+    for part in parts:
+        if part.stat().st_size == 0:
+            (work / PROGRESS).unlink(missing_ok=True)
+            raise UserError(
+                f"the {part.name} text of the corpus is empty: {data}; name more text, or raise data.valid_fraction"
+            )
+    about = {part.name: digest(part) for part in parts}
+    sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
+    (work / "about.json").write_text(json.dumps(about | {"tokens": sizes}))
+
+
+# --- tokenizers ---
+
+
+def tokenizer(name: str) -> Any:
+    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+      UserError: there is none.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
+            loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+        else:
+            loaded = Tokenizer.from_file(str(path))
+            loaded.no_truncation()  # of whole documents, to the context of the model that it was saved with
+            loaded.no_padding()
+    except Exception as error:
+        raise UserError(
+            f"no tokenizer at {path} ({error}): a tokenizer.json, or a folder of vocab.json and merges.txt"
+        ) from error
+    return loaded
+
+
+def _tokenizer_files(path: Path) -> list[Path]:
+    return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
+
+
+def _encoder(name: str) -> Encode:
+    if name == "bytes":
+        return _bytes
+    loaded = tokenizer(name)
+    end = next((i for t in ("<|endoftext|>", "</s>", "[SEP]") if (i := loaded.token_to_id(t)) is not None), None)
+
+    def encode(pieces: list[str]) -> tuple[list[Any], list[int]]:
+        ids = [e.ids for e in loaded.encode_batch_fast(pieces, add_special_tokens=False)]
+        return ids, [] if end is None else [end]
+
+    return encode
+
+
+def _bytes(pieces: list[str]) -> tuple[list[Any], list[int]]:
+    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [0]  # no text holds a zero byte, so it ends documents

@@ -1,0 +1,169 @@
+"""Tokenising: streamed, in processes, in shards. Memory does not grow with the corpus.
+
+A corpus is one sequence of pieces, in order. What is finished is written down after every shard, so that a tokenisation
+that was killed skips the pieces it has, which costs only their reading.
+"""
+
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from tqdm import tqdm
+
+from train.data.cache import PROGRESS
+from train.data.corpus import Corpus, Document
+from train.data.workers import end_with_parent
+from train.errors import UserError
+from train.files import write_json
+
+# Pieces -> ids of each, and the ids that end a document.
+Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], list[int]]]
+
+BATCH = 1 << 20  # characters that are encoded in one call
+ALONE = 8  # batches that this process encodes itself: starting others takes longer
+SHARD = 64  # batches
+
+
+class Batch(NamedTuple):
+    pieces: list[str]
+    ends: list[bool]  # whether a document ends with the piece
+    held: list[bool]  # whether it is held out
+
+
+def dtype(vocab: int) -> type:
+    return np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32
+
+
+def tokenise(corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: int, workers: int, work: Path) -> None:
+    """Writes ``work/train`` and ``work/valid``, and goes on with what is there; where no validation text is named, every
+    ``every``-th piece is held out.
+
+    ``encoder`` makes what encodes, in ``workers`` processes if there are several.
+    """
+    done = {"pieces": 0, "train": 0, "valid": 0}
+    if (work / PROGRESS).exists():
+        done = json.loads((work / PROGRESS).read_text())
+    stream = itertools.islice(_sequence(corpus, every), done["pieces"], None)
+    bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
+    with bar, open(work / "train", "ab") as train, open(work / "valid", "ab") as valid:
+        files = {"train": train, "valid": valid}
+        for name, file in files.items():
+            file.truncate(done[name])
+        for i, (batch, ids, sizes) in enumerate(_encoded(_batches(stream), encoder, kind, workers), 1):
+            held = np.repeat(batch.held, sizes)
+            train.write(ids[~held].tobytes())
+            valid.write(ids[held].tobytes())
+            done["pieces"] += len(batch.pieces)
+            bar.update(sum(map(len, batch.pieces)))
+            if i % SHARD == 0:
+                _note(work, files, done)
+
+
+def digest(path: Path) -> str:
+    """Of the file's bytes, by SHA-256."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
+    for name, file in files.items():
+        file.flush()
+        os.fsync(file.fileno())
+        done[name] = file.tell()
+    write_json(work / PROGRESS, done)
+
+
+def _sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
+    """Pieces, whether each ends its document, and whether it is held out."""
+    for n, (piece, ends) in enumerate(_marked(corpus.train), 1):
+        yield piece, ends, corpus.valid is None and n % every == 0
+    for piece, ends in _marked(corpus.valid or ()):
+        yield piece, ends, True
+
+
+def _marked(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+    for document in documents:
+        before = None
+        for piece in document:
+            if before is not None:
+                yield before, False
+            before = piece
+        if before is not None:
+            yield before, True
+
+
+def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:
+    batch, size = Batch([], [], []), 0
+    for piece, ends, held in stream:
+        batch.pieces.append(piece)
+        batch.ends.append(ends)
+        batch.held.append(held)
+        size += len(piece)
+        if size >= BATCH:
+            yield batch
+            batch, size = Batch([], [], []), 0
+    if batch.pieces:
+        yield batch
+
+
+def _encoded(
+    batches: Iterator[Batch], encoder: Callable[[], Encode], kind: type, workers: int
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+    """Batches in order, their ids, and how many of these each piece is."""
+    few = list(itertools.islice(batches, ALONE)) if workers > 1 else []
+    if len(few) < ALONE:
+        encode = encoder()
+        for batch in itertools.chain(few, batches):
+            yield batch, *_ids(encode, batch, kind)
+        return
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(encoder, kind)
+    )
+    try:
+        ahead: deque[Any] = deque()
+        for batch in itertools.chain(few, batches):
+            ahead.append((batch, pool.submit(_work, batch)))
+            if len(ahead) > 2 * workers:
+                batch, future = ahead.popleft()
+                yield batch, *future.result()
+        for batch, future in ahead:
+            yield batch, *future.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that tokenises was killed, as systems do that run out of memory; the same command goes on"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
+    encoded, end = encode(batch.pieces)
+    parts = [np.asarray(ids, kind) for ids in encoded]
+    last = np.asarray(end, kind)
+    parts = [np.concatenate([p, last]) if ends else p for p, ends in zip(parts, batch.ends, strict=True)]
+    return np.concatenate(parts), np.array([len(p) for p in parts])
+
+
+# --- in a worker ---
+
+_encoder: list[tuple[Encode, type]] = []
+
+
+def _begin(encoder: Callable[[], Encode], kind: type) -> None:
+    end_with_parent()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel
+    _encoder.append((encoder(), kind))
+
+
+def _work(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    encode, kind = _encoder[0]
+    return _ids(encode, batch, kind)

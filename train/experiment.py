@@ -1,0 +1,160 @@
+"""What a run is: one frozen dataclass, which a function of a Python file makes, overridden by ``a.b=c``."""
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from jaxgrow.models import Config
+from train.data.images import Images
+from train.data.text import Data
+from train.errors import UserError
+from train.overrides import misfits, overridden
+from train.plan.methods import Method, Scratch
+from train.plan.plan import Plan, shapes
+from train.state.optim import Optim, transformation
+
+# Fields as `as_json` names them: they change how a run goes and what it writes, not what it computes.
+FREE = frozenset({"log_every", "checkpoint_every", "parallel", "data.Data.cache", "data.Images.cache"})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run. ``steps`` is the budget of the model from scratch; a method's stages are fractions of it."""
+
+    name: str
+    model: Config
+    steps: int
+    batch: int  # samples: sequences of the model's context, or images; over all devices and micro-batches
+    data: Data | Images = field(default_factory=Data)
+    optim: Optim = field(default_factory=Optim)
+    method: Method = field(default_factory=Scratch)
+    accumulate: int = 1  # micro-batches that a batch is divided into
+    parallel: Literal["pmap", "mesh"] = "pmap"
+    seed: int = 0  # of initialisation and data order
+    eval_every: int = 100  # steps
+    eval_batches: int = 8
+    log_every: int = 10
+    checkpoint_every: int = 500
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed lies between 0 and 2^32 - 1, but is {self.seed}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
+
+    @property
+    def plan(self) -> Plan:
+        return self.method.plan(self.model, self.optim, self.steps)
+
+
+def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment ``FILE.py:NAME``, or ``FILE.py`` for the one that is called ``config``, with ``a.b=c`` overrides.
+
+    What the file has for it is ``def NAME() -> Experiment``. Further parts after colons are overrides, too, on top of
+    ``overrides``: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
+
+    Raises:
+      UserError: the file is missing, breaks, or defines no such experiment; or an override does not fit.
+    """
+    file, *parts = str(text).split(":")
+    name = parts.pop(0) if parts and "=" not in parts[0] else None
+    path = Path(file)
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"there is no config {path}: a Python file, .py")
+    experiment = overridden(_made(path, name), [*overrides, *parts])
+    wrong = misfits(experiment)
+    if wrong:
+        raise UserError(f"config {path}: {'; '.join(wrong)}")
+    try:
+        plan = experiment.plan
+        shapes(plan, len(plan), transformation(experiment.optim))
+        _ = [phase.cost(experiment.batch) for phase in plan]  # layers that a layer drop names must exist
+    except ValueError as error:
+        raise UserError(f"config {path}: {error}") from error
+    warn(experiment)
+    return experiment
+
+
+def _made(path: Path, name: str | None) -> Experiment:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        experiment = _named(module, name, path)()
+    except UserError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise UserError(f"config {where}: {type(error).__name__}: {error}") from error
+    if not isinstance(experiment, Experiment):
+        raise UserError(
+            f"config {path}: {name or 'config'}() must return an Experiment, not {type(experiment).__name__}"
+        )
+    return experiment
+
+
+def names(module: ModuleType) -> list[str]:
+    """The experiments that a config file has, in its order: functions of its own that say they return one."""
+    own = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    return [f.__name__ for f in own if inspect.signature(f) == _SIGNATURE and not f.__name__.startswith("_")]
+
+
+_SIGNATURE = inspect.Signature(return_annotation=Experiment)
+
+
+def _named(module: ModuleType, name: str | None, path: Path) -> Callable[[], Experiment]:
+    made = getattr(module, name or "config", None)
+    if made is None and (others := names(module)):
+        raise UserError(
+            f"{path} has no experiment {name or 'config'!r}; name one, as {path}:{others[0]}, of {', '.join(others)}"
+        )
+    return made or module.config  # whose absence says so
+
+
+def warn(experiment: Experiment) -> None:
+    """Says on stderr what is allowed, but hardly meant."""
+    for text in dict.fromkeys(text for phase in experiment.plan for text in phase.warnings()):
+        print(f"{experiment.name}: {text}", file=sys.stderr)
+
+
+def as_json(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as ``config.json``; equal for equal ones."""
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, Config):
+            return node.as_json()
+        if dataclasses.is_dataclass(node):
+            return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+        return [plain(item) for item in node] if isinstance(node, tuple) else node
+
+    tagged = plain(experiment) | {
+        name: {type(getattr(experiment, name)).__name__: plain(getattr(experiment, name))}
+        for name in ("data", "method")
+    }
+    return json.loads(json.dumps(tagged))
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """``["optim.peak_lr: 0.01 and 0.02", ..]``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{name}.{k}".lstrip("."))]
+    return [] if old == new else [f"{name}: {old!r} and {new!r}"]
+
+
+def conflicts(old: Any, new: Any) -> list[str]:
+    """The `differences` of two runs' ``config.json`` that decide what is computed: all but those in `FREE`."""
+    return [d for d in differences(old, new) if d.partition(": ")[0] not in FREE]

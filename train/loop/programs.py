@@ -1,0 +1,44 @@
+"""The programs that runs are made of, each compiled once in a process for all runs that do the same.
+
+What decides a program is an argument here; what differs between runs that share it (seed, learning rate, number of steps) is
+an argument of the program.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import jax
+import optax
+
+from train.loop.parallel import AXIS, How, mapped
+from train.loop.step import eval_step, train_step
+from train.plan.modifiers import Modifier
+from train.plan.phase import Phase
+from train.state.model import Model
+
+
+@cache
+def step(tx: optax.GradientTransformation, accumulate: int, modifiers: tuple[Modifier, ...], parallel: How) -> Callable:
+    """The mapped train step; it takes the place of the model that it is given."""
+    return mapped(train_step(tx, accumulate, AXIS, modifiers), parallel, donate=True)
+
+
+@cache
+def evaluation(parallel: How) -> Callable:
+    return mapped(eval_step(AXIS), parallel)
+
+
+@cache
+def made(function: Callable[..., Model], phase: Phase, tx: optax.GradientTransformation) -> jax.stages.Wrapped:
+    """``function(phase, tx, ...)``: what a phase makes of models."""
+    return jax.jit(partial(function, phase, tx))
+
+
+norm = jax.jit(optax.tree.norm)
+
+
+def forget() -> None:
+    """Drops every program: for those who change what compiling means in between."""
+    for programs in (step, evaluation, made):
+        programs.cache_clear()
+    norm.clear_cache()  # type: ignore[attr-defined]

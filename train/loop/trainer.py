@@ -1,0 +1,211 @@
+"""Runs a plan: phase after phase, step after step, and every so often a line, an evaluation, a checkpoint."""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxgrow.models import Config
+from train.data import batches
+from train.errors import Preempted, UserError
+from train.experiment import Experiment
+from train.loop import programs
+from train.loop.inputs import step_plans
+from train.loop.parallel import local_batch, replicated
+from train.plan.modifiers import Setting
+from train.plan.phase import Phase
+from train.plan.plan import after, shapes
+from train.plan.training import Train
+from train.run.checkpoint import Checkpoints
+from train.run.recorder import Recorder
+from train.run.stop import Stop
+from train.run.workdir import Workdir, finished_run
+from train.state.model import Model
+from train.state.optim import transformation
+
+
+def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
+    """Runs the plan, or what is left of it, in ``folder``; returns the result, which is in its ``result.json`` then.
+
+    Raises:
+      UserError: bad input, a loss that is not finite, or another process in the folder.
+      Preempted: SIGTERM came; what was reached is saved.
+    """
+    workdir = Workdir(folder)
+    workdir.claim(experiment)
+    if workdir.finished:
+        _say(f"the run in {workdir.folder} has finished: nothing is left to do")
+        return workdir.result
+    with workdir.alone():
+        return _run(experiment, workdir)
+
+
+def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
+    data = _Data(experiment)
+    workdir.begin(experiment, data.identity)
+    plan, tx = experiment.plan, transformation(experiment.optim)
+    with Checkpoints(workdir.checkpoints) as checkpoints, closing(data.training):
+        restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, replicated())
+        models, record = restored or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
+        workdir.same_data(record.get("corpus", data.identity), data.identity)
+        if restored:
+            _say(f"resuming at step {record['step']} of {plan[record['phase']].label}")
+        flops = sum(phase.cost(experiment.batch) for phase in plan)
+        with closing(Recorder(workdir.folder, record["ledger"], flops=flops)) as recorder, Stop() as stop:
+            trainer = Trainer(experiment, workdir.folder, data, checkpoints, recorder, stop, models, record)
+            model = trainer.run()
+            checkpoints.wait()
+            about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
+            result = recorder.record() | about | {"corpus": data.identity}
+    workdir.finish(result, model.config, model.params)
+    return result
+
+
+class _Data:
+    """What an experiment trains on, is validated on, and measures sensitivities on; the same samples always."""
+
+    def __init__(self, experiment: Experiment):
+        e = experiment
+        source, held_out = batches.sources(e.data, e.model)
+        try:
+            mine = local_batch(e.batch // e.accumulate) * e.accumulate
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        self.training = batches.training(source, mine, e.seed)
+        self.validation = batches.validation(held_out, e.batch, e.eval_batches)
+        probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate // jax.device_count()
+        self.probe = batches.probe(held_out, e.batch, e.eval_batches, micro, probes)
+        self.identity = batches.identity(e.data)
+
+
+class Trainer:
+    """A run in progress: what its phases share (`train.plan.phase.Context`)."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        data: _Data,
+        checkpoints: Checkpoints,
+        recorder: Recorder,
+        stop: Stop,
+        models: dict[str, Model],
+        record: dict[str, Any],
+    ):
+        self.experiment, self.folder, self.seed = experiment, folder, experiment.seed
+        self.plan, self.tx = experiment.plan, transformation(experiment.optim)
+        self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
+        self.models = models  # those that are still needed
+        self.number, self.first = record["phase"], record["step"]  # of the phase, and of the step in it that comes next
+        self.validation: dict[str, float] = record["judged"]  # the last one
+
+    def run(self) -> Model:
+        """Every phase that is left; returns the model that the plan is for."""
+        while self.number < len(self.plan):
+            phase = self.plan[self.number]
+            self.recorder.progress.phase(f"{self.experiment.name}: {phase.label}")
+            model = phase.run(self)
+            self.models = after(self.plan, self.number, self.models, model)
+            self.number, self.first = self.number + 1, 0
+        return self.models[self.plan[-1].writes]
+
+    # --- training ---
+
+    def train(self, phase: Train, model: Model) -> Model:
+        """``model`` after the steps of ``phase`` that are left."""
+        e, tokens, first = self.experiment, self.experiment.batch * phase.config.length, max(self.first, phase.begin)
+        self.models.pop(phase.name, None)  # the step takes its memory
+        step = programs.step(self.tx, e.accumulate, tuple(m.program() for m in phase.modifiers), e.parallel)
+        plans = step_plans(phase, model, Setting(self.models, first, e.batch, e.accumulate, e.seed))
+        notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
+        for done in range(first + 1, phase.end + 1):
+            plan = plans(done - 1, self.recorder.ledger.steps)
+            model, metrics = step(model, next(self.data.training), plan.inputs)
+            self.spend(flops=plan.flops, tokens=tokens, steps=1, layers=plan.layers)
+            last, stopping = done == phase.end, self.stop.asked
+            if done % e.log_every == 0 or last:
+                self.recorder.step(done, metrics, plan.log)
+            if done % e.eval_every == 0 or last:
+                self.recorder.flush()
+                self.validate(done, model)
+                loss = self.validation["val_loss"]
+                tqdm.write(f"{phase.label}: step {done}, validation loss {loss:.4f}", file=sys.stderr)
+            if done % e.checkpoint_every == 0 or last or stopping:
+                self.recorder.flush()
+                self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
+                self.save(done, model, notes)
+            if stopping:
+                self.checkpoints.wait()
+                raise Preempted(
+                    f"stopped by SIGTERM, saved at step {done} of {phase.label}; the same command continues"
+                )
+        return model
+
+    def validate(self, step: int, model: Model) -> None:
+        """Evaluates ``model`` on the held-out batches, at no cost, and logs it."""
+        evaluate = programs.evaluation(self.experiment.parallel)
+        model = jax.block_until_ready(replace(model, opt=None))  # what still runs is a cost, what follows is none
+        with self.recorder.ledger.paused():
+            values = [jax.device_get(evaluate(model, batch)) for batch in self.data.validation]
+        self.validation = self.finite(step, jax.tree.map(lambda *x: np.mean(x), *values))
+        self.log(step, **self.validation)
+
+    def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
+        """A checkpoint at ``step`` of the phase."""
+        record = {"phase": self.number, "step": step, "ledger": self.recorder.record(), "judged": self.validation}
+        record["groups"] = {phase.label: phase.notes for phase in self.plan if phase.notes is not None}
+        record |= {"corpus": self.data.identity, **notes}
+        models = after(self.plan, self.number, self.models, model)
+        self.checkpoints.save(self.recorder.ledger.steps, models, self.data.training, record)
+
+    # --- what else phases ask for ---
+
+    @property
+    def key(self) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self.seed), self.number)
+
+    @property
+    def resumed(self) -> bool:
+        return self.first > 0
+
+    def begin(self, phase: Phase, made: Any) -> None:
+        params = made.params if isinstance(made, Model) else made
+        count = sum(x.size for x in jax.tree.leaves(params))
+        self.recorder.ledger.begin(phase.label, phase.kind, phase.writes, count)
+
+    def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+        lowered = programs.made(function, phase, self.tx).lower(*arguments)
+        self.begin(phase, lowered.out_info)
+        program = lowered.compile()
+        model = jax.device_put(program(*arguments), replicated())
+        return model, max(0.0, (program.cost_analysis() or {}).get("flops", 0.0))
+
+    def held_out(self, batches: int) -> Any:
+        return jax.tree.map(lambda x: x[:batches], self.data.probe)
+
+    def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
+        model, result = finished_run(self.folder.parent / folder, config)
+        return jax.device_put(model, replicated()), result
+
+    def spend(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
+        self.recorder.ledger.add(flops=flops, tokens=tokens, steps=steps, layers=layers)
+
+    def charge(self, seconds: float, compile_seconds: float) -> None:
+        self.recorder.ledger.charge(seconds, compile_seconds)
+
+    def log(self, step: int, **values: Any) -> None:
+        self.recorder.log(step, self.recorder.ledger.totals(), **values)
+
+    def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
+        return self.recorder.finite(step, values)
+
+
+def _say(message: str) -> None:
+    if jax.process_index() == 0:
+        print(message, file=sys.stderr)

@@ -1,0 +1,143 @@
+"""LiGO in a plan: a phase that learns the maps of a model that stands still, and one that grows it by them.
+
+The maps are saved with the run, to be drawn, or applied to another checkpoint of the same shape (``python -m train.maps``).
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxgrow import flops, grow, ligo, sizes
+from jaxgrow.ligo import LiGO
+from jaxgrow.models import Config, from_json
+from train.errors import UserError
+from train.files import appears_whole
+from train.plan.phase import Context, Models
+from train.plan.training import Train
+from train.plan.transforms import Transform, differing
+from train.state.model import Model, parameters
+
+
+@dataclass(frozen=True)
+class Learn(Train):
+    """Learns the maps that take the model ``source`` to ``config``, with it standing still (`jaxgrow.ligo`)."""
+
+    source: str = "small"
+    small: Config = field(default_factory=Config)  # the config of ``source``
+    ligo: LiGO = field(default_factory=LiGO)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def target(self) -> dict[str, int]:
+        """The axes that differ: those that have maps."""
+        return differing(self.small, self.config)
+
+    @cached_property
+    def fixed_flops(self) -> float:  # type: ignore[override]
+        """FLOPs of growing the model and of the gradient of its maps, at most."""
+        axes, sizes = self.small.axes(), self.small.sizes()
+        small = jax.eval_shape(lambda: self.small.init(jax.random.key(0)))
+        maps = jax.eval_shape(lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0)))
+        # Shapes do for counting, but the maps must be arrays to be sliced by the layer.
+        maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
+        return 3 * flops.grow(ligo.growth(maps, axes, sizes), small, axes)
+
+    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
+        small = models[self.source]
+        maps = ligo.init(self.ligo, self.small.axes(), self.small.sizes(), self.target, key)
+        return Model(maps, tx.init(maps), self.config, None, parameters(small), self.small)
+
+    def born(self, context: Context) -> Model:
+        model = super().born(context)
+        context.validate(0, model)  # the model as its maps begin
+        return model
+
+    def run(self, context: Context) -> Model:
+        model = super().run(context)
+        save(context.folder / "maps.npz", self, model.params)
+        return model
+
+
+@dataclass(frozen=True)
+class Apply(Transform):
+    """``target``: the small model, grown by the maps that a `Learn` left under ``source``."""
+
+    source: str
+    target: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> str:
+        return self.target
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        model = models[self.source]
+        return Model(parameters(model), None, model.config)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Learned maps, and the configs that they lead from and to."""
+
+    small: Config
+    large: Config
+    ligo: LiGO
+    coefficients: dict[str, Any]  # as of `jaxgrow.ligo.init`
+
+    def apply(self, params: Any) -> Any:
+        """The parameters of a model of the config ``small``, grown to ``large``.
+
+        Raises:
+          ValueError: parameters of another shape.
+        """
+        axes = self.small.axes()
+        wrong = {a: (n, getattr(self.small, a)) for a, n in sizes(params, axes).items() if n != getattr(self.small, a)}
+        if wrong:
+            raise ValueError(f"the model's sizes differ from those that the maps lead from: {wrong}")
+        return grow(ligo.growth(self.coefficients, axes, sizes(params, axes)), params, axes)
+
+
+def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
+    """Writes the maps of a `Learn`; the file appears whole or not at all."""
+    about = {"small": phase.small.as_json(), "large": phase.config.as_json(), "ligo": asdict(phase.ligo)}
+    flat: dict[str, Any] = {"about": json.dumps(about)}
+    flat |= {f"depth:{module}": w for module, w in coefficients["depth"].items()}
+    flat |= {f"width:{name}:{kind}": m for name, ms in coefficients["width"].items() for kind, m in ms.items()}
+    with appears_whole(path) as part, part.open("wb") as file:
+        np.savez(file, **flat)
+
+
+def load(path: Path) -> Maps:
+    """The maps that `save` wrote.
+
+    Raises:
+      UserError: the file is missing, damaged, or holds something else.
+    """
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
+        coefficients: dict[str, Any] = {"depth": {}, "width": {}}
+        for name, m in arrays.items():
+            kind, which, *role = name.split(":")
+            if kind == "depth":
+                coefficients["depth"][which] = m
+            else:
+                coefficients["width"].setdefault(which, {})[role[0]] = m
+        return Maps(from_json(about["small"]), from_json(about["large"]), LiGO(**about["ligo"]), coefficients)
+    except FileNotFoundError:
+        raise UserError(f"there are no maps in {path}; a run that learns them writes maps.npz") from None
+    except Exception as error:
+        raise UserError(f"{path} holds no maps that can be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,204 @@
+"""Methods: each is data, and builds a plan."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from jaxgrow.drop import LayerDrop, TokenDrop
+from jaxgrow.freeze import Freeze
+from jaxgrow.ligo import LiGO
+from jaxgrow.models import Config
+from jaxgrow.moments import Policy
+from train.plan.learning import Apply, Learn
+from train.plan.modifiers import DropTokens, Hold, Modifier, Rewarm, Teacher
+from train.plan.phase import Phase
+from train.plan.plan import Plan
+from train.plan.training import training
+from train.plan.transforms import Coalesce, Correct, Decoalesce, Grouping, Grow, Import, Interpolate
+from train.state.optim import Optim
+
+LARGE = "large"  # the model that a method is for
+SOURCE = "small"  # the model that a growth begins from, which one may have already: tables tell its cost apart
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """One model, trained to the end of a fully decayed schedule."""
+
+    drop: LayerDrop | None = None
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        return training(LARGE, steps, optim, model, self.drop)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The training of one level. What is None is as in the experiment."""
+
+    steps: float  # as a fraction of the experiment's steps
+    lr: float = 1.0  # times the experiment's peak learning rate
+    warmup: int | None = None
+    floor: float | None = None
+    schedule: Literal["cosine", "linear", "wsd"] | None = None
+    drop: LayerDrop | None = None
+    tokens: TokenDrop | None = None
+    freeze: Freeze | None = None
+    rewarm: Rewarm | None = None  # of what a growth with the policy "asymmetric" has just made
+
+    def optim(self, base: Optim) -> Optim:
+        own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
+        return replace(base, peak_lr=base.peak_lr * self.lr, **own)
+
+    def train(self, name: str, config: Config, base: Optim, steps: int, *modifiers: Modifier) -> tuple[Phase, ...]:
+        """The phases that train the model ``name``; ``steps`` are the experiment's."""
+        if self.tokens is not None:
+            modifiers += (DropTokens(self.tokens),)
+        if self.freeze is not None:
+            modifiers += (Hold(self.freeze),)
+        if self.rewarm is not None:
+            modifiers += (self.rewarm,)
+        return training(name, round(self.steps * steps), self.optim(base), config, self.drop, modifiers)
+
+
+@dataclass(frozen=True)
+class VCycle:
+    """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
+
+    ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every level, the smallest
+    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``.
+    """
+
+    down: tuple[Stage, ...] = (Stage(0.05),)
+    up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
+    groupings: tuple[Grouping, ...] = (Grouping(),)  # one a level that is coalesced, or one for all
+    alpha: float = 0.25  # weighs the small model's part
+    correction: bool = False
+    moments_down: Policy = "drop"
+    moments_up: Policy = "drop"
+
+    def __post_init__(self):
+        if len(self.up) != len(self.down) + 1:
+            raise ValueError(
+                f"a V-cycle of {len(self.down) + 1} levels needs {len(self.down) + 1} stages up, but has {len(self.up)}"
+            )
+        if len(self.groupings) not in (1, len(self.down)):
+            raise ValueError(
+                f"groupings are one for all, or one for each of {len(self.down)} levels down, not {len(self.groupings)}"
+            )
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        names = [LARGE, *(f"coarse{i}" for i in range(1, len(self.up)))]
+        configs = [model]
+        groupings = self.groupings * len(self.down) if len(self.groupings) == 1 else self.groupings
+        for grouping in groupings:
+            configs.append(grouping.small(configs[-1]))
+
+        def train(level: int, stage: Stage) -> tuple[Phase, ...]:
+            if level and not round(stage.steps * steps):
+                return ()  # there is nothing to train, nor to initialise: it comes from another level
+            return stage.train(names[level], configs[level], optim, steps)
+
+        plan: list[Phase] = []
+        for level, stage in enumerate(self.down):
+            plan += train(level, stage)
+            plan.append(Coalesce(names[level], names[level + 1], groupings[level], self.moments_down))
+        plan += train(len(self.down), self.up[0])
+        for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
+            large, small = names[level], names[level + 1]
+            if self.correction:
+                plan.append(Correct(large, small, groupings[level], self.alpha, self.moments_up))
+            else:
+                plan.append(Decoalesce(small, "up", large, groupings[level], self.moments_up))
+                plan.append(Interpolate(large, "up", self.alpha))
+            plan += train(level, stage)
+        return tuple(plan)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """LiGO: the maps are learned, on the pre-training loss, with the small model standing still."""
+
+    ligo: LiGO = field(default_factory=LiGO)
+    steps: int = 100  # 0 is the control: the maps as they begin
+    lr: float = 1.0  # times the experiment's peak
+    warmup: int = 10
+
+
+@dataclass(frozen=True)
+class GrowTo:
+    """One growth, and the stages of training after it."""
+
+    stages: tuple[Stage, ...] = (Stage(0.5),)
+    by: tuple[str, ...] | Learned = ("stack",)  # names of `jaxgrow.operators`, in turn
+    config: Config | None = None  # what it grows to; None: the experiment's model
+    seed: int = 0
+    noise: float | None = None  # as of `train.plan.transforms.Grow`
+    moments: Policy = "drop"
+
+    def __post_init__(self):
+        if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop"):
+            raise ValueError("noise and moments are of operators, not of learned maps: leave them out")
+
+
+@dataclass(frozen=True)
+class Growing:
+    """A small model first, trained here or by an earlier run; then it grows and trains, once or several times.
+
+    StackBERT, MSLT, MIDAS, G_stack, bert2BERT, LiGO, staged training and the like are values of this.
+    """
+
+    small: Config
+    source: Stage | str = Stage(0.5)  # its training; or the folder of its run, as of `train.plan.transforms.Import`
+    to: tuple[GrowTo, ...] = (GrowTo(),)
+
+    def __post_init__(self):
+        if not self.to or self.to[-1].config is not None or any(t.config is None for t in self.to[:-1]):
+            raise ValueError("every growth but the last one has a config; the last one ends at the experiment's model")
+        if isinstance(self.source, str) and self.to[0].moments != "drop":
+            moments = self.to[0].moments
+            raise ValueError(f"an imported model has no moments, so moments must be 'drop', not {moments!r}")
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        plan, config, name = list(_source(self.small, self.source, optim, steps)), self.small, SOURCE
+        eps = 1.0  # what growths so far have multiplied that of the norms by
+        for i, to in enumerate(self.to):
+            last = i == len(self.to) - 1
+            into, target = to.config or model, LARGE if last else f"grown{i + 1}"
+            into = replace(into, eps=into.eps * eps)
+            if isinstance(to.by, Learned):
+                learned = replace(optim, peak_lr=optim.peak_lr * to.by.lr, warmup=to.by.warmup)
+                options = {"source": name, "small": config, "ligo": to.by.ligo}
+                plan += [Learn("maps", to.by.steps, learned, into, **options), Apply("maps", target)]
+            else:
+                grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments)
+                plan.append(grown)
+                eps *= grown.config.eps / into.eps
+                into = grown.config
+            for stage in to.stages:
+                plan += stage.train(target, into, optim, steps)
+            config, name = into, target
+        return tuple(plan)
+
+
+@dataclass(frozen=True)
+class Inherit:
+    """Knowledge inheritance (Qin et al., NAACL 2022): the large model from scratch, taught by a small one at first."""
+
+    small: Config
+    source: Stage | str = Stage(0.5)
+    stage: Stage = Stage(1.0)
+    temperature: float = 2.0
+    fraction: float = 0.44  # of the stage's steps
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        teacher = Teacher(SOURCE, self.temperature, self.fraction)
+        source = _source(self.small, self.source, optim, steps)
+        return (*source, *self.stage.train(LARGE, model, optim, steps, teacher))
+
+
+def _source(small: Config, source: Stage | str, optim: Optim, steps: int) -> tuple[Phase, ...]:
+    if isinstance(source, str):
+        return (Import(SOURCE, small, source),)
+    return source.train(SOURCE, small, optim, steps)
+
+
+Method: TypeAlias = Scratch | VCycle | Growing | Inherit

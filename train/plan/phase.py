@@ -1,0 +1,99 @@
+"""What every phase of a plan is: which models it reads, which one it makes, what that costs, and how it runs.
+
+Models live under names between the phases. A run asks phases nothing but this: a new kind of phase is one class.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import optax
+
+from train.state.model import Model
+
+Models: TypeAlias = Mapping[str, Model]
+
+
+class Context(Protocol):
+    """What a run offers its phases."""
+
+    folder: Path
+    seed: int
+    key: jax.Array  # of the phase
+    models: dict[str, Model]  # those that are still needed
+    resumed: bool  # whether a checkpoint was in the middle of the phase
+
+    def begin(self, phase: "Phase", made: Any) -> None:
+        """Opens the phase's account; ``made`` is its model, as shapes."""
+        ...
+
+    def compute(self, phase: "Phase", function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+        """Opens the phase's account; ``function(phase, tx, *arguments)``, compiled, and its FLOPs as XLA counts them."""
+        ...
+
+    def train(self, phase: Any, model: Model) -> Model:
+        """``model`` after the steps of ``phase``, a `train.plan.training.Train`."""
+        ...
+
+    def held_out(self, batches: int) -> Any:
+        """Micro-batches of text that evaluation never reads, along a new axis."""
+        ...
+
+    def finished(self, folder: str, config: Any) -> tuple[Model, dict[str, Any]]:
+        """The model of a finished run beside this one, and its result."""
+        ...
+
+    def spend(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None: ...
+    def charge(self, seconds: float, compile_seconds: float) -> None: ...
+    def validate(self, step: int, model: Model) -> None: ...
+    def log(self, step: int, **values: Any) -> None: ...
+    def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]: ...
+
+
+class Phase:
+    """A step of a plan. Phases are frozen dataclasses: equal ones share their compiled programs."""
+
+    @property
+    def kind(self) -> str:
+        """As logs and results name it."""
+        return type(self).__name__.lower()
+
+    @property
+    def label(self) -> str:
+        """Its name in logs and tables."""
+        return f"{self.kind} {' '.join(self.reads or (self.writes,))}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The models that must be there when it begins, if they exist at all. It uses up their optimizer state."""
+        return ()
+
+    @property
+    def writes(self) -> str:
+        """The model that it makes."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The models that it reads until its end, so that a checkpoint in its middle holds them."""
+        return ()
+
+    probes = 0  # held-out micro-batches that it reads
+    notes: Any = None  # what checkpoints say of it, as JSON
+
+    def cost(self, samples: int) -> float:
+        """FLOPs of its training, expected, with batches of ``samples``; transformations cost next to nothing."""
+        return 0.0
+
+    def warnings(self) -> list[str]:
+        """What is allowed, but hardly meant."""
+        return []
+
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        """What it makes of ``models``, to be traced for shapes alone."""
+        raise NotImplementedError
+
+    def run(self, context: Context) -> Model:
+        """What it makes, with everything that it costs charged to its account."""
+        raise NotImplementedError

@@ -1,0 +1,270 @@
+"""Phases that make a model from earlier ones: coalescing, de-coalescing, interpolating, growing, importing."""
+
+import inspect
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import optax
+
+from jaxgrow import operators
+from jaxgrow.grow import grow
+from jaxgrow.maps import Growth, Rules
+from jaxgrow.merge import correct, interpolate
+from jaxgrow.models import Config
+from jaxgrow.moments import Policy, grow_optimizer
+from jaxgrow.operators import Groups, coalesce, decoalesce
+from jaxgrow.operators.targets import width
+from jaxgrow.symmetry import break_symmetry
+from train.plan.phase import Context, Models, Phase
+from train.state.model import Model
+
+
+class Transform(Phase):
+    """A phase that computes its model from others at once."""
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        raise NotImplementedError
+
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return self.apply(models, tx)
+
+    def run(self, context: Context) -> Model:
+        model, flops = context.compute(self, _applied, context.models)
+        context.spend(flops=flops)
+        context.validate(0, model)
+        return model
+
+
+def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models) -> Model:
+    return phase.apply(models, tx)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which heads, MLP units and layers of a model are one unit of the next smaller one (`jaxgrow.operators.coalesce`)."""
+
+    heads: Groups | None = "far"
+    mlp: Groups | None = None
+    layers: Groups | None = "adjacent"
+    tied: Literal["norm", "paper"] = "norm"  # what a tied head does with the 1/k: exact, or as in the published code
+
+    def growth(self, large: Config, operator):
+        return operator(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers)
+
+    def axes(self, config: Config):
+        return config.paper_axes() if self.tied == "paper" else config.axes()
+
+    def small(self, large: Config) -> Config:
+        return large.resized(self.growth(large, coalesce))
+
+
+@dataclass(frozen=True)
+class Coalesce(Transform):
+    """``target = C(source)``."""
+
+    source: str
+    target: str
+    grouping: Grouping
+    moments: Policy = "drop"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> str:
+        return self.target
+
+    @property
+    def notes(self) -> dict[str, Any]:  # type: ignore[override]
+        return asdict(self.grouping)
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return _grown(models[self.source], self.grouping, coalesce, models[self.source].config, tx, self.moments)
+
+
+@dataclass(frozen=True)
+class Decoalesce(Transform):
+    """``target = D(source)``, of the sizes of the model ``like``."""
+
+    source: str
+    target: str
+    like: str
+    grouping: Grouping
+    moments: Policy = "drop"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source, self.like)
+
+    @property
+    def writes(self) -> str:
+        return self.target
+
+    @property
+    def notes(self) -> dict[str, Any]:  # type: ignore[override]
+        return asdict(self.grouping)
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return _grown(models[self.source], self.grouping, decoalesce, models[self.like].config, tx, self.moments)
+
+
+@dataclass(frozen=True)
+class Interpolate(Transform):
+    """``before = (1 - alpha) before + alpha up``. The optimizer state is that of ``up``, if it has one."""
+
+    before: str
+    up: str
+    alpha: float
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.before, self.up)
+
+    @property
+    def writes(self) -> str:
+        return self.before
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        before, up = models[self.before], models[self.up]
+        return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
+
+
+@dataclass(frozen=True)
+class Correct(Transform):
+    """``before = before + alpha D(small - C(before))``. The optimizer state is ``small``'s, grown by ``moments``."""
+
+    before: str
+    small: str
+    grouping: Grouping
+    alpha: float = 1.0
+    moments: Policy = "drop"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.before, self.small)
+
+    @property
+    def writes(self) -> str:
+        return self.before
+
+    @property
+    def notes(self) -> dict[str, Any]:  # type: ignore[override]
+        return asdict(self.grouping)
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        before, small = models[self.before], models[self.small]
+        up = _grown(small, self.grouping, decoalesce, before.config, tx, self.moments)
+        growth, axes = self.grouping.growth(before.config, decoalesce), self.grouping.axes(before.config)
+        return Model(correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config)
+
+
+@dataclass(frozen=True)
+class Import(Phase):
+    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost."""
+
+    name: str
+    config: Config
+    folder: str  # of the run, beside the work directory of this one; ``{seed}`` in it becomes the seed
+
+    @property
+    def writes(self) -> str:
+        return self.name
+
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return Model(self.config.init(jax.random.key(0)), None, self.config)
+
+    def run(self, context: Context) -> Model:
+        context.begin(self, jax.eval_shape(lambda: self.config.init(jax.random.key(0))))
+        model, result = context.finished(self.folder.format(seed=context.seed), self.config)
+        layers = sum(phase["layers"] for phase in result["phases"])
+        context.spend(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)
+        context.charge(result["seconds"], result.get("compile_seconds", 0.0))
+        context.validate(0, model)
+        return model
+
+
+@dataclass(frozen=True)
+class Grow(Transform):
+    """``target``: the model ``source``, of the config ``small``, grown to the sizes of ``large``."""
+
+    source: str
+    target: str
+    small: Config
+    large: Config
+    by: tuple[str, ...]  # operators, in turn; the last one takes all axes that still differ
+    seed: int = 0
+    noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
+    moments: Policy = "drop"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> str:
+        return self.target
+
+    @cached_property
+    def growths(self) -> tuple[Growth, ...]:
+        """The growths, in turn.
+
+        Raises:
+          ValueError: no such operator, or sizes that it cannot reach.
+        """
+        growths, config = [], self.small
+        for i, name in enumerate(self.by):
+            target = differing(config, self.large)
+            if name in operators.DEPTH:
+                axes, operator = ("layers",), operators.DEPTH[name]
+            elif name in operators.WIDTH:
+                axes, operator = width(config.sizes()), operators.WIDTH[name]
+            else:
+                known = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
+                raise ValueError(f"there is no operator {name!r}, only {known}")
+            if i < len(self.by) - 1:
+                target = {axis: new for axis, new in target.items() if axis in axes}
+            takes = inspect.signature(operator).parameters
+            options: dict[str, Any] = {"seed": self.seed, "norm": config.normalisation}
+            options = {name: value for name, value in options.items() if name in takes}
+            growths.append(operator(config.sizes(), target, **options))
+            config = config.resized(growths[-1])
+        if left := differing(config, self.large):
+            raise ValueError(f"{' and '.join(self.by)} do not reach {left}")
+        return tuple(growths)
+
+    @property
+    def config(self) -> Config:
+        """The config of the grown model: that of ``large``, but for what the operators change in it."""
+        config = self.small
+        for growth in self.growths:
+            config = config.resized(growth)
+        return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        model, axes = models[self.source], self.small.axes()
+        params, opt = model.params, model.opt if self.moments != "drop" else None
+        for growth in self.growths:
+            if opt is not None:
+                opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
+            params = grow(growth, params, axes)
+            if self.noise is not None and not isinstance(growth, Rules):
+                params = break_symmetry(params, growth, axes, self.seed, self.noise)
+        return Model(params, opt, self.config)
+
+
+def _grown(model: Model, grouping: Grouping, operator, large: Config, tx, moments: Policy) -> Model:
+    growth, axes = grouping.growth(large, operator), grouping.axes(model.config)
+    params = grow(growth, model.params, axes)
+    opt = None
+    if moments != "drop" and model.opt is not None:
+        opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments)
+    return Model(params, opt, model.config.resized(growth))
+
+
+def differing(small: Config, large: Config) -> dict[str, int]:
+    """The sizes that differ."""
+    old = small.sizes()
+    return {axis: new for axis, new in large.sizes().items() if new != old[axis]}

@@ -1,0 +1,1 @@
+"""Finished runs, read and compared. Nothing here trains."""

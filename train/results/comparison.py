@@ -1,0 +1,197 @@
+"""What runs saved against a baseline, over seeds: the frontier first, the curves beside it; rows, tables, what to doubt."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from train.results.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike, spread
+
+UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
+DECAYED = 0.05  # a last learning rate below this part of the peak
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several configs, each with the same seeds. ``runs[0]`` are the baseline's.
+
+    Raises:
+      UserError: they are not judged alike.
+    """
+
+    runs: list[list[Run]]
+    frontier: list[list[Run]]  # of the baseline, one list a budget below 1
+
+    def __post_init__(self):
+        refuse_unlike([(r.name, r.config) for runs in [*self.runs, *self.frontier] for r in runs])
+
+    @property
+    def scratch(self) -> list[list[Run]]:
+        """The whole frontier: the baseline, and its shorter runs."""
+        return [self.runs[0], *self.frontier]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a config. A saving is one minus a ratio of costs, one number a seed, in pairs with the baseline's.
+
+        ``saved_frontier``: of the budget from which scratch, fully decayed, ends at the run's own loss; a lower bound where
+        that is below the whole frontier (``below_frontier``), None where it is above, null for all without a frontier.
+        ``saved_{unit}``: of what the baseline had spent when its curve reached its final loss to stay, the same of the run's
+        curve; None if it never did. ``.._given``: the small model that a growth begins from costs nothing. ``.._interval``:
+        half the width of the 95 % confidence interval of the mean (Student's t over seeds), where there is one.
+        """
+        baseline = {r.seed: r for r in self.runs[0]}
+        budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}
+        rows = []
+        for runs in [*self.runs, *self.frontier]:
+            base = [baseline[r.seed] for r in runs]
+            pairs = list(zip(runs, base, strict=True))
+            row: dict[str, Any] = {
+                "run": runs[0].name,
+                "seeds": [r.seed for r in runs],
+                "parameters": runs[0].parameters,
+                "tokens_per_parameter": mean(r.result["tokens"] / r.parameters for r in runs),
+                "loss": [r.loss for r in runs],
+                "accuracy": [r.result["val_accuracy"] for r in runs],
+                **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
+                "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
+            }
+            equal = [frontier_budget(budgets[r.seed], r.loss) if self.frontier else None for r in runs]
+            row["below_frontier"] = [e == math.inf for e in equal] if self.frontier else None
+            for given, suffix in ((False, ""), (True, "_given")):
+                saved: list[float | None] = [
+                    e and 1 - (r.cost("flops") - given * r.source("flops")) / min(e, b.cost("flops"))
+                    for e, (r, b) in zip(equal, pairs, strict=True)
+                ]
+                row[f"saved_frontier{suffix}"] = saved if self.frontier else None
+                row[f"saved_frontier{suffix}_interval"] = None if math.inf in equal else half_width(saved)
+            for unit in UNITS:
+                for given, suffix in ((False, ""), (True, "_given")):
+                    saved = []
+                    for r, b in pairs:
+                        own, whole = r.cost_to(b.loss, unit), b.cost_to(b.loss, unit)
+                        assert whole is not None  # a run ends at its own loss
+                        saved.append(None if own is None else 1 - (own - given * r.source(unit)) / whole)
+                    row[f"saved_{unit}{suffix}"] = saved
+                    row[f"saved_{unit}{suffix}_interval"] = half_width(saved)
+            rows.append(row)
+        return rows
+
+    def noise(self) -> dict[str, float | None]:
+        """The standard deviation of the baseline's final loss over seeds, and the part of its budget that buys as much.
+
+        The latter by the frontier's slope at the baseline: loss against log FLOPs, between its two longest budgets.
+        """
+        losses = [r.loss for r in self.runs[0]]
+        deviation, budget = stdev(losses) if len(losses) > 1 else None, None
+        points = sorted((math.log(mean(r.cost("flops") for r in rs)), mean(r.loss for r in rs)) for rs in self.scratch)
+        if deviation is not None and len(points) > 1:
+            (x0, y0), (x1, y1) = points[-2:]
+            budget = math.expm1(deviation * (x1 - x0) / (y0 - y1)) if y1 < y0 else None
+        return {"loss": deviation, "budget": budget}
+
+    def doubts(self) -> list[str]:
+        """What a reader must know before believing a saving, a sentence each."""
+        first, seeds, noise = self.runs[0][0], len(self.runs[0]), self.noise()
+        doubts = []
+        if not self.frontier:
+            doubts.append(
+                "No frontier: savings against runs from scratch that decay over less need --frontier, such as 0.75."
+            )
+        if seeds == 1:
+            doubts.append("One seed: no noise floor and no confidence interval is known.")
+        else:
+            floor = f"Noise floor: over {seeds} seeds the final loss of {first.name} deviates by {noise['loss']:.4f}"
+            if noise["budget"] is not None:
+                floor += f", by the frontier's slope {noise['budget']:.1%} of its budget"
+            elif self.frontier:
+                floor += "; its longest shorter run ends no higher, so no budget can be told"
+            doubts.append(
+                f"{floor}. ± is half of a 95 % interval: Student's t over the seeds, each against its own baseline."
+            )
+        for runs in self.scratch:
+            if (rate := max(r.last_rate for r in runs)) > DECAYED:
+                doubts.append(
+                    f"{runs[0].name} is not decayed: it ends at {rate:.0%} of its peak rate; savings against it flatter."
+                )
+        return doubts
+
+    def table(self) -> str:
+        """Markdown: the runs against the baseline, then along their curves, then what each phase cost."""
+        rows, first = self.rows(), self.runs[0][0]
+        given = any(r.source("flops") for runs in self.runs for r in runs)
+        columns = {
+            "run": lambda r: r["run"],
+            "parameters": lambda r: f"{r['parameters']:,}",
+            "tokens a parameter": lambda r: f"{r['tokens_per_parameter']:.1f}",
+            "FLOPs": lambda r: f"{r['flops']:.3f}",
+            "final loss": lambda r: spread(r["loss"], "{:.4f}"),
+        }
+        if first.classifies:
+            columns["final accuracy"] = lambda r: _percent(r["accuracy"])
+        if self.frontier:
+            columns["FLOPs saved against the frontier"] = lambda r: _frontier(r, "saved_frontier")
+            if given:
+                columns[".. small model given"] = lambda r: _frontier(r, "saved_frontier_given")
+        columns["wall-clock"] = lambda r: f"{r['run_seconds']:.3f}"
+        columns["with compiling"] = lambda r: f"{r['seconds']:.3f}"
+        text = _lines(columns, rows)
+        text += (
+            f"\n\nRatios are to {first.name}: {first.cost('flops'):.3g} FLOPs, "
+            f"{mean(r.cost('run_seconds') for r in self.runs[0]):.0f} s, "
+            f"with compiling {mean(r.cost('seconds') for r in self.runs[0]):.0f} s. "
+            f"Seeds: {', '.join(str(r.seed) for r in self.runs[0])}; with several, the mean and in brackets each. "
+            "Validation is not counted, everything else is. What is compiled already, by an earlier run or in JAX's cache, "
+            "is not compiled again: wall-clock with compiling depends on the order of the runs.\n\n"
+        )
+        text += "\n".join(self.doubts())
+        names = {"flops": "FLOPs", "run_seconds": "wall-clock", "seconds": "wall-clock with compiling"}
+        along: dict[str, Any] = {"run": lambda r: r["run"]}
+        for unit, name in names.items():
+            along[f"{name} saved"] = lambda r, unit=unit: _percent(r[f"saved_{unit}"], r[f"saved_{unit}_interval"])
+            if given:
+                along[f"{name} saved, small model given"] = lambda r, unit=unit: _percent(
+                    r[f"saved_{unit}_given"], r[f"saved_{unit}_given_interval"]
+                )
+        text += "\n\nAlong the curves: what each had spent when it came down to the baseline's final loss to stay.\n\n"
+        text += _lines(along, rows)
+        return f"{text}\n\n{self._phases()}\n"
+
+    def _phases(self) -> str:
+        body = [
+            [runs[0].name, p["phase"], f"{p['parameters']:,}", f"{p['steps']:,}", f"{p['tokens']:,}",
+             f"{p['layers'] / p['steps']:.2f}" if p["steps"] else "", _milliseconds(runs, i),
+             f"{p['flops'] / runs[0].cost('flops'):.1%}", f"{p['seconds']:.1f}", f"{p['compile_seconds']:.1f}"]
+            for runs in self.runs
+            for i, p in enumerate(runs[0].result["phases"])
+        ]  # fmt: skip
+        head = ["run", "phase", "parameters", "steps", "tokens", "layers run", "ms a step", "FLOPs", "seconds",
+                "of these compiling"]  # fmt: skip
+        return markdown(head, body)
+
+
+def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    return markdown(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+
+
+def _milliseconds(runs: Sequence[Run], i: int) -> str:
+    times = [t for r in runs if (t := r.step_seconds(i)) is not None]
+    return spread([1000 * t for t in times], "{:.1f}") if times else ""
+
+
+def _frontier(row: dict[str, Any], name: str) -> str:
+    """From scratch, a loss below the whole frontier would need more than the whole budget: the saving is a bound."""
+    over = any(row["below_frontier"])
+    return _percent(row[name], row[f"{name}_interval"], over, "above the frontier")
+
+
+def _percent(
+    values: Sequence[float | None], half: float | None = None, at_least: bool = False, unreached: str = "not reached"
+) -> str:
+    known = [100 * v for v in values if v is not None]
+    if len(known) < len(values):
+        return unreached if not known else f"{unreached}: {len(values) - len(known)} of {len(values)} seeds"
+    text = f"{mean(known):.1f} %" + (f" ± {100 * half:.1f}" if half is not None else "")
+    if len(known) > 1:
+        text += f" [{', '.join(f'{v:.1f} %' for v in known)}]"
+    return "> " * at_least + text.replace("-0.0 %", "0.0 %")

@@ -1,0 +1,141 @@
+"""Checkpoints of a run: models, data iterator and record, written together, in the background, whole or not at all.
+
+A checkpoint is whole when it has its checksums (`jaxgrow.interop.checksums`), which come last, and they are right.
+"""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from jaxgrow.axes import Tree
+from jaxgrow.interop.checksums import damage, seal
+from train.errors import UserError, is_full_disk
+from train.state.model import Model
+
+
+class Checkpoints:
+    """The checkpoints in ``folder``. ``record`` is JSON: where the run is, and what it has cost so far."""
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = folder
+        self._orbax = ocp.training.Checkpointer(
+            str(self.folder),
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
+            cleanup_tmp_directories=True,  # what a killed save left behind
+        )
+        self._sealing = ThreadPoolExecutor(1, "seal")
+        self._sealed: Future[None] | None = None
+
+    def save(self, step: int, models: dict[str, Model], data: Any, record: dict[str, Any]) -> None:
+        """Starts saving, when the save before is done; returns as soon as the arrays may change."""
+        self.wait()  # for the one before to be sealed, too: until then the one before that must not be deleted
+        trees = {name: _tree(model) for name, model in models.items()}
+        saving: Any = self._orbax.save_checkpointables_async(
+            step, {"models": trees, "data": data}, force=True, custom_metadata=record
+        )
+
+        def finish() -> None:
+            saving.result()
+            if jax.process_index() == 0:
+                seal(self.folder / str(step))
+
+        self._sealed = self._sealing.submit(finish)
+
+    def restore(
+        self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, sharding: Any
+    ) -> tuple[dict[str, Model], dict[str, Any]] | None:
+        """``(models, record)`` of the newest whole checkpoint, or None if there is none; ``data`` moves to its position.
+
+        ``shapes`` tells from a record which models its checkpoint holds. A damaged checkpoint is named on stderr and set aside.
+
+        Raises:
+          UserError: there are checkpoints, but none is whole.
+        """
+        steps = [info.step for info in self._orbax.checkpoints]
+        if not steps:
+            return None
+        step = newest_whole(self.folder, steps)
+        for damaged in (s for s in steps if s > step):
+            times = len(list(self.folder.glob(f"damaged-{damaged}.*")))
+            (self.folder / str(damaged)).rename(self.folder / f"damaged-{damaged}.{times}")
+        self._orbax.reload()
+        record: Any = self._orbax.checkpointables_metadata(step).custom_metadata
+        expected = shapes(record)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            {name: _tree(model) for name, model in expected.items()},
+        )
+        trees = self._orbax.load_checkpointables(step, {"models": abstract, "data": data})["models"]
+        models = {
+            n: replace(m, **{field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")})
+            for n, m in expected.items()
+        }
+        return models, record
+
+    def wait(self) -> None:
+        """Until what was saved last is whole."""
+        if self._sealed is not None:
+            self._sealed.result()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            try:
+                self.wait()
+            finally:
+                self._sealing.shutdown()
+                self._orbax.close()
+        except Exception as late:
+            if error is None or not is_full_disk(error):
+                raise late
+
+
+def _tree(model: Model) -> dict[str, Any]:
+    rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
+    return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
+
+
+def load(folder: Path, name: str, step: int | None = None) -> Tree:
+    """The parameters of the model ``name`` in the newest whole checkpoint in ``folder``, or in that of ``step`` alone.
+
+    Raises:
+      UserError: there is no such checkpoint, or none that is whole.
+    """
+    with ocp.training.Checkpointer(str(folder)) as checkpoints:
+        step = newest_whole(folder, [c.step for c in checkpoints.checkpoints if step in (None, c.step)])
+        metadata = checkpoints.checkpointables_metadata(step).metadata["models"]
+        abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), metadata[name]["params"])
+        partial = ocp.Context()
+        partial.pytree.loading.partial_load = True
+        with partial:
+            loaded = checkpoints.load_checkpointables(step, {"models": {name: {"params": abstract}}})
+        return loaded["models"][name]["params"]
+
+
+def newest_whole(folder: Path, steps: list[int]) -> int:
+    """The last of ``steps`` whose checkpoint in ``folder`` is whole; later ones, which are damaged, are named on stderr.
+
+    Raises:
+      UserError: there is none.
+    """
+    damaged: list[tuple[int, str]] = []
+    for step in sorted(steps, reverse=True):
+        wrong = damage(folder / str(step))
+        if wrong is None:
+            for other, why in damaged:
+                print(f"checkpoint {other} is damaged ({why}); using {step}", file=sys.stderr)
+            return step
+        damaged.append((step, wrong))
+    if not damaged:
+        raise UserError(f"there is no checkpoint in {folder}")
+    whys = "; ".join(f"{step}: {why}" for step, why in damaged)
+    raise UserError(f"no checkpoint in {folder} is whole ({whys}); move the folder away to start anew")

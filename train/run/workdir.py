@@ -1,0 +1,191 @@
+"""A run's folder: what lies where in it, whose it is, and how a finished run is read.
+
+``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
+what it goes on from, ``maps.npz`` the maps that it learned, if any. A finished run has ``result.json`` and, as
+`jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxgrow.axes import Tree
+from jaxgrow.interop import CheckpointError, orbax
+from jaxgrow.models import Config
+from train.data import batches
+from train.errors import UserError
+from train.experiment import Experiment, as_json, conflicts, differences
+from train.files import lock, write_json
+from train.plan.methods import LARGE
+from train.run import checkpoint
+from train.state.model import Model
+
+_HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
+_WHERE = ("path", "valid_path", "tokenizer")
+_WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
+
+
+class Workdir:
+    """The folder of one run."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder).expanduser().resolve()
+        self.log = self.folder / "metrics.jsonl"
+        self.board = self.folder / "tensorboard"
+        self.checkpoints = self.folder / "checkpoints"
+        self._config = self.folder / "config.json"
+        self._result = self.folder / "result.json"
+
+    # --- reading ---
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run got as far as a line of its log."""
+        some = (self.log.exists() and self.log.stat().st_size) or self.finished or [*self.checkpoints.glob("*")]
+        return bool(some) and self._config.exists()
+
+    @property
+    def finished(self) -> bool:
+        return self._result.exists()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return json.loads(self._config.read_text())
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return json.loads(self._result.read_text())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of the log."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def params(self) -> Tree:
+        """The parameters that a finished run ended with, as NumPy arrays.
+
+        Raises:
+          UserError: they are not there, or not whole.
+        """
+        if not (self.folder / "params").is_dir():  # finished by a version that did not export them
+            return checkpoint.load(self.checkpoints, LARGE, self.result["steps"])
+        try:
+            return orbax.Orbax(self.folder).params()
+        except CheckpointError as error:
+            raise UserError(
+                f"{error}; without its {self._result.name} the run's own command writes them again, from its last checkpoint"
+            ) from error
+
+    # --- claiming ---
+
+    def claim(self, experiment: Experiment) -> None:
+        """Makes the folder if need be, and sees that it is free for ``experiment``: its own, or one where no run got far.
+
+        Raises:
+          UserError: it holds a run that computes something else, or one that has ended with other data.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.begun:
+            return
+        there, mine = self.config, as_json(experiment)
+        known = "corpus" in there
+        other = conflicts(_comparable(there, known), _comparable(mine, known))
+        if other:
+            raise UserError(
+                f"{self.folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
+            )
+        if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
+            self.same_data(there["corpus"], batches.identity(experiment.data))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A job that was started again while the one before still saves must not write into its checkpoints.
+
+        Raises:
+          UserError: another process is in the folder.
+        """
+        if jax.process_index() != 0:
+            yield
+            return
+        try:
+            locked = lock(self.folder / ".lock", wait=False)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process runs in {self.folder}; wait until it has saved, or give another --workdir"
+            ) from error
+        with locked:
+            yield
+
+    def begin(self, experiment: Experiment, corpus: dict[str, Any]) -> None:
+        """Writes down what the run is; only when it can begin, for what cannot is no run.
+
+        Raises:
+          UserError: it was begun with other data than those that ``corpus`` identifies.
+        """
+        if self.begun:
+            self.same_data(self.config.get("corpus", corpus), corpus)
+        write_json(self._config, as_json(experiment) | {"corpus": corpus})
+
+    def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        """Raises:
+        UserError: the run was begun with other data than those here.
+        """
+        if any(there.get(key) != here.get(key) for key in _WHAT):
+            raise UserError(
+                f"{self.folder} was begun with other data: there {_named(there)}, here {_named(here)}; bring those back, or "
+                "give another --workdir"
+            )
+
+    # --- ending ---
+
+    def finish(self, result: dict[str, Any], config: Config, params: Tree) -> None:
+        """Exports the run's last model, and then, for it makes the run a finished one, writes its result."""
+        orbax.export(self.folder, config, params)
+        write_json(self._result, result)
+
+
+def finished_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
+    """The last model of a run that has ended, in NumPy arrays, and its result.
+
+    Raises:
+      UserError: there is no such run, it has not ended, its model is another than ``config``, or damaged.
+    """
+    run = Workdir(folder)
+    if not run.finished:
+        raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
+    result = run.result
+    alike = {name: getattr(config, name) for name in ("dtype", "remat")}  # how it is run, not what it is
+    wrong = differences(result["model"] | alike, config.as_json())
+    if wrong:
+        raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
+    return Model(run.params(), None, config), result
+
+
+def load(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
+    """Parameters of a run, as NumPy arrays: those that it ended with, or, of one that has not ended, in its newest checkpoint.
+
+    ``name`` asks for another model than the one that the run is for, and ``step`` for a certain checkpoint.
+
+    Raises:
+      UserError: there is nothing of that kind, or it is not whole.
+    """
+    run = Workdir(folder)
+    if run.finished and name is None and step is None:
+        return run.params()
+    return checkpoint.load(run.checkpoints, name or LARGE, step)
+
+
+def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
+    """A ``config.json`` without how its data are read and, where their identity is ``known``, without where from."""
+    left_out = (*_HOW, *_WHERE, "corpus") if known else (*_HOW, "corpus")
+    data = {kind: {k: v for k, v in d.items() if k not in left_out} for kind, d in config["data"].items()}
+    return {k: v for k, v in config.items() if k != "corpus"} | {"data": data}
+
+
+def _named(identity: Mapping[str, Any]) -> str:
+    """``wiki (train 0123456789ab, valid 0123456789ab, tokenizer bytes)``."""
+    keys = ("python", *_WHAT)
+    return f"{identity['name']} ({', '.join(f'{k} {identity[k][:12]}' for k in keys if k in identity)})"

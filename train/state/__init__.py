@@ -1,0 +1,1 @@
+"""What training changes: models, and their optimizer."""

@@ -1,0 +1,93 @@
+"""AdamW and its learning-rate schedules."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import jax
+import optax
+
+from jaxgrow.axes import Tree, is_names, path, role
+from jaxgrow.moments import rebias
+
+
+@dataclass(frozen=True)
+class Optim:
+    """AdamW with a warm-up and a decay over the steps of one phase."""
+
+    peak_lr: float = 6e-4
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    warmup: int = 100  # steps of linear warm-up
+    floor: float = 0.0  # the last learning rate, as a fraction of the peak
+    decay: float = 0.2  # of the steps, for "wsd": warm-up, stable, then this part decays linearly
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # of kernels and embeddings
+    clip: float = 1.0  # global norm of the gradient
+
+    def __post_init__(self):
+        if self.schedule not in ("cosine", "linear", "wsd"):
+            raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
+        for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} lies between {low} and {high}, but is {getattr(self, name)}")
+        if not self.peak_lr > 0 or not self.clip > 0 or self.warmup < 0:
+            raise ValueError(f"peak_lr and clip are positive and warmup is not negative, but this is {self}")
+
+
+def learning_rate(optim: Optim, steps: int, step: int) -> float:
+    """The learning rate of step ``step = 0 .. steps - 1``; the first step moves, after the last it would be the floor."""
+    warm = min(1.0, (step + 1) / max(optim.warmup, 1))
+    done = min(1.0, max(0.0, (step - optim.warmup) / max(steps - optim.warmup, 1)))
+    shape = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+        "linear": 1 - done,
+        "wsd": min(1.0, (1 - done) / max(optim.decay, 1e-9)),
+    }[optim.schedule]
+    return optim.peak_lr * warm * (optim.floor + (1 - optim.floor) * shape)
+
+
+def transformation(optim: Optim) -> optax.GradientTransformationExtraArgs:
+    """AdamW without its learning rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
+
+    ``update(.., axes=axes)`` takes the axis names of the parameters, by which they decay; with None, nothing does. The same
+    object for settings that differ in the schedule only, so that their runs share compiled steps.
+    """
+    return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+
+
+@cache
+def _adamw(clip: float, b1: float, b2: float, eps: float, weight_decay: float) -> optax.GradientTransformationExtraArgs:
+    return optax.chain(
+        optax.clip_by_global_norm(clip),
+        optax.scale_by_adam(b1, b2, eps),
+        rebias(b1, b2),
+        _decay(weight_decay),
+    )
+
+
+def decays(axes: Tree) -> Tree:
+    """Of each leaf, whether it decays: kernels and tables do; what is added, or multiplies unit by unit, does not.
+
+    Raises:
+      ValueError: a leaf does not say its role (`jaxgrow.axes`).
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda p, names: role(path(p), names) in ("kernel", "table"), axes, is_leaf=is_names
+    )
+
+
+def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
+    plain = optax.add_decayed_weights(weight_decay)
+
+    def init(params):
+        return optax.masked(plain, jax.tree.map(lambda _: True, params)).init(params)
+
+    def update(updates, state, params=None, *, axes: Tree | None):
+        if axes is None:
+            return updates, state
+        return optax.masked(plain, decays(axes)).update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]  # axes has no default: forgotten, it raises
