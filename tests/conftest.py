@@ -11,6 +11,12 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling is what the tests cost: XLA need not optimize what runs once. `tiny.optimized_jit` does, as a real run does.
+_FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+_FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
+if jax.__version_info__ < (0, 11):  # later ones refuse it
+    _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
+os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process that a test starts, have this from here
     _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
     for _name, _value in {  # Compiling is what the tests cost: no program is compiled twice.
