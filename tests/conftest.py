@@ -36,14 +36,18 @@ settings.register_profile("law", deadline=None, max_examples=25, derandomize=Tru
 settings.load_profile("law")
 
 
-MAPS = Path("/proc/self/maps")
+SELF = Path("/proc/self")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
-    """Programs that XLA compiled for a CPU hold memory maps, of which Linux gives a process 65530: then it crashes."""
+    """Programs that XLA compiled for a CPU hold memory, and memory maps, of which Linux gives a process 65530: then it crashes."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+    if not SELF.exists():
+        return
+    maps = (SELF / "maps").read_bytes().count(b"\n")
+    resident = int((SELF / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if maps > 20_000 or resident > 1.5e9:
         jax.clear_caches()
         gc.collect()
 
