@@ -29,8 +29,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process 
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tracing makes millions of small objects that live on, and the collector would go over all of them again and again.
-gc.set_threshold(200_000, 50, 100)
+gc.disable()  # tracing makes millions of small objects that live on, and it would go over all of them again and again
 
 settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("law")
@@ -41,7 +40,7 @@ SELF = Path("/proc/self")
 
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
-    """Programs that XLA compiled for a CPU hold memory, and memory maps, of which Linux gives a process 65530: then it crashes."""
+    """Programs hold memory, and those of a CPU memory maps, of which Linux gives a process 65530: then it crashes."""
     yield
     if not SELF.exists():
         return
@@ -49,7 +48,7 @@ def few_programs():
     resident = int((SELF / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if maps > 20_000 or resident > 1.5e9:
         jax.clear_caches()
-        gc.collect()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -64,5 +63,4 @@ def small_run(tmp_path_factory):
     """The folder of a small model's finished run, `runs.small`, once a worker: what needs it is of the group "growing"."""
     import runs  # not before there are four devices
 
-    with runs.quick():
-        return runs.small(tmp_path_factory.mktemp("home"))
+    return runs.small(tmp_path_factory.mktemp("home"))

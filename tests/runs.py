@@ -2,8 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +13,7 @@ import optax
 import pytest
 
 from jaxgrow.models import Config, GPT2Config
-from train import pretrain, programs
+from train import pretrain
 from train.checkpoint import Checkpoints, load
 from train.config import Experiment
 from train.data import Data
@@ -24,26 +22,11 @@ from train.optim import Optim
 from train.parallel import replicated
 from train.step import Model
 
-_DEPTH = []  # of quick() inside of quick()
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 SMALL = replace(MODEL, embed=4, heads=1, mlp=8)  # .. that grows, twice in all, to:
 LARGE = replace(MODEL, layers=4)
 DOUBLED = ("hypercloning", "stack")  # .. in width without a change of the function, then in depth
 VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 4 and 4 of 8 steps
-
-
-@contextmanager
-def quick() -> Iterator[None]:
-    """Compiling is what these tests cost: inside, XLA optimizes little."""
-    if not _DEPTH:
-        programs.forget()  # JAX does not see the difference
-        jax.config.update("jax_disable_most_optimizations", True)
-    _DEPTH.append(None)
-    yield
-    _DEPTH.pop()
-    if not _DEPTH:
-        programs.forget()
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def corpus(folder: Path, files: int = 8) -> Path:

@@ -15,12 +15,6 @@ from train.config import as_json
 from train.errors import UserError, exits_cleanly, is_full_disk
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 @pytest.fixture
 def refused(monkeypatch, capsys, tmp_path):
     """Runs a script with arguments, and returns the one line that it ends with."""

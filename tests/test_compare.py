@@ -18,13 +18,6 @@ from train.config import Experiment, as_json
 from train.errors import UserError, exits_cleanly
 from train.report import Run, frontier_budget, half_width
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 COMPILING = 3.0  # seconds that a synthetic run spends on it, before its first validation
 CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
 

@@ -10,12 +10,6 @@ from train import pretrain, programs, sweep
 from train.errors import exits_cleanly
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 def swept(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
     exits_cleanly(sweep.main)

@@ -35,12 +35,6 @@ PLACES = np.array([[0, 2, 3, 6], [1, 2, 4, 5], [0, 1, 2, 3]], np.int32)
 DROP = TokenDrop(0.5)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 # --- which tokens stay ---
 
 
