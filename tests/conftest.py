@@ -11,6 +11,12 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling is what the tests cost: XLA need not optimize what runs once. `tiny.optimized_jit` does, as a real run does.
+_FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+_FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
+if jax.__version_info__ < (0, 11):  # later ones refuse it
+    _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
+os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process that a test starts, have this from here
     _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
     for _name, _value in {  # Compiling is what the tests cost: no program is compiled twice.
@@ -23,23 +29,26 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process 
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tracing makes millions of small objects that live on, and the collector would go over all of them again and again.
-gc.set_threshold(200_000, 50, 100)
+gc.disable()  # tracing makes millions of small objects that live on, and it would go over all of them again and again
 
 settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("law")
 
 
-MAPS = Path("/proc/self/maps")
+SELF = Path("/proc/self")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
-    """Programs that XLA compiled for a CPU hold memory maps, of which Linux gives a process 65530: then it crashes."""
+    """Programs hold memory, and those of a CPU memory maps, of which Linux gives a process 65530: then it crashes."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+    if not SELF.exists():
+        return
+    maps = (SELF / "maps").read_bytes().count(b"\n")
+    resident = int((SELF / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if maps > 20_000 or resident > 1.5e9:
         jax.clear_caches()
-        gc.collect()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -54,5 +63,4 @@ def small_run(tmp_path_factory):
     """The folder of a small model's finished run, `runs.small`, once a worker: what needs it is of the group "growing"."""
     import runs  # not before there are four devices
 
-    with runs.quick():
-        return runs.small(tmp_path_factory.mktemp("home"))
+    return runs.small(tmp_path_factory.mktemp("home"))

@@ -2,8 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +16,6 @@ from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.data.text import Data
 from train.experiment import Experiment
-from train.loop import programs
 from train.loop.parallel import replicated
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 from train.run.checkpoint import Checkpoints
@@ -26,26 +23,11 @@ from train.run.workdir import load
 from train.state.model import Model
 from train.state.optim import Optim
 
-_DEPTH = []  # of quick() inside of quick()
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 SMALL = replace(MODEL, embed=4, heads=1, mlp=8)  # .. that grows, twice in all, to:
 LARGE = replace(MODEL, layers=4)
 DOUBLED = ("hypercloning", "stack")  # .. in width without a change of the function, then in depth
 VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 4 and 4 of 8 steps
-
-
-@contextmanager
-def quick() -> Iterator[None]:
-    """Compiling is what these tests cost: inside, XLA optimizes little."""
-    if not _DEPTH:
-        programs.forget()  # JAX does not see the difference
-        jax.config.update("jax_disable_most_optimizations", True)
-    _DEPTH.append(None)
-    yield
-    _DEPTH.pop()
-    if not _DEPTH:
-        programs.forget()
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def corpus(folder: Path, files: int = 8) -> Path:

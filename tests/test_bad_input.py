@@ -15,12 +15,6 @@ from train.experiment import as_json
 from train.run.checkpoint import Checkpoints
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 @pytest.fixture
 def refused(monkeypatch, capsys, tmp_path):
     """Runs a script with arguments, and returns the one line that it ends with."""

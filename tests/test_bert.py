@@ -113,7 +113,7 @@ def test_input_errors(given, passes, message):
 def test_initial_values(norm, residual):
     config = BERTConfig(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96, norm=norm)
     with jax.enable_x64(False):
-        params = tiny.quick_jit(config.init)(jax.random.key(0))
+        params = jax.jit(config.init)(jax.random.key(0))
     for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
         path = jax.tree_util.keystr(path, simple=True, separator="/")
         if path.endswith(("bias", "scale")):
@@ -342,7 +342,7 @@ def test_noise_that_cancels_over_copies_keeps_the_function():
     growth = GROWTHS["hypercloning"]
     params, axes = tiny.params(config), tiny.axes(config)
     grown = grow(growth, params, axes)
-    noisy = jax.device_get(tiny.quick_jit(lambda p: break_symmetry(p, growth, axes))(grown))
+    noisy = jax.device_get(jax.jit(lambda p: break_symmetry(p, growth, axes))(grown))
     forward = tiny.forward(config.resized(growth))
     np.testing.assert_allclose(forward(noisy, inputs()), forward(grown, inputs()), rtol=0, atol=1e-8)
     for part in (("transform", "kernel"), ("head_norm", "scale")):
@@ -353,7 +353,7 @@ def test_learned_maps_that_start_without_noise_are_stacking_and_zeros():
     config, target = tiny_bert(), {"layers": 4, "embed": 8, "heads": 5, "mlp": 13}
     params, axes = tiny.params(config), tiny.axes(config)
 
-    @tiny.quick_jit
+    @jax.jit
     def grown(params):
         start = ligo.init(ligo.LiGO(width="zero", noise=0.0), axes, config.sizes(), target, jax.random.key(0))
         return grow(ligo.growth(start, axes, config.sizes()), params, axes)
@@ -421,7 +421,7 @@ def test_published_axes_are_the_published_rules(groups, direction):
 
 
 @cache
-def loss_and_gradient(config, jit=tiny.quick_jit, frozen=0):
+def loss_and_gradient(config, jit=jax.jit, frozen=0):
     """``(params, kept, some) -> ..``, in NumPy: what is done with it needs no compiler."""
 
     def loss(p, kept=None, some=None):

@@ -156,21 +156,20 @@ def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_
 
 
 def test_what_a_finished_run_exports_is_what_it_ended_with_and_is_read_only_if_it_is_whole(tmp_path, capsys):
-    with runs.quick():
-        run, experiment = tmp_path / "run", runs.experiment(tmp_path)
-        result = pretrain.run(experiment, run)
-        params = load(run)
-        np.testing.assert_array_equal(params["token_embedding"], load(run, step=result["steps"])["token_embedding"])
-        assert open_checkpoint(run).config == runs.MODEL
-        flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
-        for reading in (load, lambda folder: finished_run(folder, runs.MODEL)):
-            with pytest.raises(
-                UserError, match=r"is damaged: .* has changed.*; without its result.json the run's own command"
-            ):
-                reading(run)
-        with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):
-            open_checkpoint(run)
-        (run / "result.json").unlink()
-        assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
+    run, experiment = tmp_path / "run", runs.experiment(tmp_path)
+    result = pretrain.run(experiment, run)
+    params = load(run)
+    np.testing.assert_array_equal(params["token_embedding"], load(run, step=result["steps"])["token_embedding"])
+    assert open_checkpoint(run).config == runs.MODEL
+    flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
+    for reading in (load, lambda folder: finished_run(folder, runs.MODEL)):
+        with pytest.raises(
+            UserError, match=r"is damaged: .* has changed.*; without its result.json the run's own command"
+        ):
+            reading(run)
+    with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):
+        open_checkpoint(run)
+    (run / "result.json").unlink()
+    assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
     np.testing.assert_array_equal(load(run)["token_embedding"], params["token_embedding"])
     assert "resuming at step 8 of train large" in capsys.readouterr().err

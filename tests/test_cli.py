@@ -10,7 +10,6 @@ from pathlib import Path
 import chex
 import numpy as np
 import pytest
-import runs
 import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
@@ -26,8 +25,6 @@ SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 def quick(monkeypatch):
     """Waiting for the disk and compiling are what these tests would cost."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    with runs.quick():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,6 @@ from train.results import plots
 from train.results.comparison import Comparison
 from train.results.runs import Run, frontier_budget, half_width
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 COMPILING = 3.0  # seconds that a synthetic run spends on it, before its first validation
 CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
 

@@ -140,17 +140,27 @@ def config(dtype="float32", remat=False):
     return replace(tiny.config(layers=LAYERS, dtype=dtype), remat=remat)
 
 
-@pytest.fixture(scope="module", params=MODES, ids=lambda m: f"{m[0]}{', remat' * m[1]}")
-def loss_and_gradient(request):
-    """``kept -> (loss, gradient)``, optimized as in a real run: fusion must not depend on what a layer is inside of."""
-    dtype, remat = request.param
+def program_of(dtype, remat, jit):
+    """``kept -> (loss, gradient)``."""
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens(3, 7)
 
     def loss(params, kept):
         logits = config(dtype, remat).module.apply({"params": params}, tokens[:, :-1], kept=kept)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1).mean()
 
-    return partial(jax.jit(jax.value_and_grad(loss)), params)
+    return partial(jit(jax.value_and_grad(loss)), params)
+
+
+@pytest.fixture(scope="module", params=MODES, ids=lambda m: f"{m[0]}{', remat' * m[1]}")
+def loss_and_gradient(request):
+    return program_of(*request.param, jax.jit)
+
+
+def test_programs_optimized_as_in_a_real_run_give_equal_bits():
+    """Fusion must not depend on what a layer is inside of."""
+    run, ones = program_of("bfloat16", True, tiny.optimized_jit), np.ones(LAYERS, np.float32)
+    chex.assert_trees_all_equal(run(Kept(ones > 0, ones)), run(None))
+    chex.assert_trees_all_equal(run(Kept(GATES, SCALE)), run(Kept(np.flatnonzero(GATES).astype(np.int32), SCALE)))
 
 
 @pytest.mark.parametrize("scaling", ["block", "sublayer", None])
@@ -181,7 +191,7 @@ def test_dropping_every_layer_and_a_probability_of_zero_leave_finite_numbers():
         return config().module.apply({"params": params}, tokens, kept=kept).sum()
 
     never = Kept(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
-    value, gradient = tiny.quick_jit(jax.value_and_grad(loss))(params, never)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params, never)
     chex.assert_tree_all_finite((value, gradient))
     assert all((g == 0).all() for g in jax.tree.leaves(gradient["blocks"]))
 
@@ -194,7 +204,7 @@ def test_both_agree_with_a_model_of_the_kept_layers_alone():
     fewer = params | {"blocks": jax.tree.map(lambda a: a[kept], params["blocks"])}
     expected = tiny.forward(replace(c, layers=len(kept)))(fewer, tokens)
     for layers in (GATES, kept):
-        found = tiny.quick_jit(lambda p, g: c.module.apply({"params": p}, tokens, kept=Kept(g)))(params, layers)
+        found = jax.jit(lambda p, g: c.module.apply({"params": p}, tokens, kept=Kept(g)))(params, layers)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -459,9 +469,9 @@ def test_blocks_are_called_and_return_as_they_like(kind):
                 y, more = Calls(kind, (0, 1, 2)).apply({"params": params}, x)
         return jnp.square(y).sum() + 3 * more
 
-    value, gradient = tiny.quick_jit(jax.value_and_grad(loss))(params, gate)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params, gate)
     fewer = {k: v for k, v in params.items() if k != "layer1"}
-    expected, by_hand = tiny.quick_jit(jax.value_and_grad(loss))(fewer)
+    expected, by_hand = jax.jit(jax.value_and_grad(loss))(fewer)
     assert float(value) == pytest.approx(float(expected), rel=1e-6)
     assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
     chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
@@ -540,8 +550,8 @@ def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
         return jax.lax.psum(value, "data"), gradient
 
     spread = jax.shard_map(each, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P())
-    found = tiny.quick_jit(spread)(params, x, gate)
-    expected = tiny.quick_jit(jax.value_and_grad(loss))(params, x, gate)
+    found = jax.jit(spread)(params, x, gate)
+    expected = jax.jit(jax.value_and_grad(loss))(params, x, gate)
     chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=1e-4)
     blocks = found[1]["layer1"] if kind == "a stranger's" else jax.tree.map(lambda g: g[1], found[1]["blocks"])
     assert all((g == 0).all() for g in jax.tree.leaves(blocks))

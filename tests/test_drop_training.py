@@ -51,12 +51,6 @@ DROPPING = (DropLayers(LayerDrop()),)
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 def by_indices(kept: Kept) -> Kept:
     assert kept.layers is not None
     indices = np.stack([np.flatnonzero(g) for g in np.asarray(kept.layers)]).astype(np.int32)

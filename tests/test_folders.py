@@ -273,14 +273,15 @@ class Calls:
 
 @contextmanager
 def python_handlers() -> Iterator[None]:
-    """Of Ctrl-C, whatever runs the tests; afterwards they are what they were."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    all_before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    """Whatever runs the tests (nohup ignores SIGHUP); afterwards they are what they were."""
+    python = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in python.items()}
     try:
         yield
-        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == all_before
+        assert {number: signal.getsignal(number) for number in python} == python
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 GPT2 = b'{"architectures": ["GPT2LMHeadModel"]}'

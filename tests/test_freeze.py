@@ -33,12 +33,6 @@ BATCH = next_tokens(TOKENS)
 BOTTOM = Freeze((0, 1))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 def trained(config, seed=0) -> Model:
     """A model with moments of its own after five steps, in NumPy."""
     rng = np.random.default_rng(seed)

@@ -77,7 +77,7 @@ def test_initial_values():
     """Kernels and tables N(0, .02); what writes into the residual stream N(0, .02 / sqrt(2 L)); every layer its own."""
     config = GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
     with jax.enable_x64(False):
-        params = tiny.quick_jit(lambda k: config.init(k))(jax.random.key(0))
+        params = jax.jit(lambda k: config.init(k))(jax.random.key(0))
     for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
         path = jax.tree_util.keystr(path, simple=True, separator="/")
         assert x.dtype == jnp.float32

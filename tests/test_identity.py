@@ -21,12 +21,6 @@ from train.run.checkpoint import Checkpoints
 pytestmark = pytest.mark.xdist_group("identity")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 def write(path: Path, offset: int = 0) -> str:
     Tokenizer(models.BPE(vocab={chr(i): (i + offset) % 256 for i in range(256)}, merges=[])).save(str(path))
     return str(path)

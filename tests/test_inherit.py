@@ -32,12 +32,6 @@ BATCH = next_tokens(TOKENS)
 METHOD = Inherit(runs.SMALL, "small-seed{seed}", Stage(0.5), temperature=3.0, fraction=0.5)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 # --- the plan ---
 
 

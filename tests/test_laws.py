@@ -221,7 +221,7 @@ def test_growths_of_different_axes_commute_to_the_bit(row):
 @rows()
 def test_numpy_and_jit_agree_to_the_bit(row):
     _, axes, small = model()
-    compiled = tiny.quick_jit(lambda p: grow(row.growth, p, axes))
+    compiled = jax.jit(lambda p: grow(row.growth, p, axes))
     chex.assert_trees_all_close(compiled(small), grow(row.growth, small, axes), rtol=0, atol=of_products(row.growth))
 
 

@@ -23,12 +23,6 @@ SMALL = replace(runs.MODEL, layers=1, embed=4, heads=1)
 AXES = SMALL.axes()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 @pytest.fixture(scope="module", params=[ligo.LiGO(), ligo.LiGO(shared=False, tied=False)], ids=["shared", "per layer"])
 def saved(request, tmp_path_factory):
     """``(file, coefficients)``."""

@@ -22,12 +22,6 @@ from train.run.workdir import load
 TOTALS = {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A V-cycle: its experiment, its folder and its result."""

@@ -243,7 +243,7 @@ def gradients(coefficients):
     def value(coefficients, params):
         return loss(Model(coefficients, None, LARGE, base=params, source=SMALL), batch)
 
-    return tiny.quick_jit(jax.grad(value, (0, 1)))(coefficients, params)
+    return jax.jit(jax.grad(value, (0, 1)))(coefficients, params)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -295,5 +295,5 @@ def test_targets_that_cannot_be_are_refused():
 def test_a_growth_is_a_pytree():
     """So it can be an argument of a compiled function, and saved."""
     made, params = growth(start(), tiny.axes(SMALL), OLD), tiny.params(SMALL)
-    compiled = tiny.quick_jit(lambda g, p: grow(g, p, tiny.axes(SMALL)))(made, params)
+    compiled = jax.jit(lambda g, p: grow(g, p, tiny.axes(SMALL)))(made, params)
     close(compiled, grown(start(), params))

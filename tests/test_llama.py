@@ -183,7 +183,7 @@ def test_padding_is_masked_on_either_side(name):
     mask[0, :4], mask[1, 6:] = False, False
     with torch.no_grad():
         expected = model(torch.tensor(tokens), attention_mask=torch.tensor(mask).long()).logits.numpy()
-    found = np.asarray(tiny.quick_jit(c.module.apply)({"params": params}, tokens, mask))
+    found = np.asarray(jax.jit(c.module.apply)({"params": params}, tokens, mask))
     np.testing.assert_allclose(found[mask], expected[mask], rtol=0, atol=1e-4)
     alone = np.asarray(tiny.forward(c)(params, tokens[:1, 4:]))
     np.testing.assert_allclose(found[0, 4:], alone[0], rtol=0, atol=1e-4)  # only relative positions matter
@@ -252,13 +252,13 @@ def test_tokens_that_go_around_layers_leave_the_others_their_positions():
     c = config()
     params, tokens = tiny.params(c), tiny.tokens(2, 7)
     places = np.array([[0, 2, 3, 6], [1, 2, 4, 5]], np.int32)
-    run = tiny.quick_jit(lambda p, t, places: c.module.apply({"params": p}, t, some=Some(places, 1, 2)))
+    run = jax.jit(lambda p, t, places: c.module.apply({"params": p}, t, some=Some(places, 1, 2)))
     found = run(params, tokens, places)
     whole = run(params, tokens, np.broadcast_to(np.arange(7, dtype=np.int32), (2, 7)))
     np.testing.assert_allclose(whole, tiny.forward(c)(params, tokens), rtol=0, atol=1e-12)
 
     block, turn = Block(c, jnp.float64, parent=None), rotations(c, 7)
-    apply = tiny.quick_jit(lambda w, x, turn: block.apply({"params": w}, x, turn))
+    apply = jax.jit(lambda w, x, turn: block.apply({"params": w}, x, turn))
     for row, at, logits in zip(tokens, places, found, strict=True):
         x = params["token_embedding"][row]
         for i in range(3):
@@ -425,7 +425,7 @@ def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
 def test_noise_that_tells_copies_apart_keeps_the_function():
     c, g = config(qkv_bias=True), KEPT["hypercloning"]
     large = grow(g, tiny.params(c), tiny.axes(c))
-    noisy = tiny.quick_jit(lambda p: break_symmetry(p, g, tiny.axes(c)))(large)
+    noisy = jax.jit(lambda p: break_symmetry(p, g, tiny.axes(c)))(large)
     before, after = (tiny.forward(c.resized(g))(p, tiny.tokens()) for p in (large, noisy))
     assert np.abs(after - before).max() / np.std(before) < EXACT
     assert tiny.distance(large, noisy) > VISIBLE
@@ -494,9 +494,7 @@ def test_a_plan_s_growth_knows_key_heads_and_norms():
 
 def maps(ligo, target, seed=0):
     c = config()
-    return jax.device_get(
-        tiny.quick_jit(lambda k: init(ligo, tiny.axes(c), c.sizes(), target, k))(jax.random.key(seed))
-    )
+    return jax.device_get(jax.jit(lambda k: init(ligo, tiny.axes(c), c.sizes(), target, k))(jax.random.key(seed)))
 
 
 def grown(coefficients, params):

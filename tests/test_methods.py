@@ -43,12 +43,6 @@ WIDTHS = {"embed": 8, "heads": 2, "mlp": 16}
 LIGO = Growing(SMALL, "other-seed{seed}", (GrowTo(by=Learned(LiGO("interleave"), 9, lr=3.0, warmup=2)),))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 # --- what methods build ---
 
 

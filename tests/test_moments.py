@@ -32,7 +32,7 @@ ADAMW = optax.chain(
 
 def jitted(tx):
     """Of an update of many small operations: compiling them one by one costs seconds."""
-    return optax.GradientTransformation(tx.init, tiny.quick_jit(tx.update))
+    return optax.GradientTransformation(tx.init, jax.jit(tx.update))
 
 
 OPTIMIZERS = {
@@ -153,11 +153,11 @@ def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
     config = tiny.config()
     axes, small = tiny.axes(config), tiny.params(config)
     large, tx = grow(growth, small, axes), optax.scale_by_adam(B1, B2)
-    step = tiny.quick_jit(tx.update)
-    state = tiny.quick_jit(tx.init)(small)
+    step = jax.jit(tx.update)
+    state = jax.jit(tx.init)(small)
     for seed in (0, 1):
         _, state = step(tiny.gradient(config)(small, tiny.tokens(seed=seed)), state)
-    across = tiny.quick_jit(lambda state: grow_optimizer(tx, state, growth, small, axes, "exact"))
+    across = jax.jit(lambda state: grow_optimizer(tx, state, growth, small, axes, "exact"))
     grown = across(state)
     _, after = step(tiny.gradient(config)(small, tiny.tokens(seed=2)), state)
     _, grown = step(tiny.gradient(config.resized(growth))(large, tiny.tokens(seed=2)), grown)
@@ -334,7 +334,7 @@ def test_units_from_the_next_layer_carry_its_moments():
 )
 def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
     small, axes, state = of_gpt2()
-    across = tiny.quick_jit(lambda state: grow_optimizer(CLOCKED, state, growth, small, axes, "asymmetric"))
+    across = jax.jit(lambda state: grow_optimizer(CLOCKED, state, growth, small, axes, "asymmetric"))
     adam, clock = across(state)
     assert (adam.count, clock.count) == (3, 3)
     chex.assert_trees_all_equal_shapes(adam.mu, tiny.params(tiny.config().resized(growth)))

@@ -235,7 +235,7 @@ def test_twins_stay_twins_without_interpolation_and_part_with_it(m):
     small = tiny.params(tiny.config(**{**SMALL, "layers": 4}))
     tx = optax.adamw(0.01)
 
-    @tiny.quick_jit
+    @jax.jit
     def step(p, state, gradient):
         updates, state = tx.update(gradient, state, p)
         return optax.apply_updates(p, updates), state
@@ -284,7 +284,7 @@ def test_one_step_on_twins_seen_from_the_coarse_level(move, expected):
         return jnp.square(h @ p["last"] - y).mean()
 
     growth = {name: decoalesce({"mlp": 2 * sizes[name]}, mlp="far")["mlp"] for name in "ab"}
-    step = tiny.quick_jit(lambda p: jax.tree.map(move, jax.grad(loss)(p)))
+    step = jax.jit(lambda p: jax.tree.map(move, jax.grad(loss)(p)))
     small_step, large_step = step(small), step(grow(growth, small, axes))
     coarse = grow(swap(growth), large_step, axes)
     for name, ratio in expected.items():

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runs
 import tiny
 from checkpoints import CONFIG, change, saved
 
@@ -32,8 +31,6 @@ def quick(monkeypatch):
     """Waiting for the disk and compiling are what these tests would cost; and what a model computes is no matter."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(jaxgrow.report, "preservation", lambda a, b, inputs: "the same")
-    with runs.quick():
-        yield
 
 
 @pytest.fixture(scope="module")

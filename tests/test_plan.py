@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-import runs
 
 from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import GPT2Config
@@ -22,12 +21,6 @@ from train.state.optim import Optim, transformation
 BASE = Optim(peak_lr=0.5, warmup=7)
 DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)
 THREE = VCycle(down=(Stage(0.1), Stage(0.2, lr=3.0)), up=(Stage(0.3, lr=4.0), Stage(0.4, warmup=2), Stage(0.5)))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
 
 
 def spelled(method, steps=100):

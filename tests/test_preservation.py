@@ -189,7 +189,7 @@ def grown(name: str, tied: bool = True):
     """``(config, grown parameters, noise)``; the last makes noisy ones of them, from a seed and decibels."""
     config, growth = tiny.config(tied=tied), COPIES[name]
     axes = tiny.axes(config)
-    noise = tiny.quick_jit(lambda p, seed, snr: break_symmetry(p, growth, axes, seed, snr))
+    noise = jax.jit(lambda p, seed, snr: break_symmetry(p, growth, axes, seed, snr))
     large = grow(growth, tiny.params(config), axes)
     return config.resized(growth), large, lambda *args: jax.device_get(noise(large, *args))
 
@@ -280,9 +280,9 @@ def test_twins_stay_twins_under_adam_unless_their_moments_differ():
     tx = optax.chain(optax.scale_by_adam(), rebias(0.9, 0.999), optax.scale(-0.1))
     adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
     state = adam, RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(0), small)), optax.ScaleState()
-    gradient, update = tiny.gradient(config)(large, tiny.tokens()), tiny.quick_jit(tx.update)
+    gradient, update = tiny.gradient(config)(large, tiny.tokens()), jax.jit(tx.update)
     for policy, stay in (("exact", True), ("asymmetric", False)):
-        across = tiny.quick_jit(lambda s, to=policy: grow_optimizer(tx, s, COPIES["hypercloning 2"], small, axes, to))
+        across = jax.jit(lambda s, to=policy: grow_optimizer(tx, s, COPIES["hypercloning 2"], small, axes, to))
         updates, _ = update(gradient, across(state))
         trained = jax.tree.map(np.add, large, jax.device_get(updates))
         furthest = max(apart(trained, "mlp").values())

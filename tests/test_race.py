@@ -17,12 +17,6 @@ from train.results.runs import Run
 SMALL = replace(runs.MODEL, layers=1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """With a finished run of the small model in ``small``, and the large model's config in ``large.py``."""

@@ -5,6 +5,7 @@ Tolerance 1e-12: logarithms of small integers in float64.
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_kl_does_not_see_a_constant_and_the_logits_do():
 
 
 def gpt2_model(config, params):
-    model = tiny.quick_jit(partial(config.module.apply, rms=True))
+    model = jax.jit(partial(config.module.apply, rms=True))
     return lambda tokens: model({"params": params}, tokens)
 
 

@@ -28,12 +28,6 @@ pytestmark = pytest.mark.xdist_group("resume")
 METHOD = replace(runs.VCYCLE, moments_up="exact")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An experiment, and the folder of its run that was never stopped."""

@@ -30,12 +30,6 @@ TX = transformation(Optim())
 REWARM = Stage(0.5, warmup=0, rewarm=Rewarm(peak=2.0, steps=2))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 # --- the rate ---
 
 

@@ -27,12 +27,6 @@ BATCH = next_tokens(TOKENS)
 WAYS = [("pmap", 1), ("pmap", 4), ("mesh", 1), ("mesh", 4)]  # and micro-batches
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 def reference(tx, steps: int):
     """Plain full-batch training on one device, written without anything of `train.loop.step` but the loss."""
     first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))

@@ -11,12 +11,6 @@ from train.errors import exits_cleanly
 from train.loop import programs
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 def swept(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
     exits_cleanly(sweep.main)

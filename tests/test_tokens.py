@@ -38,12 +38,6 @@ PLACES = np.array([[0, 2, 3, 6], [1, 2, 4, 5], [0, 1, 2, 3]], np.int32)
 DROP = TokenDrop(0.5)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with runs.quick():
-        yield
-
-
 # --- which tokens stay ---
 
 
@@ -103,7 +97,7 @@ def test_with_every_token_kept_it_is_the_dense_model(forward):
 def test_tokens_go_around_the_middle_and_join_again(forward):
     """An oracle in plain loops: a sequence without the others, layer by layer."""
     block = Block(CONFIG, jnp.float32, parent=None)
-    apply = tiny.quick_jit(lambda w, x: block.apply({"params": w}, x))
+    apply = jax.jit(lambda w, x: block.apply({"params": w}, x))
     for tokens, places, found in zip(TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True):
         x = PARAMS["token_embedding"][tokens] + PARAMS["position_embedding"]
         for i in range(4):

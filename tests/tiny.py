@@ -14,8 +14,11 @@ from jaxgrow.models import Config, GPT2Config
 
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
 BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
-# Compiling is what these tests cost: XLA need not optimize what runs once.
-quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# As a real run is compiled, which `conftest.py` turns off for the tests.
+_REAL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+if jax.__version_info__ < (0, 11):
+    _REAL["xla_cpu_use_fusion_emitters"] = True
+optimized_jit = partial(jax.jit, compiler_options=_REAL)
 
 
 def config(tied: bool = True, dtype: str = "float64", **widths: int) -> GPT2Config:
@@ -55,7 +58,7 @@ def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> np.ndarray:
 @cache
 def forward(config: GPT2Config):
     """``(params, tokens) -> logits``."""
-    return quick_jit(lambda p, t: config.module.apply({"params": p}, t))
+    return jax.jit(lambda p, t: config.module.apply({"params": p}, t))
 
 
 @cache
@@ -66,7 +69,7 @@ def gradient(config: GPT2Config):
         log_p = jax.nn.log_softmax(config.module.apply({"params": p}, t[:, :-1]))
         return -jnp.take_along_axis(log_p, t[:, 1:, None], -1).mean()
 
-    return quick_jit(jax.grad(loss))
+    return jax.jit(jax.grad(loss))
 
 
 def saved(config: Config, inputs: np.ndarray) -> list[tuple[int, ...]]:

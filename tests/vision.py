@@ -25,7 +25,7 @@ def images(config, seed: int = 0) -> np.ndarray:
 @cache
 def forward(config: Config):
     """``(params, images) -> logits``."""
-    return tiny.quick_jit(lambda p, x: config.module.apply({"params": p}, x))
+    return jax.jit(lambda p, x: config.module.apply({"params": p}, x))
 
 
 @cache
@@ -35,7 +35,7 @@ def gradient(config: Config):
     def loss(p, x):
         return -jax.nn.log_softmax(config.module.apply({"params": p}, x))[:, 0].mean()
 
-    return tiny.quick_jit(jax.grad(loss))
+    return jax.jit(jax.grad(loss))
 
 
 def change(growth: Growth, small: Config) -> float:
@@ -56,7 +56,7 @@ def assert_dropping_is_exact(small: Config) -> None:
         logits = small.module.apply({"params": p}, x, kept=kept)
         return jnp.square(logits).mean(), logits
 
-    gradient = tiny.quick_jit(jax.grad(loss, has_aux=True))
+    gradient = jax.jit(jax.grad(loss, has_aux=True))
     np.testing.assert_array_equal(gradient(params, np.ones(2, bool))[1], gradient(params, None)[1])
     grads, logits = gradient(params, np.array([True, False]))
     first = {**params, "blocks": jax.tree.map(lambda w: w[:1], params["blocks"])}
