@@ -8,8 +8,8 @@ import pytest
 import tiny
 
 from jaxgrow import compose, grow, operators, preserves_function
+from jaxgrow._grow import check
 from jaxgrow.axes import axis
-from jaxgrow.grow import check
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.source import born
 from jaxgrow.maps import Rows

@@ -9,11 +9,10 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxgrow import ligo
+from jaxgrow import grow, ligo
 from jaxgrow.axes import sizes
 from jaxgrow.drop import Kept, TokenDrop, sample_tokens
 from jaxgrow.freeze import Freeze, hold
-from jaxgrow.grow import grow
 from jaxgrow.models import Config
 from jaxgrow.models.layers import Some
 from jaxgrow.moments import clock
