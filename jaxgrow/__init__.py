@@ -8,6 +8,7 @@ from jaxgrow import (
     interop,
     ligo,
     maps,
+    matrices,
     merge,
     models,
     moments,
@@ -19,7 +20,8 @@ from jaxgrow import (
 from jaxgrow._grow import grow
 from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
-from jaxgrow.maps import AxisMap, Rows, compose, dual, preserves_function, swap
+from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
+from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.moments import grow_optimizer
 
@@ -40,6 +42,7 @@ __all__ = [
     "interpolate",
     "ligo",
     "maps",
+    "matrices",
     "merge",
     "models",
     "moments",

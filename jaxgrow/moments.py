@@ -16,7 +16,8 @@ import optax
 from jaxgrow import maps
 from jaxgrow._grow import grow, grow_leaf
 from jaxgrow.axes import Tree, is_names, path
-from jaxgrow.maps import AxisMap, Growth, Rows, dual
+from jaxgrow.maps import AxisMap, Growth, dual
+from jaxgrow.matrices import Rows
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
 

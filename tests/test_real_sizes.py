@@ -12,7 +12,7 @@ from jaxgrow._grow import check
 from jaxgrow.axes import axis
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.source import born
-from jaxgrow.maps import Rows
+from jaxgrow.matrices import Rows
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
 
 # layers, embed, heads, key heads, head_dim, mlp
