@@ -1,25 +1,58 @@
 """Grow, coalesce and interpolate Transformers: pure functions over parameter pytrees whose axes have names."""
 
+from jaxgrow import (
+    axes,
+    drop,
+    flops,
+    freeze,
+    interop,
+    ligo,
+    maps,
+    matrices,
+    merge,
+    models,
+    moments,
+    operators,
+    report,
+    symmetry,
+    testing,
+)
+from jaxgrow._grow import grow
+from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
-from jaxgrow.grow import grow
-from jaxgrow.maps import AxisMap, Rows, compose, dual, preserves_function, swap
+from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
+from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.moments import grow_optimizer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AxisMap",
     "Rows",
+    "__version__",
+    "axes",
     "compose",
     "correct",
+    "drop",
     "dual",
+    "flops",
+    "freeze",
     "grow",
     "grow_optimizer",
+    "interop",
     "interpolate",
+    "ligo",
+    "maps",
+    "matrices",
+    "merge",
+    "models",
+    "moments",
     "named",
+    "operators",
     "preserves_function",
+    "report",
     "sizes",
     "split",
     "swap",
+    "symmetry",
+    "testing",
 ]

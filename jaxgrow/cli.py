@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow import keeps, operators
-from jaxgrow.arguments import AXES, parser
+from jaxgrow import operators
+from jaxgrow._arguments import AXES, parser
+from jaxgrow._keeps import keeps, rounding
 from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
@@ -230,7 +231,7 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
     """Writes what the growth makes of the root, and says what that keeps."""
     paper = arguments.get("tied") == "paper"
     grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
-    kept = keeps.keeps(growth, root.config, arguments.get("method", "")) and not paper
+    kept = keeps(growth, root.config, arguments.get("method", "")) and not paper
     if (noise := arguments.get("noise")) is not None:
         if isinstance(growth, Rules) or not kept:
             raise CheckpointError(
@@ -238,7 +239,7 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
             )
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
-    notes = keeps.rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
+    notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
     _write(a, made, arguments, root, keeps=kept, notes=notes)
 
 

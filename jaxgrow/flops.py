@@ -7,9 +7,9 @@ A multiply-add counts two. Norms, softmax and the optimizer are left out: below 
 import numpy as np
 
 from jaxgrow import maps
+from jaxgrow._grow import products
 from jaxgrow.axes import Tree, leaves
 from jaxgrow.drop import TokenDrop
-from jaxgrow.grow import products
 from jaxgrow.models.config import Config
 
 

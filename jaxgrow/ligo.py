@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes import LAYERS, VALUE, Names, Tree, axis, is_names, marked, path, reads, role
-from jaxgrow.maps import AxisMap, Rows, Rule, Rules
+from jaxgrow.maps import AxisMap, Rule, Rules
+from jaxgrow.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, sources, width
 
 _HEADS, _KV_HEADS = f"{HEADS} head_dim", f"{KV_HEADS} head_dim"

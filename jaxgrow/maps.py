@@ -10,36 +10,11 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-import jax
-import jax.core
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from jaxgrow.axes import LAYERS, Names, axis, reads, role
-
-
-@struct.dataclass
-class Rows:
-    """A sparse matrix ``[new, old]``: ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``.
-
-    Copies, means and sums are this, with one or a few terms a row. Applied by gathering, never by a matrix product, so a
-    copy is exact to the bit on every device and runs at the speed of memory.
-    """
-
-    index: np.ndarray  # int [new, terms]
-    weight: np.ndarray  # float [new, terms]
-    old: int = struct.field(pytree_node=False)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.index.shape[0], self.old)
-
-    def rows(self, start: int, stop: int) -> "Rows":
-        return Rows(self.index[start:stop], self.weight[start:stop], self.old)
-
-
-Matrix: TypeAlias = Rows | np.ndarray | jax.Array
+from jaxgrow.matrices import Matrix, Rows, is_identity, kron, matmul, sparse, transpose
 
 
 @struct.dataclass
@@ -62,6 +37,15 @@ class AxisMap:
     @property
     def old(self) -> int:
         return self.write.shape[1]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """``(new, old)``: the sizes of the axes that it acts on, mostly one."""
+        return self.joint or ((self.new,), (self.old,))
+
+    def of(self, name: str) -> Matrix:
+        """The matrix for an axis of a leaf that is named so."""
+        return self.read if reads(name) else self.write
 
 
 # A key is an axis; or adjacent ones, ``"heads head_dim"``, for the leaves that have them all: those take it first, in the role
@@ -132,7 +116,7 @@ def new_sizes(growth: Growth) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for key, m in _items(growth):
-        for name, size in zip(key.split(), m.joint[0] if m.joint else (m.new,), strict=True):
+        for name, size in zip(key.split(), m.shapes[0], strict=True):
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"axis {name!r}: one rule gives it size {sizes[name]}, another {size}")
     return sizes
@@ -188,7 +172,7 @@ def identity(size: int) -> AxisMap:
 
 def blocks(m: AxisMap, size: int) -> AxisMap:
     """The map that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``. Needs `Rows`."""
-    return AxisMap(_blocks(m.write, size), _blocks(m.read, size))
+    return AxisMap(kron(m.write, size), kron(m.read, size))
 
 
 def swap(growth: Growth) -> Any:
@@ -252,151 +236,16 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
     if isinstance(growth, Rules) or any(m.joint for m in growth.values()):
         raise TypeError("this judges one map an axis; measure what rules keep with jaxgrow.report.preservation")
     for name, m in growth.items():
-        write, read = _sparse(m.write), _sparse(m.read)
+        write, read = sparse(m.write), sparse(m.read)
         ones = write.weight == 1
         copied = ones.sum(1) == 1
         only_copies = ((write.weight == 0) | ones).all() and (
             copied | ~(read.weight.any(1) | write.weight.any(1))
         ).all()
-        if not only_copies or not _is_identity(matmul(transpose(m.read), m.write)):
+        if not only_copies or not is_identity(matmul(transpose(m.read), m.write)):
             return False
         if name in normed and not (copied.all() and len(set(np.bincount(write.index[ones]).tolist())) == 1):
             return False
-        if name == LAYERS and not (m.new == m.old and _is_identity(m.write)):
+        if name == LAYERS and not (m.new == m.old and is_identity(m.write)):
             return False
     return True
-
-
-def _sparse(m: Matrix) -> Rows:
-    """The same matrix, no entry of it in two terms."""
-    if isinstance(m, Rows):
-        return _from_entries(m)
-    return Rows(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
-
-
-def _is_identity(m: Matrix) -> bool:
-    m = _sparse(m)
-    own = m.index == np.arange(len(m.index))[:, None]
-    wrong = np.append((m.weight * own).sum(1) - 1, m.weight[~own])
-    return m.shape[0] == m.old and np.allclose(wrong, 0, rtol=0, atol=1e-6)
-
-
-# --- matrices, sparse or dense ---
-
-
-def apply(m: Matrix, x: Any, dim: int, out: np.ndarray | None = None) -> Any:
-    """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array.
-
-    Plain copies keep their dtype; sums and products are float32 or better. The result may be a view of ``x``, or ``out``, an
-    array that it may be written to.
-    """
-    xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    if not isinstance(m, Rows):
-        m, x = xp.asarray(m, dtype), x.astype(dtype)
-        precision = {} if xp is np else {"precision": "highest"}  # accelerators round matrix products by default
-        return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
-    first = m.weight.flat[0] if isinstance(m.weight, np.ndarray) and (m.weight == m.weight.flat[0]).all() else None
-    if first == 1 and m.index.shape[1] == 1:
-        return _take(x, m.index[:, 0], dim, out)
-    terms = [_take(x, m.index[:, k], dim).astype(dtype, copy=False) for k in range(m.index.shape[1])]
-    if first is not None:
-        scale = xp.asarray(first, dtype)
-        if xp is jnp:
-            return sum(terms[1:], terms[0]) * scale
-        total = np.empty(terms[0].shape, dtype) if out is None or out.dtype != dtype else out
-        if len(terms) == 1:
-            return np.multiply(terms[0], scale, out=total)
-        np.add(terms[0], terms[1], out=total)
-        for term in terms[2:]:
-            total += term
-        return np.multiply(total, scale, out=total)
-    others = tuple(d for d in range(x.ndim) if d != dim)
-    terms = [term * xp.expand_dims(xp.asarray(m.weight[:, k], dtype), others) for k, term in enumerate(terms)]
-    return sum(terms[1:], terms[0])
-
-
-def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
-    if not isinstance(index, np.ndarray):
-        return jnp.take(x, index, dim, mode="clip")
-    # Neighbours mostly stay neighbours: whole blocks of them are moved.
-    cuts = np.flatnonzero(np.diff(index) != 1) + 1
-    if len(cuts) == 0:
-        return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
-    step = index[1] - index[0]
-    if isinstance(x, np.ndarray) and step > 0 and (np.diff(index) == step).all():  # every other one, say: a view
-        return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1, step),)]
-    size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
-    before, after = x.shape[:dim], x.shape[dim + 1 :]
-    x, index = x.reshape(*before, -1, size, *after), index[::size] // size
-    if isinstance(x, np.ndarray):
-        if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
-            np.take(x, index, dim, out.reshape(*before, -1, size, *after), "clip")  # "raise" would make a copy first
-            return out
-        x = np.take(x, index, dim)
-    elif isinstance(x, jax.core.Tracer):
-        x = _slices(x, index, dim)
-    else:
-        x = jnp.take(x, jnp.asarray(index), dim, mode="clip")
-    return x.reshape(*before, -1, *after)
-
-
-def _slices(x: jax.Array, index: np.ndarray, dim: int) -> jax.Array:
-    """An index known while tracing, as slices and broadcasts: they compile to plain copies and fuse, a gather does not."""
-    times = int((index == index[0]).sum())
-    if times > 1 and np.array_equal(index, np.repeat(index[::times], times)):
-        return jnp.repeat(_slices(x, index[::times], dim), times, dim)
-    step = np.diff(index)
-    if len(index) > 1 and step[0] > 0 and (step == step[0]).all():
-        return jax.lax.slice_in_dim(x, index[0], index[-1] + 1, step[0], axis=dim)
-    runs = np.split(index, np.flatnonzero(step != 1) + 1)
-    if len(runs) <= 64:
-        return jnp.concatenate([jax.lax.slice_in_dim(x, r[0], r[-1] + 1, axis=dim) for r in runs], dim)
-    return jnp.take(x, jnp.asarray(index), dim, mode="clip")
-
-
-def dense(m: Matrix) -> np.ndarray:
-    if not isinstance(m, Rows):
-        return np.asarray(m)
-    out = np.zeros(m.shape)
-    np.add.at(out, (np.arange(m.shape[0])[:, None], m.index), m.weight)
-    return out
-
-
-def transpose(m: Matrix) -> Matrix:
-    return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
-
-
-def matmul(a: Matrix, b: Matrix) -> Matrix:
-    if not (isinstance(a, Rows) and isinstance(b, Rows)):
-        a, b = (dense(m) if isinstance(m, Rows) else m for m in (a, b))
-        return a @ b
-    index = b.index[a.index].reshape(a.shape[0], -1)
-    weight = (a.weight[..., None] * b.weight[a.index]).reshape(a.shape[0], -1)
-    return _from_entries(Rows(index, weight, b.old))
-
-
-def _from_entries(m: Rows, transposed: bool = False) -> Rows:
-    """The same matrix, or its transpose, with as few terms a row as it needs; short rows end in terms of weight 0."""
-    i, j = np.repeat(np.arange(m.shape[0]), m.index.shape[1]), m.index.reshape(-1)
-    new, old = m.shape
-    if transposed:
-        i, j, new, old = j, i, old, new
-    flat, where = np.unique(i.astype(np.int64) * old + j, return_inverse=True)
-    weight = np.zeros(len(flat))
-    np.add.at(weight, where.reshape(-1), m.weight.reshape(-1))
-    flat, weight = flat[weight != 0], weight[weight != 0]
-    i, j = np.divmod(flat, old)
-    count = np.bincount(i, minlength=new)
-    k = np.arange(len(i)) - (np.cumsum(count) - count)[i]
-    shape = (new, max(1, int(count.max(initial=0))))
-    out = Rows(np.zeros(shape, np.int32), np.zeros(shape), old)
-    out.index[i, k], out.weight[i, k] = j, weight
-    return out
-
-
-def _blocks(m: Matrix, size: int) -> Rows:
-    if not isinstance(m, Rows):
-        raise TypeError("blocks() takes a map made of Rows: a dense map over blocks of units is np.kron(map, identity)")
-    index = (m.index[:, None, :] * size + np.arange(size)[None, :, None]).reshape(-1, m.index.shape[1])
-    return Rows(index.astype(np.int32), np.repeat(m.weight, size, 0), m.old * size)

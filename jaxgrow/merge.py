@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxgrow._grow import grow
 from jaxgrow.axes import Tree, path
-from jaxgrow.grow import grow
 from jaxgrow.maps import Growth, swap
 
 

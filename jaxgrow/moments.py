@@ -14,9 +14,10 @@ import numpy as np
 import optax
 
 from jaxgrow import maps
+from jaxgrow._grow import grow, grow_leaf
 from jaxgrow.axes import Tree, is_names, path
-from jaxgrow.grow import grow, grow_leaf
-from jaxgrow.maps import AxisMap, Growth, Rows, dual
+from jaxgrow.maps import AxisMap, Growth, dual
+from jaxgrow.matrices import Rows
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxgrow import maps
+from jaxgrow._grow import grow_leaf
 from jaxgrow.axes import Tree, axis, is_names, path, reads
-from jaxgrow.grow import grow_leaf
 
 
 def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, snr: float = 10.0) -> Tree:

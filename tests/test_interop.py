@@ -21,7 +21,8 @@ from checkpoints import CONFIG, change, contents, saved, tensors
 
 from jaxgrow import grow, interop, operators
 from jaxgrow.interop import CheckpointError, Grown, Interpolated, Loaded
-from jaxgrow.maps import AxisMap, Rows
+from jaxgrow.maps import AxisMap
+from jaxgrow.matrices import Rows
 from jaxgrow.merge import interpolate
 
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}

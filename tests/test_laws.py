@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from jaxgrow import compose, dual, grow, preserves_function, swap
 from jaxgrow import testing as assertions
-from jaxgrow.maps import AxisMap, Growth, Rows, Rules, dense, new_sizes, select, tile
+from jaxgrow.maps import AxisMap, Growth, Rules, new_sizes, select, tile
+from jaxgrow.matrices import Rows, dense
 from jaxgrow.operators import (
     aki,
     decoalesce,

@@ -21,7 +21,8 @@ from jaxgrow.axes import leaves
 from jaxgrow.drop import Kept, TokenDrop
 from jaxgrow.interop import FAMILIES
 from jaxgrow.ligo import LiGO, growth, init
-from jaxgrow.maps import dense, select
+from jaxgrow.maps import select
+from jaxgrow.matrices import dense
 from jaxgrow.models import LlamaConfig, from_json
 from jaxgrow.models.layers import Some
 from jaxgrow.models.llama import Block, rotations

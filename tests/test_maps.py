@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgrow import AxisMap, Rows, compose, dual, grow, preserves_function, swap
-from jaxgrow.maps import Rule, Rules, apply, blocks, dense, identity, matmul, new_sizes, repeat, select, tile, transpose
+from jaxgrow.maps import Rule, Rules, blocks, identity, new_sizes, repeat, select, tile
+from jaxgrow.matrices import apply, dense, matmul, transpose
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -16,7 +16,8 @@ import tiny
 
 from jaxgrow import dual, grow, grow_optimizer, swap
 from jaxgrow.axes import axis
-from jaxgrow.maps import AxisMap, Rows, select, tile
+from jaxgrow.maps import AxisMap, select, tile
+from jaxgrow.matrices import Rows
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
 

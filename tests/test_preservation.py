@@ -17,7 +17,8 @@ import tiny
 from jaxgrow import axes as naming
 from jaxgrow import grow, grow_optimizer
 from jaxgrow.axes import reads, turned
-from jaxgrow.maps import AxisMap, Rule, Rules, blocks, dense, select
+from jaxgrow.maps import AxisMap, Rule, Rules, blocks, select
+from jaxgrow.matrices import dense
 from jaxgrow.moments import RebiasState, rebias
 from jaxgrow.operators import (
     aki,

@@ -8,11 +8,11 @@ import pytest
 import tiny
 
 from jaxgrow import compose, grow, operators, preserves_function
+from jaxgrow._grow import check
 from jaxgrow.axes import axis
-from jaxgrow.grow import check
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.source import born
-from jaxgrow.maps import Rows
+from jaxgrow.matrices import Rows
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
 
 # layers, embed, heads, key heads, head_dim, mlp

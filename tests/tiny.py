@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.grow import grow
+from jaxgrow import grow
 from jaxgrow.maps import Growth, new_sizes
 from jaxgrow.models import Config, GPT2Config
 

@@ -1,11 +1,11 @@
 """Checkpoints of Hugging Face and Orbax: read, transformed and written, tensor by tensor, without PyTorch."""
 
+from jaxgrow.interop._transform import load, open_checkpoint, save, transform, write
 from jaxgrow.interop.changed import Cast, Noisy
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.interop.files import CheckpointError
 from jaxgrow.interop.source import Grown, Interpolated, Loaded, Source
-from jaxgrow.interop.transform import load, open_checkpoint, save, transform, write
 
 __all__ = [
     "FAMILIES",

@@ -15,10 +15,11 @@ import numpy as np
 
 from jaxgrow import axes as naming
 from jaxgrow import merge
+from jaxgrow._grow import check, grow_leaf
 from jaxgrow.axes import LAYERS, Names, Tree, axis
-from jaxgrow.grow import check, grow_leaf
 from jaxgrow.interop.files import CheckpointError, listed
-from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, new_sizes, terms
+from jaxgrow.maps import AxisMap, Growth, Maps, new_sizes, terms
+from jaxgrow.matrices import Matrix, Rows
 from jaxgrow.models import Config
 
 

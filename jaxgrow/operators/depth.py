@@ -9,7 +9,8 @@ import warnings
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Growth, Rows, Rule, Rules, dense, select
+from jaxgrow.maps import AxisMap, Growth, Rule, Rules, select
+from jaxgrow.matrices import Rows, dense
 from jaxgrow.operators.targets import Sizes, grown, multiples
 
 

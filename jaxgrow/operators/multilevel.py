@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Rows, blocks, select, swap
+from jaxgrow.maps import AxisMap, blocks, select, swap
+from jaxgrow.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes
 
 # A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many.

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Growth, Maps, Matrix, Rows, Rule, Rules, dense, select
+from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, select
+from jaxgrow.matrices import Matrix, Rows, dense
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, multiples, sources, width
 
 

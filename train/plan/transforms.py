@@ -8,8 +8,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from jaxgrow import operators
-from jaxgrow.grow import grow
+from jaxgrow import grow, operators
 from jaxgrow.maps import Growth, Rules
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import Config

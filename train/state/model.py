@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxgrow import ligo
+from jaxgrow import grow, ligo
 from jaxgrow.axes import Tree, sizes
 from jaxgrow.drop import Kept
-from jaxgrow.grow import grow
 from jaxgrow.models import Config
 from train.data.batches import Batch
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from jaxgrow import __version__
+from jaxgrow._version import __version__
 from jaxgrow.axes import Tree
 from jaxgrow.interop import huggingface
 from jaxgrow.interop.files import RECORD, CheckpointError, extras, inside, read_json, write_json

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes import Names, axis, reads
+from jaxgrow.axes import Names, axis
 from jaxgrow.interop.source import Leaf
-from jaxgrow.maps import Growth, Matrix, Rows, Rules, preserves_function, terms
+from jaxgrow.maps import Growth, Rules, preserves_function, terms
+from jaxgrow.matrices import Matrix, Rows
 from jaxgrow.models import Config
 
 _WIDTH = "embed, heads, kv-heads, mlp"
@@ -63,13 +64,7 @@ def _names(dtypes: Iterable[np.dtype]) -> str:
 def _in_powers(growth: Growth, path: str, names: Names) -> bool:
     """Whether all that a leaf is multiplied by is a power of two, and nothing is added."""
     found = terms(growth, path, names)
-    return all(
-        _exact(m.read if reads(n) else m.write)
-        for term in found
-        for key, m in term.items()
-        for n in names
-        if axis(n) in key.split()
-    )
+    return all(_exact(m.of(n)) for term in found for key, m in term.items() for n in names if axis(n) in key.split())
 
 
 def _exact(m: Matrix) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from jaxgrow import maps
-from jaxgrow.axes import Names, Tree, axis, is_names, leaves, path, reads, sizes
+from jaxgrow import maps, matrices
+from jaxgrow.axes import Names, Tree, axis, is_names, leaves, path, sizes
+from jaxgrow.matrices import Matrix
 
-_PART = 2 << 20  # bytes of a result that are worked on at a time: small enough for a cache, large enough for Python
+Part: TypeAlias = tuple[
+    maps.AxisMap | None, int, int
+]  # what acts on the axes from .. to of a leaf, the second one excluded
 
 
 def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
@@ -89,8 +92,8 @@ def _sum(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
     return total.astype(x.dtype)
 
 
-def _parts(term: maps.Maps, names: Names) -> list[tuple[maps.AxisMap | None, int, int]]:
-    """``[(map, begin, end), ..]``: what acts on the axes ``begin .. end - 1`` of a leaf, one axis or a key's adjacent ones."""
+def _parts(term: maps.Maps, names: Names) -> list[Part]:
+    """What acts on each axis of a leaf, or on a key's adjacent ones."""
     out, i, plain = [], 0, [axis(n) for n in names]
     joint = [(key, key.split()) for key in term if " " in key]
     while i < len(names):
@@ -100,84 +103,25 @@ def _parts(term: maps.Maps, names: Names) -> list[tuple[maps.AxisMap | None, int
     return out
 
 
-def _grow_one(parts: Sequence[tuple[maps.AxisMap | None, int, int]], names: Names, x: Any) -> Any:
+def _grow_one(parts: Sequence[Part], names: Names, x: Any) -> Any:
     """One term: axes that go together are one axis meanwhile."""
-    matrices, shape = [], []
-    for m, begin, end in parts:
-        matrices.append(m and (m.read if reads(names[begin]) else m.write))
-        shape += x.shape[begin:end] if m is None else m.joint[0] if m.joint else (m.new,)
-    x = x.reshape([math.prod(x.shape[begin:end]) for _, begin, end in parts])
-    if isinstance(x, np.ndarray) and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(matrices)):
-        out = np.empty([size if m is None else m.shape[0] for m, size in zip(matrices, x.shape, strict=True)], x.dtype)
-        _fill(out, matrices, x)
-    else:
-        out = _contract(matrices, jnp.asarray(x)).astype(x.dtype)
-    return out.reshape(shape)
+    shape = [n for m, begin, end in parts for n in (x.shape[begin:end] if m is None else m.shapes[0])]
+    x = x.reshape(_joined(parts, x.shape))
+    return matrices.contract(_matrices(parts, names), x).reshape(shape)
 
 
-def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[str]:
-    """What is wrong with the new size of each dimension, if the leaf is to lie on its mesh as before."""
-    sharding = _on_mesh(x)
-    if sharding is None:
-        return []
-    wrong = []
-    for dim, over in enumerate(sharding.spec):
-        mesh_axes = (over,) if isinstance(over, str) else over if isinstance(over, tuple) else ()
-        devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
-        if new[dim] != x.shape[dim] and new[dim] % devices:
-            wrong.append(
-                f"{leaf}: axis {axis(names[dim])!r} becomes {new[dim]}, which does not divide among the {devices} devices of "
-                f"its mesh axes {', '.join(mesh_axes)}; jax.device_put the leaf without them first"
-            )
-    return wrong
+def _joined(parts: Sequence[Part], shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[begin:end]) for _, begin, end in parts]
+
+
+def _matrices(parts: Sequence[Part], names: Names) -> list[Matrix | None]:
+    return [None if m is None else m.of(names[begin]) for m, begin, _ in parts]
 
 
 def products(term: maps.Maps, names: Names, shape: Sequence[int]) -> list[float]:
     """2 x multiply-adds of each matrix product that a term does for a leaf, in order."""
     parts = _parts(term, names)
-    now = [math.prod(shape[begin:end]) for _, begin, end in parts]
-    matrices = [m and (m.read if reads(names[begin]) else m.write) for m, begin, _ in parts]
-    out = []
-    for dim, m in _in_order(matrices):
-        now[dim] = m.shape[0]
-        if not isinstance(m, maps.Rows):
-            out.append(2.0 * math.prod(now) * m.shape[1])
-    return out
-
-
-def _in_order(matrices: Sequence[maps.Matrix | None]) -> list[tuple[int, maps.Matrix]]:
-    """``[(dim, matrix), ..]``: shrink first, there is less to move then."""
-    steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
-    return sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1])
-
-
-def _contract(matrices: Sequence[maps.Matrix | None], x: Any, out: np.ndarray | None = None) -> Any:
-    """The result, which may be ``out``, an array that it may be written to."""
-    steps = _in_order(matrices)
-    for i, (dim, m) in enumerate(steps):
-        x = maps.apply(m, x, dim, out if i == len(steps) - 1 else None)
-    return x
-
-
-def _fill(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray) -> None:
-    """``out = x`` contracted, in parts that fit a cache: then only source and result travel through memory."""
-    first, *rest = matrices
-    rows = _PART // max(1, out[:1].nbytes)
-    if rows >= len(out) or not (first is None or isinstance(first, maps.Rows)):
-        return _put(out, matrices, x)
-    for i in range(0, len(out), max(1, rows)):
-        j = i + max(1, rows)
-        part = x[i:j] if first is None else maps.apply(first.rows(i, j), x, 0)
-        if rows <= 1 and out.ndim > 1:
-            _fill(out[i], rest, part[0])
-        else:
-            _put(out[i:j], [None, *rest], part)
-
-
-def _put(out: np.ndarray, matrices: Sequence[maps.Matrix | None], x: np.ndarray) -> None:
-    result = _contract(matrices, x, out)
-    if result is not out:
-        out[...] = result
+    return matrices.products(_matrices(parts, names), _joined(parts, shape))
 
 
 def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
@@ -202,8 +146,7 @@ def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
             for m, begin, end in _parts(term, names):
                 if m is None:
                     continue
-                olds, news = (m.joint[1], m.joint[0]) if m.joint else ((m.old,), (m.new,))
-                for dim, old, new in zip(range(begin, end), olds, news, strict=True):
+                for dim, new, old in zip(range(begin, end), *m.shapes, strict=True):
                     name, size = axis(names[dim]), np.shape(x)[dim]
                     sizes_[dim] = new
                     if old != size:
@@ -222,3 +165,20 @@ def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
         raise ValueError(
             "the growth does not fit the parameters; build it from their sizes():\n  " + "\n  ".join(wrong)
         )
+
+
+def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[str]:
+    """What is wrong with the new size of each dimension, if the leaf is to lie on its mesh as before."""
+    sharding = _on_mesh(x)
+    if sharding is None:
+        return []
+    wrong = []
+    for dim, over in enumerate(sharding.spec):
+        mesh_axes = (over,) if isinstance(over, str) else over if isinstance(over, tuple) else ()
+        devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
+        if new[dim] != x.shape[dim] and new[dim] % devices:
+            wrong.append(
+                f"{leaf}: axis {axis(names[dim])!r} becomes {new[dim]}, which does not divide among the {devices} devices of "
+                f"its mesh axes {', '.join(mesh_axes)}; jax.device_put the leaf without them first"
+            )
+    return wrong

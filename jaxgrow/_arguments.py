@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgrow import __version__, keeps, operators
+from jaxgrow import operators
+from jaxgrow._keeps import METHODS
+from jaxgrow._version import __version__
 from jaxgrow.interop.safetensors import SHARD
 
 TITLE = "Checkpoints on disk: grown, coalesced, de-coalesced, interpolated, compared and converted."
@@ -63,7 +65,7 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_methods(),
     )
-    p.add_argument("--method", choices=sorted(keeps.METHODS), required=True)
+    p.add_argument("--method", choices=sorted(METHODS), required=True)
     for axis in AXES:
         p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
     p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
@@ -78,7 +80,7 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
 
 def _methods() -> str:
     """A table for people to read."""
-    rows = [("METHOD", "GROWS", "KEEPS THE FUNCTION"), *((name, *about) for name, about in keeps.METHODS.items())]
+    rows = [("METHOD", "GROWS", "KEEPS THE FUNCTION"), *((name, *about) for name, about in METHODS.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
