@@ -247,7 +247,7 @@ def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
 
 
 def test_compiling_is_told_apart_in_every_phase_and_validation_is_none_of_it(tmp_path, clock):
-    book, event = Ledger(tmp_path), "/jax/core/compile/backend_compile_duration"
+    book, event = Recorder(tmp_path), "/jax/core/compile/backend_compile_duration"
     book.ledger.begin("one", "train", "large", 1)
     clock.now += 3
     jax.monitoring.record_event_duration_secs(event, 2.0)

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from contextlib import closing
 
 from train.run.recorder import Progress
 
@@ -17,7 +18,7 @@ def last(screen: Screen) -> str:
 
 def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen())
-    with Progress(total=100.0, done=0.0) as bar:
+    with closing(Progress(total=100.0, done=0.0)) as bar:
         bar.phase("tiny: train large")
         bar.show(
             5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.14159
@@ -34,7 +35,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
 
 
 def test_where_nobody_looks_there_is_none(capsys):
-    with Progress(100.0, 0.0) as bar:
+    with closing(Progress(100.0, 0.0)) as bar:
         bar.phase("tiny: train large")
         bar.show(5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.0)
     assert capsys.readouterr() == ("", "")
