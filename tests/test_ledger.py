@@ -15,7 +15,6 @@ from train.errors import UserError
 from train.loop import inputs
 from train.plan.training import Train
 from train.run import ledger
-from train.run.ledger import Ledger
 from train.run.recorder import Recorder
 from train.run.workdir import load
 

@@ -211,8 +211,8 @@ class Hold(Modifier):
 
 def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
     """``layers`` (bool), and other leaves as ``freeze`` names them, with their moments."""
-    trees = [(model.params, model.opt) for model in (before, after)]
-    params, opt = hold(*trees, layers, before.params, before.config.axes(), freeze.paths, freeze.below)
+    old, new, axes = (before.params, before.opt), (after.params, after.opt), before.config.axes()
+    params, opt = hold(old, new, layers, before.params, axes, freeze.paths, freeze.below)
     return replace(after, params=params, opt=opt)
 
 

@@ -20,9 +20,17 @@ class Context(Protocol):
 
     folder: Path
     seed: int
-    key: jax.Array  # of the phase
     models: dict[str, Model]  # those that are still needed
-    resumed: bool  # whether a checkpoint was in the middle of the phase
+
+    @property
+    def key(self) -> jax.Array:
+        """Of what the phase draws."""
+        ...
+
+    @property
+    def resumed(self) -> bool:
+        """Whether a checkpoint was in the middle of the phase."""
+        ...
 
     def begin(self, phase: "Phase", made: Any) -> None:
         """Opens the phase's account; ``made`` is its model, as shapes."""
