@@ -323,8 +323,8 @@ def grown(folder: Path, name: str, source: list[tuple[str, float]], seed: int = 
     """A run that ends at the loss of `SCRATCH`, in 26 seconds of its 40; the first phases took those of ``source``."""
     spent = [*source, ("train large", 20.0)]
     phases = [
-        {"phase": p, "parameters": 50, "steps": 4, "tokens": 50, "flops": 10 * s, "seconds": s + 1, "layers": 8.0}
-        | {"compile_seconds": 1.0}
+        {"phase": p, "model": p.split()[1], "parameters": 50, "steps": 4, "tokens": 50, "flops": 10 * s, "layers": 8.0}
+        | {"seconds": s + 1, "compile_seconds": 1.0}
         for p, s in spent
     ]
     return made(folder, name, GROWN, seed, phases=phases)

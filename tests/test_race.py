@@ -68,7 +68,7 @@ def made(folder, name: str, losses: list[float], costs: list[float], learning: f
     log = [dict(zip(keys, (p, s, 1000 + c, v), strict=True)) for p, s, c, v in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     result = {
-        "phases": [{"phase": "import small", "flops": 1000}],
+        "phases": [{"phase": "import small", "model": "small", "flops": 1000}],
         "val_loss": losses[-1],
         "model": {},
         "compile_seconds": 0.0,

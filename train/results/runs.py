@@ -97,7 +97,7 @@ class Run:
 
     def source(self, unit: Unit) -> float:
         """What the small model cost that a growth began from, which one may have already; 0 if there is none."""
-        return sum(spent(p, unit) for p in self.result["phases"] if p["model"] == SOURCE)
+        return sum(spent(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
     def cost_to(self, loss: float, unit: Unit) -> float | None:
         """What it had cost when the last phase reached ``loss`` and stayed there to its end; None if it never did.
