@@ -13,6 +13,7 @@ from train import compare, pretrain
 from train.errors import UserError, exits_cleanly, is_full_disk
 from train.experiment import as_json
 from train.run.checkpoint import Checkpoints
+from train.run.workdir import Workdir
 
 
 @pytest.fixture
@@ -106,17 +107,18 @@ def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
 def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
     """As soon as it holds a line of a log, a checkpoint or a result."""
     experiment = runs.experiment(tmp_path)
-    folder = pretrain.claim(tmp_path / "run", experiment)
+    workdir, folder = Workdir(tmp_path / "run"), tmp_path / "run"
+    workdir.claim(experiment)
     (folder / "config.json").write_text(json.dumps(as_json(experiment)))
     before = (folder / "config.json").read_bytes()
     other = replace(experiment, steps=9)
-    assert pretrain.claim(folder, other) == folder  # nobody's yet
+    workdir.claim(other)  # nobody's yet
     for kept in ("metrics.jsonl", "checkpoints/5", "result.json"):
         (folder / kept).parent.mkdir(exist_ok=True)
         (folder / kept).write_text("something")
         with pytest.raises(UserError, match="belongs to another config, there and here: steps: 8 and 9; give another"):
-            pretrain.claim(folder, other)
-        assert pretrain.claim(folder, replace(experiment, log_every=1, parallel="mesh", checkpoint_every=9)) == folder
+            workdir.claim(other)
+        workdir.claim(replace(experiment, log_every=1, parallel="mesh", checkpoint_every=9))
         (folder / kept).unlink()
     (folder / "metrics.jsonl").write_text("a line")
     options = ["--workdir", str(folder), "--set", "optim.peak_lr=0.5"]
