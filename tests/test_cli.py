@@ -134,7 +134,7 @@ def test_a_model_that_no_architecture_stores_goes_to_orbax(tmp_path, folder, cap
 
 @pytest.mark.xdist_group("growing")
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
-    from train.run.checkpoint import load
+    from train.run.workdir import load
 
     run("inspect", small_run)
     assert "GPT2Config" in capsys.readouterr().out
