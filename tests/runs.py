@@ -59,7 +59,14 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
 def script(folder: Path, experiment: Experiment) -> str:
     """A config file of ``experiment``; its path."""
     path = folder / f"{experiment.name}.py"
-    modules = ("jaxgrow.models", "train.experiment", "train.data.text", "train.state.optim", "train.plan.methods")
+    modules = (
+        "jaxgrow.models",
+        "jaxgrow.drop",
+        "train.experiment",
+        "train.data.text",
+        "train.state.optim",
+        "train.plan.methods",
+    )
     imports = "".join(f"from {name} import *\n" for name in (*modules, "train.plan.modifiers", "train.plan.transforms"))
     path.write_text(f"{imports}\n\ndef config():\n    return {experiment!r}\n")
     return str(path)

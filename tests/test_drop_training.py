@@ -68,14 +68,14 @@ def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_g
     # On one device, written without the step: micro-batch m of every device together has the gates m.
     rows = TOKENS.reshape(4, accumulate, -1, TOKENS.shape[-1])
     micro = [next_tokens(rows[:, m].reshape(-1, 9)) for m in range(accumulate)]
-    grads = [
-        jax.jit(jax.grad(lambda p, m=m: loss(replace(start, params=p), micro[m], kept_at(kept, m))))(start.params)
-        for m in range(accumulate)
-    ]
-    expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, start.params, *grads)
+    gradient = jax.jit(jax.grad(lambda p, batch, kept: loss(replace(start, params=p), batch, kept)))
+    before = runs.fresh(MODEL)
+    grads = [jax.device_get(gradient(before, micro[m], kept_at(kept, m))) for m in range(accumulate)]
+    expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, before, *grads)
     found, _ = mapped(train_step(tx, accumulate, AXIS, DROPPING), how)(start, BATCH, StepInputs(LR, given=(kept,)))
-    chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(expected), rtol=1e-5, atol=1e-6)
-    for a, b in zip(jax.tree.leaves(found.params["blocks"]), jax.tree.leaves(start.params["blocks"]), strict=True):
+    after = jax.device_get(found.params)
+    chex.assert_trees_all_close(after, expected, rtol=1e-5, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(after["blocks"]), jax.tree.leaves(before["blocks"]), strict=True):
         np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
 
 
@@ -138,7 +138,7 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     tx = transformation(Optim(weight_decay=0.0))
     dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), runs.model(MODEL, tx)
-    before, _ = dense(start, BATCH, StepInputs(LR))  # gives every layer a momentum
+    before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
@@ -146,7 +146,7 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
         after, _ = mapped(train_step(tx, 2, AXIS, (DropLayers(LayerDrop(dropped=dropped)),)), "pmap")(
             before, BATCH, StepInputs(LR, given=(kept,))
         )
-        out = {}
+        after, out = jax.device_get(after), {}
         for name, a, b in (
             ("params", after.params, before.params),
             ("mu", after.opt[1].mu, before.opt[1].mu),
