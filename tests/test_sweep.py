@@ -6,9 +6,9 @@ import sys
 import pytest
 import runs
 
-from train import pretrain, sweep
+from train import sweep
 from train.errors import exits_cleanly
-from train.loop import programs
+from train.loop import inputs, programs
 
 
 def swept(monkeypatch, *arguments):
@@ -17,10 +17,10 @@ def swept(monkeypatch, *arguments):
 
 
 def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatch, capsys):
-    rate = pretrain.learning_rate
+    rate = inputs.learning_rate
     # At 0.04 the last update is infinite: that run diverges, and the sweep goes on.
     monkeypatch.setattr(
-        pretrain, "learning_rate", lambda o, n, i: 3e38 if o.peak_lr == 0.04 and i == n - 1 else rate(o, n, i)
+        inputs, "learning_rate", lambda o, n, i: 3e38 if o.peak_lr == 0.04 and i == n - 1 else rate(o, n, i)
     )
     script, folder = (
         runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8)),

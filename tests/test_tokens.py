@@ -25,7 +25,7 @@ from train.loop.parallel import AXIS, mapped, replicated
 from train.loop.step import StepInputs, train_step
 from train.plan import modifiers
 from train.plan.methods import GrowTo, Stage
-from train.plan.modifiers import DropTokens
+from train.plan.modifiers import DropLayers, DropTokens, Hold
 from train.plan.training import Train
 from train.state.model import Model
 from train.state.optim import Optim
@@ -59,7 +59,10 @@ def test_numbers_out_of_range_are_refused_by_name(wrong):
 
 
 def test_a_model_without_layers_in_the_middle_is_refused():
-    for make in (DROP.middle, lambda layers: Train("large", 8, Optim(), replace(CONFIG, layers=layers), tokens=DROP)):
+    for make in (
+        DROP.middle,
+        lambda layers: Train("large", 8, Optim(), replace(CONFIG, layers=layers), (DropTokens(DROP),)),
+    ):
         with pytest.raises(ValueError, match=r"token dropping leaves out 1 \+ 1 layers, but the model has 2"):
             make(2)
 
@@ -124,9 +127,9 @@ def test_no_token_sees_a_later_one(forward, place):
 
 def test_dropping_tokens_and_layers_together_is_refused():
     says = "layers are dropped from a whole stack: not together with token dropping or frozen layers"
-    for other in ({"tokens": DROP}, {"freeze": Freeze((0,))}):
+    for other in (DropTokens(DROP), Hold(Freeze((0,)))):
         with pytest.raises(ValueError, match=says):
-            Train("large", 8, Optim(), CONFIG, LayerDrop(), **other)
+            Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
     with pytest.raises(ValueError, match=says):
         Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
     for other in ({"some": Some(PLACES, 1, 3)}, {"frozen": 1}):
