@@ -52,7 +52,7 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def grow_leaf(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
+def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Any) -> Any:
     """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
     if not any(m for term in terms for m, _, _ in _parts(term, names)):
         return x
@@ -81,7 +81,7 @@ def _on_mesh(x: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _sum(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
+def _sum(terms: Sequence[maps.Term], names: Names, x: Any) -> Any:
     parts = [_parts(term, names) for term in terms]
     if len(parts) == 1:
         return _grow_one(parts[0], names, x)
@@ -92,14 +92,14 @@ def _sum(terms: Sequence[maps.Maps], names: Names, x: Any) -> Any:
     return total.astype(x.dtype)
 
 
-def _parts(term: maps.Maps, names: Names) -> list[Part]:
+def _parts(term: maps.Term, names: Names) -> list[Part]:
     """What acts on each axis of a leaf, or on a key's adjacent ones."""
-    out, i, plain = [], 0, [axis(n) for n in names]
-    joint = [(key, key.split()) for key in term if " " in key]
+    out, i, plain = [], 0, tuple(axis(n) for n in names)
+    joint = [axes for axes in term if len(axes) > 1]
     while i < len(names):
-        key, size = next(((k, len(axes)) for k, axes in joint if plain[i : i + len(axes)] == axes), (plain[i], 1))
-        out.append((term.get(key), i, i + size))
-        i += size
+        key = next((axes for axes in joint if plain[i : i + len(axes)] == axes), plain[i : i + 1])
+        out.append((term.get(key), i, i + len(key)))
+        i += len(key)
     return out
 
 
@@ -118,7 +118,7 @@ def _matrices(parts: Sequence[Part], names: Names) -> list[Matrix | None]:
     return [None if m is None else m.of(names[begin]) for m, begin, _ in parts]
 
 
-def products(term: maps.Maps, names: Names, shape: Sequence[int]) -> list[float]:
+def products(term: maps.Term, names: Names, shape: Sequence[int]) -> list[float]:
     """2 x multiply-adds of each matrix product that a term does for a leaf, in order."""
     parts = _parts(term, names)
     return matrices.products(_matrices(parts, names), _joined(parts, shape))

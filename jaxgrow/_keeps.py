@@ -64,7 +64,7 @@ def _names(dtypes: Iterable[np.dtype]) -> str:
 def _in_powers(growth: Growth, path: str, names: Names) -> bool:
     """Whether all that a leaf is multiplied by is a power of two, and nothing is added."""
     found = terms(growth, path, names)
-    return all(_exact(m.of(n)) for term in found for key, m in term.items() for n in names if axis(n) in key.split())
+    return all(_exact(m.of(n)) for term in found for axes, m in term.items() for n in names if axis(n) in axes)
 
 
 def _exact(m: Matrix) -> bool:

@@ -11,7 +11,7 @@ pre-training loss can learn them while the small model stands still::
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ from jaxgrow.maps import AxisMap, Rule, Rules
 from jaxgrow.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, sources, width
 
-_HEADS, _KV_HEADS = f"{HEADS} head_dim", f"{KV_HEADS} head_dim"
+_LAYERS = (LAYERS,)
+_HEADS, _KV_HEADS = (HEADS, "head_dim"), (KV_HEADS, "head_dim")
+Acting: TypeAlias = list[tuple[tuple[str, ...], str]]  # on a leaf: the axes, and the name of the map over them
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     uses, kinds = _uses(axes, "out" if regrouped else "value"), _kinds(axes)
     for names, acting in uses.values():
         for along, name in acting:
-            plain = along.split()[0]
+            plain = along[0]
             kind = "depth" if plain == LAYERS else "width"
             if plain not in found or name in out[kind]:
                 continue
@@ -125,14 +127,13 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
     """
     depth, width = coefficients["depth"], coefficients["width"]
 
-    def rule(leaf: str, names: Names, acting: list[tuple[str, str]]) -> Rule:
-        maps: dict[str, AxisMap] = {}
-        own: dict[str, dict[str, Any]] = {}  # of each layer
+    def rule(leaf: str, names: Names, acting: Acting) -> Rule:
+        maps: dict[tuple[str, ...], AxisMap] = {}
+        own: dict[tuple[str, ...], dict[str, Any]] = {}  # of each layer
         for along, name in acting:
-            plain = along.split()[0]
-            if plain == LAYERS:
+            if along == _LAYERS:
                 if name in depth:
-                    maps[LAYERS] = AxisMap(depth[name], depth[name])
+                    maps[along] = AxisMap(depth[name], depth[name])
             elif name in width:
                 if width[name]["write"].ndim == 3:
                     own[along] = width[name]
@@ -143,7 +144,7 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
         terms = []
         for j in range(sizes[LAYERS]):
             each = {along: _map({k: m[j] for k, m in ms.items()}, along, sizes) for along, ms in own.items()}
-            terms.append({**maps, LAYERS: _one_layer(maps.get(LAYERS), j, sizes[LAYERS]), **each})
+            terms.append({**maps, _LAYERS: _one_layer(maps.get(_LAYERS), j, sizes[LAYERS]), **each})
         return Rule(tuple(terms), leaf)
 
     uses = _uses(axes, "out" if "out" in width else "value")
@@ -182,8 +183,8 @@ def _drawn(key: jax.Array, kind: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(kind.encode()))
 
 
-def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, list[tuple[str, str]]]]:
-    """``{leaf: (names, [(axis, name of the map that acts on it), ..])}``; ``attention`` is the map of what reads it.
+def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, Acting]]:
+    """What acts on each leaf, beside its names; ``attention`` is the map of what reads it.
 
     Units of blocks that are no layers have maps of their own.
 
@@ -194,12 +195,12 @@ def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, list[tuple[str, 
     readers: dict[str, str] = {}  # of attention, and the blocks that they are in
     values = set()
     for leaf, names in _leaves(axes):
-        plain, out[leaf] = [axis(n) for n in names], (names, [])
+        plain, out[leaf] = tuple(axis(n) for n in names), (names, [])
         own = "" if LAYERS in plain else leaf.partition("/")[0] + "/"
         for i, name in enumerate(plain):
-            along = " ".join(plain[i : i + 2])
+            along = plain[i : i + 2]
             if name == LAYERS:
-                out[leaf][1].append((LAYERS, modules[leaf]))
+                out[leaf][1].append((_LAYERS, modules[leaf]))
             elif along in (_HEADS, _KV_HEADS):
                 if reads(names[i]):
                     kind, readers[leaf] = attention, own
@@ -210,9 +211,9 @@ def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, list[tuple[str, 
                     kind = "key" if reads(names[i + 1]) else "query"
                 out[leaf][1].append((along, own + kind))
             elif name == "embed":
-                out[leaf][1].append((name, name))
+                out[leaf][1].append(((name,), name))
             elif name in ("heads", "mlp"):  # heads alone: of kernels between heads
-                out[leaf][1].append((name, own + name))
+                out[leaf][1].append(((name,), own + name))
     if wrong := [leaf for leaf, own in readers.items() if own not in values]:
         raise ValueError(
             f"{', '.join(wrong)}: reads attention, but no leaf is marked to make its values, which look like queries: name "
@@ -221,11 +222,11 @@ def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, list[tuple[str, 
     return out
 
 
-def _map(matrices: dict[str, Any], along: str, sizes: Sizes) -> AxisMap:
+def _map(matrices: dict[str, Any], along: tuple[str, ...], sizes: Sizes) -> AxisMap:
     write, read, joint = matrices["write"], matrices.get("read", matrices["write"]), None
     if along in (_HEADS, _KV_HEADS):
         dim = sizes["head_dim"]
-        queries = sizes[along.split()[0]] * dim // write.shape[1]  # that read a unit of the map
+        queries = sizes[along[0]] * dim // write.shape[1]  # that read a unit of the map
         if queries > 1:
             write, read = (_repeated(m, dim, queries) for m in (write, read))
         joint = ((write.shape[0] // dim, dim), (write.shape[1] // dim, dim))

@@ -5,10 +5,10 @@ enough, it is `Rules`: sums of such dicts, for some leaves and not for others. G
 differentiate through them, and combine them with `swap`, `dual` and `compose`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeGuard, overload
 
 import numpy as np
 from flax import struct
@@ -48,9 +48,10 @@ class AxisMap:
         return self.read if reads(name) else self.write
 
 
-# A key is an axis; or adjacent ones, ``"heads head_dim"``, for the leaves that have them all: those take it first, in the role
-# of the first axis.
-Maps: TypeAlias = Mapping[str, AxisMap]
+# By axis. Or by the axes that go together, ``("heads", "head_dim")``, adjacent ones, for the leaves that have them all: those
+# take it first, in the role of the first axis; then every key is a tuple, ``("embed",)``, for jax sorts the keys of a dict.
+Term: TypeAlias = Mapping[tuple[str, ...], AxisMap]
+Maps: TypeAlias = Mapping[str, AxisMap] | Term
 
 
 @struct.dataclass
@@ -101,11 +102,17 @@ class Rules:
 Growth: TypeAlias = Maps | Rules
 
 
-def terms(growth: Growth, path: str, names: Names) -> tuple[Maps, ...]:
-    """The maps whose sum acts on a leaf; none: it stays as it is."""
+def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
+    """The maps, each by the axes that it acts on, mostly one."""
+    return {(key,) if isinstance(key, str) else key: m for key, m in maps.items()}
+
+
+def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
+    """The maps whose sum acts on a leaf, by axes; none: it stays as it is."""
     if not isinstance(growth, Rules):
-        return (growth,)
-    return next((rule.terms for rule in growth.rules if rule.matches(path, names)), ())
+        return (by_axes(growth),)
+    found = next((rule.terms for rule in growth.rules if rule.matches(path, names)), ())
+    return tuple(by_axes(term) for term in found)
 
 
 def new_sizes(growth: Growth) -> dict[str, int]:
@@ -115,23 +122,32 @@ def new_sizes(growth: Growth) -> dict[str, int]:
       ValueError: two rules give one axis two sizes.
     """
     sizes: dict[str, int] = {}
-    for key, m in _items(growth):
-        for name, size in zip(key.split(), m.shapes[0], strict=True):
+    every = [term for rule in growth.rules for term in rule.terms] if isinstance(growth, Rules) else [growth]
+    for axes, m in (item for term in every for item in by_axes(term).items()):
+        for name, size in zip(axes, m.shapes[0], strict=True):
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"axis {name!r}: one rule gives it size {sizes[name]}, another {size}")
     return sizes
 
 
-def _items(growth: Growth) -> Iterator[tuple[str, AxisMap]]:
-    all_maps = [term for rule in growth.rules for term in rule.terms] if isinstance(growth, Rules) else [growth]
-    for each in all_maps:
-        yield from each.items()
+def _by_one(growth: Growth) -> TypeGuard[Mapping[str, AxisMap]]:
+    """Whether there is one map an axis."""
+    return not isinstance(growth, Rules) and all(isinstance(key, str) for key in growth)
 
 
-def _each(growth: Any, change: Any) -> Any:
+Change: TypeAlias = Callable[[AxisMap], AxisMap]
+
+
+@overload
+def _each(growth: Rules, change: Change) -> Rules: ...
+@overload
+def _each(growth: Mapping[str, AxisMap], change: Change) -> dict[str, AxisMap]: ...
+@overload
+def _each(growth: Term, change: Change) -> dict[tuple[str, ...], AxisMap]: ...
+def _each(growth: Growth, change: Change) -> Growth:
     """The growth with ``change`` done to every map."""
     if not isinstance(growth, Rules):
-        return {name: change(m) for name, m in growth.items()}
+        return {key: change(m) for key, m in growth.items()}  # type: ignore[return-value]
     rules = (replace(r, terms=tuple(_each(term, change) for term in r.terms)) for r in growth.rules)
     return Rules(tuple(rules), growth.eps)
 
@@ -175,7 +191,13 @@ def blocks(m: AxisMap, size: int) -> AxisMap:
     return AxisMap(kron(m.write, size), kron(m.read, size))
 
 
-def swap(growth: Growth) -> Any:
+@overload
+def swap(growth: Rules) -> Rules: ...
+@overload
+def swap(growth: Mapping[str, AxisMap]) -> dict[str, AxisMap]: ...
+@overload
+def swap(growth: Term) -> dict[tuple[str, ...], AxisMap]: ...
+def swap(growth: Growth) -> Growth:
     """The growth the other way: ``write, read = read.T, write.T``. Growing becomes coalescing.
 
     Where ``read.T @ write == I``, ``grow(swap(g), grow(g, s)) == s``; for `Rules` of several terms this does not hold. An
@@ -186,10 +208,16 @@ def swap(growth: Growth) -> Any:
         return AxisMap(write=transpose(m.read), read=transpose(m.write), joint=m.joint and (m.joint[1], m.joint[0]))
 
     swapped = _each(growth, other)
-    return Rules(swapped.rules, 1 / growth.eps) if isinstance(growth, Rules) else swapped
+    return replace(swapped, eps=1 / swapped.eps) if isinstance(swapped, Rules) else swapped
 
 
-def dual(growth: Growth) -> Any:
+@overload
+def dual(growth: Rules) -> Rules: ...
+@overload
+def dual(growth: Mapping[str, AxisMap]) -> dict[str, AxisMap]: ...
+@overload
+def dual(growth: Term) -> dict[tuple[str, ...], AxisMap]: ...
+def dual(growth: Growth) -> Growth:
     """How gradients travel: ``write, read = read, write``.
 
     Where ``g`` keeps the function by copying, and the readers of axes that a norm averages over share alike,
@@ -207,7 +235,7 @@ def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
       ValueError: an axis leaves ``first`` with another size than ``second`` expects.
       TypeError: one of them is `Rules`, or has a map over several axes.
     """
-    if isinstance(first, Rules) or isinstance(second, Rules) or any(" " in k for k in {**first, **second}):
+    if not (_by_one(first) and _by_one(second)):
         raise TypeError(
             "compose() multiplies one map an axis: with rules or maps over several axes, grow twice instead"
         )
@@ -233,7 +261,7 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
       TypeError: `Rules` or a map over several axes. What these keep depends on the model: `jaxgrow.report.preservation`
         measures it.
     """
-    if isinstance(growth, Rules) or any(m.joint for m in growth.values()):
+    if not _by_one(growth):
         raise TypeError("this judges one map an axis; measure what rules keep with jaxgrow.report.preservation")
     for name, m in growth.items():
         write, read = sparse(m.write), sparse(m.read)

@@ -5,7 +5,7 @@ state. Counters pass through.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -16,8 +16,8 @@ import optax
 from jaxgrow import maps
 from jaxgrow._grow import grow, grow_leaf
 from jaxgrow.axes import Tree, is_names, path
-from jaxgrow.maps import AxisMap, Growth, dual
-from jaxgrow.matrices import Rows
+from jaxgrow.maps import AxisMap, Growth, Term, dual
+from jaxgrow.matrices import Matrix, Rows
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
 
@@ -132,16 +132,17 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _both(terms: Sequence[maps.Maps], matrix: Callable[[str, AxisMap], Any]) -> list[maps.Maps]:
+def _both(terms: Sequence[Term], matrix: Callable[[tuple[str, ...], AxisMap], Matrix]) -> list[Term]:
     """The terms with one matrix for writers and readers alike: what copies states as it copies units."""
-    return [{n: AxisMap(matrix(n, m), matrix(n, m), m.joint) for n, m in term.items()} for term in terms]
+    return [{axes: AxisMap(matrix(axes, m), matrix(axes, m), m.joint) for axes, m in term.items()} for term in terms]
 
 
-def _first_copies(terms: Sequence[maps.Maps]) -> list[maps.Maps]:
+def _first_copies(terms: Sequence[Term]) -> list[Term]:
     """Of the first term, each unit's first copy: further terms hold what is new."""
 
-    def first(axis: str, m: AxisMap) -> Rows:
+    def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
         if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
+            axis = " ".join(axes)
             raise ValueError(f"axis {axis!r}: policy 'asymmetric' needs a growth that copies units, {m.old} to {m.new}")
         copies = np.flatnonzero(m.write.weight[:, 0])
         weight = np.zeros((m.new, 1))

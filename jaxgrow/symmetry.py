@@ -27,16 +27,16 @@ def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, s
       The parameters with noise; the function is kept wherever every copy is alike. Leaves that read nothing new stay as
       they are.
     """
-    key = jax.random.key(seed)
+    key, copies = jax.random.key(seed), maps.by_axes(growth)
 
     def leaf(key_path: Any, names: tuple[str, ...], x: Any) -> Any:
-        mine = [n for n in names if reads(n) and axis(n) in growth and growth[axis(n)].new > growth[axis(n)].old]
+        mine = [n for n in names if reads(n) and (m := copies.get((axis(n),))) is not None and m.new > m.old]
         if not mine:
             return x
         wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
         noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(path(key_path).encode())), wide.shape, wide.dtype)
         for name in mine:
-            one = {axis(name): growth[axis(name)]}
+            one = {(axis(name),): copies[axis(name),]}
             # What the readers of all copies get in sum, shared out again, is what must go.
             noise = noise - _shared(one, name, names, noise)
         level = 10 ** (-snr / 20) * jnp.sqrt(jnp.square(wide).mean() / jnp.square(noise).mean())
@@ -45,7 +45,7 @@ def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, s
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def _shared(one: maps.Maps, name: str, names: tuple[str, ...], noise: jax.Array) -> jax.Array:
+def _shared(one: maps.Term, name: str, names: tuple[str, ...], noise: jax.Array) -> jax.Array:
     """``read write.T`` along the axis ``name``."""
     alone = tuple(n if n == name else "_" for n in names)
     return grow_leaf([one], alone, grow_leaf([maps.swap(one)], alone, noise))

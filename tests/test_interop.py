@@ -410,7 +410,7 @@ def test_growths_that_do_not_fit_and_models_that_no_architecture_stores(tmp_path
         interop.transform(folder, tmp_path / "b", operators.hypercloning(SIZES, {"embed": 24}))
     one = Rows(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)
     with pytest.raises(CheckpointError, match="layer by layer"):
-        Grown(interop.open_checkpoint(folder), {"layers embed": AxisMap(one, one, joint=((1, 1), (4, 12)))})
+        Grown(interop.open_checkpoint(folder), {("layers", "embed"): AxisMap(one, one, joint=((1, 1), (4, 12)))})
     other = replace(CONFIG, mlp=8)
     with pytest.raises(CheckpointError, match="the two models differ: mlp 20 and 8"):
         Interpolated(interop.open_checkpoint(folder), Loaded(other, tiny.params(other)), 0.5)

@@ -16,6 +16,7 @@ import runs
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.ligo import LiGO
 from jaxgrow.maps import new_sizes
+from jaxgrow.models import LlamaConfig
 from jaxgrow.symmetry import break_symmetry
 from train import experiment as config
 from train import pretrain
@@ -176,6 +177,12 @@ def test_the_seed_is_that_of_random_operators():
 def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):
     with pytest.raises(ValueError, match=says):
         Growing(small, Stage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
+
+
+def test_models_that_differ_in_what_is_no_axis_are_refused():
+    small = LlamaConfig(layers=2, embed=4, heads=2, kv_heads=1, head_dim=2, mlp=8, vocab=256, context=8)
+    with pytest.raises(ValueError, match="axis 'context': stack grows layers"):
+        Grow("small", "large", small, replace(small, layers=4, context=16), ("stack",)).growths  # noqa: B018
 
 
 def test_a_config_with_an_unknown_operator_is_refused_on_one_line(tmp_path):

@@ -62,7 +62,7 @@ SOURCES = [0, 1, 2, 0, 1]  # of five heads
 
 def over_heads(m: AxisMap) -> dict:
     """A map over heads and their dimensions at once."""
-    return {"heads head_dim": AxisMap(m.write, m.read, ((5, K), (HEADS, K)))}
+    return {("heads", "head_dim"): AxisMap(m.write, m.read, ((5, K), (HEADS, K)))}
 
 
 def heads_of(query, key, value) -> Rules:

@@ -18,9 +18,11 @@ from jaxgrow import merge
 from jaxgrow._grow import check, grow_leaf
 from jaxgrow.axes import LAYERS, Names, Tree, axis
 from jaxgrow.interop.files import CheckpointError, listed
-from jaxgrow.maps import AxisMap, Growth, Maps, new_sizes, terms
+from jaxgrow.maps import AxisMap, Growth, Term, new_sizes, terms
 from jaxgrow.matrices import Matrix, Rows
 from jaxgrow.models import Config
+
+_LAYERS = (LAYERS,)  # as the key of a map
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Grown(Source):
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
             self._names = flat(axes)
-        keys = {key for path, names in self._names.items() for term in terms(growth, path, names) for key in term}
-        if any(LAYERS in key.split() and key != LAYERS for key in keys):
+        together = {a for path, names in self._names.items() for term in terms(growth, path, names) for a in term}
+        if any(LAYERS in axes and axes != _LAYERS for axes in together):
             raise CheckpointError("a map over layers together with another axis cannot be applied layer by layer")
         try:
             shapes = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in source.leaves.items()}
@@ -151,13 +153,13 @@ class Grown(Source):
         names = self._names[path]
         found = terms(self._growth, path, names)
         mine = {axis(n) for n in names}
-        touching = [key for term in found for key in term if mine & set(key.split())]
+        touching = [axes for term in found for axes in term if mine.intersection(axes)]
         if not touching:
             return self.source.origin(path, layer)
-        if touching != [LAYERS] or len(found) != 1:
+        if touching != [_LAYERS] or len(found) != 1:
             return None
         assert layer is not None
-        index, weight = _row(found[0][LAYERS].write, layer)
+        index, weight = _row(found[0][_LAYERS].write, layer)
         return self.source.origin(path, int(index[0])) if weight.tolist() == [1.0] else None
 
 
@@ -241,12 +243,12 @@ def fits(
 # --- one layer of a growth ---
 
 
-def _one_layer(found: Sequence[Maps], layer: int) -> tuple[list[int], list[Maps]]:
+def _one_layer(found: Sequence[Term], layer: int) -> tuple[list[int], list[Term]]:
     """The old layers that a new one is made of, and the terms that make it of these alone."""
-    rows = [_row(term[LAYERS].write, layer) if LAYERS in term else _only(layer) for term in found] or [_only(layer)]
+    rows = [_row(term[_LAYERS].write, layer) if _LAYERS in term else _only(layer) for term in found] or [_only(layer)]
     needed = sorted({int(j) for index, _ in rows for j in index})
     small = [Rows(np.searchsorted(needed, index)[None], weight[None], len(needed)) for index, weight in rows]
-    return needed, [{**term, LAYERS: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
+    return needed, [{**term, _LAYERS: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
 
 
 def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:

@@ -48,6 +48,7 @@ class BERTConfig(Config):
     first_position: int = 0  # the row of the first token; RoBERTa's padding sits in the one before it
     masked: float = 0.15  # the part of a sample's places that is predicted: what the head costs in training
 
+    no_axes: ClassVar = ("first_position",)
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
     def __post_init__(self):

@@ -37,6 +37,7 @@ class Config:
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
     normalisation: ClassVar[Literal["layer", "rms"]] = "layer"  # LayerNorm or RMSNorm, which operators may have to know
+    no_axes: ClassVar[tuple[str, ...]] = ()  # integer fields that are no axis's size
     # Tables, and the norm before a tied head: what the published multi-level code takes the other way round (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
 
@@ -45,7 +46,7 @@ class Config:
 
     def __post_init__(self):
         wrong = [
-            f"{n} is {size}, less than {self.least(n)}" for n, size in self.sizes().items() if size < self.least(n)
+            f"{n} is {size}, less than {self.least(n)}" for n, size in self.integers().items() if size < self.least(n)
         ]
         if wrong:
             raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
@@ -92,7 +93,11 @@ class Config:
         return deepcopy(_axes(self))
 
     def sizes(self) -> dict[str, int]:
-        """The integer fields: the sizes of axes, and some that are none."""
+        """The size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
+        return {name: size for name, size in self.integers().items() if name not in self.no_axes}
+
+    def integers(self) -> dict[str, int]:
+        """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.type is int}
 
     def resized(self, growth: Growth) -> Self:

@@ -45,6 +45,7 @@ class LlamaConfig(Config):
     rope_context: int = 8192
 
     normalisation: ClassVar = "rms"
+    no_axes: ClassVar = ("context", "rope_context")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
 
     def __post_init__(self):

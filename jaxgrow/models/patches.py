@@ -1,7 +1,7 @@
 """What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ class PatchConfig(Config):
     channels: int = 3
     classes: int = 1000
 
+    no_axes: ClassVar = ("image", "patch")
+
     def __post_init__(self):
         if self.patch < 1 or self.image % self.patch:
             raise ValueError(
@@ -46,9 +48,9 @@ class PatchConfig(Config):
     def example(self) -> jax.Array:
         return jnp.zeros((1, self.image, self.image, self.channels))  # [B, rows, columns, C]
 
-    def sizes(self) -> dict[str, int]:
+    def integers(self) -> dict[str, int]:
         return {
-            **super().sizes(),
+            **super().integers(),
             "patch_rows": self.patch,
             "patch_columns": self.patch,
             "positions": self.positions,

@@ -9,24 +9,24 @@ import warnings
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Growth, Rule, Rules, select
+from jaxgrow.maps import AxisMap, Growth, Rule, Rules, by_axes, select
 from jaxgrow.matrices import Rows, dense
 from jaxgrow.operators.targets import Sizes, grown, multiples
 
 
-def stack(sizes: Sizes, target: Sizes) -> Growth:
+def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019, Eq. 1 of LiGO)."""
     old, new = _layers("stack", sizes, target)
     return {"layers": select(np.arange(new) % old, old)}
 
 
-def interleave(sizes: Sizes, target: Sizes) -> Growth:
+def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO)."""
     old, new = _layers("interleave", sizes, target)
     return {"layers": select(np.arange(new) * old // new, old)}
 
 
-def g_stack(sizes: Sizes, target: Sizes) -> Growth:
+def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """`stack`, a whole number of times: G_stack of Du et al. (NeurIPS 2024), who recommend four; when: `g_stack_tokens`."""
     multiples("g_stack", ("layers",), sizes, target)
     return stack(sizes, target)
@@ -51,7 +51,7 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
     return at_most * tokens
 
 
-def mslt(sizes: Sizes, target: Sizes) -> Growth:
+def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """The top ``L' - L`` layers once more on top: multi-stage layerwise training (Yang et al., 2020).
 
     The method then trains the new layers alone, and all of them in a last stage: `jaxgrow.freeze`.
@@ -61,7 +61,7 @@ def mslt(sizes: Sizes, target: Sizes) -> Growth:
     return {"layers": select([*range(old), *range(2 * old - new, old)], old)}
 
 
-def midas(sizes: Sizes, target: Sizes) -> Growth:
+def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """The middle block of ``b = L' - L`` layers once more, right after itself (MIDAS, Saunshi et al., NeurIPS 2024).
 
     With ``n = L / b`` blocks, it is the ``ceil(n / 2)``-th. Stages as long as `midas_lengths` says.
@@ -81,7 +81,7 @@ def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
     return tuple((weights / weights.sum()).tolist())
 
 
-def lidas(sizes: Sizes, target: Sizes) -> Growth:
+def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """The ``L' - L`` layers around the middle once more, in the middle: half from below, half from above (LIDAS, 2025)."""
     old, new = _layers("lidas", sizes, target)
     _at_most_twice("lidas", old, new)
@@ -90,7 +90,7 @@ def lidas(sizes: Sizes, target: Sizes) -> Growth:
     return {"layers": select([*range(middle), *range(first, first + added), *range(middle, old)], old)}
 
 
-def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> Growth:
+def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
     """``0 .. L - m - 1``, then ``m .. L - 1``: two copies, of which one lacks its last m, the other its first m layers.
 
     ``L' = 2 (L - m)`` (SOLAR's depth up-scaling, Kim et al., 2023). With ``blend``, the last ``blend`` layers of the lower
@@ -113,7 +113,7 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> Growth:
     return {"layers": AxisMap(write, np.linalg.pinv(dense(write)).T)}
 
 
-def llama_pro(sizes: Sizes, target: Sizes) -> Growth:
+def llama_pro(sizes: Sizes, target: Sizes) -> Rules:
     """A copy that adds nothing after every ``L / (L' - L)`` layers: ``W_out = W_down = 0`` there, biases too.
 
     Keeps the function of any pre-LN model to the bit; at first only the zeroed kernels have a gradient (LLaMA Pro, Wu et al.,
@@ -133,8 +133,8 @@ def llama_pro(sizes: Sizes, target: Sizes) -> Growth:
 
 def new_layers(growth: Growth) -> tuple[int, ...]:
     """The layers that are not the first copy of their source, counted after the growth: what one may want to train alone."""
-    maps = growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth
-    source = dense(maps["layers"].write).argmax(1)
+    maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
+    source = dense(maps["layers",].write).argmax(1)
     first = set(np.unique(source, return_index=True)[1].tolist())
     return tuple(i for i in range(len(source)) if i not in first)
 

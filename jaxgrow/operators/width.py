@@ -14,7 +14,7 @@ from jaxgrow.matrices import Matrix, Rows, dense
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, multiples, sources, width
 
 
-def zero_pad(sizes: Sizes, target: Sizes) -> Growth:
+def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """``W' = [[W, 0], [0, 0]]``: direct copy into the corner, zeros elsewhere.
 
     Keeps the function for ``heads`` and ``mlp``, not for ``embed``, whose norms count the zeros. New units never move: every
@@ -33,7 +33,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> Growth:
     return growth
 
 
-def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
     """Function-preserving initialisation: new units copy random old ones, their readers share the weight.
 
     ``g(i) = i`` for old units, else uniform over them; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, Chen et al.,
@@ -45,12 +45,12 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     return _copied("fpi", sizes, target, seed)
 
 
-def net2net(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+def net2net(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
     """`fpi`, by the name of the paper that it came from (Chen et al., ICLR 2016)."""
     return _copied("net2net", sizes, target, seed)
 
 
-def _copied(operator: str, sizes: Sizes, target: Sizes, seed: int) -> Growth:
+def _copied(operator: str, sizes: Sizes, target: Sizes, seed: int) -> dict[str, AxisMap]:
     rng = np.random.default_rng(seed)
 
     def choose(old: int, new: int) -> np.ndarray:
@@ -60,7 +60,7 @@ def _copied(operator: str, sizes: Sizes, target: Sizes, seed: int) -> Growth:
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
-def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
+def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     """Advanced knowledge initialisation: `fpi`, but new heads and MLP units come from the *next* layer.
 
     ``U^l[:, j] = Ũ^l[:, j]`` for old units, ``Ũ^{l+1}[:, g(j)]`` for new ones, with Ũ of `fpi` and the last layer its own next
@@ -72,11 +72,10 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     """
     old, new = grown("aki", ("layers", *width(sizes)), sizes, {"layers": sizes["layers"], **target})["layers"]
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis != "layers"}, seed)
-    assert not isinstance(copies, Rules)
     order = np.array([*list(range(old)) * (new // old), *range(old - new % old, old)])
-    same: Maps = {"layers": select(order, old)} if new > old else {}
-    base: Maps = {**same, **({"embed": copies["embed"]} if "embed" in copies else {})}
-    following: Maps = {**base, "layers": select(np.minimum(order + 1, old - 1), old)}
+    same: dict[str, AxisMap] = {"layers": select(order, old)} if new > old else {}
+    base: dict[str, AxisMap] = {**same, **({"embed": copies["embed"]} if "embed" in copies else {})}
+    following: dict[str, AxisMap] = {**base, "layers": select(np.minimum(order + 1, old - 1), old)}
     rules = []
     for axis in (HEADS, KV_HEADS, "mlp"):
         if axis in copies:
@@ -86,7 +85,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Growth:
     return Rules((*rules, Rule((base,))))
 
 
-def hypercloning(sizes: Sizes, target: Sizes) -> Growth:
+def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """``W' = tile(W, (k, k)) / k``, vectors tiled: k times the width, the same function (Samragh et al., 2024).
 
     `jaxgrow.symmetry.break_symmetry` adds the paper's noise, which keeps the function too.
@@ -95,7 +94,7 @@ def hypercloning(sizes: Sizes, target: Sizes) -> Growth:
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
-def staged(sizes: Sizes, target: Sizes) -> Growth:
+def staged(sizes: Sizes, target: Sizes) -> Rules:
     """``W' = [[W, 0], [0, W]]``: two copies that do not see each other, until training mixes them; the same function.
 
     Staged Training (Shen et al., ICML 2022), which doubles all of ``embed``, ``heads`` (and ``kv_heads``) and ``mlp``. What is
@@ -110,7 +109,6 @@ def staged(sizes: Sizes, target: Sizes) -> Growth:
     if set(found) != set(axes) or any(new != 2 * old for old, new in found.values()):
         raise ValueError(f"staged doubles {', '.join(axes)}, all of them, but was asked for {dict(target)}")
     copies = hypercloning(sizes, target)
-    assert not isinstance(copies, Rules)
 
     def half(which: int, read: Sequence[str]) -> Maps:
         out: dict[str, AxisMap] = {}
@@ -173,7 +171,7 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
     return Rules(rules, eps=eta**2)
 
 
-def sparkling(sizes: Sizes, target: Sizes) -> Growth:
+def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Copies whose readers are scaled to keep the size of activations, not the function (SPARKLING, 2026).
 
     With ``c = (d' - d) / d``: fan-out ``[y; y~]``, fan-in ``alpha [W, W~]``, ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and

@@ -79,7 +79,7 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
             f"a {type(model).__name__} cannot take {type(data).__name__}: set data to what the model is for"
         )
     if isinstance(data, Images):
-        split, sizes = images(data), model.sizes()
+        split, sizes = images(data), model.integers()
         takes = {"pixels a side": sizes["image"], "channels": sizes["channels"], "classes": sizes["classes"]}
         has = dict(zip(takes, (split.shape[0], split.shape[2], len(split.classes)), strict=True))
         wrong = [

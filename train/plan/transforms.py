@@ -265,5 +265,5 @@ def _grown(model: Model, grouping: Grouping, operator, large: Config, tx, moment
 
 def differing(small: Config, large: Config) -> dict[str, int]:
     """The sizes that differ."""
-    old = small.sizes()
-    return {axis: new for axis, new in large.sizes().items() if new != old[axis]}
+    old = small.integers()
+    return {axis: new for axis, new in large.integers().items() if new != old[axis]}
