@@ -25,8 +25,12 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = folder
+        # Replicas share the writing of what is large; of what is small they would only compile slices.
+        context = ocp.Context()
+        context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
         self._orbax = ocp.training.Checkpointer(
             str(self.folder),
+            context=context,
             preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,  # what a killed save left behind
         )

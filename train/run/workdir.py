@@ -143,7 +143,9 @@ class Workdir:
 
     def finish(self, result: dict[str, Any], config: Config, params: Tree) -> None:
         """Exports the run's last model, and then, for it makes the run a finished one, writes its result."""
-        orbax.export(self.folder, config, params)
+        orbax.export(
+            self.folder, config, jax.device_get(params)
+        )  # layer by layer on the host, where nothing is compiled
         write_json(self._result, result)
 
 
