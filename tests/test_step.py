@@ -32,10 +32,11 @@ def reference(tx, steps: int):
     first = jax.jit(jax.value_and_grad(lambda params, tokens: loss(Model(params, None, runs.MODEL), tokens)))
     params = runs.fresh(runs.MODEL)
     tx, state = optax.with_extra_args_support(tx), tx.init(params)
+    update = jax.jit(lambda grads, state, params: tx.update(grads, state, params, axes=runs.MODEL.axes()))
     for _ in range(steps):
         value, grads = first(params, BATCH)
-        updates, state = tx.update(grads, state, params, axes=runs.MODEL.axes())
-        params = jax.tree.map(lambda p, u: p - LR * u, params, updates)
+        updates, state = update(grads, state, params)
+        params = jax.tree.map(lambda p, u: p - LR * u, params, jax.device_get(updates))
     norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(jax.device_get(grads))))
     return params, state, {"loss": float(value), "grad_norm": norm}
 
