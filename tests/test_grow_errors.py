@@ -107,18 +107,18 @@ def test_a_rule_s_map_fits_the_leaf_that_it_grows():
 
 def test_axes_that_go_together_have_the_old_sizes_and_stand_together():
     m = identity(6)
-    pair = {"embed mlp": AxisMap(m.write, m.read, ((3, 2), (3, 2)))}
+    pair = {("embed", "mlp"): AxisMap(m.write, m.read, ((3, 2), (3, 2)))}
     with raises(
         "mlp/kernel: axis 'embed' has size 2, but its map takes 3 to 3",
         "mlp/kernel: axis 'mlp' has size 3, but its map takes 2 to 2",
     ):
         grow(pair, {"mlp": {"kernel": PARAMS["mlp"]["kernel"]}}, {"mlp": {"kernel": ("embed", "mlp")}})
-    larger = {"embed mlp": AxisMap(tile(6, 2).write, tile(6, 2).read, ((4, 3), (2, 3)))}
+    larger = {("embed", "mlp"): AxisMap(tile(6, 2).write, tile(6, 2).read, ((4, 3), (2, 3)))}
     alone = {"kernel": np.zeros((2, 3)), "bias": np.zeros(2)}
     with raises("axis 'embed' becomes 2 in bias, but 4 in kernel"):
         grow(larger, alone, {"kernel": ("embed", "mlp"), "bias": ("embed",)})
     with raises("axis 'x': the model has no such axis, only 'embed', 'mlp'"):
-        grow({"embed x": larger["embed mlp"]}, alone, {"kernel": ("embed", "mlp"), "bias": ("embed",)})
+        grow({("embed", "x"): larger[("embed", "mlp")]}, alone, {"kernel": ("embed", "mlp"), "bias": ("embed",)})
 
 
 # --- operators ---

@@ -22,7 +22,9 @@ GROWTHS = {
     "copies": GROWTH,
     "means and sums": {"a": tile(4, 2), **swap({"b": select([0, 1, 1, 0, 1, 1], 2)})},
     "rules of two terms": Rules((Rule(({"b": HALF}, {"b": GROWTH["b"]}), axes=("b",)),)),
-    "a map over two axes": {"b c": AxisMap(select([*range(30), 3, 4], 30).write, tile(30, 1).read, ((4, 8), (6, 5)))},
+    "a map over two axes": {
+        ("b", "c"): AxisMap(select([*range(30), 3, 4], 30).write, tile(30, 1).read, ((4, 8), (6, 5)))
+    },
 }
 modes = pytest.mark.parametrize("mode", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
@@ -51,7 +53,7 @@ def assert_same(found, expected, like):
 @modes
 @growths
 def test_sharded_leaves_grow_to_the_bit_and_keep_their_sharding(mode, growth):
-    params, axes = host(("u",) if "b c" in growth else AXES) if isinstance(growth, dict) else host()
+    params, axes = host(("u",) if ("b", "c") in growth else AXES) if isinstance(growth, dict) else host()
     there = placed(params, mode)
     assert_same(grow(growth, there, axes), grow(growth, params, axes), there)
 
