@@ -104,7 +104,13 @@ Growth: TypeAlias = Maps | Rules
 
 def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
     """The maps, each by the axes that it acts on, mostly one."""
-    return {(key,) if isinstance(key, str) else key: m for key, m in maps.items()}
+    found = {(key,) if isinstance(key, str) else key: m for key, m in maps.items()}
+    for axes, m in found.items():
+        if len(axes) != len(m.shapes[0]):
+            raise ValueError(
+                f"a map from the sizes {m.shapes[1]} to {m.shapes[0]} has the key {axes}: it names each of its axes"
+            )
+    return found
 
 
 def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
