@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from jaxgrow._version import __version__
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Axes, Params
 from jaxgrow.interop import huggingface
 from jaxgrow.interop.files import RECORD, CheckpointError, extras, inside, read_json, write_json
 from jaxgrow.interop.folders import appearing
@@ -59,7 +59,7 @@ def _snapshot(folder: Path) -> Path:
     return found[0]
 
 
-def load(folder: str | Path) -> tuple[Config, Tree]:
+def load(folder: str | Path) -> tuple[Config, Params]:
     """``(config, parameters)``, the parameters as NumPy arrays, blocks stacked.
 
     Raises:
@@ -70,7 +70,7 @@ def load(folder: str | Path) -> tuple[Config, Tree]:
 
 
 def save(
-    folder: str | Path, config: Config, params: Tree, like: str | Path | None = None, *, overwrite: bool = False
+    folder: str | Path, config: Config, params: Params, like: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
     """Writes a Hugging Face folder; with ``like``, unknown keys of its ``config.json`` and its other files are carried over.
 
@@ -94,7 +94,7 @@ def transform(
     growth: Growth,
     record: Mapping[str, Any] | None = None,
     *,
-    axes: Tree | None = None,
+    axes: Axes | None = None,
     **options: Any,
 ) -> int:
     """Grows a checkpoint on disk into another: ``grow(growth, parameters, axes)``, layer by layer.

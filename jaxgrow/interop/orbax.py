@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Params
 from jaxgrow.interop.checksums import NAME, damage, seal
 from jaxgrow.interop.files import RECORD, CheckpointError, read_json
 from jaxgrow.interop.huggingface import family_of
@@ -70,14 +70,14 @@ class Orbax(Loaded, Checkpoint):
         return PARAMS if (self.folder / PARAMS).is_dir() else CHECKPOINTS
 
 
-def _params(folder: Path) -> Tree:
+def _params(folder: Path) -> Params:
     if (folder / NAME).exists() and (found := damage(folder)):
         raise CheckpointError(f"{folder} is damaged: {found}; take another copy of it")
     shapes: Any = ocp.metadata(str(folder.resolve())).metadata
     return ocp.load(str(folder.resolve()), jax.tree.map(_empty, shapes))
 
 
-def _newest(folder: Path) -> Tree:
+def _newest(folder: Path) -> Params:
     """The model that a run's plan ends with."""
     with ocp.training.Checkpointer(str(folder.resolve())) as checkpoints:
         if checkpoints.latest is None:
