@@ -11,15 +11,15 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jaxgrow import maps, matrices
-from jaxgrow.axes import Names, Tree, axis, is_names, leaves, path, sizes
-from jaxgrow.matrices import Matrix
+from jaxgrow.axes import Axes, Names, Params, axis, is_names, leaves, path, sizes
+from jaxgrow.matrices import Array, Matrix
 
 Part: TypeAlias = tuple[
     maps.AxisMap | None, int, int
 ]  # what acts on the axes from .. to of a leaf, the second one excluded
 
 
-def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
+def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
     """Contracts every named axis of every leaf with that axis's map.
 
     For a kernel ``W[i, o]`` that reads ``a`` and writes ``b``: ``W'= read_a @ W @ write_b.T``; with `maps.Rules`, the sum of
@@ -43,6 +43,15 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
       ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, leaves that come out with
         two sizes for one axis, a rule that matches no leaf, a leaf that does not say the role that a rule asks for, or a new
         size that does not divide among the devices that share the axis; all in one message.
+
+    Example:
+      Two units of an MLP become four: what writes them is copied, what reads them is shared.
+
+      >>> params = {"up": np.array([[1.0, 2.0]]), "down": np.array([[3.0], [4.0]])}
+      >>> axes = {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
+      >>> grown = grow({"mlp": maps.tile(2, times=2)}, params, axes)
+      >>> grown["up"].tolist(), grown["down"].tolist()
+      ([[1.0, 2.0, 1.0, 2.0]], [[1.5], [2.0], [1.5], [2.0]])
     """
     check(growth, params, axes)
 
@@ -52,7 +61,7 @@ def grow(growth: maps.Growth, params: Tree, axes: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Any) -> Any:
+def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
     if not any(m for term in terms for m, _, _ in _parts(term, names)):
         return x
@@ -81,7 +90,7 @@ def _on_mesh(x: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _sum(terms: Sequence[maps.Term], names: Names, x: Any) -> Any:
+def _sum(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     parts = [_parts(term, names) for term in terms]
     if len(parts) == 1:
         return _grow_one(parts[0], names, x)
@@ -103,7 +112,7 @@ def _parts(term: maps.Term, names: Names) -> list[Part]:
     return out
 
 
-def _grow_one(parts: Sequence[Part], names: Names, x: Any) -> Any:
+def _grow_one(parts: Sequence[Part], names: Names, x: Array) -> Array:
     """One term: axes that go together are one axis meanwhile."""
     shape = [n for m, begin, end in parts for n in (x.shape[begin:end] if m is None else m.shapes[0])]
     x = x.reshape(_joined(parts, x.shape))
@@ -124,7 +133,7 @@ def products(term: maps.Term, names: Names, shape: Sequence[int]) -> list[float]
     return matrices.products(_matrices(parts, names), _joined(parts, shape))
 
 
-def check(growth: maps.Growth, params: Tree, axes: Tree) -> None:
+def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
     """Whether the growth fits the parameters, of which only the shapes count.
 
     Raises:

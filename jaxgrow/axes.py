@@ -25,14 +25,17 @@ So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the val
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.nn.initializers import Initializer
 
-Names = tuple[str, ...]
-Tree = Any  # a pytree of arrays, or of Names
+Names: TypeAlias = tuple[str, ...]
+Params: TypeAlias = Any  # a pytree of arrays, or of what has their shape: Python has no type that any of these fits
+Axes: TypeAlias = Any  # a pytree of the same structure, of Names
+Tree: TypeAlias = Any  # any other pytree
 
 LAYERS = "layers"  # the axis of stacked blocks: applied one after the other, so it composes instead of adding
 READ, VALUE, BELOW = ".in", ".value", ".below"
@@ -40,11 +43,23 @@ ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "norm", "kernel", "table", "bias", "scale"}
 
 
-def named(init: Callable, *names: str, role: str = "") -> Callable:
-    """An initialiser whose parameter carries axis names: ``self.param("w", named(init, "embed.in", "mlp"), shape)``.
+def named(init: Initializer, *names: str, role: str = "") -> Callable:
+    """An initialiser whose parameter carries axis names.
 
-    ``role``, one of `ROLES`, is what the axes cannot tell: ``named(init, "embed", role="norm scale")`` is
-    ``named(init, "embed.norm.scale")``.
+    Args:
+      init: an initialiser, ``(key, shape, dtype) -> array``.
+      names: one for each axis, with its marks (`jaxgrow.axes`).
+      role: one of `ROLES`, what the axes cannot tell: ``named(init, "embed", role="norm scale")`` is
+        ``named(init, "embed.norm.scale")``.
+
+    Returns:
+      An initialiser for ``self.param`` of a Flax module; `split` takes the names off again.
+
+    Example:
+      >>> from flax import linen as nn
+      >>> kernel = named(nn.initializers.zeros, "embed.in", "mlp")
+      >>> kernel(jax.random.key(0), (2, 3)).names
+      ('embed.in', 'mlp')
     """
     if role:
         names = (*names[:-1], ".".join([names[-1], *role.split()]))
@@ -62,6 +77,7 @@ def _parsed(name: str) -> tuple[str, frozenset[str]]:
 
 
 def reads(name: str) -> bool:
+    """Whether a leaf with this name contracts the axis away: ``reads("embed.in")``."""
     return "in" in _parsed(name)[1]
 
 
@@ -76,7 +92,12 @@ def axis(name: str) -> str:
 
 
 def turned(name: str, read: bool) -> str:
-    """The name as a reader's, or as a writer's."""
+    """The name as a reader's, or as a writer's.
+
+    Example:
+      >>> turned("embed.norm.scale", read=True)
+      'embed.in.norm.scale'
+    """
     plain = axis(name)
     marks = [mark for mark in name[len(plain) :].split(".")[1:] if mark != "in"]
     return plain + READ * read + "".join(f".{mark}" for mark in marks)
@@ -87,6 +108,10 @@ def role(leaf: str, names: Names) -> str:
 
     Raises:
       ValueError: a leaf over one axis of a layer, which may be anything, declares nothing.
+
+    Example:
+      >>> role("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
+      ('kernel', 'norm scale')
     """
     marks = frozenset().union(*(_parsed(n)[1] for n in names))
     declared = marks & {"kernel", "table", "bias", "scale"}
@@ -103,20 +128,42 @@ def role(leaf: str, names: Names) -> str:
     return "kernel" if any(map(reads, names)) else "table"
 
 
-def is_names(x: Any) -> bool:
+def is_names(x: Tree) -> TypeGuard[Names]:
+    """Whether this is a leaf of an axes tree: ``is_leaf`` for `jax.tree.map`."""
     return isinstance(x, tuple)
 
 
-def split(boxed: Tree) -> tuple[Tree, Tree]:
-    """``(params, axes)`` from what a Flax module's ``init`` returns: plain arrays, and the names they were born with."""
+def split(boxed: Tree) -> tuple[Params, Axes]:
+    """Plain parameters, and the axis names that they were born with.
+
+    Args:
+      boxed: what a Flax module's ``init`` returns, of parameters that are `named`.
+
+    Returns:
+      ``(params, axes)``: the arrays, and a tree of the same structure with a tuple of names for each.
+
+    Example:
+      >>> from flax import linen as nn
+      >>> boxed = {"up": named(nn.initializers.zeros, "embed.in", "mlp")(jax.random.key(0), (2, 3))}
+      >>> params, axes = split(boxed)
+      >>> params["up"].shape, axes["up"]
+      ((2, 3), ('embed.in', 'mlp'))
+    """
     axes = jax.tree.map(
         tuple, nn.get_partition_spec(boxed), is_leaf=lambda s: isinstance(s, jax.sharding.PartitionSpec)
     )
     return nn.meta.unbox(boxed), axes
 
 
-def leaves(params: Tree, axes: Tree) -> Iterator[tuple[str, Any, Names]]:
-    """``(path, leaf, names)`` of every leaf.
+def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
+    """Every leaf with its path and its axis names.
+
+    Args:
+      params: a pytree of arrays, or of their shapes.
+      axes: the axis names of each.
+
+    Yields:
+      ``(path, leaf, names)``, the path as of `path`.
 
     Raises:
       ValueError: the two trees differ in structure, or a leaf does not name each of its axes; every such leaf is listed.
@@ -141,11 +188,22 @@ def leaves(params: Tree, axes: Tree) -> Iterator[tuple[str, Any, Names]]:
         yield name, x, names[name]
 
 
-def sizes(params: Tree, axes: Tree) -> dict[str, int]:
-    """The size of every axis, ``{"embed": 768, ...}``.
+def sizes(params: Params, axes: Axes) -> dict[str, int]:
+    """The size of every axis, ``{"embed": 768, ...}``: what operators are told of a model.
+
+    Args:
+      params: a pytree of arrays, or of their shapes.
+      axes: the axis names of each.
+
+    Returns:
+      The sizes by axis, without marks.
 
     Raises:
       ValueError: one axis has two sizes; both leaves are named.
+
+    Example:
+      >>> sizes({"up": np.ones((2, 3))}, {"up": ("embed.in", "mlp")})
+      {'embed': 2, 'mlp': 3}
     """
     seen: dict[str, tuple[int, str]] = {}
     wrong = []

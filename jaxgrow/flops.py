@@ -8,15 +8,27 @@ import numpy as np
 
 from jaxgrow import maps
 from jaxgrow._grow import products
-from jaxgrow.axes import Tree, leaves
+from jaxgrow.axes import Axes, Params, leaves
 from jaxgrow.drop import TokenDrop
 from jaxgrow.models.config import Config
 
 
 def forward(config: Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
-    """FLOPs of a forward pass over ``tokens`` positions in samples of ``length`` (the config's, if left out).
+    """FLOPs of a forward pass. What a position costs is in the family's ``cost``.
 
-    ``layers``: how many ran, a mean perhaps (the config's, if left out). What a position costs is in the family's ``cost``.
+    Args:
+      config: of the model.
+      tokens: how many positions, of all samples together.
+      length: positions of a sample; the config's, if left out.
+      layers: how many ran, a mean perhaps; the config's, if left out.
+
+    Returns:
+      Floating-point operations.
+
+    Example:
+      >>> from jaxgrow.models import GPT2Config
+      >>> forward(GPT2Config(), tokens=1024) / 1e9
+      274.81079808
     """
     cost = config.cost(length or config.length)
     return float(tokens) * ((config.layers if layers is None else layers) * cost.layer + cost.outside)
@@ -33,8 +45,24 @@ def train(
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
-    Products with the input need no gradient of it. The bottom ``frozen`` layers and the embeddings have no backward pass,
-    and then a tied head's table has no gradient; ``drop``: some tokens go around some layers.
+    Products with the input need no gradient of it. Frozen layers at the bottom and the embeddings below them have no backward
+    pass, and then a tied head's table has no gradient.
+
+    Args:
+      config: of the model.
+      tokens: how many positions, of all samples together.
+      length: positions of a sample; the config's, if left out.
+      layers: how many ran, a mean perhaps; the config's, if left out.
+      frozen: how many layers at the bottom do not train.
+      drop: which tokens go around which layers.
+
+    Returns:
+      Floating-point operations.
+
+    Example:
+      >>> from jaxgrow.models import GPT2Config
+      >>> train(GPT2Config(), tokens=1024) / forward(GPT2Config(), tokens=1024)
+      3.0
     """
     length = length or config.length
     cost = config.cost(length)
@@ -48,10 +76,23 @@ def train(
     return total
 
 
-def grow(growth: maps.Growth, params: Tree, axes: Tree) -> float:
+def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
     """FLOPs of the matrix products of `jaxgrow.grow`; copies, means and sums by gathering are not counted.
 
     Learning the maps costs at most three times as much a step: the small model needs no gradient.
+
+    Args:
+      growth: as of `jaxgrow.grow`.
+      params: a pytree of arrays, or of their shapes.
+      axes: the axis names of each.
+
+    Returns:
+      Floating-point operations.
+
+    Example:
+      >>> dense = maps.AxisMap(np.ones((4, 3)), np.ones((4, 3)))
+      >>> grow({"mlp": dense}, {"b": np.ones(3)}, {"b": ("mlp",)})
+      24.0
     """
     total = 0.0
     for path, x, names in leaves(params, axes):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxgrow.axes import BELOW, LAYERS, Tree, is_names, marked, path
+from jaxgrow.axes import BELOW, LAYERS, Axes, Params, Tree, is_names, marked, path
 from jaxgrow.moments import owner
 
 
@@ -24,7 +24,7 @@ class Freeze:
     paths: tuple[str, ...] = ()
     below: bool = True  # what makes the input of the layers: the leaves that are marked so (`jaxgrow.axes`)
 
-    def bottom(self, axes: Tree) -> int:
+    def bottom(self, axes: Axes) -> int:
         """How many layers from the bottom are frozen together with all that is below them, of a model with the axis names
         ``axes``. Where a leaf below them trains, none: 0.
 
@@ -48,7 +48,7 @@ class Freeze:
         return np.isin(np.arange(layers), self.layers)
 
 
-def _below(axes: Tree) -> list[str]:
+def _below(axes: Axes) -> list[str]:
     """The leaves that make the input of the layers."""
     found = [path(p) for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names) if marked(n, BELOW)]
     if not found:
@@ -58,7 +58,7 @@ def _below(axes: Tree) -> list[str]:
     return found
 
 
-def _held(axes: Tree, paths: Sequence[str], below: bool) -> dict[str, bool]:
+def _held(axes: Axes, paths: Sequence[str], below: bool) -> dict[str, bool]:
     """Of each leaf, by path, whether it is below the layers and these are meant, or matches one of ``paths``."""
     leaves = [path(p) for p, _ in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)]
     lost = [p for p in paths if not any(fnmatchcase(leaf, p) for leaf in leaves)]
@@ -74,8 +74,8 @@ def hold(
     before: Tree,
     after: Tree,
     layers: ArrayLike,
-    params: Tree,
-    axes: Tree,
+    params: Params,
+    axes: Axes,
     paths: Sequence[str] = (),
     below: bool = False,
 ) -> Tree:
@@ -85,8 +85,25 @@ def hold(
     Both are trees of parameters and of optimizer state, whose leaves belong to those of ``params`` by path and shape, as in
     `jaxgrow.moments`. Adam's step count goes on, as for all. Weight decay and momentum do not move what is held.
 
+    Args:
+      before: parameters, optimizer state, or a tree of both, before a step.
+      after: the same after it.
+      layers: those that are held, bool [layers].
+      params: the parameters, whose paths and shapes say what a leaf of state belongs to.
+      axes: their axis names.
+      paths: patterns of paths, as of a shell.
+      below: whether what makes the layers' input is held, too.
+
+    Returns:
+      A tree of the same structure.
+
     Raises:
       ValueError: a path that no leaf matches, or, with ``below``, no leaf is marked so.
+
+    Example:
+      >>> before, after, axes = {"w": np.zeros((2, 1))}, {"w": np.ones((2, 1))}, {"w": ("layers", "embed.scale")}
+      >>> hold(before, after, [True, False], before, axes)["w"].tolist()
+      [[0.0], [1.0]]
     """
     held = _held(axes, paths, below)
     names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}

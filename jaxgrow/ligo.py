@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes import LAYERS, VALUE, Names, Tree, axis, is_names, marked, path, reads, role
+from jaxgrow.axes import LAYERS, VALUE, Axes, Names, axis, is_names, marked, path, reads, role
 from jaxgrow.maps import AxisMap, Rule, Rules
 from jaxgrow.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, sources, width
 
 _LAYERS = (LAYERS,)
 _HEADS, _KV_HEADS = (HEADS, "head_dim"), (KV_HEADS, "head_dim")
+Coefficients: TypeAlias = dict[str, Any]  # as `init` makes them
 Acting: TypeAlias = list[tuple[tuple[str, ...], str]]  # on a leaf: the axes, and the name of the map over them
 
 
@@ -61,8 +62,8 @@ class LiGO:
             raise ValueError(f"noise lies between 0 and 1, but is {self.noise}")
 
 
-def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) -> dict[str, Any]:
-    """The coefficients: ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``, float32.
+def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) -> Coefficients:
+    """The coefficients at their start: ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``, float32.
 
     Depth weights belong to a module: a kernel and its bias, or a norm, in a folder of their own
     (``"blocks/attention/query"``); leaves that share a folder with others have each their own (``"blocks/mlp_scale"``). Width
@@ -77,12 +78,29 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     that is none, and it is one of its own, ``out``. The identity in B keeps query heads with their keys, as all operators do.
 
     Args:
+      ligo: where the maps begin, and how they are tied.
+      axes: the axis names of the small model's parameters.
+      sizes: the size of every axis of the small model.
       target: new sizes of any of ``layers``, ``embed``, ``heads``, ``kv_heads``, ``mlp``. An axis that is not named has no map
         (but ``heads``, where ``kv_heads`` is named); one that is named with its old size is mixed.
+      key: what is drawn goes by it.
+
+    Returns:
+      A pytree of arrays, to be learned, and to be handed to `growth`.
 
     Raises:
       ValueError: a target that is smaller, or an axis that is none of these, or query heads that cannot share the keys; a
         leaf that does not say its role, or attention without values that are marked.
+
+    Example:
+      >>> axes = {"up": ("layers", "embed.in", "mlp")}
+      >>> start = init(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> start["depth"]["up"].shape, start["width"]["mlp"]["write"].shape
+      ((2, 1), (4, 3))
+
+    References:
+      Wang et al., `Learning to Grow Pretrained Models for Efficient Transformer Training <https://arxiv.org/abs/2303.00980>`_,
+      ICLR 2023
     """
     if KV_HEADS in target:
         target = {HEADS: sizes[HEADS], **target}
@@ -90,7 +108,7 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     index = sources("ligo", sizes, {axis: found[axis] for axis in found if axis != LAYERS})
     grown_sizes = {**sizes, **target}
     regrouped = KV_HEADS in sizes and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]
-    out: dict[str, Any] = {"depth": {}, "width": {}}
+    out: Coefficients = {"depth": {}, "width": {}}
     uses, kinds = _uses(axes, "out" if regrouped else "value"), _kinds(axes)
     for names, acting in uses.values():
         for along, name in acting:
@@ -120,10 +138,24 @@ def init(ligo: LiGO, axes: Tree, sizes: Sizes, target: Sizes, key: jax.Array) ->
     return out
 
 
-def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
-    """The growth that the coefficients stand for, for a model of ``sizes`` whose parameters are named ``axes``.
+def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
+    """The growth that the coefficients stand for, as data for `jaxgrow.grow`.
 
     A rule a leaf; with maps shared by the layers of one term, else one for each small layer: ``w_ij B_j W_j A_j.T``.
+
+    Args:
+      coefficients: as `init` makes them.
+      axes: the axis names of the small model's parameters.
+      sizes: the size of every axis of the small model.
+
+    Returns:
+      Rules, which `jaxgrow.grow` is differentiable in.
+
+    Example:
+      >>> axes, sizes = {"up": ("layers", "embed.in", "mlp")}, {"layers": 1, "embed": 2, "mlp": 3}
+      >>> start = init(LiGO(), axes, sizes, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> sorted(growth(start, axes, sizes).rules[0].terms[0])
+      [('layers',), ('mlp',)]
     """
     depth, width = coefficients["depth"], coefficients["width"]
 
@@ -151,12 +183,12 @@ def growth(coefficients: dict[str, Any], axes: Tree, sizes: Sizes) -> Rules:
     return Rules(tuple(rule(leaf, *use) for leaf, use in uses.items()))
 
 
-def _leaves(axes: Tree) -> Iterator[tuple[str, Names]]:
+def _leaves(axes: Axes) -> Iterator[tuple[str, Names]]:
     for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
         yield path(key_path), names
 
 
-def _modules(axes: Tree) -> dict[str, str]:
+def _modules(axes: Axes) -> dict[str, str]:
     """``{leaf: what its depth weights belong to}``, of layers: its folder, or, where that holds several things, itself."""
     folders: dict[str, dict[str, str]] = {}
     for leaf, names in _leaves(axes):
@@ -170,7 +202,7 @@ def _modules(axes: Tree) -> dict[str, str]:
     }
 
 
-def _kinds(axes: Tree) -> dict[str, str]:
+def _kinds(axes: Axes) -> dict[str, str]:
     """``{module: its axis names}``: what tells it from others, whatever it is called."""
     of, found = _modules(axes), {}
     for leaf, names in _leaves(axes):
@@ -183,7 +215,7 @@ def _drawn(key: jax.Array, kind: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(kind.encode()))
 
 
-def _uses(axes: Tree, attention: str) -> dict[str, tuple[Names, Acting]]:
+def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     """What acts on each leaf, beside its names; ``attention`` is the map of what reads it.
 
     Units of blocks that are no layers have maps of their own.
@@ -275,7 +307,7 @@ def _width(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.eye(old), rows])
 
 
-def _noisy(ligo: LiGO, source: Any, old: int, key: jax.Array) -> jax.Array:
+def _noisy(ligo: LiGO, source: jax.Array | np.ndarray, old: int, key: jax.Array) -> jax.Array:
     others = jax.random.uniform(key, (len(source), old), maxval=ligo.noise) if ligo.noise else jnp.zeros((1, 1))
     return _rows(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
 

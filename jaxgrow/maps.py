@@ -93,6 +93,14 @@ class Rules:
     """A growth by leaves: the first rule that matches a leaf says how it grows; a leaf that none matches stays as it is.
 
     A rule that matches no leaf of a model is an error (`jaxgrow.grow`), unless it is one for all leaves.
+
+    Example:
+      Attention's value and output kernels stay as they are; all else that has heads gets a copy of each.
+
+      >>> stays = Rule((), path="*/attention/[vo]*")
+      >>> growth = Rules((stays, Rule(({"heads": tile(2, 2)},))))
+      >>> [len(terms(growth, leaf, ("embed.in", "heads"))) for leaf in ("0/attention/query", "0/attention/value")]
+      [1, 0]
     """
 
     rules: tuple[Rule, ...]
@@ -103,8 +111,22 @@ Growth: TypeAlias = Maps | Rules
 
 
 def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
-    """The maps, each by the axes that it acts on, mostly one."""
-    return {(key,) if isinstance(key, str) else key: m for key, m in maps.items()}
+    """The maps, each by the axes that it acts on, mostly one.
+
+    Raises:
+      ValueError: a key does not name all of them.
+
+    Example:
+      >>> list(by_axes({"mlp": tile(3, 2)}))
+      [('mlp',)]
+    """
+    found = {(key,) if isinstance(key, str) else key: m for key, m in maps.items()}
+    for axes, m in found.items():
+        if len(axes) != len(m.shapes[0]):
+            raise ValueError(
+                f"a map from the sizes {m.shapes[1]} to {m.shapes[0]} has the key {axes}: it names each of its axes"
+            )
+    return found
 
 
 def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
@@ -118,8 +140,16 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
 def new_sizes(growth: Growth) -> dict[str, int]:
     """The sizes of the axes that change, after the growth.
 
-    Raises:
-      ValueError: two rules give one axis two sizes, or a key names another number of axes than its map has.
+        Raises:
+    <<<<<<< HEAD
+          ValueError: two rules give one axis two sizes, or a key names another number of axes than its map has.
+    =======
+          ValueError: two rules give one axis two sizes.
+
+        Example:
+          >>> new_sizes({"mlp": tile(3, 2)})
+          {'mlp': 6}
+    >>>>>>> library
     """
     sizes: dict[str, int] = {}
     every = [term for rule in growth.rules for term in rule.terms] if isinstance(growth, Rules) else [growth]
@@ -162,8 +192,29 @@ def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
     ``write[i, j] = [index[i] = j]``, ``read[i, j] = write[i, j] / copies of j``. This is Net2Net's map (Chen et al.,
     2016, Eq. 2), and de-coalescing's (Zou et al., 2024, section 3.2). ``read.T @ write == I`` if each unit is copied.
 
+    Args:
+      index: the old unit that each new one copies.
+      old: how many old units there are.
+
+    Returns:
+      The map from ``old`` units to ``len(index)``.
+
     Raises:
       ValueError: an index outside ``0 .. old - 1``.
+
+    Example:
+      >>> from jaxgrow.matrices import dense
+      >>> m = select([0, 1, 1], old=2)
+      >>> dense(m.write).tolist()
+      [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+      >>> dense(m.read).tolist()
+      [[1.0, 0.0], [0.0, 0.5], [0.0, 0.5]]
+
+    References:
+      Chen et al., `Net2Net <https://arxiv.org/abs/1511.05641>`_, ICLR 2016
+
+      Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
+      ICLR 2024
     """
     index = np.asarray(index, np.int32)
     if index.ndim != 1 or index.size == 0 or index.min() < 0 or index.max() >= old:
@@ -177,21 +228,37 @@ def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
 
 
 def tile(old: int, times: int) -> AxisMap:
-    """``[x, x, ..]``: copies lie ``old`` apart."""
+    """``[x, x, ..]``: copies lie ``old`` apart.
+
+    Example:
+      >>> tile(2, times=2).write.index[:, 0].tolist()
+      [0, 1, 0, 1]
+    """
     return select(np.tile(np.arange(old), times), old)
 
 
 def repeat(old: int, times: int) -> AxisMap:
-    """``[x0, x0, .., x1, x1, ..]``: copies lie side by side."""
+    """``[x0, x0, .., x1, x1, ..]``: copies lie side by side.
+
+    Example:
+      >>> repeat(2, times=2).write.index[:, 0].tolist()
+      [0, 0, 1, 1]
+    """
     return select(np.repeat(np.arange(old), times), old)
 
 
 def identity(size: int) -> AxisMap:
+    """The map that changes nothing: for an axis that must be named all the same."""
     return select(np.arange(size), size)
 
 
 def blocks(m: AxisMap, size: int) -> AxisMap:
-    """The map that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``. Needs `Rows`."""
+    """The map that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``. Needs `Rows`.
+
+    Example:
+      >>> blocks(tile(1, times=2), size=3).write.index[:, 0].tolist()
+      [0, 1, 2, 0, 1, 2]
+    """
     return AxisMap(kron(m.write, size), kron(m.read, size))
 
 
@@ -206,6 +273,17 @@ def swap(growth: Growth) -> Growth:
 
     Where ``read.T @ write == I``, ``grow(swap(g), grow(g, s)) == s``; for `Rules` of several terms this does not hold. An
     involution.
+
+    Args:
+      growth: maps, or rules.
+
+    Returns:
+      The same kind of growth, from the new sizes to the old ones.
+
+    Example:
+      >>> up = {"mlp": tile(3, times=2)}
+      >>> new_sizes(up), new_sizes(swap(up))
+      ({'mlp': 6}, {'mlp': 3})
     """
 
     def other(m: AxisMap) -> AxisMap:
@@ -228,6 +306,17 @@ def dual(growth: Growth) -> Growth:
     ``grad at grow(g, s) == grow(dual(g), grad at s)`` (of the operators that keep it, not for `lemon`, if ``embed`` grows, and
     not for `llama_pro`); and for every ``g``,
     ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. An involution.
+
+    Args:
+      growth: maps, or rules.
+
+    Returns:
+      The same kind of growth, between the same sizes.
+
+    Example:
+      >>> up = {"mlp": tile(3, times=2)}
+      >>> dual(up)["mlp"].write is up["mlp"].read
+      True
     """
     return _each(growth, lambda m: AxisMap(write=m.read, read=m.write, joint=m.joint))
 
@@ -235,9 +324,20 @@ def dual(growth: Growth) -> Growth:
 def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
     """The growth ``first``, then ``second``, as one: products of maps, axis by axis.
 
+    Args:
+      second: one map an axis, from the sizes that ``first`` leads to.
+      first: one map an axis.
+
+    Returns:
+      One map for each axis that either of them names.
+
     Raises:
       ValueError: an axis leaves ``first`` with another size than ``second`` expects.
       TypeError: one of them is `Rules`, or has a map over several axes.
+
+    Example:
+      >>> new_sizes(compose({"mlp": tile(6, times=2)}, {"mlp": tile(3, times=2)}))
+      {'mlp': 12}
     """
     if not (_by_one(first) and _by_one(second)):
         raise TypeError(
@@ -261,9 +361,20 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
     measured in ``tests/test_laws.py``). Axes are judged one by one: that query heads stay with the key heads that they share
     (`jaxgrow.operators.targets.sources`) is not.
 
+    Args:
+      growth: one map an axis.
+      normed: the axes that a norm averages over.
+
+    Returns:
+      Whether it is kept in every model; false says that in some it is not.
+
     Raises:
       TypeError: `Rules` or a map over several axes. What these keep depends on the model: `jaxgrow.report.preservation`
         measures it.
+
+    Example:
+      >>> preserves_function({"embed": tile(2, times=2)}), preserves_function({"embed": select([0, 1, 1], 2)})
+      (True, False)
     """
     if not _by_one(growth):
         raise TypeError("this judges one map an axis; measure what rules keep with jaxgrow.report.preservation")

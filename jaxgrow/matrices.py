@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +21,11 @@ class Rows:
 
     Copies, means and sums are this, with one or a few terms a row. Applied by gathering, never by a matrix product, so a
     copy is exact to the bit on every device and runs at the speed of memory.
+
+    Example:
+      >>> mean = Rows(np.array([[0, 1]]), np.array([[0.5, 0.5]]), old=3)
+      >>> dense(mean).tolist()
+      [[0.5, 0.5, 0.0]]
     """
 
     index: np.ndarray  # int [new, terms]
@@ -33,13 +40,24 @@ class Rows:
         return Rows(self.index[start:stop], self.weight[start:stop], self.old)
 
 
-Matrix: TypeAlias = Rows | np.ndarray | jax.Array
+Array: TypeAlias = np.ndarray | jax.Array
+Matrix: TypeAlias = Rows | Array
 
 
-def contract(matrices: Sequence[Matrix | None], x: Any) -> Any:
-    """``x``, each of its dimensions contracted with its matrix, or, where that is None, left as it is; in its own dtype.
+def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
+    """An array whose every dimension is contracted with its matrix.
 
-    NumPy arrays stay NumPy arrays, if the matrices are.
+    Args:
+      matrices: one for each dimension of ``x``, or None: that one stays as it is.
+      x: NumPy arrays stay NumPy arrays, if the matrices are.
+
+    Returns:
+      The result in the dtype of ``x``, computed in float32 or better where anything is added or multiplied.
+
+    Example:
+      >>> twice = Rows(np.array([[0], [1], [0], [1]]), np.ones((4, 1)), old=2)
+      >>> contract([None, twice], np.array([[1.0, 2.0]])).tolist()
+      [[1.0, 2.0, 1.0, 2.0]]
     """
     if isinstance(x, np.ndarray) and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(matrices)):
         out = np.empty([size if m is None else m.shape[0] for m, size in zip(matrices, x.shape, strict=True)], x.dtype)
@@ -62,6 +80,7 @@ def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[fl
 
 
 def dense(m: Matrix) -> np.ndarray:
+    """The matrix as an array ``[new, old]``."""
     if not isinstance(m, Rows):
         return np.asarray(m)
     out = np.zeros(m.shape)
@@ -70,10 +89,12 @@ def dense(m: Matrix) -> np.ndarray:
 
 
 def transpose(m: Matrix) -> Matrix:
+    """The transposed matrix; of a sparse one, as sparse."""
     return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
 
 
 def matmul(a: Matrix, b: Matrix) -> Matrix:
+    """The product ``a @ b``; of two sparse ones, sparse."""
     if not (isinstance(a, Rows) and isinstance(b, Rows)):
         a, b = (dense(m) if isinstance(m, Rows) else m for m in (a, b))
         return a @ b
@@ -83,7 +104,11 @@ def matmul(a: Matrix, b: Matrix) -> Matrix:
 
 
 def kron(m: Matrix, size: int) -> Rows:
-    """The matrix that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``."""
+    """The matrix that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``.
+
+    Raises:
+      TypeError: the matrix is dense.
+    """
     if not isinstance(m, Rows):
         raise TypeError("blocks() takes a map made of Rows: a dense map over blocks of units is np.kron(map, identity)")
     index = (m.index[:, None, :] * size + np.arange(size)[None, :, None]).reshape(-1, m.index.shape[1])
@@ -91,13 +116,14 @@ def kron(m: Matrix, size: int) -> Rows:
 
 
 def sparse(m: Matrix) -> Rows:
-    """The same matrix, no entry of it in two terms."""
+    """The same matrix as `Rows`, no entry of it in two terms."""
     if isinstance(m, Rows):
         return _from_entries(m)
     return Rows(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
 
 
 def is_identity(m: Matrix) -> bool:
+    """Whether it is the identity, to 1e-6."""
     m = sparse(m)
     own = m.index == np.arange(len(m.index))[:, None]
     wrong = np.append((m.weight * own).sum(1) - 1, m.weight[~own])
@@ -140,7 +166,7 @@ def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None 
     return x
 
 
-def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: np.ndarray) -> None:
+def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
     """``out = x`` contracted, in parts that fit a cache: then only source and result travel through memory."""
     first, *rest = matrices
     rows = _PART // max(1, out[:1].nbytes)
@@ -155,7 +181,7 @@ def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: np.ndarray) -> 
             _put(out[i:j], [None, *rest], part)
 
 
-def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: np.ndarray) -> None:
+def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
     result = _contract(matrices, x, out)
     if result is not out:
         out[...] = result
@@ -164,7 +190,7 @@ def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: np.ndarray) -> N
 # --- one dimension ---
 
 
-def apply(m: Matrix, x: Any, dim: int, out: np.ndarray | None = None) -> Any:
+def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array:
     """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array.
 
     Plain copies keep their dtype; sums and products are float32 or better. The result may be a view of ``x``, or ``out``, an
@@ -183,7 +209,7 @@ def apply(m: Matrix, x: Any, dim: int, out: np.ndarray | None = None) -> Any:
     if first is not None:
         scale = xp.asarray(first, dtype)
         if xp is jnp:
-            return sum(terms[1:], terms[0]) * scale
+            return reduce(add, terms) * scale
         total = np.empty(terms[0].shape, dtype) if out is None or out.dtype != dtype else out
         if len(terms) == 1:
             return np.multiply(terms[0], scale, out=total)
@@ -193,7 +219,7 @@ def apply(m: Matrix, x: Any, dim: int, out: np.ndarray | None = None) -> Any:
         return np.multiply(total, scale, out=total)
     others = tuple(d for d in range(x.ndim) if d != dim)
     terms = [term * xp.expand_dims(xp.asarray(m.weight[:, k], dtype), others) for k, term in enumerate(terms)]
-    return sum(terms[1:], terms[0])
+    return reduce(add, terms)
 
 
 def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:

@@ -15,7 +15,7 @@ import optax
 
 from jaxgrow import maps
 from jaxgrow._grow import grow, grow_leaf
-from jaxgrow.axes import Tree, is_names, path
+from jaxgrow.axes import Axes, Params, Tree, is_names, path
 from jaxgrow.maps import AxisMap, Growth, Term, dual
 from jaxgrow.matrices import Matrix, Rows
 
@@ -29,8 +29,8 @@ def grow_optimizer(
     tx: optax.GradientTransformation,
     state: optax.OptState,
     growth: Growth,
-    params: Tree,
-    axes: Tree,
+    params: Params,
+    axes: Axes,
     policy: Policy,
 ) -> optax.OptState:
     """The optimizer state of ``grow(growth, params, axes)``, from the state of ``params``.
@@ -49,8 +49,30 @@ def grow_optimizer(
     bound. ``asymmetric`` restarts single entries under one step count: chain `rebias` after Adam, or entries that restart
     late move up to 6.6 times too far; without it this policy is refused.
 
+    Args:
+      tx: the optimizer; only ``drop`` asks it for a state.
+      state: its state for ``params``, of any optax optimizer.
+      growth: as of `jaxgrow.grow`.
+      params: the parameters before the growth.
+      axes: their axis names.
+      policy: one of the table above.
+
+    Returns:
+      A state of the same structure, with leaves of the grown shapes.
+
     Raises:
       ValueError: a moment of unknown kind, ``asymmetric`` without `rebias`, or when the model shrinks.
+
+    Example:
+      >>> params, axes, tx = {"b": jnp.ones(2)}, {"b": ("mlp",)}, optax.adam(1e-3)
+      >>> grown = grow_optimizer(tx, tx.init(params), {"mlp": maps.tile(2, times=2)}, params, axes, "exact")
+      >>> grown[0].mu["b"].shape
+      (4,)
+
+    References:
+      Shen et al., `Staged Training for Transformer Language Models <https://arxiv.org/abs/2203.06211>`_, ICML 2022
+
+      `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
     if policy == "drop":
         return tx.init(grow(growth, params, axes))
@@ -96,7 +118,12 @@ def grow_optimizer(
 
 
 def owner(name: str, params: Iterable[str]) -> str | None:
-    """The parameter that the leaf ``name`` of an optimizer state belongs to: the longest path that ends the leaf's own."""
+    """The parameter that the leaf ``name`` of an optimizer state belongs to: the longest path that ends the leaf's own.
+
+    Example:
+      >>> owner("0/mu/mlp/up", ["up", "mlp/up"])
+      'mlp/up'
+    """
     return max((p for p in params if name.endswith("/" + p)), key=len, default=None)
 
 
@@ -112,6 +139,18 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
     the update is multiplied by ``(1 - b1^count) / (1 - b1^a) * sqrt((1 - b2^a) / (1 - b2^count))``, which is exactly 1
     for entries that never restarted. Without it, at b2 = 0.999, such an entry moves 3.2 times too far at once and 6.6
     times after 12 steps. Exact up to Adam's eps.
+
+    Args:
+      b1: Adam's.
+      b2: Adam's.
+
+    Returns:
+      The transformation, whose state counts for each parameter, or each entry, when it began.
+
+    Example:
+      >>> tx = optax.chain(optax.scale_by_adam(0.9, 0.999), rebias(0.9, 0.999), optax.scale(-1e-3))
+      >>> int(clock(tx.init({"b": jnp.ones(2)})).count)
+      0
     """
 
     def init(params):

@@ -1,17 +1,17 @@
 """Copies that are alike stay alike under deterministic training; this tells them apart and keeps the function."""
 
 import zlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxgrow import maps
 from jaxgrow._grow import grow_leaf
-from jaxgrow.axes import Tree, axis, is_names, path, reads
+from jaxgrow.axes import Axes, Names, Params, axis, is_names, path, reads
+from jaxgrow.matrices import Array
 
 
-def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, snr: float = 10.0) -> Tree:
+def break_symmetry(params: Params, growth: maps.Maps, axes: Axes, seed: int = 0, snr: float = 10.0) -> Params:
     """Adds noise that cancels over copies to every leaf that reads them: what a reader receives stays the same.
 
     ``W + (I - read write.T) N``, in the convention of rows that are read: with two copies the pairs ``+N, -N`` of
@@ -21,20 +21,35 @@ def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, s
     Args:
       params: the *grown* parameters, ``grow(growth, .., axes)``.
       growth: copies of units, one map an axis.
+      axes: the axis names of the parameters.
+      seed: of the noise; each leaf draws its own, by its path.
       snr: signal to noise, in decibels, of a leaf's root mean square.
 
     Returns:
       The parameters with noise; the function is kept wherever every copy is alike. Leaves that read nothing new stay as
       they are.
+
+    Example:
+      Two copies are read with equal weights, and then with others of the same sum.
+
+      >>> noisy = break_symmetry({"w": jnp.array([[2.0], [2.0]])}, {"mlp": maps.tile(1, 2)}, {"w": ("mlp.in", "embed")})
+      >>> bool(noisy["w"][0, 0] == noisy["w"][1, 0]), round(float(noisy["w"].sum()), 3)
+      (False, 4.0)
+
+    References:
+      Samragh et al., `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization
+      <https://arxiv.org/abs/2409.12903>`_, 2024
     """
     key, copies = jax.random.key(seed), maps.by_axes(growth)
 
-    def leaf(key_path: Any, names: tuple[str, ...], x: Any) -> Any:
+    def leaf(key_path: tuple, names: Names, x: jax.Array) -> jax.Array:
         mine = [n for n in names if reads(n) and (m := copies.get((axis(n),))) is not None and m.new > m.old]
         if not mine:
             return x
         wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
-        noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(path(key_path).encode())), wide.shape, wide.dtype)
+        noise: Array = jax.random.normal(
+            jax.random.fold_in(key, zlib.crc32(path(key_path).encode())), wide.shape, wide.dtype
+        )
         for name in mine:
             one = {(axis(name),): copies[axis(name),]}
             # What the readers of all copies get in sum, shared out again, is what must go.
@@ -45,7 +60,7 @@ def break_symmetry(params: Tree, growth: maps.Maps, axes: Tree, seed: int = 0, s
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def _shared(one: maps.Term, name: str, names: tuple[str, ...], noise: jax.Array) -> jax.Array:
+def _shared(one: maps.Term, name: str, names: Names, noise: Array) -> Array:
     """``read write.T`` along the axis ``name``."""
     alone = tuple(n if n == name else "_" for n in names)
     return grow_leaf([one], alone, grow_leaf([maps.swap(one)], alone, noise))

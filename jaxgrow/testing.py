@@ -5,49 +5,50 @@ in float64; choose them for your precision.
 """
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import chex
 import jax
 import numpy as np
 
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Params, Tree
 
-Operator = Callable[[Tree], Tree]
+Operator: TypeAlias = Callable[[Params], Params]
 
 
-def assert_linear(operator: Operator, x: Tree, y: Tree, *, atol: float = 1e-12) -> None:
+def assert_linear(operator: Operator, x: Params, y: Params, *, atol: float = 1e-12) -> None:
     """``f(2 x - 3 y) == 2 f(x) - 3 f(y)``."""
     mix = jax.tree.map(lambda a, b: 2 * a - 3 * b, x, y)
     expected = jax.tree.map(lambda a, b: 2 * a - 3 * b, operator(x), operator(y))
     chex.assert_trees_all_close(operator(mix), expected, rtol=0, atol=atol)
 
 
-def assert_inverse(down: Operator, up: Operator, small: Tree, *, atol: float = 0.0) -> None:
+def assert_inverse(down: Operator, up: Operator, small: Params, *, atol: float = 0.0) -> None:
     """``down(up(s)) == s``; by default to the bit."""
     chex.assert_trees_all_close(down(up(small)), small, rtol=0, atol=atol)
 
 
-def assert_idempotent(operator: Operator, x: Tree, *, atol: float = 1e-12) -> None:
+def assert_idempotent(operator: Operator, x: Params, *, atol: float = 1e-12) -> None:
     """``f(f(x)) == f(x)``: what a projector does."""
     once = operator(x)
     chex.assert_trees_all_close(operator(once), once, rtol=0, atol=atol)
 
 
 def assert_function_preserving(
-    operator: Operator, params: Tree, before: Callable, after: Callable, inputs, *, atol: float = 1e-10
+    operator: Operator, params: Params, before: Callable, after: Callable, inputs, *, atol: float = 1e-10
 ) -> None:
     """``after(operator(p), inputs) == before(p, inputs)``: the grown model computes what the old one did."""
     chex.assert_trees_all_close(after(operator(params), inputs), before(params, inputs), rtol=0, atol=atol)
 
 
 def assert_gradient_duality(
-    operator: Operator, dual: Operator, params: Tree, before: Callable, after: Callable, *, atol: float = 1e-10
+    operator: Operator, dual: Operator, params: Params, before: Callable, after: Callable, *, atol: float = 1e-10
 ) -> None:
     """``grad after (operator(p)) == dual(grad before (p))``, for scalar functions ``before`` and ``after`` of parameters."""
     chex.assert_trees_all_close(jax.grad(after)(operator(params)), dual(jax.grad(before)(params)), rtol=0, atol=atol)
 
 
-def assert_adjoint(operator: Operator, adjoint: Operator, x: Tree, y: Tree, *, rtol: float = 1e-12) -> None:
+def assert_adjoint(operator: Operator, adjoint: Operator, x: Params, y: Params, *, rtol: float = 1e-12) -> None:
     """``<f(x), y> == <x, f*(y)>``."""
 
     def inner(a: Tree, b: Tree) -> float:
@@ -56,7 +57,7 @@ def assert_adjoint(operator: Operator, adjoint: Operator, x: Tree, y: Tree, *, r
     np.testing.assert_allclose(inner(operator(x), y), inner(x, adjoint(y)), rtol=rtol)
 
 
-def assert_structure_kept(operator: Operator, params: Tree) -> None:
+def assert_structure_kept(operator: Operator, params: Params) -> None:
     """The result has the same leaves under the same names, each of the same rank and dtype."""
     result = operator(params)
     chex.assert_trees_all_equal_structs(result, params)

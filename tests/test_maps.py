@@ -191,6 +191,8 @@ def test_axes_that_go_together_swap_their_sizes():
     x = np.arange(6.0).reshape(2, 3)
     equal(grow(both, x, ("h", "k")), [[0, 1], [2, 3], [4, 5]])
     equal(grow(swap(both), grow(both, x, ("h", "k")), ("h", "k")), x)
+    with pytest.raises(ValueError, match=r"from the sizes \(2, 2\) to \(3, 1\) has the key \('h k',\)"):
+        grow({"h k": PAIR["h", "k"]}, x, ("h", "k"))
     with pytest.raises(TypeError, match="maps over several axes, grow twice"):
         compose(PAIR, {})
     with pytest.raises(TypeError, match="one map an axis"):

@@ -8,7 +8,7 @@ and no code of it is public: each equation below, all defaults, and the schedule
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ from jax.typing import ArrayLike
 
 from jaxgrow.drop.execution import Kept
 
-Kind = Literal["loss_delta", "taylor"]
+Kind: TypeAlias = Literal["loss_delta", "taylor"]
+Batch: TypeAlias = Any  # a pytree of arrays: what the loss takes
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    loss: Callable[[Kept | None, Any], jax.Array], layers: int, batches: Any, kind: Kind = "loss_delta"
+    loss: Callable[[Kept | None, Batch], jax.Array], layers: int, batches: Batch, kind: Kind = "loss_delta"
 ) -> jax.Array:
     """How much the loss depends on each layer: float32 [layers], not negative.
 
@@ -62,6 +63,27 @@ def sensitivity(
 
     ``loss(kept, batch)`` is a scalar; ``kept`` is None for all layers, else to be handed to the stack. ``batches`` is a
     pytree with a leading axis. Pure: what is random in ``loss`` must be fixed by the caller. [reconstructed]
+
+    Args:
+      loss: ``(kept, batch) -> scalar``.
+      layers: how many there are.
+      batches: a pytree whose leaves have a leading axis of batches.
+      kind: of the table.
+
+    Returns:
+      What each layer is worth.
+
+    Example:
+      A "model" that adds what its layers are worth; the second is worth twice the first.
+
+      >>> worth = jnp.array([1.0, 2.0])
+      >>> loss = lambda kept, batch: batch - (worth.sum() if kept is None else worth @ kept.layers)
+      >>> sensitivity(loss, 2, jnp.ones(3)).tolist()
+      [1.0, 2.0]
+
+    References:
+      Zeng et al., `Acceleration of Large Transformer Model Training by Sensitivity-Based Layer Dropping
+      <https://doi.org/10.1609/aaai.v37i9.26321>`_, AAAI 2023
     """
     if kind == "taylor":
         slope = jax.grad(lambda scale, batch: loss(Kept(None, scale), batch))
@@ -78,6 +100,24 @@ def sensitivity(
 def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
     """The layers that are never dropped, bool [layers]: the ``max(1, ceil(share L))`` with the largest ``measured``
     sensitivity, without ``s.allow``, and ``s.block``. The allow list of the paper is its complement. [reconstructed]
+
+    Args:
+      measured: sensitivities [layers].
+      s: how many are blocked, and which in any case.
+
+    Returns:
+      True for those that are never dropped.
+
+    Raises:
+      ValueError: a layer of ``s.block`` or ``s.allow`` that is none.
+
+    Example:
+      >>> block_list([3.0, 1.0, 2.0, 9.0], Sensitivity(share=0.25, block=(0,))).tolist()
+      [True, False, False, True]
+
+    References:
+      Zeng et al., `Acceleration of Large Transformer Model Training by Sensitivity-Based Layer Dropping
+      <https://doi.org/10.1609/aaai.v37i9.26321>`_, AAAI 2023
     """
     measured = jnp.asarray(measured)
     layers = len(measured)
@@ -118,6 +158,25 @@ def allocate(
     least to the most sensitive by b; it depends on their order alone. theta = 1 gives ones; ``beta = 0`` is uniform dropping;
     ``S_l = L - l``, ``beta = (L - 1) / L``, ``p_min = 0`` and no block list give PLD's linear schedule. Where blocked layers
     leave no room for the mean, every other layer gets ``p_min``, and the mean is larger.
+
+    Args:
+      sensitivity: of each layer.
+      theta: the keep probability of the whole model.
+      blocked: layers that are never dropped, bool [layers].
+      beta: by how much the most and the least sensitive layer differ, over 1 - theta.
+      p_min: the least keep probability.
+      costs: of each layer, in any unit; if left out they are equal.
+
+    Returns:
+      ``p_l`` for each layer.
+
+    Example:
+      >>> [round(p, 2) for p in allocate([1.0, 2.0, 3.0], 0.7).tolist()]
+      [0.65, 0.8, 0.95]
+
+    References:
+      Zeng et al., `Acceleration of Large Transformer Model Training by Sensitivity-Based Layer Dropping
+      <https://doi.org/10.1609/aaai.v37i9.26321>`_, AAAI 2023
     """
     s = jnp.asarray(sensitivity)
     real, layers = jnp.promote_types(s.dtype, jnp.float32), len(s)

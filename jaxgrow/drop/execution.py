@@ -76,6 +76,17 @@ def conditional(apply: Callable) -> Callable:
     plain differentiation saves, in a scan, a copy of all weights, and writes zeros wherever a kept layer saves something.)
     What a kept layer computes for its backward pass is saved: all of it, or what `jax.checkpoint` around ``apply`` says.
     Reverse mode only.
+
+    Args:
+      apply: ``(w, x) -> x``, one layer.
+
+    Returns:
+      ``(keep bool [layers], stacked, x) -> x``, of weights that are stacked on a leading axis.
+
+    Example:
+      >>> add = conditional(lambda w, x: x + w)
+      >>> float(add(jnp.array([True, False, True]), jnp.array([1.0, 10.0, 100.0]), 0.0))
+      101.0
     """
 
     def scan(keep, stacked, carry, run, *, reverse):
@@ -214,20 +225,34 @@ def _refuse(axis_size, in_batched, layers):
 def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
     """Inside, the i-th call of a module of class ``block`` runs only if ``kept.layers[i]``: a Flax (Linen) model drops layers.
 
-    ::
-
-        with dropping(EncoderLayer, Kept(gates, 1 / probs)):
-            logits = model.apply({"params": params}, tokens)
-
     For models that call one block after the other, from a Python loop; one under ``nn.scan`` is refused, and a stack of one's
     own takes `Kept` itself (`jaxgrow.models.layers.run_stack`). The block's first argument, by position or by name, is the
     array that it changes; all others may be anything. It returns that array, or a tuple that begins with it: what follows is
     zero, unscaled, where the block is dropped. With "sublayer" scaling the block takes the scale as its second argument.
     Variables that a block would write (batch statistics, sown values) are not kept. Initialise outside.
 
+    Args:
+      block: the class of the model's blocks.
+      kept: their gates, bool [layers], and what kept ones are scaled by, as ``Kept(gates, 1 / probs)``.
+
+    Returns:
+      A context, in which the model is applied.
+
     Raises:
       ValueError: ``block`` was called more or less often than there are gates, gates are indices, or the block does not return
         what it takes.
+
+    Example:
+      >>> class Add(nn.Module):
+      ...     def __call__(self, x):
+      ...         return x + 1
+      >>> class Model(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return Add()(Add()(Add()(x)))
+      >>> with dropping(Add, Kept(jnp.array([True, False, True]))):
+      ...     print(Model().apply({}, jnp.zeros(1)))
+      [2.]
     """
     if kept.layers is None or kept.layers.dtype != bool:
         raise ValueError("dropping() takes gates, bool [layers]; indices of kept layers are for run_stack")

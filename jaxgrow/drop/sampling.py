@@ -14,7 +14,19 @@ GRID = 1 << 20  # systematic sampling works in integers, on probabilities rounde
 
 
 def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
-    """Independent gates, bool [layers]: ``P(gate_l) = probs_l``."""
+    """Independent gates, bool [layers]: ``P(gate_l) = probs_l``.
+
+    Args:
+      key: of a step and a micro-step, the same on every device.
+      probs: keep probabilities [layers].
+
+    Returns:
+      Which layers are kept.
+
+    Example:
+      >>> sample(jax.random.key(0), [1.0, 0.0]).tolist()
+      [True, False]
+    """
     return jax.random.bernoulli(key, jnp.asarray(probs))
 
 
@@ -25,6 +37,18 @@ def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = N
     ``floor(C_l - u) > floor(C_(l-1) - u)``: random systematic sampling (Hartley & Rao, 1962). Gates of different layers are
     not independent, but no two layers avoid each other, as neighbours in a fixed order do. Draws that share ``count_key`` and
     probabilities keep equally many, each still with these marginals: what one scan over micro-batches needs.
+
+    Args:
+      key: of a step and a micro-step, the same on every device.
+      probs: keep probabilities [layers].
+      count_key: draws that share it keep equally many.
+
+    Returns:
+      Which layers are kept.
+
+    Example:
+      >>> int(systematic(jax.random.key(0), [0.5, 0.5, 0.5, 0.5]).sum())
+      2
     """
     count_key = jax.random.fold_in(key, 0) if count_key is None else count_key
     order_key, key = jax.random.split(key)
@@ -51,9 +75,24 @@ def gates(
     micro: int = 1,
     sensitivity: ArrayLike | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``(keep probabilities [layers], gates bool [micro, layers])`` of step ``t = 1 .. steps``.
+    """What a step keeps: independent gates for the ``cond`` execution, systematic ones for ``gather``.
 
-    Independent ones for the ``cond`` execution, systematic ones for ``gather``.
+    Args:
+      drop: how layers are dropped.
+      layers: how many there are.
+      steps: how many steps the phase has.
+      t: the step, ``1 .. steps``.
+      seed: of the run, and not of a device.
+      micro: how many micro-steps there are in a step.
+      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+
+    Returns:
+      ``(keep probabilities [layers], gates bool [micro, layers])``.
+
+    Example:
+      >>> probs, drawn = gates(LayerDrop(time="constant", depth="uniform"), 4, 100, 1, seed=0, micro=2)
+      >>> probs.tolist(), drawn.shape
+      ([0.5, 0.5, 0.5, 0.5], (2, 4))
     """
     probs = schedule(drop, layers, t, steps, sensitivity)
     key = jax.random.fold_in(jax.random.key(seed), t)

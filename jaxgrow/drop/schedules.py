@@ -45,8 +45,21 @@ def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
     squares of log v = a + (shape - 1) (log u - u / peak), which is linear in its three unknowns, each point weighted by v^2:
     to first order, least squares in v itself. What is zero has no weight. Pure; NumPy, in float64. [reconstructed]
 
+    Args:
+      times: when it was measured.
+      variance: what was measured.
+
+    Returns:
+      The curve, for ``LayerDrop(time="variance", variance=...)``.
+
     Raises:
       ValueError: less than three points that are not zero, or no peak among ``times``.
+
+    Example:
+      >>> u = np.linspace(0.1, 1, 10)
+      >>> found = fit_variance(u, Variance(peak=0.25, shape=3.0)(u))
+      >>> round(found.peak, 3), round(found.shape, 3)
+      (0.25, 3.0)
     """
     u, v = (np.asarray(x, np.float64) for x in (times, variance))
     some = v > 0
@@ -138,6 +151,22 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     u runs from 0 to 1 while layers are dropped: T, here and in PLD's gamma, is the number of those steps. Before them, in the
     pre-analysis of a ``sensitivity`` (its part ``after`` of the steps), and after them, in the last part ``recovery``, theta
     is 1. ``reverse`` takes 1 - u for u. The steps of a phase are t = 1 .. steps, as in Algorithm 1 of PLD.
+
+    Args:
+      drop: how layers are dropped.
+      t: the step, ``1 .. steps``.
+      steps: how many the phase has.
+
+    Returns:
+      A scalar.
+
+    Example:
+      >>> float(theta(LayerDrop(theta=0.5, time="linear"), 50, steps=100))
+      0.75
+
+    References:
+      Zhang & He, `Accelerating Training of Transformer-Based Language Models with Progressive Layer Dropping
+      <https://arxiv.org/abs/2010.13369>`_, NeurIPS 2020
     """
     first, last, t = round(drop.after * steps), (1 - drop.recovery) * steps, jnp.asarray(t)
     at = jnp.clip((t - first) / (last - first), 0, 1)
@@ -170,6 +199,27 @@ def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity
 
     With ``drop.sensitivity``, `allocate` divides the same mean keep probability as "linear" by the ``sensitivity``
     [layers] that was measured.
+
+    Args:
+      drop: how layers are dropped.
+      layers: how many there are.
+      t: the step, ``1 .. steps``.
+      steps: how many the phase has.
+      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+
+    Returns:
+      ``p_l`` for each layer.
+
+    Raises:
+      ValueError: ``drop`` goes by sensitivities, and there are none.
+
+    Example:
+      >>> schedule(LayerDrop(theta=0.5, time="constant"), 4, 1, steps=100).tolist()
+      [0.875, 0.75, 0.625, 0.5]
+
+    References:
+      Zhang & He, `Accelerating Training of Transformer-Based Language Models with Progressive Layer Dropping
+      <https://arxiv.org/abs/2010.13369>`_, NeurIPS 2020
     """
     now = theta(drop, t, steps)
     if drop.sensitivity is not None:

@@ -40,6 +40,20 @@ class TokenDrop:
 
 
 def sample_tokens(drop: TokenDrop, key: jax.Array, batch: int, length: int) -> jax.Array:
-    """Places of the tokens that stay, int32 [batch, kept], ascending: a uniform choice for every sequence."""
+    """Places of the tokens that stay, int32 [batch, kept], ascending: a uniform choice for every sequence.
+
+    Args:
+      drop: which fraction is dropped.
+      key: of a step, the same on every device.
+      batch: how many sequences there are.
+      length: tokens of each.
+
+    Returns:
+      The places, the same number in every sequence.
+
+    Example:
+      >>> sample_tokens(TokenDrop(rate=0.25), jax.random.key(0), batch=2, length=8).shape
+      (2, 6)
+    """
     order = jnp.argsort(jax.random.uniform(key, (batch, length)), axis=-1)
     return jnp.sort(order[:, : drop.kept(length)], axis=-1).astype(jnp.int32)

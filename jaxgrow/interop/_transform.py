@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from jaxgrow._version import __version__
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Axes, Params
 from jaxgrow.interop import huggingface
 from jaxgrow.interop.files import RECORD, CheckpointError, extras, inside, read_json, write_json
 from jaxgrow.interop.folders import appearing
@@ -25,6 +25,12 @@ Kind = Literal["hf", "orbax"]
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
     """The model of a Hugging Face folder (`HuggingFace`), or of an Orbax folder of ours, such as a finished run's (`Orbax`).
+
+    Args:
+      folder: on disk; of Hugging Face's cache, the model's own or one of its snapshots.
+
+    Returns:
+      A `Source`, of which nothing but sizes and names is read yet (of Orbax folders, all of it).
 
     Raises:
       CheckpointError: there is none, or it is damaged or not supported.
@@ -74,8 +80,14 @@ def _snapshot(folder: Path) -> Path:
     return found[0]
 
 
-def load(folder: str | Path) -> tuple[Config, Tree]:
+def load(folder: str | Path) -> tuple[Config, Params]:
     """``(config, parameters)``, the parameters as NumPy arrays, blocks stacked.
+
+    Args:
+      folder: as of `open_checkpoint`.
+
+    Returns:
+      Both; ``config.module.apply({"params": params}, tokens)`` computes with them.
 
     Raises:
       CheckpointError: as `open_checkpoint`.
@@ -85,9 +97,16 @@ def load(folder: str | Path) -> tuple[Config, Tree]:
 
 
 def save(
-    folder: str | Path, config: Config, params: Tree, like: str | Path | None = None, *, overwrite: bool = False
+    folder: str | Path, config: Config, params: Params, like: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
     """Writes a Hugging Face folder; with ``like``, unknown keys of its ``config.json`` and its other files are carried over.
+
+    Args:
+      folder: to be made.
+      config: of the model.
+      params: its parameters.
+      like: a checkpoint of the same architecture.
+      overwrite: whether a checkpoint that is there is replaced, at the end.
 
     Raises:
       CheckpointError: no architecture stores such a model, parameters that do not fit the config, or a folder that exists.
@@ -109,17 +128,21 @@ def transform(
     growth: Growth,
     record: Mapping[str, Any] | None = None,
     *,
-    axes: Tree | None = None,
+    axes: Axes | None = None,
     **options: Any,
 ) -> int:
     """Grows a checkpoint on disk into another: ``grow(growth, parameters, axes)``, layer by layer.
 
     Args:
       source: a folder, or what `open_checkpoint` returned, whose ``sizes()`` operators want.
+      folder: to be made.
       growth: as of `jaxgrow.grow`. In layers, what the map of a new layer does not name is not read.
       record: what ``jaxgrow.json`` should say of it, e.g. ``{"operator": "stack", "target": {"layers": 24}}``.
       axes: other names than the config's, as of `jaxgrow.models.Config.paper_axes`.
       options: as of `write`.
+
+    Returns:
+      The bytes of the grown parameters.
 
     Raises:
       CheckpointError: as `open_checkpoint` and `write`, or the growth does not fit.
@@ -140,14 +163,22 @@ def write(
     progress: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Writes a model as a folder, which appears whole or not at all; returns the bytes of its parameters.
+    """Writes a model as a folder, which appears whole or not at all.
 
     Args:
+      source: the model, of which one tensor is in memory at a time (Orbax folders are written whole).
+      folder: to be made.
       record: goes into ``jaxgrow.json``, beside the version, our config, and the sources' fingerprints.
       roots: the checkpoints that it was made of. The first one says the kind, if ``to`` does not, and has the
         ``config.json`` and the other files that are carried over.
+      to: a Hugging Face folder, or an Orbax one.
+      overwrite: whether a checkpoint that is there is replaced, at the end.
       shard: bytes of a safetensors file, at most.
+      progress: whether to show a bar.
       dry_run: writes nothing; what is wrong with the model or the folder is told all the same.
+
+    Returns:
+      The bytes of its parameters.
 
     Raises:
       CheckpointError: the folder exists, or the architecture has no such model.

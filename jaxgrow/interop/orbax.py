@@ -15,7 +15,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import __version__
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Params
 from jaxgrow.interop.checksums import NAME, damage, seal
 from jaxgrow.interop.files import RECORD, CheckpointError, read_json, write_json
 from jaxgrow.interop.huggingface import family_of
@@ -68,7 +68,7 @@ class Orbax(Loaded, Checkpoint):
         return PARAMS
 
 
-def _params(folder: Path) -> Tree:
+def _params(folder: Path) -> Params:
     if (folder / NAME).exists() and (found := damage(folder)):
         raise CheckpointError(f"{folder} is damaged: {found}; take another copy of it")
     shapes: Any = ocp.metadata(str(folder.resolve())).metadata
@@ -87,7 +87,7 @@ def write(source: Source, folder: Path) -> None:
     seal(folder / PARAMS)
 
 
-def export(folder: Path, config: Config, params: Tree) -> None:
+def export(folder: Path, config: Config, params: Params) -> None:
     """Makes a folder that holds other things, such as a run's, one that `Orbax` reads, in place of what it exported before."""
     source = Loaded(config, params)
     (folder / RECORD).unlink(missing_ok=True)  # which comes last: until then there is no checkpoint

@@ -16,7 +16,7 @@ import numpy as np
 from jaxgrow import axes as naming
 from jaxgrow import merge
 from jaxgrow._grow import check, grow_leaf
-from jaxgrow.axes import LAYERS, Names, Tree, axis
+from jaxgrow.axes import LAYERS, Axes, Names, Params, Tree, axis
 from jaxgrow.interop.files import CheckpointError, listed
 from jaxgrow.maps import AxisMap, Growth, Term, new_sizes, terms
 from jaxgrow.matrices import Matrix, Rows
@@ -62,7 +62,7 @@ class Source:
         """The size of every axis."""
         return {axis(n): size for leaf in self.leaves.values() for n, size in zip(leaf.names, leaf.shape, strict=True)}
 
-    def params(self) -> Tree:
+    def params(self) -> Params:
         """All of it, as a nested dict of NumPy arrays."""
         flat = {}
         for path, leaf in self.leaves.items():
@@ -97,7 +97,7 @@ class Loaded(Source):
       CheckpointError: leaves that are missing, unknown, or of another shape than the config's.
     """
 
-    def __init__(self, config: Config, params: Tree):
+    def __init__(self, config: Config, params: Params):
         self.config = config
         self._arrays = flat(params)
         names = born(config)
@@ -116,7 +116,7 @@ class Grown(Source):
       CheckpointError: the growth does not fit the source, or mixes layers with other axes in one map.
     """
 
-    def __init__(self, source: Source, growth: Growth, axes: Tree | None = None):
+    def __init__(self, source: Source, growth: Growth, axes: Axes | None = None):
         self.source, self._growth = source, growth
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
@@ -140,14 +140,13 @@ class Grown(Source):
         names = self._names[path]
         found = terms(self._growth, path, names)
         if layer is None:
-            return grow_leaf(found, names, self.source.read(path))
+            return np.asarray(grow_leaf(found, names, self.source.read(path)))
         needed, found = _one_layer(found, layer)
         if len(needed) == 1:
             old = self.source.read(path, needed[0])[None]  # a view
         else:
             old = np.stack([self.source.read(path, j) for j in needed])
-        (new,) = grow_leaf(found, names, old)
-        return new
+        return np.asarray(grow_leaf(found, names, old)[0])
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         names = self._names[path]

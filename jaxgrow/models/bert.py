@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
@@ -87,7 +88,7 @@ class BERTConfig(Config):
 
 class Block(nn.Module):
     config: BERTConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, scale=None, mask_BS=None):

@@ -5,11 +5,11 @@ Its heads talk to each other (Shazeer et al., 2020), and every sublayer has a le
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
@@ -71,7 +71,7 @@ class Attention(nn.Module):
     """
 
     config: CaiTConfig
-    dtype: Any
+    dtype: DTypeLike
     talking: bool
 
     @nn.compact
@@ -103,7 +103,7 @@ class Block(nn.Module):
     """``u += diag(a) attention(norm([u; x])); u += diag(m) mlp(norm(u))``: a class layer; without ``x``, a layer of patches."""
 
     config: CaiTConfig
-    dtype: Any
+    dtype: DTypeLike
     talking: bool
 
     @nn.compact

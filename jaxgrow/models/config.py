@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import jax
 from flax import linen as nn
 
-from jaxgrow.axes import Tree, axis, is_names, path, role, split, turned
+from jaxgrow.axes import Axes, Params, axis, is_names, path, role, split, turned
 from jaxgrow.maps import Growth, Rules, new_sizes
+
+Inputs: TypeAlias = jax.Array | dict[str, jax.Array]  # of a model: tokens or images, or several things by name
 
 
 class Cost(NamedTuple):
@@ -69,7 +71,7 @@ class Config:
         raise NotImplementedError
 
     @property
-    def example(self) -> Any:
+    def example(self) -> Inputs:
         """The smallest inputs that the module takes."""
         raise NotImplementedError
 
@@ -84,11 +86,11 @@ class Config:
 
     # --- what follows from it ---
 
-    def init(self, key: jax.Array) -> Tree:
+    def init(self, key: jax.Array) -> Params:
         """Fresh parameters: a plain nested dict of arrays. Pure; jit it."""
         return split(self.module.init(key, self.example)["params"])[0]
 
-    def axes(self) -> Tree:
+    def axes(self) -> Axes:
         """The axis names of the parameters, without making any."""
         return deepcopy(_axes(self))
 
@@ -105,7 +107,7 @@ class Config:
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
         return replace(self, **new_sizes(growth), eps=eps)
 
-    def paper_axes(self) -> Tree:
+    def paper_axes(self) -> Axes:
         """The axes under which a tied model grows as in the published multi-level code (``tied="paper"``).
 
         There the tables *read* ``embed``: coalescing sums them, de-coalescing divides them by the group size; the norm
@@ -128,7 +130,7 @@ class Config:
 
 
 @cache  # every phase of a plan asks, and the model is traced for it
-def _axes(config: Config) -> Tree:
+def _axes(config: Config) -> Axes:
     return split(jax.eval_shape(config.module.init, jax.random.key(0), config.example)["params"])[1]
 
 

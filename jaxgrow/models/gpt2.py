@@ -1,11 +1,12 @@
 """GPT-2 (Radford et al., 2019): a pre-LN decoder with learned positions."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
@@ -54,7 +55,7 @@ class GPT2Config(Config):
 
 class Block(nn.Module):
     config: GPT2Config
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, scale=None):

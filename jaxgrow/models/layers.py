@@ -12,6 +12,8 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 from flax.core import meta
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
@@ -25,8 +27,8 @@ class Linear(nn.Module):
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     contract: int  # how many leading axes of the kernel, and trailing ones of x, are contracted
-    kernel_init: Callable
-    dtype: Any
+    kernel_init: Initializer
+    dtype: DTypeLike
     bias: bool = True
 
     @nn.compact
@@ -51,7 +53,7 @@ class LayerNorm(nn.Module):
 
     axis: str
     eps: float
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -65,7 +67,7 @@ class LayerNorm(nn.Module):
         return (x * scale + bias).astype(self.dtype)
 
 
-def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: Any) -> jax.Array:
+def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike) -> jax.Array:
     """``x W``, in float32 or better: one product of two matrices, as in `Linear`."""
     embed, vocab = head_DV.shape
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -78,7 +80,7 @@ class RMSNorm(nn.Module):
 
     axis: str
     eps: float
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -98,9 +100,9 @@ class SelfAttention(nn.Module):
     heads: int
     head_dim: int
     causal: bool
-    kernel_init: Callable
+    kernel_init: Initializer
     out_init: Callable
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, mask_BS=None):
@@ -122,9 +124,9 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     embed: int
     mlp: int
-    kernel_init: Callable
+    kernel_init: Initializer
     out_init: Callable
-    dtype: Any
+    dtype: DTypeLike
     activation: Callable = jax.nn.gelu  # by its tanh form
 
     @nn.compact

@@ -1,12 +1,14 @@
 """Llama (Touvron et al., 2023) and Qwen2 (Yang et al., 2024): pre-norm decoders with rotary positions and grouped queries."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
@@ -99,9 +101,9 @@ class Attention(nn.Module):
     """Causal self-attention over rotated queries and keys; keys and values have ``kv_heads``."""
 
     config: LlamaConfig
-    kernel_init: Any
-    out_init: Any
-    dtype: Any
+    kernel_init: Initializer
+    out_init: Initializer
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, rotation, mask_BS=None):
@@ -125,9 +127,9 @@ class SwiGLU(nn.Module):
     """``down(silu(gate(x)) * up(x))`` (Shazeer, 2020)."""
 
     config: LlamaConfig
-    kernel_init: Any
-    out_init: Any
-    dtype: Any
+    kernel_init: Initializer
+    out_init: Initializer
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD):
@@ -144,7 +146,7 @@ class SwiGLU(nn.Module):
 
 class Block(nn.Module):
     config: LlamaConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, rotation, scale=None, mask_BS=None):

@@ -1,12 +1,13 @@
 """What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ
 from jaxgrow.models.config import Config
@@ -57,7 +58,7 @@ class PatchConfig(Config):
         }
 
 
-def embedded(config: PatchConfig, images: jax.Array, dtype: Any) -> jax.Array:
+def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike) -> jax.Array:
     """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one kernel. Inside of a compact
     module, which gets the kernel as ``patch_embedding``.
 

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
@@ -54,7 +55,7 @@ class ViTConfig(PatchConfig):
 
 class Block(nn.Module):
     config: ViTConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, scale=None):

@@ -15,19 +15,74 @@ from jaxgrow.operators.targets import Sizes, grown, multiples
 
 
 def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019, Eq. 1 of LiGO)."""
+    """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019, Eq. 1 of LiGO).
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them.
+
+    Example:
+      >>> stack({"layers": 2}, {"layers": 5})["layers"].write.index[:, 0].tolist()
+      [0, 1, 0, 1, 0]
+
+    References:
+      Gong et al., `Efficient Training of BERT by Progressively Stacking
+      <https://proceedings.mlr.press/v97/gong19a.html>`_, ICML 2019
+    """
     old, new = _layers("stack", sizes, target)
     return {"layers": select(np.arange(new) % old, old)}
 
 
 def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO)."""
+    """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO).
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them.
+
+    Example:
+      >>> interleave({"layers": 2}, {"layers": 4})["layers"].write.index[:, 0].tolist()
+      [0, 0, 1, 1]
+
+    References:
+      Chang et al., `Multi-level Residual Networks from Dynamical Systems View <https://arxiv.org/abs/1710.10348>`_, ICLR 2018
+    """
     old, new = _layers("interleave", sizes, target)
     return {"layers": select(np.arange(new) * old // new, old)}
 
 
 def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """`stack`, a whole number of times: G_stack of Du et al. (NeurIPS 2024), who recommend four; when: `g_stack_tokens`."""
+    """`stack`, a whole number of times: G_stack of Du et al. (NeurIPS 2024), who recommend four; when: `g_stack_tokens`.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them, or no whole number of times as many.
+
+    Example:
+      >>> g_stack({"layers": 2}, {"layers": 4})["layers"].write.index[:, 0].tolist()
+      [0, 1, 0, 1]
+
+    References:
+      Du et al., `Stacking Your Transformers <https://arxiv.org/abs/2405.15319>`_, NeurIPS 2024
+    """
     multiples("g_stack", ("layers",), sizes, target)
     return stack(sizes, target)
 
@@ -38,6 +93,21 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
     ``log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74``, with N the ``parameters`` of the grown model and ``C = 6 N tokens``
     FLOPs (Du et al., NeurIPS 2024). Fitted to models of billions: for 410 M parameters and 8.2e9 tokens it asks for more than
     twice the whole training. What exceeds the fraction ``at_most`` of ``tokens`` is cut to it, with a warning.
+
+    Args:
+      parameters: of the grown model.
+      tokens: of the whole training.
+      at_most: the largest part of ``tokens`` to return.
+
+    Returns:
+      A number of tokens.
+
+    Example:
+      >>> round(g_stack_tokens(7e9, 2e12) / 1e9, 1)
+      11.1
+
+    References:
+      Du et al., `Stacking Your Transformers <https://arxiv.org/abs/2405.15319>`_, NeurIPS 2024
     """
     compute = math.log10(6 * parameters * tokens)
     found = 10 ** (0.88 * math.log10(parameters) + 163.27 / compute - 5.74)
@@ -55,6 +125,23 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """The top ``L' - L`` layers once more on top: multi-stage layerwise training (Yang et al., 2020).
 
     The method then trains the new layers alone, and all of them in a last stage: `jaxgrow.freeze`.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
+
+    Example:
+      >>> mslt({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
+      [0, 1, 2, 3, 2, 3]
+
+    References:
+      Yang et al., `Progressively Stacking 2.0 <https://arxiv.org/abs/2011.13635>`_, 2020
     """
     old, new = _layers("mslt", sizes, target)
     _at_most_twice("mslt", old, new)
@@ -65,6 +152,24 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """The middle block of ``b = L' - L`` layers once more, right after itself (MIDAS, Saunshi et al., NeurIPS 2024).
 
     With ``n = L / b`` blocks, it is the ``ceil(n / 2)``-th. Stages as long as `midas_lengths` says.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them, or a number that is not made of equal blocks.
+
+    Example:
+      >>> midas({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
+      [0, 1, 0, 1, 2, 3]
+
+    References:
+      Saunshi et al., `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
+      NeurIPS 2024
     """
     old, new = _layers("midas", sizes, target)
     block = new - old
@@ -76,13 +181,47 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 
 def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
-    """The fraction of the steps for each of MIDAS's stages: ``T_i = i^power / sum_j j^power``."""
+    """The fraction of the steps for each of MIDAS's stages: ``T_i = i^power / sum_j j^power``.
+
+    Args:
+      stages: how many there are.
+      power: 1 in proportion to the stage's number; larger: longer last stages.
+
+    Returns:
+      Fractions that add up to 1.
+
+    Example:
+      >>> midas_lengths(4)
+      (0.1, 0.2, 0.3, 0.4)
+
+    References:
+      Saunshi et al., `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
+      NeurIPS 2024
+    """
     weights = np.arange(1, stages + 1) ** power
     return tuple((weights / weights.sum()).tolist())
 
 
 def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """The ``L' - L`` layers around the middle once more, in the middle: half from below, half from above (LIDAS, 2025)."""
+    """The ``L' - L`` layers around the middle once more, in the middle: half from below, half from above (LIDAS, 2025).
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
+
+    Example:
+      >>> lidas({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
+      [0, 1, 1, 2, 2, 3]
+
+    References:
+      `LIDAS <https://arxiv.org/abs/2512.08819>`_, 2025
+    """
     old, new = _layers("lidas", sizes, target)
     _at_most_twice("lidas", old, new)
     middle, added = old // 2, new - old
@@ -95,6 +234,24 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
 
     ``L' = 2 (L - m)`` (SOLAR's depth up-scaling, Kim et al., 2023). With ``blend``, the last ``blend`` layers of the lower
     copy and the first ``blend`` of the upper one are one, their mean, so that ``L' = 2 (L - m) - blend``.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+      blend: how many layers of the two copies are averaged where they meet.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them, or a number that no m gives.
+
+    Example:
+      >>> solar({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
+      [0, 1, 2, 1, 2, 3]
+
+    References:
+      Kim et al., `SOLAR 10.7B <https://arxiv.org/abs/2312.15166>`_, 2023
     """
     old, new = _layers("solar", sizes, target)
     cut, odd = divmod(2 * old - new - blend, 2)
@@ -119,6 +276,23 @@ def llama_pro(sizes: Sizes, target: Sizes) -> Rules:
     Keeps the function of any pre-LN model to the bit; at first only the zeroed kernels have a gradient (LLaMA Pro, Wu et al.,
     ACL 2024, who train the new layers alone: `jaxgrow.freeze`). LEMON's and bert2BERT's identity blocks are these.
     ``W_out`` and ``W_down`` are the kernels of layers that write ``embed``; norms and scales are copied.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: ``{"layers": new number}``.
+
+    Returns:
+      Two rules: for what layers write into the residual stream, and for all else.
+
+    Raises:
+      ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
+
+    Example:
+      >>> new_layers(llama_pro({"layers": 4}, {"layers": 6}))
+      (2, 5)
+
+    References:
+      Wu et al., `LLaMA Pro: Progressive LLaMA with Block Expansion <https://arxiv.org/abs/2401.02415>`_, ACL 2024
     """
     old, new = _layers("llama_pro", sizes, target)
     _at_most_twice("llama_pro", old, new)
@@ -132,7 +306,18 @@ def llama_pro(sizes: Sizes, target: Sizes) -> Rules:
 
 
 def new_layers(growth: Growth) -> tuple[int, ...]:
-    """The layers that are not the first copy of their source, counted after the growth: what one may want to train alone."""
+    """The layers that are not the first copy of their source, counted after the growth: what one may want to train alone.
+
+    Args:
+      growth: by an operator of this module.
+
+    Returns:
+      Their numbers, in order.
+
+    Example:
+      >>> new_layers(stack({"layers": 2}, {"layers": 4}))
+      (2, 3)
+    """
     maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
     source = dense(maps["layers",].write).argmax(1)
     first = set(np.unique(source, return_index=True)[1].tolist())

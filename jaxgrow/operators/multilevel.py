@@ -15,13 +15,43 @@ Groups: TypeAlias = Sequence[Sequence[int]] | str
 
 
 def far(old: int, new: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of units ``new`` apart: ``far(4, 2) == ((0, 2), (1, 3))``; the pairs of the published code."""
+    """Groups of units ``new`` apart: the pairs of the published code.
+
+    Args:
+      old: how many units there are.
+      new: how many groups.
+
+    Returns:
+      The units of each group.
+
+    Raises:
+      ValueError: the groups would not be equal.
+
+    Example:
+      >>> far(4, 2)
+      ((0, 2), (1, 3))
+    """
     _divides("far", old, new)
     return tuple(tuple(range(i, old, new)) for i in range(new))
 
 
 def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of neighbours: ``adjacent(4, 2) == ((0, 1), (2, 3))``; the paper's pairs of layers."""
+    """Groups of neighbours: the paper's pairs of layers.
+
+    Args:
+      old: how many units there are.
+      new: how many groups.
+
+    Returns:
+      The units of each group.
+
+    Raises:
+      ValueError: the groups would not be equal.
+
+    Example:
+      >>> adjacent(4, 2)
+      ((0, 1), (2, 3))
+    """
     _divides("adjacent", old, new)
     return tuple(tuple(range(i * (old // new), (i + 1) * (old // new))) for i in range(new))
 
@@ -40,6 +70,10 @@ def decoalesce(
     For a kernel (column convention): ``W = T_out W' F_in``, ``T[j, i] = [j in group i]``, ``F = T.T / group size``; layers
     are copied. Zou et al., ICLR 2024, section 3.2; the parameter table is the axis names of the model.
 
+    Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function if ``layers`` is left
+    out and the groups of ``embed`` are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
+    never does.
+
     Args:
       sizes: of the *large* model.
       heads: groups of heads that are one head in the small model: any partition, e.g. ``((0, 2), (1, 3))``, or ``"far"`` or
@@ -53,12 +87,20 @@ def decoalesce(
         of the heads follow as ``"far"`` groups of the size that all groups of heads have.
       layers: groups of layers.
 
-    Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function if ``layers`` is left
-    out and the groups of ``embed`` are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
-    never does.
+    Returns:
+      One map for each axis that changes, from the small to the large model.
 
     Raises:
       ValueError: groups that are no partition of the axis, or whose query heads do not share the merged keys alike.
+
+    Example:
+      >>> up = decoalesce({"layers": 2, "embed": 8, "heads": 4, "mlp": 16}, heads="far", layers="adjacent")
+      >>> {axis: (m.old, m.new) for axis, m in up.items()}
+      {'heads': (2, 4), 'embed': (4, 8), 'mlp': (8, 16), 'layers': (1, 2)}
+
+    References:
+      Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
+      ICLR 2024
     """
     given = {"embed": embed, "mlp": mlp}
     growth = _heads(sizes, heads, kv_heads) if heads is not None or kv_heads is not None else {}
@@ -77,15 +119,45 @@ def coalesce(sizes: Sizes, **groups: Groups | None) -> dict[str, AxisMap]:
 
     ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments, same errors. Zou et al.,
     ICLR 2024, Eq. 1 and 2.
+
+    Args:
+      sizes: of the large model.
+      groups: as of `decoalesce`.
+
+    Returns:
+      One map for each axis that changes, from the large to the small model.
+
+    Raises:
+      ValueError: as `decoalesce`.
+
+    Example:
+      >>> down = coalesce({"layers": 2, "embed": 8, "heads": 4, "mlp": 16}, heads="far")
+      >>> {axis: (m.old, m.new) for axis, m in down.items()}
+      {'heads': (4, 2), 'embed': (8, 4), 'mlp': (16, 8)}
+
+    References:
+      Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
+      ICLR 2024
     """
     return swap(decoalesce(sizes, **groups))
 
 
 def group_size(groups: str, size: int | None = None) -> int:
-    """How many units each group has by its name; ``"far"`` of ``size`` heads that do not pair: 3 or 5, if that divides them.
+    """How many units each group has by its name.
+
+    Args:
+      groups: ``"far"`` or ``"adjacent"``, perhaps with a size, as ``"far:3"``.
+      size: of heads: these, if they make no pairs, go by threes or fives, whatever divides them.
+
+    Returns:
+      The size.
 
     Raises:
       ValueError: there are no such groups.
+
+    Example:
+      >>> group_size("far"), group_size("far:4"), group_size("far", 9)
+      (2, 4, 3)
     """
     found = re.fullmatch("(?:far|adjacent)(?::([1-9][0-9]*))?", groups)
     if not found:

@@ -30,6 +30,10 @@ def grown(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -> di
 
     Raises:
       ValueError: an axis that is none of ``axes`` or not the model's, or a target smaller than the model; all in one message.
+
+    Example:
+      >>> grown("stack", ("layers",), {"layers": 2}, {"layers": 4})
+      {'layers': (2, 4)}
     """
     wrong = [f"axis {a!r}: {operator} grows {', '.join(axes)}" for a in target if a not in axes]
     wrong += [f"axis {a!r}: the model has no such axis, only {', '.join(sizes)}" for a in target if a not in sizes]
@@ -72,8 +76,21 @@ def sources(
     A target may name ``heads`` or ``kv_heads`` alone, the other then stays. Copying keeps the function of attention in every
     case. Gradients of keys and values grow by the dual where ``heads / kv_heads`` or ``kv_heads`` stays.
 
+    Args:
+      operator: its name, for errors.
+      sizes: the size of every axis of the model.
+      found: old and new sizes of the axes that grow, as `grown` gives them.
+      choose: the old unit of each new one of an axis.
+
+    Returns:
+      The old unit that each new one copies, by axis.
+
     Raises:
       ValueError: query heads that do not divide among the key heads, or have no place any more.
+
+    Example:
+      >>> sources("mine", {"heads": 4, "kv_heads": 2}, {"heads": (4, 8), "kv_heads": (2, 4)})["heads"].tolist()
+      [0, 1, 2, 3, 0, 1, 2, 3]
     """
     grouped = {HEADS, KV_HEADS} & found.keys() if KV_HEADS in sizes else set()
     out = {axis: choose(*found[axis]) for axis in found if axis not in grouped}
@@ -110,7 +127,12 @@ def _grouped(
 
 
 def first(index: np.ndarray) -> np.ndarray:
-    """Which new units are the first copy of an old one, bool [new]: those that were there before."""
+    """Which new units are the first copy of an old one, bool [new]: those that were there before.
+
+    Example:
+      >>> first(np.array([0, 1, 0, 2])).tolist()
+      [True, True, False, True]
+    """
     mask = np.zeros(len(index), bool)
     mask[np.unique(index, return_index=True)[1]] = True
     return mask

@@ -20,6 +20,23 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     Keeps the function for ``heads`` and ``mlp``, not for ``embed``, whose norms count the zeros. New units never move: every
     gradient of theirs is a product with a zero (LiGO's ``C = 0``, a saddle; Wang et al., ICLR 2023). A control. If fewer
     queries share a key head, the new key heads are copies: old query heads read them.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow.
+
+    Returns:
+      One map for each axis of ``target``.
+
+    Raises:
+      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> dense(zero_pad({"mlp": 2}, {"mlp": 3})["mlp"].write).tolist()
+      [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+
+    References:
+      Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
     index = sources("zero_pad", sizes, grown("zero_pad", width(sizes), sizes, target), _top)
     growth = {}
@@ -41,12 +58,51 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
 
     Keeps the function but for norms: exact only if every unit of ``embed`` is copied equally often, which random copies
     are not; ask `preserves_function`.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow.
+      seed: of the units that are drawn.
+
+    Returns:
+      One map for each axis of ``target``.
+
+    Raises:
+      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> fpi({"mlp": 2}, {"mlp": 4}, seed=1)["mlp"].write.index[:2, 0].tolist()
+      [0, 1]
+
+    References:
+      Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
+
+      Chen et al., `Net2Net <https://arxiv.org/abs/1511.05641>`_, ICLR 2016
     """
     return _copied("fpi", sizes, target, seed)
 
 
 def net2net(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
-    """`fpi`, by the name of the paper that it came from (Chen et al., ICLR 2016)."""
+    """`fpi`, by the name of the paper that it came from (Chen et al., ICLR 2016).
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow.
+      seed: of the units that are drawn.
+
+    Returns:
+      One map for each axis of ``target``.
+
+    Raises:
+      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> net2net({"mlp": 2}, {"mlp": 4}, seed=1)["mlp"].new
+      4
+
+    References:
+      Chen et al., `Net2Net <https://arxiv.org/abs/1511.05641>`_, ICLR 2016
+    """
     return _copied("net2net", sizes, target, seed)
 
 
@@ -69,6 +125,25 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     the symmetry of the copies.
 
     A sum of two terms, the old units of each layer and the new ones of the next.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow, widths and ``layers``.
+      seed: of the units that are drawn.
+
+    Returns:
+      A rule for each axis that gets new units, and one for all else.
+
+    Raises:
+      ValueError: another axis, a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> growth = aki({"layers": 2, "embed": 4, "heads": 2, "mlp": 4}, {"mlp": 6})
+      >>> len(growth.rules[0].terms)
+      2
+
+    References:
+      Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
     """
     old, new = grown("aki", ("layers", *width(sizes)), sizes, {"layers": sizes["layers"], **target})["layers"]
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis != "layers"}, seed)
@@ -89,6 +164,25 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """``W' = tile(W, (k, k)) / k``, vectors tiled: k times the width, the same function (Samragh et al., 2024).
 
     `jaxgrow.symmetry.break_symmetry` adds the paper's noise, which keeps the function too.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow.
+
+    Returns:
+      One map for each axis of ``target``.
+
+    Raises:
+      ValueError: an axis that is no width, a smaller size, one that is no multiple, or query heads that cannot
+        share the keys.
+
+    Example:
+      >>> hypercloning({"mlp": 2}, {"mlp": 4})["mlp"].write.index[:, 0].tolist()
+      [0, 1, 0, 1]
+
+    References:
+      Samragh et al., `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization
+      <https://arxiv.org/abs/2409.12903>`_, 2024
     """
     index = sources("hypercloning", sizes, multiples("hypercloning", width(sizes), sizes, target))
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
@@ -103,6 +197,24 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
 
     Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs, as in `hypercloning`. So
     its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: twice the size of every width.
+
+    Returns:
+      Rules for the kernels of layers, of two terms each, and one for all else.
+
+    Raises:
+      ValueError: other sizes.
+
+    Example:
+      >>> growth = staged({"embed": 4, "heads": 2, "mlp": 8}, {"embed": 8, "heads": 4, "mlp": 16})
+      >>> len(growth.rules[0].terms)
+      2
+
+    References:
+      Shen et al., `Staged Training for Transformer Language Models <https://arxiv.org/abs/2203.06211>`_, ICML 2022
     """
     axes = width(sizes)
     found = multiples("staged", axes, sizes, target)
@@ -136,6 +248,25 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
 
     ``norm="rms"``, of a model with RMSNorm: the spare slots are zero (our extension; the paper has LayerNorm alone), so that
     mean squares shrink by the same factor. With the other's slots such a model does not keep its function at ragged widths.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow.
+      seed: of the shares of copies.
+      norm: the model's: LayerNorm or RMSNorm.
+
+    Returns:
+      One map for each axis of ``target``; rules, where ``embed`` grows by no whole number of times.
+
+    Raises:
+      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> lemon({"layers": 2, "embed": 4}, {"embed": 6}).eps
+      0.6666666666666666
+
+    References:
+      Wang et al., `LEMON: Lossless Model Expansion <https://arxiv.org/abs/2310.07999>`_, ICLR 2024
     """
     rng = np.random.default_rng(seed)
     found = grown("lemon", width(sizes), sizes, target)
@@ -177,6 +308,23 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     With ``c = (d' - d) / d``: fan-out ``[y; y~]``, fan-in ``alpha [W, W~]``, ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and
     ``1 / (1 + c)`` beyond; norm scales copied. At c = 1 it is `hypercloning`. Its recipe goes on with the policy
     ``asymmetric`` for the optimizer and a second warm-up of the new entries alone.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow.
+
+    Returns:
+      One map for each axis of ``target``.
+
+    Raises:
+      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> dense(sparkling({"mlp": 1}, {"mlp": 2})["mlp"].read).tolist()
+      [[0.5], [0.5]]
+
+    References:
+      `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
     growth = {}
     for axis, index in sources("sparkling", sizes, grown("sparkling", width(sizes), sizes, target)).items():
