@@ -140,24 +140,16 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
 def new_sizes(growth: Growth) -> dict[str, int]:
     """The sizes of the axes that change, after the growth.
 
-        Raises:
-    <<<<<<< HEAD
-          ValueError: two rules give one axis two sizes, or a key names another number of axes than its map has.
-    =======
-          ValueError: two rules give one axis two sizes.
+    Raises:
+      ValueError: two rules give one axis two sizes, or a key names another number of axes than its map has.
 
-        Example:
-          >>> new_sizes({"mlp": tile(3, 2)})
-          {'mlp': 6}
-    >>>>>>> library
+    Example:
+      >>> new_sizes({"mlp": tile(3, 2)})
+      {'mlp': 6}
     """
     sizes: dict[str, int] = {}
     every = [term for rule in growth.rules for term in rule.terms] if isinstance(growth, Rules) else [growth]
     for axes, m in (item for term in every for item in by_axes(term).items()):
-        if len(axes) != len(m.shapes[0]):
-            raise ValueError(
-                f"{axes} is a key of {len(axes)}, but its map is of {len(m.shapes[0])} axes: name each in a tuple"
-            )
         for name, size in zip(axes, m.shapes[0], strict=True):
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"axis {name!r}: one rule gives it size {sizes[name]}, another {size}")
