@@ -21,7 +21,7 @@ from jaxgrow.axes import leaves
 from jaxgrow.drop import Kept, TokenDrop
 from jaxgrow.interop.bert import BertForMaskedLM, RobertaForMaskedLM
 from jaxgrow.models import BERTConfig, from_json
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 from jaxgrow.symmetry import break_symmetry
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -99,7 +99,7 @@ def test_config_errors(wrong, message):
             "6 tokens is longer than the 5 that a context of 7 has from position 2",
         ),
         ({"mask": np.ones((1, 5), bool)}, {"kept": Kept(np.ones(2, bool))}, "pack the text, and leave out mask"),
-        ({"mask": np.ones((1, 5), bool)}, {"some": Some(np.zeros((1, 1), int), 0, 1)}, "leave out mask"),
+        ({"mask": np.ones((1, 5), bool)}, {"kept_tokens": KeptTokens(np.zeros((1, 1), int), 0, 1)}, "leave out mask"),
         ({}, {"kept": Kept(np.ones(2, bool)), "frozen": 1}, "not together with token dropping or frozen layers"),
     ],
 )
@@ -422,10 +422,10 @@ def test_published_axes_are_the_published_rules(groups, direction):
 
 @cache
 def loss_and_gradient(config, jit=jax.jit, frozen=0):
-    """``(params, kept, some) -> ..``, in NumPy: what is done with it needs no compiler."""
+    """``(params, kept, kept_tokens) -> ..``, in NumPy: what is done with it needs no compiler."""
 
-    def loss(p, kept=None, some=None):
-        passes = {"kept": kept, "some": some, "frozen": frozen}
+    def loss(p, kept=None, kept_tokens=None):
+        passes = {"kept": kept, "kept_tokens": kept_tokens, "frozen": frozen}
         return jax.nn.log_softmax(config.module.apply({"params": p}, inputs(masked=False), **passes))[..., 3].mean()
 
     run = jit(jax.value_and_grad(loss))
@@ -467,8 +467,10 @@ def test_tokens_that_all_pass_are_the_dense_model():
     config, places = tiny_bert(), np.broadcast_to(np.arange(6), (2, 6))
     run, params = loss_and_gradient(config), tiny.params(config)
     value, gradient = run(params)
-    chex.assert_trees_all_close(run(params, some=Some(places, 1, 2)), (value, gradient), rtol=0, atol=TOLERANCE)
-    fewer, _ = run(params, some=Some(places[:, 1:4], 1, 2))
+    chex.assert_trees_all_close(
+        run(params, kept_tokens=KeptTokens(places, 1, 2)), (value, gradient), rtol=0, atol=TOLERANCE
+    )
+    fewer, _ = run(params, kept_tokens=KeptTokens(places[:, 1:4], 1, 2))
     assert abs(fewer - value) > 1e-3
 
 
@@ -539,5 +541,5 @@ def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pas
 def test_tokens_that_go_around_layers_are_not_computed_there():
     config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
     places = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
-    _, step = programs(config, some=Some(places, *drop.middle(4)))
+    _, step = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)))
     assert flops.train(config, 128, drop=drop) == pytest.approx(step, rel=1e-12)

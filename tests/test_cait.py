@@ -19,7 +19,7 @@ from jaxgrow import grow, ligo, sizes, swap
 from jaxgrow.axes import leaves
 from jaxgrow.drop import TokenDrop
 from jaxgrow.models import CaiTConfig, from_json
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack, staged
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -245,5 +245,5 @@ def test_patches_that_go_around_layers_are_not_computed_there():
     large = config("float32", image=20, layers=3)
     drop = TokenDrop(0.3)
     places = np.broadcast_to(np.arange(drop.kept(16), dtype=np.int32), (vision.BATCH, drop.kept(16)))
-    some = Some(places, *drop.middle(3))
-    vision.assert_every_product_is_counted(large, {"some": some}, {"drop": drop})
+    kept_tokens = KeptTokens(places, *drop.middle(3))
+    vision.assert_every_product_is_counted(large, {"kept_tokens": kept_tokens}, {"drop": drop})

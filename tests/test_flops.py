@@ -8,7 +8,7 @@ from counting import products, programs
 from jaxgrow import flops
 from jaxgrow.drop import TokenDrop
 from jaxgrow.models import GPT2Config
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 
 # XLA also counts what the formula leaves out, norms, softmax and GELU: 3 % at these sizes.
 LEFT_OUT = 0.05
@@ -51,7 +51,7 @@ def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, firs
     config = GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
     drop = TokenDrop(rate, first, last)
     places = np.broadcast_to(np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context)))
-    (_, step), arguments = programs(config, some=Some(places, *drop.middle(4)), frozen=frozen)
+    (_, step), arguments = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)), frozen=frozen)
     counted = products(jax.make_jaxpr(step)(*arguments).jaxpr)
     assert flops.train(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(counted, rel=1e-12)  # a division
     assert counted < flops.train(config, 2 * context, frozen=frozen)

@@ -24,7 +24,7 @@ from jaxgrow.ligo import LiGO, growth, init
 from jaxgrow.maps import select
 from jaxgrow.matrices import dense
 from jaxgrow.models import LlamaConfig, from_json
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 from jaxgrow.models.llama import Block, rotations
 from jaxgrow.operators import (
     aki,
@@ -253,7 +253,7 @@ def test_tokens_that_go_around_layers_leave_the_others_their_positions():
     c = config()
     params, tokens = tiny.params(c), tiny.tokens(2, 7)
     places = np.array([[0, 2, 3, 6], [1, 2, 4, 5]], np.int32)
-    run = jax.jit(lambda p, t, places: c.module.apply({"params": p}, t, some=Some(places, 1, 2)))
+    run = jax.jit(lambda p, t, places: c.module.apply({"params": p}, t, kept_tokens=KeptTokens(places, 1, 2)))
     found = run(params, tokens, places)
     whole = run(params, tokens, np.broadcast_to(np.arange(7, dtype=np.int32), (2, 7)))
     np.testing.assert_allclose(whole, tiny.forward(c)(params, tokens), rtol=0, atol=1e-12)
@@ -278,7 +278,7 @@ def test_every_matrix_product_of_the_program_is_counted(context, frozen, drop, t
     passes = {"frozen": frozen}
     if drop:
         kept = np.arange(drop.kept(context), dtype=np.int32)
-        passes["some"] = Some(np.broadcast_to(kept, (2, len(kept))), *drop.middle(3))
+        passes["kept_tokens"] = KeptTokens(np.broadcast_to(kept, (2, len(kept))), *drop.middle(3))
     with jax.enable_x64(False):
         (forward, step), arguments = programs(c, **passes)
         counted = [products(jax.make_jaxpr(f)(*arguments).jaxpr) for f in (forward, step)]

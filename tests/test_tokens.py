@@ -18,7 +18,7 @@ import tiny
 from jaxgrow.drop import Kept, LayerDrop, TokenDrop, sample_tokens
 from jaxgrow.freeze import Freeze
 from jaxgrow.models.gpt2 import Block
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 from train import pretrain
 from train.data.batches import next_tokens
 from train.loop.parallel import AXIS, mapped, replicated
@@ -87,7 +87,7 @@ def test_every_choice_of_tokens_is_as_likely_as_any_other():
 @pytest.fixture(scope="module")
 def forward():
     """``(params, tokens, places) -> logits``, of which the layers 1 and 2 see the places alone."""
-    return jax.jit(lambda p, t, places: CONFIG.module.apply({"params": p}, t, some=Some(places, 1, 3)))
+    return jax.jit(lambda p, t, places: CONFIG.module.apply({"params": p}, t, kept_tokens=KeptTokens(places, 1, 3)))
 
 
 def test_with_every_token_kept_it_is_the_dense_model(forward):
@@ -132,7 +132,7 @@ def test_dropping_tokens_and_layers_together_is_refused():
             Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
     with pytest.raises(ValueError, match=says):
         Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
-    for other in ({"some": Some(PLACES, 1, 3)}, {"frozen": 1}):
+    for other in ({"kept_tokens": KeptTokens(PLACES, 1, 3)}, {"frozen": 1}):
         with pytest.raises(ValueError, match=says):
             CONFIG.module.apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)
 

@@ -19,7 +19,7 @@ from jaxgrow import grow, ligo, sizes, swap
 from jaxgrow.axes import LAYERS, is_names, leaves, path
 from jaxgrow.interop import FAMILIES
 from jaxgrow.models import ViTConfig, from_json
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -169,9 +169,9 @@ def test_what_is_no_image_is_refused(wrong):
 
 
 def test_tokens_are_not_dropped():
-    small, some = config(), Some(np.zeros((3, 2), np.int32), 0, 1)
+    small, kept_tokens = config(), KeptTokens(np.zeros((3, 2), np.int32), 0, 1)
     with pytest.raises(ValueError, match="its class token is one of them"):
-        small.module.apply({"params": tiny.params(small)}, vision.images(small), some=some)
+        small.module.apply({"params": tiny.params(small)}, vision.images(small), kept_tokens=kept_tokens)
 
 
 # --- growing ---

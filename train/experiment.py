@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -53,7 +54,7 @@ class Experiment:
         if self.batch % self.accumulate:
             raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         return self.method.plan(self.model, self.optim, self.steps)
 

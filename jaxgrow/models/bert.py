@@ -15,10 +15,10 @@ from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     MLP,
+    KeptTokens,
     LayerNorm,
     Linear,
     SelfAttention,
-    Some,
     run_parts,
     stacked_init,
     vocabulary_logits,
@@ -121,7 +121,7 @@ class BERT(nn.Module):
     places     int [B, S]          where logits are wanted: they are [B, S, vocab] then, else [B, T, vocab]
     ========== =================== =======================================================================================
 
-    ``kept``, ``some`` and ``frozen`` are those of `jaxgrow.models.gpt2.GPT2`; the norm of the embeddings freezes with them.
+    ``kept``, ``kept_tokens`` and ``frozen`` are `jaxgrow.models.gpt2.GPT2`'s; the norm of the embeddings freezes with them.
     Under ``norm="post"``, a dropped layer leaves its norms out, too.
 
     The head is ``head_norm(gelu(x W + b))``, then the table or a kernel of its own, and a bias for every word. Where the table
@@ -140,11 +140,11 @@ class BERT(nn.Module):
         *,
         rms: bool = False,
         kept: Kept | None = None,
-        some: Some | None = None,
+        kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
         c = self.config
-        _check(c, inputs, kept, some, frozen)
+        _check(c, inputs, kept, kept_tokens, frozen)
         dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
@@ -163,7 +163,7 @@ class BERT(nn.Module):
             lambda w, x, scale=None: block.apply({"params": w}, x, scale, mask_BT),
             blocks,
             x_BTD,
-            some=some,
+            kept_tokens=kept_tokens,
             frozen=frozen,
             remat=c.remat,
             rms=rms,
@@ -190,13 +190,15 @@ def _positions(config: BERTConfig, places_PD, length: int, mask_BT):
     return jnp.take(places_PD, jnp.cumsum(mask_BT, 1) * mask_BT + first - 1, axis=0)
 
 
-def _check(config: BERTConfig, inputs: Mapping[str, jax.Array], kept: Kept | None, some: Some | None, frozen: int):
+def _check(
+    config: BERTConfig, inputs: Mapping[str, jax.Array], kept: Kept | None, kept_tokens: KeptTokens | None, frozen: int
+):
     known = ("tokens", "types", "mask", "places")
     if "tokens" not in inputs or set(inputs) - set(known):
         raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
-    if kept is not None and (some is not None or frozen):
+    if kept is not None and (kept_tokens is not None or frozen):
         raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-    if "mask" in inputs and (kept is not None or some is not None):
+    if "mask" in inputs and (kept is not None or kept_tokens is not None):
         raise ValueError(
             "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
         )

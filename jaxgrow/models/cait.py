@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, LayerNorm, Linear, Some, run_parts, run_stack, stacked_init
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, run_parts, run_stack, stacked_init
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -129,18 +129,24 @@ class Block(nn.Module):
 class CaiT(nn.Module):
     """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
 
-    ``rms``, ``kept``, ``some`` and ``frozen`` as of `jaxgrow.models.GPT2`, of the layers of patches: the class token comes
-    after them, so that patches may go around layers. What is frozen with the bottom layers are patches and positions.
+    ``rms``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.GPT2`, of the layers of patches: the class token
+    comes after them, so that patches may go around layers. What is frozen with the bottom layers are patches and positions.
     """
 
     config: CaiTConfig
 
     @nn.compact
     def __call__(
-        self, images, *, rms: bool = False, kept: Kept | None = None, some: Some | None = None, frozen: int = 0
+        self,
+        images,
+        *,
+        rms: bool = False,
+        kept: Kept | None = None,
+        kept_tokens: KeptTokens | None = None,
+        frozen: int = 0,
     ):
         c = self.config
-        if kept is not None and (some is not None or frozen):
+        if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
         dtype = jnp.dtype(c.dtype)
         places_TD = self.param("position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed))
@@ -155,7 +161,7 @@ class CaiT(nn.Module):
             lambda w, x, *scale: layer.apply({"params": w}, x, None, *scale),
             blocks,
             x_BTD,
-            some=some,
+            kept_tokens=kept_tokens,
             frozen=frozen,
             remat=c.remat,
             rms=rms,

@@ -13,9 +13,9 @@ from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     MLP,
+    KeptTokens,
     LayerNorm,
     SelfAttention,
-    Some,
     mean_keys,
     run_parts,
     stacked_init,
@@ -73,9 +73,9 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; ``rms=True`` adds each layer's RMS [L].
 
-    ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``some`` says which tokens pass which
-    layers, the others going around them (`Some`). The bottom ``frozen`` layers, if any, and the embeddings have no gradient,
-    and no backward pass is run for them; a tied head has none either.
+    ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``kept_tokens`` says which tokens pass
+    which layers, the others going around them (`KeptTokens`). The bottom ``frozen`` layers, if any, and the embeddings have no
+    gradient, and no backward pass is run for them; a tied head has none either.
 
     A tied head uses the table both ways, as a writer into the residual stream and as a reader of the final norm's output.
     The table is declared as a writer, so growing copies it; the final norm is declared as a *reader* of ``embed``, so it
@@ -86,10 +86,16 @@ class GPT2(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens_BT, *, rms: bool = False, kept: Kept | None = None, some: Some | None = None, frozen: int = 0
+        self,
+        tokens_BT,
+        *,
+        rms: bool = False,
+        kept: Kept | None = None,
+        kept_tokens: KeptTokens | None = None,
+        frozen: int = 0,
     ):
         c = self.config
-        if kept is not None and (some is not None or frozen):
+        if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
         dtype = jnp.dtype(c.dtype)
         if tokens_BT.shape[1] > c.context:
@@ -107,7 +113,7 @@ class GPT2(nn.Module):
             lambda w, x, *scale: block.apply({"params": w}, x, *scale),
             blocks,
             x_BTD,
-            some=some,
+            kept_tokens=kept_tokens,
             frozen=frozen,
             remat=c.remat,
             rms=rms,

@@ -189,7 +189,7 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str
 
 
 @struct.dataclass
-class Some:
+class KeptTokens:
     """The tokens that pass the layers ``begin .. end - 1``: their places, int32 [B, kept], ascending."""
 
     places_BS: jax.Array
@@ -202,27 +202,28 @@ def run_parts(
     stacked: Any,
     x_BTD: jax.Array,
     *,
-    some: Some | None = None,
-    apply_some: Callable | None = None,
+    kept_tokens: KeptTokens | None = None,
+    apply_kept_tokens: Callable | None = None,
     frozen: int = 0,
     **options: Any,
 ) -> tuple[Any, Any]:
     """`run_stack`, cut where tokens leave the layers or join them again, and above the bottom ``frozen`` layers.
 
-    ``apply_some`` stands in for ``apply`` in the layers of ``some``, where a block must know the places of its tokens.
+    ``apply_kept_tokens`` stands in for ``apply`` in the layers of ``kept_tokens``, where a block must know the
+    places of its tokens.
     """
     layers = len(jax.tree.leaves(stacked)[0])
-    begin, end = (some.begin, some.end) if some else (0, 0)
+    begin, end = (kept_tokens.begin, kept_tokens.end) if kept_tokens else (0, 0)
     cuts = sorted({0, min(frozen, layers), begin, end, layers})
     rms = []
     for start, stop in itertools.pairwise(cuts):
         part = stacked if stop - start == layers else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
         if stop <= frozen:
             part = jax.lax.stop_gradient(part)
-        if some is not None and begin <= start < end:
+        if kept_tokens is not None and begin <= start < end:
             rows = jnp.arange(len(x_BTD))[:, None]
-            y, own = run_stack(apply_some or apply, part, x_BTD[rows, some.places_BS], **options)
-            x_BTD = x_BTD.at[rows, some.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
+            y, own = run_stack(apply_kept_tokens or apply, part, x_BTD[rows, kept_tokens.places_BS], **options)
+            x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
         else:
             x_BTD, own = run_stack(apply, part, x_BTD, **options)
         rms.append(own)

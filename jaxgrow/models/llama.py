@@ -14,9 +14,9 @@ from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
+    KeptTokens,
     Linear,
     RMSNorm,
-    Some,
     attention,
     mean_keys,
     run_parts,
@@ -176,13 +176,13 @@ class Llama(nn.Module):
         *,
         rms: bool = False,
         kept: Kept | None = None,
-        some: Some | None = None,
+        kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
         c = self.config
-        if kept is not None and (some is not None or frozen):
+        if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-        if mask_BS is not None and (kept is not None or some is not None):
+        if mask_BS is not None and (kept is not None or kept_tokens is not None):
             raise ValueError(
                 "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
             )
@@ -201,8 +201,8 @@ class Llama(nn.Module):
         def layer(w, x, *scale, rotation=rotation):
             return block.apply({"params": w}, x, rotation, *scale, mask_BS=mask_BS)
 
-        def layer_of_some(w, x):  # these keep the positions that they have in the sequence
-            return layer(w, x, rotation=[jnp.asarray(a[0])[some.places_BS] for a in rotation])  # type: ignore[union-attr]
+        def layer_of_kept_tokens(w, x):  # these keep the positions that they have in the sequence
+            return layer(w, x, rotation=[jnp.asarray(a[0])[kept_tokens.places_BS] for a in rotation])  # type: ignore[union-attr]
 
         if frozen:
             table_VD = jax.lax.stop_gradient(table_VD)
@@ -210,8 +210,8 @@ class Llama(nn.Module):
             layer,
             blocks,
             jnp.take(table_VD, tokens_BT, axis=0).astype(dtype),
-            some=some,
-            apply_some=layer_of_some,
+            kept_tokens=kept_tokens,
+            apply_kept_tokens=layer_of_kept_tokens,
             frozen=frozen,
             remat=c.remat,
             rms=rms,

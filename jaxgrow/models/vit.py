@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, LayerNorm, SelfAttention, Some, run_parts, stacked_init
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, SelfAttention, run_parts, stacked_init
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -84,10 +84,16 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(
-        self, images, *, rms: bool = False, kept: Kept | None = None, some: Some | None = None, frozen: int = 0
+        self,
+        images,
+        *,
+        rms: bool = False,
+        kept: Kept | None = None,
+        kept_tokens: KeptTokens | None = None,
+        frozen: int = 0,
     ):
         c = self.config
-        if some is not None:
+        if kept_tokens is not None:
             raise ValueError("a ViT drops no tokens: its class token is one of them, and has to pass every layer")
         if kept is not None and frozen:
             raise ValueError("layers are dropped from a whole stack: not together with frozen layers")

@@ -20,7 +20,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.drop import Kept, LayerDrop, TokenDrop, block_list, sample_tokens, schedule
 from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import Config
-from jaxgrow.models.layers import Some
+from jaxgrow.models.layers import KeptTokens
 from jaxgrow.moments import clock
 from train.plan.gates import Gates
 from train.state.model import Model, logits
@@ -186,7 +186,7 @@ class DropTokens(Modifier):
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         places = sample_tokens(self.drop, micro.key, micro.samples, config.length)
-        return {"some": Some(places, *self.drop.middle(config.layers))}
+        return {"kept_tokens": KeptTokens(places, *self.drop.middle(config.layers))}
 
 
 @dataclass(frozen=True)

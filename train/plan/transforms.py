@@ -59,8 +59,18 @@ class Grouping:
         return large.resized(self.growth(large, coalesce))
 
 
+class Regrouping(Transform):
+    """A transformation by a grouping, which checkpoints note."""
+
+    grouping: Grouping
+
+    @property
+    def notes(self) -> dict[str, Any]:  # type: ignore[override]
+        return asdict(self.grouping)
+
+
 @dataclass(frozen=True)
-class Coalesce(Transform):
+class Coalesce(Regrouping):
     """``target = C(source)``."""
 
     source: str
@@ -76,16 +86,12 @@ class Coalesce(Transform):
     def writes(self) -> str:
         return self.target
 
-    @property
-    def notes(self) -> dict[str, Any]:  # type: ignore[override]
-        return asdict(self.grouping)
-
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         return _grown(models[self.source], self.grouping, coalesce, models[self.source].config, tx, self.moments)
 
 
 @dataclass(frozen=True)
-class Decoalesce(Transform):
+class Decoalesce(Regrouping):
     """``target = D(source)``, of the sizes of the model ``like``."""
 
     source: str
@@ -101,10 +107,6 @@ class Decoalesce(Transform):
     @property
     def writes(self) -> str:
         return self.target
-
-    @property
-    def notes(self) -> dict[str, Any]:  # type: ignore[override]
-        return asdict(self.grouping)
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         return _grown(models[self.source], self.grouping, decoalesce, models[self.like].config, tx, self.moments)
@@ -132,7 +134,7 @@ class Interpolate(Transform):
 
 
 @dataclass(frozen=True)
-class Correct(Transform):
+class Correct(Regrouping):
     """``before = before + alpha D(small - C(before))``. The optimizer state is ``small``'s, grown by ``moments``."""
 
     before: str
@@ -148,10 +150,6 @@ class Correct(Transform):
     @property
     def writes(self) -> str:
         return self.before
-
-    @property
-    def notes(self) -> dict[str, Any]:  # type: ignore[override]
-        return asdict(self.grouping)
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         before, small = models[self.before], models[self.small]
