@@ -148,14 +148,14 @@ def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path,
 def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
     book = Recorder(tmp_path)
     book.ledger.begin("one", "train", "large", 1)
-    book.log(1, book.ledger.totals(), loss=1.0)
+    book.log(1, loss=1.0)
     record = json.loads(json.dumps(book.record()))
-    book.log(2, book.ledger.totals(), loss=2.0)
+    book.log(2, loss=2.0)
     book.close()
     for _ in range(2):  # once more, from a checkpoint that was saved before anything was logged
         book = Recorder(tmp_path, record)
         record = json.loads(json.dumps(book.record()))
-        book.log(2, book.ledger.totals(), loss=3.0)
+        book.log(2, loss=3.0)
         book.close()
     assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
     assert points(tmp_path)["large/loss"] == [(0, 1.0), (0, 3.0)]

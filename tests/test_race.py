@@ -11,7 +11,7 @@ from train import race
 from train.errors import exits_cleanly
 from train.plan.methods import Scratch
 from train.pretrain import run
-from train.results import plots
+from train.results import plots, racing
 from train.results.runs import Run
 
 SMALL = replace(runs.MODEL, layers=1)
@@ -85,19 +85,21 @@ def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch
         "cheap": [made(tmp_path, "cheap", [6.0, 5.0, 3.0], [40.0, 80.0])],
         "ligo": [made(tmp_path, "ligo", [5.0, 3.0], [130.0], learning=30.0)],
     }
-    found = {row["by"]: row for row in race.rows(finished)}
+    found = {row["by"]: row for row in racing.rows(finished)}
     assert list(found) == ["cheap", "dear", "ligo", "late"]
     assert found["cheap"]["flops"] == [20, 40, 80]
     assert found["cheap"]["loss"] == [[6.0], [5.5], [5.0], [3.0]]
     assert found["dear"]["loss"] == [[6.0], [5.5], [5.0], [4.0]]
     assert found["ligo"]["loss"] == [[5.0], [None], [4.8], [4.0]]
     assert found["late"]["loss"] == [[5.0], [None], [None], [None]]
-    text = race.table(list(found.values()), {}, [0])
+    text = racing.table(list(found.values()), {}, [0])
     assert "at 80 FLOPs" in text and text.count("not yet grown") == 4 and "Rank correlation" in text
 
     figures = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
-    plots.race({by: [(r, race.after_growing(r)) for r in some] for by, some in finished.items()}, tmp_path / "race.png")
+    plots.race(
+        {by: [(r, racing.after_growing(r)) for r in some] for by, some in finished.items()}, tmp_path / "race.png"
+    )
     (axes,) = figures[0].axes
     assert axes.get_xscale() == "symlog" and axes.get_xlabel() and axes.get_ylabel()
     assert axes.lines[0].get_xdata().tolist() == [0, 80, 160]
@@ -126,9 +128,9 @@ def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes,
 
 
 def test_rank_correlation_by_hand():
-    assert race.rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == pytest.approx(1)
-    assert race.rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1)
-    assert race.rank_correlation([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx(0.5)
+    assert racing.rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == pytest.approx(1)
+    assert racing.rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1)
+    assert racing.rank_correlation([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

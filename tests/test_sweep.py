@@ -9,6 +9,7 @@ import runs
 from train import sweep
 from train.errors import exits_cleanly
 from train.loop import inputs, programs
+from train.results.sweeping import edges
 
 
 def swept(monkeypatch, *arguments):
@@ -60,7 +61,7 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
     ],
 )
 def test_the_edge_of_a_sweep(best, says):
-    assert sweep.edges({**best, "one": "3"}, {"lr": ["2e-2", "1e-2", "5e-3"], "by": ["a", "b"], "one": ["3"]}) == says
+    assert edges({**best, "one": "3"}, {"lr": ["2e-2", "1e-2", "5e-3"], "by": ["a", "b"], "one": ["3"]}) == says
 
 
 @pytest.mark.parametrize(

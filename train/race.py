@@ -13,10 +13,6 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
-
-import numpy as np
 
 from jaxgrow import operators
 from jaxgrow.models import from_json
@@ -29,14 +25,12 @@ from train.plan.methods import Growing, GrowTo, Learned, Stage
 from train.plan.plan import shapes
 from train.plan.transforms import differing
 from train.results import plots
-from train.results.runs import Run, markdown, spread
+from train.results.racing import after_growing, rows, table
+from train.results.runs import Run
 from train.run.workdir import Workdir
 from train.state.optim import transformation
 
-MOMENTS = (0.25, 0.5, 1.0)  # of the FLOPs of the race, at which the table looks besides its start
 DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}  # where each is what grows; else pairs of them
-
-Curve = list[tuple[float, float]]  # (FLOPs since the small model, validation loss)
 
 
 def defaults(base: Experiment, source: Path) -> list[str]:
@@ -73,52 +67,35 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     return made
 
 
-def after_growing(finished: Run) -> Curve:
-    """From the grown model on: right after growing, then of its training."""
-    *_, before, last = finished.segments
-    small = finished.source("flops")
-    return [(line["flops"] - small, line["val_loss"]) for line in [before[-1], *last]]
+def entrants(
+    base: Experiment, source: Path, chosen: list[str], steps: int
+) -> tuple[dict[str, Experiment], dict[str, str]]:
+    """The runs of the operators that can reach the sizes, and why the others cannot.
 
-
-def rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """One row an operator, the best at the end first: for each moment the losses, one a seed.
-
-    A loss is None where an operator had not yet grown at those FLOPs: learning its maps took longer.
+    Raises:
+      UserError: none can.
     """
-    curves = {by: [after_growing(r) for r in runs] for by, runs in finished.items()}
-    budget = min(curve[-1][0] for some in curves.values() for curve in some)
-    out = []
-    for by, some in curves.items():
-        grown = [[curve[0][1] for curve in some]]
-        later = [[_at(curve, moment * budget) for curve in some] for moment in MOMENTS]
-        out.append({"by": by, "flops": [moment * budget for moment in MOMENTS], "loss": grown + later})
-    return sorted(out, key=lambda row: mean(np.inf if x is None else x for x in row["loss"][-1]))
+    fit: dict[str, Experiment] = {}
+    impossible: dict[str, str] = {}
+    for by in chosen:
+        try:
+            fit[by] = entrant(base, source, by, steps)
+        except ValueError as error:
+            impossible[by] = " ".join(str(error).split())
+    if not fit:
+        raise UserError(f"race: no operator fits: {'; '.join(f'{by}: {why}' for by, why in impossible.items())}")
+    return fit, impossible
 
 
-def _at(curve: Curve, flops: float) -> float | None:
-    return None if flops < curve[0][0] else float(np.interp(flops, *np.transpose(curve)))
-
-
-def rank_correlation(x: list[float], y: list[float]) -> float:
-    """Spearman's, of two lists without ties."""
-    a, b = (np.argsort(np.argsort(v)) for v in (x, y))
-    return float(np.corrcoef(a, b)[0, 1])
-
-
-def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
-    """Markdown; ``impossible`` are operators that cannot reach the sizes, and why."""
-    head = ["operators", "loss right after growing", *(f"at {flops:.3g} FLOPs" for flops in ranked[0]["flops"])]
-    body = [[r["by"], *("not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"])] for r in ranked]
-    body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
-    text = (
-        f"{markdown(head, body)}\n\nFLOPs are those after the small model, the same for all. "
-        f"Seeds: {', '.join(map(str, seeds))}; with several, the mean and in brackets each.\n"
-    )
-    ends = [r for r in ranked if None not in r["loss"][-1]]
-    if len(ends) > 2:
-        correlation = rank_correlation(*([mean(r["loss"][i]) for r in ends] for i in (0, -1)))
-        text += f"Rank correlation of the losses right after growing and at the end: {correlation:.2f}\n"
-    return text
+def race(fit: dict[str, Experiment], seeds: list[int], workdir: Path) -> dict[str, list[Run]]:
+    """The finished runs of every operator, one a seed."""
+    finished: dict[str, list[Run]] = {}
+    for by, experiment in fit.items():
+        for seed in seeds:
+            folder = workdir / f"{experiment.name}-seed{seed}"
+            run(replace(experiment, seed=seed), folder)
+            finished.setdefault(by, []).append(Run(experiment.name, seed, folder))
+    return finished
 
 
 def main() -> None:
@@ -137,32 +114,17 @@ def main() -> None:
     base = load(arguments.config, arguments.set)
     seeds = numbers(arguments.seeds, int, "--seeds")
     chosen = defaults(base, arguments.run) if arguments.by is None else [by for by in arguments.by.split(",") if by]
-    entrants: dict[str, Experiment] = {}
-    impossible: dict[str, str] = {}
-    for by in chosen:
-        try:
-            entrants[by] = entrant(base, arguments.run, by, arguments.steps)
-        except ValueError as error:
-            impossible[by] = " ".join(str(error).split())
     if not chosen or not seeds:
         raise UserError("a race needs at least one operator in --by, and one seed in --seeds")
-    if not entrants:
-        raise UserError(f"race: no operator fits: {'; '.join(f'{by}: {why}' for by, why in impossible.items())}")
-    finished: dict[str, list[Run]] = {}
-    for by, experiment in entrants.items():
-        for seed in seeds:
-            folder = arguments.workdir / f"{experiment.name}-seed{seed}"
-            run(replace(experiment, seed=seed), folder)
-            finished.setdefault(by, []).append(Run(experiment.name, seed, folder))
+    fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
+    finished = race(fit, seeds, arguments.workdir)
     ranked = rows(finished)
-    text = table(ranked, impossible, seeds)
+    text, plot = table(ranked, impossible, seeds), arguments.workdir / "race.png"
     (arguments.workdir / "race.md").write_text(text)
     everything = {"ranked": ranked, "impossible": impossible, "seeds": seeds}
     (arguments.workdir / "race.json").write_text(json.dumps(everything, indent=1) + "\n")
-    plots.race(
-        {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, arguments.workdir / "race.png"
-    )
-    print(f"\n{text}\nplot: {arguments.workdir / 'race.png'}")
+    plots.race({by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, plot)
+    print(f"\n{text}\nplot: {plot}")
 
 
 if __name__ == "__main__":

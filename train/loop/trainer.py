@@ -101,6 +101,7 @@ class Trainer:
         self.experiment, self.folder, self.seed = experiment, folder, experiment.seed
         self.plan, self.tx = experiment.plan, transformation(experiment.optim)
         self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
+        self.ledger, self.log, self.finite = recorder.ledger, recorder.log, recorder.finite
         self.models = models  # those that are still needed
         self.number, self.first = record["phase"], record["step"]  # of the phase, and of the step in it that comes next
         self.validation: dict[str, float] = record["judged"]  # the last one
@@ -125,9 +126,9 @@ class Trainer:
         plans = step_plans(phase, model, Setting(self.models, first, e.batch, e.accumulate, e.seed))
         notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
         for done in range(first + 1, phase.end + 1):
-            plan = plans(done - 1, self.recorder.ledger.steps)
+            plan = plans(done - 1, self.ledger.steps)
             model, metrics = step(model, next(self.data.training), plan.inputs)
-            self.spend(flops=plan.flops, tokens=tokens, steps=1, layers=plan.layers)
+            self.ledger.add(flops=plan.flops, tokens=tokens, steps=1, layers=plan.layers)
             last, stopping = done == phase.end, self.stop.asked
             if done % e.log_every == 0 or last:
                 self.recorder.step(done, metrics, plan.log)
@@ -151,7 +152,7 @@ class Trainer:
         """Evaluates ``model`` on the held-out batches, at no cost, and logs it."""
         evaluate = programs.evaluation(self.experiment.parallel)
         model = jax.block_until_ready(replace(model, opt=None))  # what still runs is a cost, what follows is none
-        with self.recorder.ledger.paused():
+        with self.ledger.paused():
             values = [jax.device_get(evaluate(model, batch)) for batch in self.data.validation]
         self.validation = self.finite(step, jax.tree.map(lambda *x: np.mean(x), *values))
         self.log(step, **self.validation)
@@ -162,7 +163,7 @@ class Trainer:
         record["groups"] = {phase.label: phase.notes for phase in self.plan if phase.notes is not None}
         record |= {"corpus": self.data.identity, **notes}
         models = after(self.plan, self.number, self.models, model)
-        self.checkpoints.save(self.recorder.ledger.steps, models, self.data.training, record)
+        self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
     # --- what else phases ask for ---
 
@@ -177,7 +178,7 @@ class Trainer:
     def begin(self, phase: Phase, made: Any) -> None:
         params = made.params if isinstance(made, Model) else made
         count = sum(x.size for x in jax.tree.leaves(params))
-        self.recorder.ledger.begin(phase.label, phase.kind, phase.writes, count)
+        self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
     def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
         lowered = programs.made(function, phase, self.tx).lower(*arguments)
@@ -192,18 +193,6 @@ class Trainer:
     def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
         model, result = finished_run(self.folder.parent / folder, config)
         return jax.device_put(model, replicated()), result
-
-    def spend(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
-        self.recorder.ledger.add(flops=flops, tokens=tokens, steps=steps, layers=layers)
-
-    def charge(self, seconds: float, compile_seconds: float) -> None:
-        self.recorder.ledger.charge(seconds, compile_seconds)
-
-    def log(self, step: int, **values: Any) -> None:
-        self.recorder.log(step, self.recorder.ledger.totals(), **values)
-
-    def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
-        return self.recorder.finite(step, values)
 
 
 def _say(message: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import optax
 
+from train.run.ledger import Ledger
 from train.state.model import Model
 
 Models: TypeAlias = Mapping[str, Model]
@@ -21,6 +22,7 @@ class Context(Protocol):
     folder: Path
     seed: int
     models: dict[str, Model]  # those that are still needed
+    ledger: Ledger
 
     @property
     def key(self) -> jax.Array:
@@ -52,8 +54,6 @@ class Context(Protocol):
         """The model of a finished run beside this one, and its result."""
         ...
 
-    def spend(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None: ...
-    def charge(self, seconds: float, compile_seconds: float) -> None: ...
     def validate(self, step: int, model: Model) -> None: ...
     def log(self, step: int, **values: Any) -> None: ...
     def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]: ...

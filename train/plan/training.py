@@ -148,7 +148,7 @@ class Measure(Phase):
         probe = context.held_out(self.probes)
         model, _ = context.compute(self, _measured, context.models[self.name], probe)
         rows = jax.tree.leaves(probe)[0]
-        context.spend(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
+        context.ledger.add(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
         measured = {f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(model.sensitivity))}
         context.log(0, sensitivity=list(context.finite(0, measured).values()))
         return model

@@ -31,7 +31,7 @@ class Transform(Phase):
 
     def run(self, context: Context) -> Model:
         model, flops = context.compute(self, _applied, context.models)
-        context.spend(flops=flops)
+        context.ledger.add(flops=flops)
         context.validate(0, model)
         return model
 
@@ -177,8 +177,8 @@ class Import(Phase):
         context.begin(self, jax.eval_shape(lambda: self.config.init(jax.random.key(0))))
         model, result = context.finished(self.folder.format(seed=context.seed), self.config)
         layers = sum(phase["layers"] for phase in result["phases"])
-        context.spend(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)
-        context.charge(result["seconds"], result.get("compile_seconds", 0.0))
+        context.ledger.add(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)
+        context.ledger.charge(result["seconds"], result.get("compile_seconds", 0.0))
         context.validate(0, model)
         return model
 

@@ -57,11 +57,15 @@ class Recorder:
         (step, totals, values), self._waiting = self._waiting, None
         lists = {k: [round(float(x), 4) for x in v] for k, v in values.items() if np.ndim(v)}
         numbers = self.finite(step, {k: v for k, v in values.items() if k not in lists})
-        self.log(step, totals, **numbers, **lists)
+        self._write(step, totals, {**numbers, **lists})
         self.progress.show(step, totals, numbers["loss"])
 
-    def log(self, step: int, totals: dict[str, float], **values: float | list[float]) -> None:
-        """Writes a line: what the run had cost, and ``values``, at ``step`` of the phase.
+    def log(self, step: int, **values: float | list[float]) -> None:
+        """Writes a line: what the run has cost, and ``values``, at ``step`` of the phase."""
+        self._write(step, self.ledger.totals(), values)
+
+    def _write(self, step: int, totals: dict[str, float], values: Mapping[str, float | list[float]]) -> None:
+        """A line of when the run had cost ``totals``.
 
         TensorBoard's tags are ``model/value``, of points at the run's steps then; those of totals have no model.
         """
