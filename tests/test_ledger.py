@@ -18,8 +18,6 @@ from train.run import ledger
 from train.run.recorder import Recorder
 from train.run.workdir import load
 
-TOTALS = {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0}
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -166,14 +164,14 @@ def test_a_new_run_and_one_that_lost_its_points_show_none_of_an_earlier_one(tmp_
     for _ in range(2):
         book = Recorder(tmp_path)
         book.ledger.begin("one", "train", "large", 1)
-        book.log(1, TOTALS, loss=1.0)
+        book.log(1, loss=1.0)
         record = book.record()
         book.close()
     assert points(tmp_path)["large/loss"] == [(0, 1.0)]
     for path in (tmp_path / "tensorboard").iterdir():
         path.unlink()
     book = Recorder(tmp_path, record)
-    book.log(2, TOTALS, loss=2.0)
+    book.log(2, loss=2.0)
     book.close()
     assert points(tmp_path)["large/loss"] == [(0, 2.0)]
 
@@ -184,13 +182,13 @@ def test_a_log_that_lost_lines_keeps_the_whole_ones_and_says_so(tmp_path, capsys
     book.ledger.begin("one", "train", "large", 1)
     lines = []
     for step in (1, 2):
-        book.log(step, TOTALS, loss=0.5)
+        book.log(step, loss=0.5)
         lines.append((tmp_path / "metrics.jsonl").stat().st_size)
     record = book.record()
     book.close()
     (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes()[: int(left * lines[0])])
     book = Recorder(tmp_path, record)
-    book.log(3, TOTALS, loss=0.5)
+    book.log(3, loss=0.5)
     book.close()
     assert [line["step"] for line in runs.log(tmp_path)] == [1, 3][left < 1 :]
     said = f"metrics.jsonl has {lines[0] * (left >= 1)} bytes of whole lines, the checkpoint {lines[1]}: the curve has a gap"
@@ -201,7 +199,7 @@ def test_a_new_run_starts_a_new_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("what was logged before the first checkpoint\n")
     book = Recorder(tmp_path)
     book.ledger.begin("one", "train", "large", 1)
-    book.log(1, TOTALS, loss=1.0)
+    book.log(1, loss=1.0)
     book.close()
     assert [line["step"] for line in runs.log(tmp_path)] == [1]
 
