@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     from jaxgrow.models import GPT2Config
     from train.data.batches import next_tokens
-    from train.loop.parallel import AXIS, mapped
+    from train.loop.parallel import Mesh, mapped
     from train.loop.step import Model, StepInputs, train_step
     from train.state.optim import Optim, transformation
 
@@ -92,7 +93,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
     params = jax.tree.map(jax.numpy.asarray, _weights(size))
     tx = transformation(Optim(b1=B1, b2=B2, eps=EPS, weight_decay=DECAY, clip=CLIP))
     model = Model(params, jax.jit(tx.init)(params), GPT2Config(**size))
-    run = mapped(train_step(tx, 1, AXIS), "pmap", donate=True)
+    run = mapped(partial(train_step, tx, 1), "mesh", Mesh().over(jax.devices()), donate=True)
     tokens = _tokens(size, batch)
 
     def step() -> float:

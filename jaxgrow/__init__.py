@@ -14,6 +14,7 @@ from jaxgrow import (
     moments,
     operators,
     report,
+    sharding,
     symmetry,
     testing,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "operators",
     "preserves_function",
     "report",
+    "sharding",
     "sizes",
     "split",
     "swap",

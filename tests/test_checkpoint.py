@@ -14,7 +14,6 @@ import runs
 from jaxgrow.interop import CheckpointError, open_checkpoint
 from train import pretrain
 from train.errors import UserError
-from train.loop.parallel import replicated
 from train.run import checkpoint
 from train.run.checkpoint import Checkpoints
 from train.run.workdir import finished_run, load
@@ -53,7 +52,7 @@ def restored(run: Path) -> int:
     """The step of what is restored, which must be all of it."""
     data = position(0)
     with Checkpoints(run / "checkpoints") as checkpoints:
-        found = checkpoints.restore(lambda record: {"large": model(0)}, data, replicated())
+        found = checkpoints.restore(lambda record: {"large": model(0)}, data, runs.mesh())
     assert found is not None
     models, record = found
     step = record["step"]

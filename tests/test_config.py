@@ -13,6 +13,7 @@ from train.data.images import Images
 from train.data.text import Data
 from train.errors import UserError
 from train.experiment import as_json, conflicts, differences, load, names
+from train.loop.parallel import Mesh
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.training import Train
 from train.state.optim import Optim
@@ -89,7 +90,8 @@ def test_nothing_in_an_experiment_can_be_changed_in_place(path):
         ("seed=3", "seed", 3),
         ("name=other", "name", "other"),
         ("name=7", "name", "7"),
-        ("parallel=mesh", "parallel", "mesh"),
+        ("parallel=pmap", "parallel", "pmap"),
+        ("mesh.fsdp=2", "mesh.fsdp", 2),
         ("optim.peak_lr=3e-4", "optim.peak_lr", 3e-4),
         ("optim.peak_lr=1", "optim.peak_lr", 1.0),
         ("model.remat=True", "model.remat", True),
@@ -187,7 +189,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("steps=True", "'True' is no int"),
         ("model.tied=1", "'1' is no bool"),
         ("optim.peak_lr=fast", "'fast' is no float"),
-        ("parallel=tpu", "'tpu' is no 'pmap' or 'mesh'"),
+        ("parallel=tpu", "'tpu' is no 'mesh' or 'pmap'"),
         ("method=VCycle", "'VCycle' is no Scratch or VCycle"),
         ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.plan.methods.Stage, ...]"),
         ("method.moments_up=most", "'most' is no 'drop' or 'copy' or 'exact' or 'asymmetric'"),
@@ -238,7 +240,7 @@ def test_a_value_of_the_wrong_type_is_refused_in_a_file_as_on_the_command_line(t
         load(runs.script(tmp_path, wrong))
     for says in (
         "name: 3 is no str",
-        "parallel: 'tpu' is no 'pmap' or 'mesh'",
+        "parallel: 'tpu' is no 'mesh' or 'pmap'",
         "method.down.0.steps: 'half' is no float",
     ):
         assert says in str(error.value)
@@ -264,7 +266,8 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
     """Every field of the experiment and of its data, changed by itself."""
     one = runs.experiment(tmp_path)
     other = {
-        "parallel": "mesh",
+        "parallel": "pmap",
+        "mesh": Mesh(fsdp=2),
         "name": "other",
         "accumulate": 2,
         "method": VCycle(),
@@ -288,5 +291,5 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
             kept |= {f.name} if not conflicts(as_json(one), as_json(changed)) else set()
         return kept
 
-    assert free(one, lambda e: e) == {"log_every", "checkpoint_every", "parallel"}
+    assert free(one, lambda e: e) == {"log_every", "checkpoint_every", "parallel", "mesh"}
     assert free(one.data, lambda data: dataclasses.replace(one, data=data)) == {"cache"}

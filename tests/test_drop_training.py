@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
@@ -65,14 +66,14 @@ def by_indices(kept: Kept) -> Kept:
 def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(how, accumulate):
     tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
     start = runs.model(MODEL, tx)
-    # On one device, written without the step: micro-batch m of every device together has the gates m.
-    rows = TOKENS.reshape(4, accumulate, -1, TOKENS.shape[-1])
-    micro = [next_tokens(rows[:, m].reshape(-1, 9)) for m in range(accumulate)]
+    # On one device, written without the step: micro-batch m is every so many-th sample, and has the gates m.
+    micro = [next_tokens(TOKENS[m::accumulate]) for m in range(accumulate)]
     gradient = jax.jit(jax.grad(lambda p, batch, kept: loss(replace(start, params=p), batch, kept)))
     before = runs.fresh(MODEL)
     grads = [jax.device_get(gradient(before, micro[m], kept_at(kept, m))) for m in range(accumulate)]
     expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, before, *grads)
-    found, _ = mapped(train_step(tx, accumulate, AXIS, DROPPING), how)(start, BATCH, StepInputs(LR, given=(kept,)))
+    run = mapped(partial(train_step, tx, accumulate, DROPPING), how, runs.mesh())
+    found, _ = run(start, BATCH, StepInputs(LR, given=(kept,)))
     after = jax.device_get(found.params)
     chex.assert_trees_all_close(after, expected, rtol=1e-5, atol=1e-6)
     for a, b in zip(jax.tree.leaves(after["blocks"]), jax.tree.leaves(before["blocks"]), strict=True):
@@ -88,7 +89,7 @@ def kept_at(kept: Kept, m: int) -> Kept:
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     tx, ends = transformation(Optim()), []
     for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
-        run, at = mapped(train_step(tx, 2, AXIS, DROPPING), "pmap"), runs.model(MODEL, tx)
+        run, at = mapped(partial(train_step, tx, 2, DROPPING), "pmap", runs.mesh()), runs.model(MODEL, tx)
         at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
             at, metrics = run(at, BATCH, StepInputs(LR, given=(kept,)))
@@ -114,7 +115,7 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         return wrapped
 
     if how == "jit":
-        step = jax.vmap(train_step(tx, 1, AXIS, DROPPING), (None, 0, None), axis_name=AXIS)
+        step = jax.vmap(train_step(tx, 1, DROPPING, AXIS), (None, 0, None), axis_name=AXIS)
         programs.append(
             jax.jit(step)
             .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(kept,)))
@@ -126,24 +127,22 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         start = runs.model(MODEL, tx)
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
-        mapped(train_step(tx, 1, AXIS, DROPPING), how)(start, BATCH, StepInputs(LR, given=(kept,)))
+        mapped(partial(train_step, tx, 1, DROPPING), how, runs.mesh())(start, BATCH, StepInputs(LR, given=(kept,)))
     assert programs[-1].count(" conditional(") >= 2  # forward and backward
-    dense = jax.make_jaxpr(eval_step(AXIS), axis_env=[(AXIS, 4)])(
-        replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4])
-    )
+    dense = jax.make_jaxpr(eval_step())(replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4]))
     assert "cond" not in str(dense)
 
 
 @pytest.mark.parametrize("indices", [False, True])
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     tx = transformation(Optim(weight_decay=0.0))
-    dense, start = mapped(train_step(tx, 2, AXIS), "pmap"), runs.model(MODEL, tx)
+    dense, start = mapped(partial(train_step, tx, 2), "pmap", runs.mesh()), runs.model(MODEL, tx)
     before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
     def moved(dropped):
-        after, _ = mapped(train_step(tx, 2, AXIS, (DropLayers(LayerDrop(dropped=dropped)),)), "pmap")(
+        after, _ = mapped(partial(train_step, tx, 2, (DropLayers(LayerDrop(dropped=dropped)),)), "mesh", runs.mesh())(
             before, BATCH, StepInputs(LR, given=(kept,))
         )
         after, out = jax.device_get(after), {}
@@ -368,7 +367,7 @@ def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(tmp_path):
     assert [p["steps"] for p in result["phases"]] == [3, 0, 6, 0, 3]
     assert first["flops"] == 3 * flops.train(MODEL, tokens)
     assert first["layers"] == 3 * LAYERS
-    probe = 2 * (e.batch // 4) * MODEL.context  # 2 micro-batches, of one device's size
+    probe = 2 * e.batch * MODEL.context  # 2 micro-batches, divided among the devices
     less = flops.forward(MODEL, probe, layers=LAYERS - 1)
     assert measured["flops"] == again["flops"] == flops.forward(MODEL, probe) + LAYERS * less
     for phase in (second, third):

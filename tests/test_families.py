@@ -17,7 +17,6 @@ from jaxgrow.models import BERTConfig, CaiTConfig, Config, GPT2Config, LlamaConf
 from jaxgrow.models.patches import PatchConfig
 from train import pretrain
 from train.data.images import Images
-from train.loop.parallel import AXIS
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers, Modifier, Teacher
@@ -122,7 +121,7 @@ TX = transformation(Optim())
 @cache
 def step(modifiers: tuple[Modifier, ...]):
     """Traced once for equal shapes, in whichever plan."""
-    return jax.jit(train_step(TX, 1, AXIS, modifiers))
+    return jax.jit(train_step(TX, 1, modifiers))
 
 
 def batch(config: Config):
@@ -187,7 +186,7 @@ def test_plans(config, method):
             result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)
             given = tuple(inputs(m, phase, held) for m in phase.modifiers)
             programs = tuple(m.program() for m in phase.modifiers)
-            run = jax.make_jaxpr(step(programs), axis_env=[(AXIS, 1)], return_shape=True)
+            run = jax.make_jaxpr(step(programs), return_shape=True)
             found, metrics = run(result, batch(config), StepInputs(np.float32(0.1), given=given))[1]
             assert jax.tree.structure(found) == jax.tree.structure(result)
             assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(

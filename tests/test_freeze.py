@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import chex
 import jax
@@ -16,7 +17,7 @@ from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import BERTConfig, CaiTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.batches import next_tokens
-from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.parallel import mapped, replicated
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Hold
@@ -121,12 +122,12 @@ def test_what_is_held_stays_to_the_bit_with_its_moments_and_the_rest_moves(paths
 
 @pytest.fixture(scope="module")
 def step():
-    return mapped(train_step(TX, 1, AXIS, (Hold(BOTTOM),)), "pmap", donate=True)
+    return mapped(partial(train_step, TX, 1, (Hold(BOTTOM),)), "mesh", runs.mesh(), donate=True)
 
 
 def test_a_step_moves_neither_frozen_layers_nor_the_tied_table_nor_their_moments(step):
     before = trained(LARGE)
-    after = jax.device_put(before, replicated())
+    after = jax.device_put(before, replicated(runs.mesh()))
     for number in range(2):
         after, metrics = step(after, BATCH, StepInputs(np.float32(0.1), np.uint32(number), given=(None,)))
     after = jax.device_get(after)

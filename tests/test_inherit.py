@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
@@ -16,7 +17,7 @@ from counting import products
 from jaxgrow import flops
 from train import pretrain
 from train.data.batches import next_tokens
-from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.parallel import mapped, replicated
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import Inherit, Stage
 from train.plan.modifiers import Teacher, divergence
@@ -109,14 +110,14 @@ def oracle():
 
 @pytest.fixture(scope="module")
 def step():
-    return mapped(train_step(optax.identity(), 1, AXIS, (Teacher("", 3.0),)), "pmap")
+    return mapped(partial(train_step, optax.identity(), 1, (Teacher("", 3.0),)), "mesh", runs.mesh())
 
 
 @pytest.mark.parametrize("lesson", [1.0, 0.25, 0.0])
 def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracle, step, lesson):
     student, teacher, (loss, plain), (_, taught) = oracle
-    now = StepInputs(np.float32(0.5), given=((jax.device_put(teacher, replicated()), np.float32(lesson)),))
-    found, metrics = step(jax.device_put(student, replicated()), BATCH, now)
+    now = StepInputs(np.float32(0.5), given=((jax.device_put(teacher, replicated(runs.mesh())), np.float32(lesson)),))
+    found, metrics = step(jax.device_put(student, replicated(runs.mesh())), BATCH, now)
     expected = jax.tree.map(lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught)
     chex.assert_trees_all_close(jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5)  # sums in another order
     assert tiny.distance(plain, taught) > 0.1  # ten thousand tolerances
@@ -127,9 +128,7 @@ def test_nothing_is_computed_backwards_through_the_teacher():
     tx = optax.identity()
     student, teacher = model(STUDENT, 1, tx), model(TEACHER, 2, tx)
     now = StepInputs(np.float32(0.5), given=((teacher, np.float32(0.5)),))
-    counted = products(
-        jax.make_jaxpr(train_step(tx, 1, AXIS, (Teacher("", 1.0),)), axis_env=[(AXIS, 4)])(student, BATCH, now).jaxpr
-    )
+    counted = products(jax.make_jaxpr(train_step(tx, 1, (Teacher("", 1.0),)))(student, BATCH, now).jaxpr)
     assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
 
 

@@ -22,7 +22,6 @@ from train import experiment as config
 from train import pretrain
 from train.data.batches import sources, training
 from train.errors import UserError
-from train.loop.parallel import replicated
 from train.plan import learning as maps
 from train.plan.learning import Apply, Learn
 from train.plan.methods import Growing, GrowTo, Learned, Stage
@@ -320,7 +319,7 @@ def restored(experiment, folder):
     data = training(sources(experiment.data, experiment.model)[0], 8, 0)
     tx = transformation(experiment.optim)
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        return checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())[0]
+        return checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh())[0]
 
 
 LEARNED = GrowTo((Stage(0.25),), Learned(steps=8, warmup=2))

@@ -19,7 +19,6 @@ from train import pretrain
 from train.data.batches import sources, training
 from train.errors import UserError
 from train.loop import inputs, programs
-from train.loop.parallel import replicated
 from train.plan.plan import shapes
 from train.run.checkpoint import Checkpoints
 from train.state.optim import transformation
@@ -229,7 +228,7 @@ def restored(experiment, folder: Path):
     data = training(sources(experiment.data, experiment.model)[0], 8, 0)
     tx = transformation(experiment.optim)
     with Checkpoints(folder) as checkpoints:
-        models, record = checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, replicated())
+        models, record = checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh())
     return models, record | {"data": data.get_state()}
 
 

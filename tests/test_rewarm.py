@@ -1,6 +1,7 @@
 """A second warm-up for new entries alone: its rate, which entries take it, resuming in its middle."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import chex
@@ -14,7 +15,7 @@ from jaxgrow.moments import clock
 from train import pretrain
 from train.data.batches import next_tokens
 from train.loop import programs
-from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.parallel import mapped, replicated
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Rewarm
@@ -81,10 +82,10 @@ def grown() -> Model:
 
 
 def test_entries_born_at_the_growth_move_by_the_second_rate_and_the_old_ones_by_the_first():
-    start, run = grown(), mapped(train_step(TX, 1, AXIS, (Rewarm(),)), "pmap")
+    start, run = grown(), mapped(partial(train_step, TX, 1, (Rewarm(),)), "mesh", runs.mesh())
     born = clock(start.opt).born
     assert {int(x) for b in jax.tree.leaves(born) for x in np.unique(b)} == {0, 5}
-    at = jax.device_put(start, replicated())
+    at = jax.device_put(start, replicated(runs.mesh()))
 
     def after(lr, new, birth):
         inputs = StepInputs(np.float32(lr), given=((np.float32(new), np.int32(birth)),))

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
@@ -50,7 +51,7 @@ def test_there_are_several_devices():
 def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, accumulate):
     tx = optax.identity()
     params, _, expected = reference(tx, steps=3)
-    run, found = mapped(train_step(tx, accumulate, AXIS), how), runs.model(runs.MODEL, tx)
+    run, found = mapped(partial(train_step, tx, accumulate), how, runs.mesh()), runs.model(runs.MODEL, tx)
     for _ in range(3):
         found, metrics = run(found, BATCH, StepInputs(LR))
     # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
@@ -63,7 +64,7 @@ def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
     params, state, _ = reference(tx, steps=3)
     results = []
     for how in ("pmap", "mesh"):
-        run, found = mapped(train_step(tx, 2, AXIS), how, donate=True), runs.model(runs.MODEL, tx)
+        run, found = mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True), runs.model(runs.MODEL, tx)
         for _ in range(3):
             found, _ = run(found, BATCH, StepInputs(LR))
         results.append(jax.device_get((found.params, found.opt)))
@@ -78,7 +79,7 @@ def test_validation_is_the_mean_over_the_whole_batch(how):
     targets = np.where(np.arange(8) % 3 == 0, said, (said + 1) % 256).astype(
         np.int32
     )  # three of eight as the model says
-    found = mapped(eval_step(AXIS), how)(at, (BATCH[0], targets))
+    found = mapped(partial(eval_step, 1), how, runs.mesh())(at, (BATCH[0], targets))
     assert float(found["val_loss"]) == pytest.approx(float(jax.jit(loss)(at, (BATCH[0], targets))), rel=1e-6)
     assert float(found["val_accuracy"]) == pytest.approx(3 / 8)
 
@@ -92,15 +93,17 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token():
 
 
 def test_a_batch_that_devices_cannot_share_is_refused():
-    assert local_batch(8) == 8
+    assert local_batch(8, runs.mesh()) == 8
     with pytest.raises(ValueError, match="a batch of 6 cannot be divided among 4 devices; use a multiple of 4"):
-        local_batch(6)
+        local_batch(6, runs.mesh())
 
 
 def test_the_step_is_pure_and_never_calls_the_host():
     tx = transformation(Optim())
     at = runs.model(runs.MODEL, tx)
-    jaxpr = jax.make_jaxpr(train_step(tx, 2, AXIS), axis_env=[(AXIS, 4)])(at, next_tokens(TOKENS[:4]), StepInputs(LR))
+    jaxpr = jax.make_jaxpr(train_step(tx, 2, axis=AXIS), axis_env=[(AXIS, 4)])(
+        at, next_tokens(TOKENS[:4]), StepInputs(LR)
+    )
     assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}  # the mean over devices
     assert "callback" not in str(jaxpr)
 
@@ -125,8 +128,8 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
         traces[model.config.layers, model.opt is None] += 1
         return logits(model, tokens, **passes)
 
-    def noting(function, how, *, donate=False):
-        run = mapped(function, how, donate=donate)
+    def noting(function, how, mesh, *, donate=False):
+        run = mapped(function, how, mesh, donate=donate)
 
         def train(*arguments):
             caplog.clear()
@@ -160,8 +163,8 @@ class Watched:
 def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path, monkeypatch):
     events = []
 
-    def watching(function, how, *, donate=False):
-        run = mapped(function, how, donate=donate)
+    def watching(function, how, mesh, *, donate=False):
+        run = mapped(function, how, mesh, donate=donate)
         if not donate:
             return run
 

@@ -6,6 +6,7 @@ Two programs for one model differ in float32 by the order of their sums: 1e-5 of
 import itertools
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxgrow.models.gpt2 import Block
 from jaxgrow.models.layers import KeptTokens
 from train import pretrain
 from train.data.batches import next_tokens
-from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.parallel import Mesh, mapped
 from train.loop.step import StepInputs, train_step
 from train.plan import modifiers
 from train.plan.methods import GrowTo, Stage
@@ -69,7 +70,7 @@ def test_a_model_without_layers_in_the_middle_is_refused():
 
 def test_every_choice_of_tokens_is_as_likely_as_any_other():
     """Three of five tokens: ten choices, in ascending order, drawn anew for every sequence and key."""
-    draw = jax.jit(jax.vmap(lambda key: sample_tokens(TokenDrop(0.4), key, 2, 5)))
+    draw = jax.jit(jax.vmap(lambda key: sample_tokens(TokenDrop(0.4), key, jnp.arange(2), 5)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 2000)))
     assert drawn.shape == (2000, 2, 3) and drawn.dtype == np.int32
     choices = list(itertools.combinations(range(5), 3))
@@ -140,35 +141,39 @@ def test_dropping_tokens_and_layers_together_is_refused():
 # --- training ---
 
 
-def test_every_step_device_and_micro_batch_draws_tokens_of_its_own(monkeypatch):
-    seen = []
+def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch):
+    """The same on one device and on four, by both ways, in whichever micro-batch."""
+    seen = {}
 
-    def noting(drop, key, batch, length):
-        places = sample_tokens(drop, key, batch, length)
-        jax.debug.callback(lambda x: seen.append(np.asarray(x).tobytes()), places)
+    def noting(drop, key, rows, length):
+        places = sample_tokens(drop, key, rows, length)
+        jax.debug.callback(lambda rows, x: seen.update(zip(rows.tolist(), x.tolist(), strict=True)), rows, places)
         return places
 
     monkeypatch.setattr(modifiers, "sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
     model = jax.eval_shape(lambda: Model(config.init(jax.random.key(0)), optax.EmptyState(), config))
-    model = jax.device_put(jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model), replicated())
-    run = mapped(train_step(tx, 2, AXIS, (DropTokens(DROP),)), "pmap")
-    drawn = []
-    for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4)):
-        jax.block_until_ready(
-            run(
-                model,
-                next_tokens(np.zeros((16, 9), np.int32)),
-                StepInputs(np.float32(0), np.uint32(number), np.uint32(seed), (None,)),
-            )
-        )
+    model = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model)
+
+    def drawn(run, number, seed):
+        inputs = StepInputs(np.float32(0), np.uint32(number), np.uint32(seed), (None,))
+        jax.block_until_ready(run(model, next_tokens(np.zeros((16, 9), np.int32)), inputs))
         jax.effects_barrier()
-        drawn.append(sorted(seen))
-        seen.clear()
-    # Two sequences of 8 places, of which 4 stay: 70 * 70 choices, so that any two draws would hardly be alike by chance.
-    assert [len(set(x)) for x in drawn] == [8, 8, 8, 8]  # devices times micro-batches
-    assert not set(drawn[0]) & set(drawn[1]) and not set(drawn[0]) & set(drawn[3])  # of another step, another seed
-    assert drawn[0] == drawn[2]
+        found = [seen.pop(row) for row in range(16)]
+        assert not seen
+        return found
+
+    ways = []
+    for how, accumulate, devices in (("mesh", 2, 4), ("mesh", 1, 1), ("pmap", 2, 4)):
+        mesh = Mesh().over(jax.devices()[:devices])
+        run = mapped(partial(train_step, tx, accumulate, (DropTokens(DROP),)), how, mesh)
+        ways.append([drawn(run, number, seed) for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4))])
+    first, other_step, again, other_seed = ways[0]
+    # Of 70 choices for each of 16 samples, a few are alike by chance.
+    assert len({tuple(x) for x in first}) > 8
+    assert sum(a == b for a, b in zip(first, other_step, strict=True)) < 4
+    assert sum(a == b for a, b in zip(first, other_seed, strict=True)) < 4
+    assert again == first and ways[1] == ways[0] and ways[2] == ways[0]
 
 
 def test_a_run_that_drops_tokens_stopped_in_the_middle_ends_with_the_same_bits(small_run):

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from jaxgrow.models import Config
 from train.data.images import Images
 from train.data.text import Data
 from train.errors import UserError
+from train.loop.parallel import How, Mesh
 from train.overrides import misfits, overridden
 from train.plan.methods import Method, Scratch
 from train.plan.plan import Plan, shapes
@@ -24,6 +25,7 @@ from train.state.optim import Optim, transformation
 
 # Fields as `as_json` names them: they change how a run goes and what it writes, not what it computes.
 FREE = frozenset({"log_every", "checkpoint_every", "parallel", "data.Data.cache", "data.Images.cache"})
+FREE |= {"mesh", "mesh.data", "mesh.fsdp", "mesh.tensor"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Experiment:
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
     accumulate: int = 1  # micro-batches that a batch is divided into
-    parallel: Literal["pmap", "mesh"] = "pmap"
+    parallel: How = "mesh"
+    mesh: Mesh = field(default_factory=Mesh)
     seed: int = 0  # of initialisation and data order
     eval_every: int = 100  # steps
     eval_batches: int = 8
@@ -53,6 +56,8 @@ class Experiment:
             raise ValueError(f"seed lies between 0 and 2^32 - 1, but is {self.seed}")
         if self.batch % self.accumulate:
             raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
+        if self.parallel == "pmap" and (self.mesh.fsdp > 1 or self.mesh.tensor > 1):
+            raise ValueError("pmap keeps all of a model on every device: set parallel=mesh to divide it")
 
     @cached_property
     def plan(self) -> Plan:

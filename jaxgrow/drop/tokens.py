@@ -39,21 +39,22 @@ class TokenDrop:
         return self.first, layers - self.last
 
 
-def sample_tokens(drop: TokenDrop, key: jax.Array, batch: int, length: int) -> jax.Array:
+def sample_tokens(drop: TokenDrop, key: jax.Array, rows: jax.Array, length: int) -> jax.Array:
     """Places of the tokens that stay, int32 [batch, kept], ascending: a uniform choice for every sequence.
 
     Args:
       drop: which fraction is dropped.
       key: of a step, the same on every device.
-      batch: how many sequences there are.
+      rows: int [batch], which sequences of the step's batch these are: each draws for itself, wherever it is.
       length: tokens of each.
 
     Returns:
       The places, the same number in every sequence.
 
     Example:
-      >>> sample_tokens(TokenDrop(rate=0.25), jax.random.key(0), batch=2, length=8).shape
+      >>> sample_tokens(TokenDrop(rate=0.25), jax.random.key(0), rows=jnp.arange(2), length=8).shape
       (2, 6)
     """
-    order = jnp.argsort(jax.random.uniform(key, (batch, length)), axis=-1)
+    chances = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row), (length,)))(rows)
+    order = jnp.argsort(chances, axis=-1)
     return jnp.sort(order[:, : drop.kept(length)], axis=-1).astype(jnp.int32)

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
+from jaxgrow.sharding import split_batch
 
 QUERIES = 128  # of causal attention that go together
 
@@ -262,7 +263,7 @@ def run_stack(
             if len(layers) < len(jax.tree.leaves(stacked)[0]):
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
-    layer = scaled(apply, kept)
+    layer = scaled(lambda w, x, *scale: split_batch(apply(w, split_batch(x), *scale)), kept)
     saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat else products
     layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
     if layers is not None:

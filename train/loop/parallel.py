@@ -1,63 +1,108 @@
-"""One per-device function, mapped over all devices: by ``pmap`` on one host, by ``jit`` over a mesh on any number."""
+"""The devices of a run, and how its programs get onto them: by ``jit`` over a mesh of any size, or by ``pmap`` on one host."""
 
-import inspect
+import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxgrow.sharding import BATCH
+
 AXIS = "data"
-How = Literal["pmap", "mesh"]
+How = Literal["mesh", "pmap"]
 
 
-def mapped(function: Callable, how: How, *, donate: bool = False) -> Callable:
-    """``function(state, batch, *scalars)`` on every device, which gets all of ``state`` and its part of ``batch``.
+@dataclass(frozen=True)
+class Mesh:
+    """How many devices share what: ``data x fsdp x tensor`` of them, and the batch is divided among the first two.
 
-    Both ways take the state unstacked and replicated, return it so, and give the same numbers. The batch of this process
-    is a pytree of NumPy arrays [local batch, ...]. ``donate`` lets the result take the place of the state.
+    ``fsdp`` divides parameters and optimizer state by the width of the residual stream, and gathers them layer by layer;
+    ``tensor`` divides heads, units of MLPs and the vocabulary (`jaxgrow.sharding`).
+    """
+
+    data: int = 0  # 0: as many as are left
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self):
+        for name, least in (("data", 0), ("fsdp", 1), ("tensor", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"mesh.{name} must be at least {least}, but is {getattr(self, name)}")
+
+    def over(self, devices: list[Any], how: How = "mesh") -> jax.sharding.Mesh:
+        """The mesh of ``devices``. That of ``pmap`` has one axis, as its results do: else its step would be compiled twice.
+
+        Raises:
+          ValueError: they are another number.
+        """
+        data = self.data or max(1, len(devices) // (self.fsdp * self.tensor))
+        shape = (data, self.fsdp, self.tensor)
+        if math.prod(shape) != len(devices):
+            raise ValueError(
+                f"a mesh of data={self.data or 'any'} x fsdp={self.fsdp} x tensor={self.tensor} does not take {len(devices)} "
+                "devices: set mesh.data, mesh.fsdp and mesh.tensor so that their product is that"
+            )
+        if how == "pmap":
+            return jax.sharding.Mesh(np.array(devices), (AXIS,))
+        kinds = (AxisType.Auto,) * 3
+        return jax.sharding.Mesh(np.array(devices).reshape(shape), (AXIS, "fsdp", "tensor"), axis_types=kinds)
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def divided(mesh: jax.sharding.Mesh, dim: int = 0) -> NamedSharding:
+    """Of batches: samples, their axis ``dim``, are divided among the devices."""
+    return NamedSharding(mesh, P(*[None] * dim, tuple(a for a in BATCH if a in mesh.axis_names)))
+
+
+def mapped(make: Callable[..., Callable], how: How, mesh: jax.sharding.Mesh, *, donate: bool = False) -> Callable:
+    """``function(state, batch, *rest)`` on every device of the mesh, where ``function = make(axis=..)``.
+
+    By ``jit``, the function is that of the whole batch and ``axis`` is None; XLA divides the work as the state and the batch
+    lie. By ``pmap``, it is that of one device's part, and takes its means over ``axis``. Both give the same numbers, to the
+    rounding of sums in another order.
+
+    The batch of this process is a pytree of NumPy arrays [local batch, ...]. ``donate`` lets the result take the place of
+    the state.
     """
     donated = (0,) if donate else ()
-    scalars = len(inspect.signature(function).parameters) - 2
-    if how == "pmap":
-        devices = jax.local_device_count()
-        axes = (None, 0, *[None] * scalars)
-        run = jax.pmap(function, axis_name=AXIS, in_axes=axes, out_axes=None, donate_argnums=donated)
+    if how == "mesh":
+        run, parts = jax.jit(make(axis=None), donate_argnums=donated), divided(mesh)
 
-        def part(x):
-            return x.reshape(devices, -1, *x.shape[1:])
+        def call(state, batch, *rest):
+            with jax.set_mesh(mesh):
+                batch = jax.tree.map(lambda x: jax.make_array_from_process_local_data(parts, x), batch)
+                return run(state, batch, *rest)
 
-        return lambda state, batch, *rest: run(state, jax.tree.map(part, batch), *rest)
-    mesh = Mesh(np.array(jax.devices()), (AXIS,))
-    # With check_vma the gradients would be summed over the devices once more, on top of our own mean.
-    specs = (P(), P(AXIS), *[P()] * scalars)
-    run = jax.jit(
-        jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False), donate_argnums=donated
+        return call
+    function = make(axis=AXIS)
+    spread = jax.pmap(
+        lambda state, batch, rest: function(state, batch, *rest),
+        axis_name=AXIS,
+        in_axes=(None, 0, None),
+        out_axes=None,
+        donate_argnums=donated,
     )
-    parts = NamedSharding(mesh, P(AXIS))
 
-    def placed(x):
-        return jax.make_array_from_process_local_data(parts, x)
+    def part(x):
+        return x.reshape(mesh.devices.size, -1, *x.shape[1:])
 
-    return lambda state, batch, *rest: run(state, jax.tree.map(placed, batch), *rest)
-
-
-def replicated() -> NamedSharding | jax.sharding.SingleDeviceSharding:
-    """Where a state lives before its first step: on every device."""
-    if jax.device_count() == 1:
-        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return NamedSharding(Mesh(np.array(jax.devices()), (AXIS,)), P())
+    return lambda state, batch, *rest: spread(state, jax.tree.map(part, batch), rest)
 
 
-def local_batch(batch: int) -> int:
+def local_batch(batch: int, mesh: jax.sharding.Mesh) -> int:
     """This process's part of a global batch.
 
     Raises:
       ValueError: the batch cannot be divided equally among the devices.
     """
-    devices = jax.device_count()
+    devices = math.prod(mesh.shape.get(a, 1) for a in BATCH)
     if batch % devices:
         raise ValueError(f"a batch of {batch} cannot be divided among {devices} devices; use a multiple of {devices}")
     return batch // jax.process_count()

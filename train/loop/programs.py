@@ -9,29 +9,32 @@ from functools import cache, partial
 
 import jax
 import optax
+from jax.sharding import Mesh
 
-from train.loop.parallel import AXIS, How, mapped
+from train.loop.parallel import How, mapped
 from train.loop.step import eval_step, train_step
 from train.plan.modifiers import Modifier
 from train.plan.phase import Phase
-from train.state.model import Model
+from train.state.model import Model, placed
 
 
 @cache
-def step(tx: optax.GradientTransformation, accumulate: int, modifiers: tuple[Modifier, ...], parallel: How) -> Callable:
+def step(
+    tx: optax.GradientTransformation, accumulate: int, modifiers: tuple[Modifier, ...], how: How, mesh: Mesh
+) -> Callable:
     """The mapped train step; it takes the place of the model that it is given."""
-    return mapped(train_step(tx, accumulate, AXIS, modifiers), parallel, donate=True)
+    return mapped(partial(train_step, tx, accumulate, modifiers), how, mesh, donate=True)
 
 
 @cache
-def evaluation(parallel: How) -> Callable:
-    return mapped(eval_step(AXIS), parallel)
+def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
+    return mapped(partial(eval_step, accumulate), how, mesh)
 
 
 @cache
 def made(function: Callable[..., Model], phase: Phase, tx: optax.GradientTransformation) -> jax.stages.Wrapped:
-    """``function(phase, tx, ...)``: what a phase makes of models."""
-    return jax.jit(partial(function, phase, tx))
+    """``function(phase, tx, ...)``: what a phase makes of models, where it belongs on the mesh."""
+    return jax.jit(lambda *arguments: placed(function(phase, tx, *arguments)))
 
 
 norm = jax.jit(optax.tree.norm)

@@ -1,4 +1,4 @@
-"""The train step and the evaluation step: pure functions of one device, which `train.loop.parallel` maps over all.
+"""The train step and the evaluation step: pure functions of a batch, or of one device's part of it (`train.loop.parallel`).
 
 Gradients, update, hold: one function for each, and in each of them the phase's modifiers (`train.plan.modifiers`) have their
 say.
@@ -17,7 +17,7 @@ from flax import struct
 from jaxgrow.axes import Tree
 from train.data.batches import Batch
 from train.plan.modifiers import Micro, Modifier
-from train.state.model import Model, cross_entropy, logits
+from train.state.model import Model, constrained_like, cross_entropy, logits, placed
 
 
 @struct.dataclass
@@ -30,8 +30,10 @@ class StepInputs:
     given: tuple[Any, ...] = ()  # to each modifier
 
 
-def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, modifiers: Sequence[Modifier] = ()):
-    """``(model, batch, inputs) -> (model, metrics)``, for one device of the mapped axis ``axis``.
+def train_step(
+    tx: optax.GradientTransformation, accumulate: int, modifiers: Sequence[Modifier] = (), axis: str | None = None
+):
+    """``(model, batch, inputs) -> (model, metrics)``, of the whole batch or, with ``axis``, of one device's part.
 
     Gradients are the mean over devices and ``accumulate`` micro-batches: how a batch is divided changes rounding only. The
     learning rate and the seed are arguments, so that phases and runs share one compilation.
@@ -40,22 +42,33 @@ def train_step(tx: optax.GradientTransformation, accumulate: int, axis: str, mod
 
     def step(model: Model, batch: Batch, inputs: StepInputs):
         pairs = list(zip(modifiers, inputs.given, strict=True))
-        key = jax.random.fold_in(
-            jax.random.fold_in(jax.random.key(inputs.seed), inputs.number), jax.lax.axis_index(axis)
-        )
-        value, grads = jax.lax.pmean(gradients(model, batch, key, accumulate, pairs), axis)
+        key = jax.random.fold_in(jax.random.key(inputs.seed), inputs.number)
+        rows = jnp.arange(len(batch[1])) + (0 if axis is None else jax.lax.axis_index(axis) * len(batch[1]))
+        value, grads = _mean(gradients(model, batch, rows, key, accumulate, pairs), axis)
         after = updated(model, grads, tx, inputs.lr, pairs)
         for modifier, given in pairs:
             after = modifier.hold(model, after, given)
-        return after, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+        return placed(after), {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
     return step
 
 
+def _mean(tree: Tree, axis: str | None) -> Tree:
+    return tree if axis is None else jax.lax.pmean(tree, axis)
+
+
 def gradients(
-    model: Model, batch: Batch, key: jax.Array, accumulate: int, pairs: Sequence[tuple[Modifier, Any]]
+    model: Model,
+    batch: Batch,
+    rows: jax.Array,
+    key: jax.Array,
+    accumulate: int,
+    pairs: Sequence[tuple[Modifier, Any]],
 ) -> tuple[jax.Array, Tree]:
-    """``(cross-entropy, gradients of the objective)``, means over the micro-batches of one device."""
+    """``(cross-entropy, gradients of the objective)``, means over micro-batches; ``rows`` are the samples' places in the batch.
+
+    A micro-batch is every so many-th sample, so that the same samples are together on any number of devices.
+    """
 
     def objective(params: Tree, batch: Batch, micro: Micro):
         """``(what is minimised, cross-entropy)``."""
@@ -67,21 +80,23 @@ def gradients(
             minimised = modifier.objective(minimised, output, inputs, given)
         return minimised, value
 
-    def gradient(batch: Batch, number: Any, key: jax.Array):
-        micro = Micro(number, key, len(batch[1]))
-        (_, value), grads = jax.value_and_grad(objective, has_aux=True)(model.params, batch, micro)
-        return value, grads
+    def gradient(batch: Batch, rows: jax.Array, number: Any):
+        (_, value), grads = jax.value_and_grad(objective, has_aux=True)(model.params, batch, Micro(number, key, rows))
+        return value, constrained_like(grads, model)
 
-    keys = jax.random.split(key, accumulate)
     if accumulate == 1:
-        return gradient(batch, 0, keys[0])
-    parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+        return gradient(batch, rows, 0)
     total, _ = jax.lax.scan(
         lambda total, micro: (jax.tree.map(jnp.add, total, gradient(*micro)), None),
         jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model.params)),
-        (parts, jnp.arange(accumulate), keys),
+        (micro_batches(batch, accumulate), micro_batches(rows, accumulate), jnp.arange(accumulate)),
     )
     return jax.tree.map(lambda x: x / accumulate, total)
+
+
+def micro_batches(batch: Tree, accumulate: int) -> Tree:
+    """[accumulate, samples of each, ...]: the devices keep the samples that they have."""
+    return jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
 def updated(
@@ -99,13 +114,18 @@ def updated(
     return replace(model, params=jax.tree.map(lambda p, u, r: p - r * u, model.params, updates, rates), opt=opt)
 
 
-def eval_step(axis: str):
-    """``(model, batch) -> {"val_loss", "val_accuracy"}``, means over all devices of ``axis``; targets are classes."""
+def eval_step(accumulate: int = 1, axis: str | None = None):
+    """``(model, batch) -> {"val_loss", "val_accuracy"}``, means over micro-batches and devices; targets are classes."""
 
-    def step(model: Model, batch: Batch):
+    def judged(model: Model, batch: Batch):
         inputs, targets = batch
         output = logits(model, inputs)
-        right = (output.argmax(-1) == targets).mean()
-        return jax.lax.pmean({"val_loss": cross_entropy(output, targets), "val_accuracy": right}, axis)
+        return {"val_loss": cross_entropy(output, targets), "val_accuracy": (output.argmax(-1) == targets).mean()}
+
+    def step(model: Model, batch: Batch):
+        if accumulate == 1:
+            return _mean(judged(model, batch), axis)
+        each = jax.lax.map(lambda micro: judged(model, micro), micro_batches(batch, accumulate))
+        return _mean(jax.tree.map(jnp.mean, each), axis)
 
     return step

@@ -9,15 +9,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxgrow.models import Config
+from jaxgrow.sharding import whole
 from train.data import batches
 from train.errors import Preempted, UserError
 from train.experiment import Experiment
 from train.loop import programs
 from train.loop.inputs import step_plans
-from train.loop.parallel import local_batch, replicated
+from train.loop.parallel import divided, local_batch
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.plan import after, shapes
@@ -26,7 +28,7 @@ from train.run.checkpoint import Checkpoints
 from train.run.recorder import Recorder
 from train.run.stop import Stop
 from train.run.workdir import Workdir, finished_run
-from train.state.model import Model
+from train.state.model import Model, shardings
 from train.state.optim import transformation
 
 
@@ -47,18 +49,19 @@ def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
 
 
 def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
-    data = _Data(experiment)
+    mesh = _mesh(experiment)
+    data = _Data(experiment, mesh)
     workdir.begin(experiment, data.identity)
     plan, tx = experiment.plan, transformation(experiment.optim)
     with Checkpoints(workdir.checkpoints) as checkpoints, closing(data.training):
-        restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, replicated())
+        restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, mesh)
         models, record = restored or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
         workdir.same_data(record.get("corpus", data.identity), data.identity)
         if restored:
             _say(f"resuming at step {record['step']} of {plan[record['phase']].label}")
         flops = sum(phase.cost(experiment.batch) for phase in plan)
         with closing(Recorder(workdir.folder, record["ledger"], flops=flops)) as recorder, Stop() as stop:
-            trainer = Trainer(experiment, workdir.folder, data, checkpoints, recorder, stop, models, record)
+            trainer = Trainer(experiment, workdir.folder, mesh, data, checkpoints, recorder, stop, models, record)
             model = trainer.run()
             checkpoints.wait()
             about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
@@ -70,17 +73,18 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
 class _Data:
     """What an experiment trains on, is validated on, and measures sensitivities on; the same samples always."""
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, experiment: Experiment, mesh: Mesh):
         e = experiment
         source, held_out = batches.sources(e.data, e.model)
         try:
-            mine = local_batch(e.batch // e.accumulate) * e.accumulate
+            mine = local_batch(e.batch // e.accumulate, mesh) * e.accumulate
         except ValueError as error:
             raise UserError(str(error)) from error
         self.training = batches.training(source, mine, e.seed)
         self.validation = batches.validation(held_out, e.batch, e.eval_batches)
-        probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate // jax.device_count()
-        self.probe = batches.probe(held_out, e.batch, e.eval_batches, micro, probes)
+        probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate
+        probe = batches.probe(held_out, e.batch, e.eval_batches, micro, probes)
+        self.probe = jax.device_put(probe, divided(mesh, 1))
         self.identity = batches.identity(e.data)
 
 
@@ -91,6 +95,7 @@ class Trainer:
         self,
         experiment: Experiment,
         folder: Path,
+        mesh: Mesh,
         data: _Data,
         checkpoints: Checkpoints,
         recorder: Recorder,
@@ -98,7 +103,7 @@ class Trainer:
         models: dict[str, Model],
         record: dict[str, Any],
     ):
-        self.experiment, self.folder, self.seed = experiment, folder, experiment.seed
+        self.experiment, self.folder, self.mesh, self.seed = experiment, folder, mesh, experiment.seed
         self.plan, self.tx = experiment.plan, transformation(experiment.optim)
         self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
         self.ledger, self.log, self.finite = recorder.ledger, recorder.log, recorder.finite
@@ -122,7 +127,8 @@ class Trainer:
         """``model`` after the steps of ``phase`` that are left."""
         e, tokens, first = self.experiment, self.experiment.batch * phase.config.length, max(self.first, phase.begin)
         self.models.pop(phase.name, None)  # the step takes its memory
-        step = programs.step(self.tx, e.accumulate, tuple(m.program() for m in phase.modifiers), e.parallel)
+        modifiers = tuple(m.program() for m in phase.modifiers)
+        step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
         plans = step_plans(phase, model, Setting(self.models, first, e.batch, e.accumulate, e.seed))
         notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
         for done in range(first + 1, phase.end + 1):
@@ -150,7 +156,7 @@ class Trainer:
 
     def validate(self, step: int, model: Model) -> None:
         """Evaluates ``model`` on the held-out batches, at no cost, and logs it."""
-        evaluate = programs.evaluation(self.experiment.parallel)
+        evaluate = programs.evaluation(self.experiment.accumulate, self.experiment.parallel, self.mesh)
         model = jax.block_until_ready(replace(model, opt=None))  # what still runs is a cost, what follows is none
         with self.ledger.paused():
             values = [jax.device_get(evaluate(model, batch)) for batch in self.data.validation]
@@ -181,18 +187,29 @@ class Trainer:
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
     def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
-        lowered = programs.made(function, phase, self.tx).lower(*arguments)
-        self.begin(phase, lowered.out_info)
-        program = lowered.compile()
-        model = jax.device_put(program(*arguments), replicated())
-        return model, max(0.0, (program.cost_analysis() or {}).get("flops", 0.0))
+        with jax.set_mesh(self.mesh):
+            lowered = programs.made(function, phase, self.tx).lower(*arguments)
+            self.begin(phase, lowered.out_info)
+            model = lowered.compile()(*arguments)
+        # As it is written: what is compiled is one device's part.
+        return model, max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
 
     def held_out(self, batches: int) -> Any:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
     def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
         model, result = finished_run(self.folder.parent / folder, config)
-        return jax.device_put(model, replicated()), result
+        return jax.device_put(model, shardings(model, self.mesh)), result
+
+
+def _mesh(experiment: Experiment) -> Mesh:
+    try:
+        mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for line in whole(experiment.model.sizes(), mesh):
+        _say(f"{experiment.name}: {line}")
+    return mesh
 
 
 def _say(message: str) -> None:

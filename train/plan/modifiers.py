@@ -54,11 +54,11 @@ NOTHING = Given()
 
 
 class Micro(NamedTuple):
-    """A micro-batch, within the step of one device."""
+    """A micro-batch, or one device's part of it."""
 
     number: Any
-    key: jax.Array  # of this step, device and micro-batch
-    samples: int
+    key: jax.Array  # of this step
+    rows: jax.Array  # its samples, by their places in the batch of the step
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class DropTokens(Modifier):
         return {"drop": self.drop}
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
-        places = sample_tokens(self.drop, micro.key, micro.samples, config.length)
+        places = sample_tokens(self.drop, micro.key, micro.rows, config.length)
         return {"kept_tokens": KeptTokens(places, *self.drop.middle(config.layers))}
 
 

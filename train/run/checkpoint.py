@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.axes import Tree
 from jaxgrow.interop.checksums import damage, seal
 from train.errors import UserError, is_full_disk
-from train.state.model import Model
+from train.state.model import Model, shardings
 
 
 class Checkpoints:
@@ -53,11 +54,12 @@ class Checkpoints:
         self._sealed = self._sealing.submit(finish)
 
     def restore(
-        self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, sharding: Any
+        self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, mesh: Mesh
     ) -> tuple[dict[str, Model], dict[str, Any]] | None:
         """``(models, record)`` of the newest whole checkpoint, or None if there is none; ``data`` moves to its position.
 
-        ``shapes`` tells from a record which models its checkpoint holds. A damaged checkpoint is named on stderr and set aside.
+        ``shapes`` tells from a record which models its checkpoint holds; they come onto the mesh as `specs` of
+        `train.state.model` says, whatever mesh they were saved from. A damaged checkpoint is named on stderr and set aside.
 
         Raises:
           UserError: there are checkpoints, but none is whole.
@@ -72,9 +74,10 @@ class Checkpoints:
         self._orbax.reload()
         record: Any = self._orbax.checkpointables_metadata(step).custom_metadata
         expected = shapes(record)
+        where = {name: shardings(model, mesh) for name, model in expected.items()}
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            {name: _tree(model) for name, model in expected.items()},
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            *({name: _tree(m) for name, m in models.items()} for models in (expected, where)),
         )
         trees = self._orbax.load_checkpointables(step, {"models": abstract, "data": data})["models"]
         models = {

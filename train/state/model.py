@@ -1,13 +1,16 @@
 """Models, as a run keeps them, and what they compute: logits and the loss."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jaxgrow import grow, ligo
+from jaxgrow import grow, ligo, sharding
 from jaxgrow.axes import Tree, sizes
 from jaxgrow.drop import Kept
 from jaxgrow.models import Config
@@ -29,6 +32,35 @@ class Model:
     def axes(self) -> Tree | None:
         """The axis names of what is learned; None of maps, which are not named by the model's axes."""
         return self.config.axes() if self.base is None else None
+
+
+def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
+    """How a model, or its shapes, is divided among the devices of a mesh (`jaxgrow.sharding`). Learned maps are not."""
+    axes, everywhere = model.axes, lambda tree: jax.tree.map(lambda _: P(), tree)
+    base = None if model.source is None else sharding.specs(model.base, model.source.axes(), mesh)
+    if axes is None:
+        return replace(model, params=everywhere(model.params), opt=everywhere(model.opt), base=base)
+    return replace(
+        model,
+        params=sharding.specs(model.params, axes, mesh),
+        opt=None if model.opt is None else sharding.optimizer_specs(model.opt, model.params, axes, mesh),
+        sensitivity=everywhere(model.sensitivity),
+    )
+
+
+def shardings(model: Model, mesh: Mesh) -> Model:
+    """`specs`, on this mesh."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
+
+
+def placed(model: Model) -> Model:
+    """``model``, divided by `specs` among the devices of the mesh that is set, if any; for traced code."""
+    return sharding.constrained(model, specs(model, jax.sharding.get_abstract_mesh()))
+
+
+def constrained_like(grads: Tree, model: Model) -> Tree:
+    """Gradients, which lie as the parameters of ``model`` do; for traced code."""
+    return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
 
 
 def parameters(model: Model) -> Any:

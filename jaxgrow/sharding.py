@@ -1,0 +1,152 @@
+"""Where leaves lie on a mesh of devices: read off the names of their axes, the same for every family and its optimizer state.
+
+A mesh has axes of its own. `RULES` says which axis of a model is divided among which axis of the mesh; samples are divided
+among those of `BATCH`. So there is no table of paths: a new model, and what grows out of one, need nothing here.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_names, leaves, path
+from jaxgrow.moments import owner
+
+RULES: Mapping[str, str] = {
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+}
+BATCH = ("data", "fsdp")
+
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+
+
+def spec(names: Names, shape: tuple[int, ...], mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> P:
+    """How one leaf is divided: its axes in order, as far as they divide among the devices; each axis of the mesh serves once.
+
+    Args:
+      names: of the leaf's axes.
+      shape: their sizes.
+      mesh: the devices, or the sizes of their axes.
+      rules: axis of the model to axis of the mesh; one that the mesh does not have divides nothing.
+
+    Returns:
+      A `jax.sharding.PartitionSpec`.
+
+    Example:
+      >>> mesh = AbstractMesh((4, 2), ("fsdp", "tensor"))
+      >>> spec(("layers", "embed.in", "mlp"), (12, 768, 3072), mesh)
+      P(None, 'fsdp', 'tensor')
+    """
+    out: list[str | None] = []
+    for name, size in zip(names, shape, strict=True):
+        over = rules.get(axis(name))
+        devices = mesh.shape.get(over, 1) if over else 1
+        out.append(over if devices > 1 and over not in out and size % devices == 0 else None)
+    return P(*out)
+
+
+def specs(params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> Tree:
+    """`spec` of every leaf.
+
+    Args:
+      params: a pytree of arrays, or of their shapes.
+      axes: their axis names.
+      mesh: as of `spec`.
+      rules: as of `spec`.
+
+    Returns:
+      A tree of the structure of ``params``.
+    """
+    return jax.tree.map(lambda names, x: spec(names, x.shape, mesh, rules), axes, params, is_leaf=is_names)
+
+
+def optimizer_specs(state: Tree, params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> Tree:
+    """How an optimizer state is divided: a moment as its parameter, anything else not at all.
+
+    Args:
+      state: of any optax optimizer, or its shapes; a leaf belongs to the parameter whose path ends its own
+        (`jaxgrow.moments`).
+      params: the parameters that it is the state of.
+      axes: their axis names.
+      mesh: as of `spec`.
+      rules: as of `spec`.
+
+    Returns:
+      A tree of the structure of ``state``.
+    """
+    names = {p: (n, x.shape) for p, x, n in leaves(params, axes)}
+
+    def leaf(key_path, x):
+        mine = owner(path(key_path), names)
+        return spec(*names[mine], mesh, rules) if mine is not None and x.shape == names[mine][1] else P()
+
+    return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def whole(sizes: Mapping[str, int], mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> list[str]:
+    """A line for each axis of a model that its mesh axis cannot divide equally, so that every device holds all of it.
+
+    Args:
+      sizes: of the model's axes, as of `jaxgrow.sizes`.
+      mesh: as of `spec`.
+      rules: as of `spec`.
+
+    Returns:
+      The lines, in the order of ``sizes``.
+
+    Example:
+      >>> whole({"embed": 896, "mlp": 4864}, AbstractMesh((6, 4), ("fsdp", "tensor")))
+      ["axis 'embed' of 896 does not divide among the 6 devices of fsdp: each holds all of it"]
+    """
+    return [
+        f"axis {name!r} of {size} does not divide among the {mesh.shape[over]} devices of {over}: each holds all of it"
+        for name, size in sizes.items()
+        if (over := rules.get(name)) in mesh.shape and size % mesh.shape[over]
+    ]
+
+
+def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
+    """The parameters, put where `specs` says; what `jaxgrow.grow` makes of them lies there, too.
+
+    Args:
+      params: a pytree of arrays.
+      axes: their axis names.
+      mesh: the devices.
+      rules: as of `spec`.
+
+    Returns:
+      A tree of `jax.Array`.
+    """
+    return jax.tree.map(
+        lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), params, specs(params, axes, mesh, rules)
+    )
+
+
+def constrained(tree: Tree, specs: Tree) -> Tree:
+    """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without a mesh, ``tree``."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
+
+
+def split_batch(x: jax.Array) -> jax.Array:
+    """``x``, with samples, its first axis, divided among the `BATCH` axes of the mesh and all else whole; for traced code.
+
+    Weights are then gathered, layer by layer, and not activations summed. Itself, where there is nothing to divide.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    over = [a for a in BATCH if mesh.shape.get(a, 1) > 1 and _automatic(mesh, a)]
+    if not over or x.shape[0] % math.prod(mesh.shape[a] for a in over):
+        return x
+    return jax.lax.with_sharding_constraint(x, P(tuple(over)))
+
+
+def _automatic(mesh: Any, name: str) -> bool:
+    return mesh.axis_types[mesh.axis_names.index(name)] == AxisType.Auto

@@ -1,0 +1,132 @@
+"""Any number of devices: a model that is divided among them is born, trained, grown, saved and read as one that is whole."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import chex
+import jax
+import pytest
+import runs
+import tiny
+from jax.sharding import AbstractMesh
+
+from jaxgrow import axes, sharding
+from jaxgrow.drop import LayerDrop, Sensitivity
+from train import pretrain
+from train.errors import UserError
+from train.loop import trainer
+from train.loop.parallel import Mesh
+from train.plan.methods import Scratch, Stage, VCycle
+from train.run.checkpoint import Checkpoints
+from train.run.workdir import load
+from train.state.model import shardings
+from train.state.optim import Optim
+
+MESHES = {"data": Mesh(4), "fsdp": Mesh(fsdp=4), "tensor": Mesh(tensor=2), "fsdp and tensor": Mesh(1, 2, 2)}
+SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
+METHODS = {
+    "SBLD": Scratch(SBLD),
+    "V-cycle, corrected": VCycle(
+        (Stage(0.25),),
+        (Stage(0.5, drop=LayerDrop(execution="gather")), Stage(0.5)),
+        correction=True,
+        moments_up="exact",
+    ),
+}
+
+
+@contextmanager
+def only(count):
+    """The runs within have the first few devices alone."""
+    devices = jax.devices()[:count]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.jax, "devices", lambda: devices)
+        yield
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def one_device(request, tmp_path_factory):
+    """An experiment, and the folder of its run on one device."""
+    folder = tmp_path_factory.mktemp("one")
+    e = runs.experiment(folder, method=METHODS[request.param], batch=16, accumulate=2, optim=Optim(eps=1e-3))
+    with only(1):
+        pretrain.run(e, folder / "run")
+    return e, folder / "run"
+
+
+def assert_close(folder, other):
+    """The same lines, to the rounding of sums in another order; parameters, too."""
+    for a, b in zip(runs.log(folder), runs.log(other), strict=True):
+        assert a.keys() == b.keys() and a["phase"] == b["phase"]
+        for key, x in a.items():
+            if key != "phase":
+                assert b[key] == pytest.approx(x, rel=1e-4, abs=2e-4), (a, b)
+    chex.assert_trees_all_close(load(folder), load(other), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(one_device, tmp_path, monkeypatch, mesh):
+    e, whole = one_device
+    divided, save = set(), Checkpoints.save
+
+    def looking(self, step, models, *rest):
+        for model in models.values():
+            where = shardings(model, MESHES[mesh].over(jax.devices()))
+            for x, expected in zip(jax.tree.leaves(model), jax.tree.leaves(where), strict=True):
+                assert x.sharding.is_equivalent_to(expected, x.ndim)
+                divided.update(axis for axis in expected.spec if axis is not None)
+        save(self, step, models, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", looking)
+    pretrain.run(replace(e, mesh=MESHES[mesh]), tmp_path / "run")
+    assert_close(tmp_path / "run", whole)
+    assert divided == {name for name in ("fsdp", "tensor") if getattr(MESHES[mesh], name) > 1}
+
+
+def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device):
+    e, whole = one_device
+    runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
+    with only(2):
+        pretrain.run(replace(e, mesh=Mesh(1, 2)), tmp_path / "run")
+    assert_close(tmp_path / "run", whole)
+
+
+def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
+    e, whole = one_device
+    pretrain.run(replace(e, parallel="pmap"), tmp_path / "run")
+    assert_close(tmp_path / "run", whole)
+
+
+def test_every_leaf_is_divided_by_the_names_of_its_axes():
+    config = tiny.config(layers=2, dtype="float32")
+    params, names = tiny.params(config, dtype="float32"), config.axes()
+    found = sharding.specs(params, names, AbstractMesh((2, 2), ("fsdp", "tensor")))
+    for (path, x, of), spec in zip(axes.leaves(params, names), jax.tree.leaves(found), strict=True):
+        for name, size, over in zip(of, x.shape, spec, strict=True):
+            rule = sharding.RULES.get(axes.axis(name))
+            assert over == (rule if size % 2 == 0 else None), (path, spec)
+
+
+def test_what_does_not_divide_is_said_and_stays_whole(tmp_path, capsys):
+    model = replace(runs.MODEL, heads=3, head_dim=4)
+    pretrain.run(runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run")
+    says = "axis 'heads' of 3 does not divide among the 2 devices of tensor: each holds all of it"
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mesh": Mesh(3)}, "a mesh of data=3 x fsdp=1 x tensor=1 does not take 4 devices: set mesh.data"),
+        ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not take 4 devices"),
+        ({"batch": 6, "mesh": Mesh(2, 2)}, "a batch of 6 cannot be divided among 4 devices; use a multiple of 4"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
+    with pytest.raises(UserError, match=says):
+        pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+
+
+def test_pmap_divides_no_model(tmp_path):
+    with pytest.raises(ValueError, match="pmap keeps all of a model on every device: set parallel=mesh"):
+        runs.experiment(tmp_path, parallel="pmap", mesh=Mesh(fsdp=2))
