@@ -6,7 +6,7 @@ among those of `BATCH`. So there is no table of paths: a new model, and what gro
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -130,8 +130,9 @@ def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RUL
 
 
 def constrained(tree: Tree, specs: Tree) -> Tree:
-    """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without a mesh, ``tree``."""
-    if jax.sharding.get_abstract_mesh().empty:
+    """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without a mesh that XLA divides work
+    over, ``tree``."""
+    if AxisType.Auto not in jax.sharding.get_abstract_mesh().axis_types:
         return tree
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
 
@@ -141,12 +142,31 @@ def split_batch(x: jax.Array) -> jax.Array:
 
     Weights are then gathered, layer by layer, and not activations summed. Itself, where there is nothing to divide.
     """
+    over = _batch_axes()
+    return jax.lax.with_sharding_constraint(x, P(over)) if batch_parts(len(x)) > 1 else x
+
+
+def gathered(x: jax.Array, names: Names) -> jax.Array:
+    """A leaf, with what samples share whole on each device, where a loop would gather it each time; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
-    over = [a for a in BATCH if mesh.shape.get(a, 1) > 1 and _automatic(mesh, a)]
-    if not over or x.shape[0] % math.prod(mesh.shape[a] for a in over):
-        return x
-    return jax.lax.with_sharding_constraint(x, P(tuple(over)))
+    rules = {axis: over for axis, over in RULES.items() if over not in BATCH}
+    return constrained(x, spec(names, x.shape, mesh, rules)) if _batch_axes() else x
 
 
-def _automatic(mesh: Any, name: str) -> bool:
-    return mesh.axis_types[mesh.axis_names.index(name)] == AxisType.Auto
+def batch_parts(samples: int) -> int:
+    """Among how many devices `split_batch` divides so many samples: 1, where it leaves them; for traced code."""
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = math.prod(mesh.shape[a] for a in _batch_axes())
+    return 1 if samples % parts else parts
+
+
+def _batch_axes() -> tuple[str, ...]:
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return tuple(a for a in BATCH if mesh.shape.get(a, 1) > 1 and kinds[a] == AxisType.Auto)
+
+
+def platform() -> str:
+    """Of the devices that traced code is for, ``cpu``, ``gpu`` or ``tpu``: those of the mesh that is set, else this host's."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device is not None else jax.default_backend()

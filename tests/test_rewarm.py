@@ -143,7 +143,7 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
     monkeypatch.setattr(
         programs,
         "mapped",
-        lambda f, how, *, donate=False: (
+        lambda f, how, mesh, *, donate=False: (
             counting if donate else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
         ),
     )

@@ -19,7 +19,7 @@ from train.loop import programs, step
 from train.loop.parallel import AXIS, local_batch, mapped
 from train.loop.step import StepInputs, eval_step, train_step
 from train.plan.methods import Scratch
-from train.state.model import Model, logits, loss
+from train.state.model import Model, logits, loss, scores
 from train.state.optim import Optim, transformation
 
 LR = np.float32(0.5)
@@ -124,9 +124,9 @@ def anew():
 def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
     traces, compiled = Counter(), []
 
-    def counted(model, tokens, **passes):
+    def counted(model, batch, **passes):
         traces[model.config.layers, model.opt is None] += 1
-        return logits(model, tokens, **passes)
+        return scores(model, batch, **passes)
 
     def noting(function, how, mesh, *, donate=False):
         run = mapped(function, how, mesh, donate=donate)
@@ -140,7 +140,7 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
 
         return train if donate else run
 
-    monkeypatch.setattr(step, "logits", counted)
+    monkeypatch.setattr(step, "scores", counted)
     monkeypatch.setattr(programs, "mapped", noting)
     pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
     # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is still there.

@@ -22,6 +22,7 @@ from jaxgrow.models.layers import (
     run_parts,
     stacked_init,
     vocabulary_logits,
+    vocabulary_loss,
 )
 
 gelu = partial(jax.nn.gelu, approximate=False)
@@ -139,6 +140,7 @@ class BERT(nn.Module):
         inputs: Mapping[str, jax.Array],
         *,
         rms: bool = False,
+        targets: jax.Array | None = None,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -178,6 +180,8 @@ class BERT(nn.Module):
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (c.vocab,))
+        if targets is not None:
+            return vocabulary_loss(x_BTD, head_DV, targets, dtype, bias_V)
         logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype) + bias_V[None, None]
         return (logits_BTV, rms_L) if rms else logits_BTV
 

@@ -20,6 +20,7 @@ from jaxgrow.models.layers import (
     run_parts,
     stacked_init,
     vocabulary_logits,
+    vocabulary_loss,
 )
 
 
@@ -73,6 +74,8 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; ``rms=True`` adds each layer's RMS [L].
 
+    With ``targets``, int [B, T], ``(mean cross-entropy, accuracy)`` instead, without all logits at once (`vocabulary_loss`).
+
     ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``kept_tokens`` says which tokens pass
     which layers, the others going around them (`KeptTokens`). The bottom ``frozen`` layers, if any, and the embeddings have no
     gradient, and no backward pass is run for them; a tied head has none either.
@@ -90,6 +93,7 @@ class GPT2(nn.Module):
         tokens_BT,
         *,
         rms: bool = False,
+        targets: jax.Array | None = None,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -122,5 +126,7 @@ class GPT2(nn.Module):
         x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        if targets is not None:
+            return vocabulary_loss(x_BTD, head_DV, targets, dtype)
         logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
         return (logits_BTV, rms_L) if rms else logits_BTV

@@ -17,9 +17,10 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
-from jaxgrow.sharding import split_batch
+from jaxgrow.sharding import batch_parts, gathered, platform, split_batch
 
 QUERIES = 128  # of causal attention that go together
+SCORED = 1024  # positions on a device whose logits over a vocabulary exist at once, where only a loss is asked for
 
 
 class Linear(nn.Module):
@@ -74,6 +75,99 @@ def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike) ->
     wide = jnp.promote_types(dtype, jnp.float32)
     logits_NV = jnp.matmul(x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide)
     return logits_NV.reshape(*x_BTD.shape[:-1], vocab)
+
+
+def vocabulary_loss(
+    x_BTD: jax.Array, head_DV: jax.Array, targets_BT: jax.Array, dtype: DTypeLike, bias_V: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """``(mean cross-entropy of the targets, share of them that have the greatest logit)``, of logits ``x W + b``.
+
+    Logits exist for `SCORED` positions at a time, and the gradients of ``x``, ``W`` and ``b`` are made while they do: three
+    products, as with all logits at once, in a fraction of their memory. Those of the gradients are in ``dtype``, too. Equal
+    to the whole form to the rounding of sums. In a sharded batch each part sums for itself, and parts are added once.
+    """
+    bias_V = jnp.zeros(head_DV.shape[1], jnp.promote_types(dtype, jnp.float32)) if bias_V is None else bias_V
+    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype):
+    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+
+    def piece(total, part):
+        x_BSD, of_BS = part
+        _, _, _, sums = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
+        return jax.tree.map(jnp.add, total, sums), None
+
+    zero = jnp.zeros((), bias_V.dtype)
+    (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, targets_BT))
+    return loss / targets_BT.size, right / targets_BT.size
+
+
+def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype):
+    """``(logits, log of their sum of exponentials, which is the target, (summed loss, number that are right))``."""
+    logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(bias_V, (1, 1, len(bias_V)))
+    log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
+    chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
+    loss = (log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)).sum()
+    right = (logits_BSV.argmax(-1) == targets_BS).sum(dtype=loss.dtype)
+    return logits_BSV, log_z_BS1, chosen_BSV, (loss, right)
+
+
+def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
+    groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
+    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+
+    def piece(total, part):
+        x_BSD, targets_BS = part
+        logits_BSV, log_z_BS1, chosen_BSV, sums = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype)
+        slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
+        rows_GNV = slope_BSV.astype(dtype).reshape(groups, -1, len(bias_V))
+        x_GND = x_BSD.astype(dtype).reshape(groups, -1, x_BSD.shape[-1])
+        back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, cast_DV, preferred_element_type=wide)
+        head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
+        bias_GV = slope_BSV.reshape(groups, -1, len(bias_V)).sum(1)
+        return jax.tree.map(jnp.add, total, (sums, head_GDV, bias_GV)), back_GND.astype(x_BSD.dtype).reshape(
+            x_BSD.shape
+        )
+
+    zero = jnp.zeros((), wide)
+    begin = (
+        (zero, zero),
+        split_batch(jnp.zeros((groups, *head_DV.shape), wide)),
+        split_batch(jnp.zeros((groups, len(bias_V)), wide)),
+    )
+    ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(piece, begin, (x_BTD, targets_BT))
+    count = targets_BT.size
+    gradients = (back_BTD, head_GDV.sum(0).astype(head_DV.dtype), bias_GV.sum(0).astype(bias_V.dtype))
+    return (loss / count, right / count), (gradients, count)
+
+
+def _loss_backward(dtype, saved, cotangents):
+    gradients, count = saved
+    scale = cotangents[0] / count  # the share that is right has no gradient
+    return (*((g * scale).astype(g.dtype) for g in gradients), None)
+
+
+_vocabulary_loss.defvjp(_loss_forward, _loss_backward)
+
+
+def _in_pieces(function: Callable, total: Any, sequences: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan` over pieces of the sequences [B, T, ..], `SCORED` positions on each device; the last one may be shorter.
+
+    What the function returns beside the total is an array of the positions of its piece, or None.
+    """
+    samples, length = sequences[0].shape[:2]
+    size = max(1, min(length, SCORED * batch_parts(samples) // samples))
+    whole = length // size * size
+    cut = [x[:, :whole].reshape(samples, -1, size, *x.shape[2:]).swapaxes(0, 1) for x in sequences]
+    total, each = jax.lax.scan(function, total, tuple(cut))
+    if each is not None:
+        each = each.swapaxes(0, 1).reshape(samples, whole, *each.shape[3:])
+    if whole < length:
+        total, last = function(total, tuple(x[:, whole:] for x in sequences))
+        each = None if each is None else jnp.concatenate([each, last], 1)
+    return total, each
 
 
 class RMSNorm(nn.Module):
@@ -159,7 +253,7 @@ def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool, mask_BS=None):
         if seen_BHTS is not None:
             scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
         return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
-    if jax.default_backend() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
+    if platform() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
         mask = None if mask_BS is None else seen_BHTS
         return jax.nn.dot_product_attention(
             q_BTHK, k_BTHK, v_BTHK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"

@@ -22,6 +22,7 @@ from jaxgrow.models.layers import (
     run_parts,
     stacked_init,
     vocabulary_logits,
+    vocabulary_loss,
 )
 
 
@@ -175,6 +176,7 @@ class Llama(nn.Module):
         mask_BS=None,
         *,
         rms: bool = False,
+        targets: jax.Array | None = None,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -220,5 +222,7 @@ class Llama(nn.Module):
         x_BTD = RMSNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        if targets is not None:
+            return vocabulary_loss(x_BTD, head_DV, targets, dtype)
         logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
         return (logits_BTV, rms_L) if rms else logits_BTV

@@ -64,16 +64,16 @@ def divided(mesh: jax.sharding.Mesh, dim: int = 0) -> NamedSharding:
 def mapped(make: Callable[..., Callable], how: How, mesh: jax.sharding.Mesh, *, donate: bool = False) -> Callable:
     """``function(state, batch, *rest)`` on every device of the mesh, where ``function = make(axis=..)``.
 
-    By ``jit``, the function is that of the whole batch and ``axis`` is None; XLA divides the work as the state and the batch
-    lie. By ``pmap``, it is that of one device's part, and takes its means over ``axis``. Both give the same numbers, to the
-    rounding of sums in another order.
+    By ``jit``, where parameters are divided, the function is that of the whole batch and ``axis`` is None; XLA divides the
+    work as the state and the batch lie. Where they are not, and by ``pmap``, it is that of one device's part, and takes its
+    means over ``axis``. All give the same numbers, to the rounding of sums in another order.
 
     The batch of this process is a pytree of NumPy arrays [local batch, ...]. ``donate`` lets the result take the place of
     the state.
     """
     donated = (0,) if donate else ()
     if how == "mesh":
-        run, parts = jax.jit(make(axis=None), donate_argnums=donated), divided(mesh)
+        run, parts = over_mesh(make, mesh, donate=donate), divided(mesh)
 
         def call(state, batch, *rest):
             with jax.set_mesh(mesh):
@@ -94,6 +94,25 @@ def mapped(make: Callable[..., Callable], how: How, mesh: jax.sharding.Mesh, *, 
         return x.reshape(mesh.devices.size, -1, *x.shape[1:])
 
     return lambda state, batch, *rest: spread(state, jax.tree.map(part, batch), rest)
+
+
+def over_mesh(make: Callable[..., Callable], mesh: jax.sharding.Mesh, *, donate: bool = False) -> jax.stages.Wrapped:
+    """The program behind `mapped` on a mesh: to be called, or lowered, with that mesh set."""
+    return jax.jit(_of_the_batch(make, mesh), donate_argnums=(0,) if donate else ())
+
+
+def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Callable:
+    if math.prod(mesh.shape.values()) > mesh.shape[AXIS]:
+        return make(axis=None)
+    # Where all devices hold all of the model, each takes the gradient of its part, and they are added once a step, in float32:
+    # left to XLA, they would be once a layer and micro-batch, in the dtype of activations. With check_vma, once more.
+    function = make(axis=AXIS)
+
+    def spread(state, batch, *rest):
+        specs = (P(), P(AXIS), *[P()] * len(rest))
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)(state, batch, *rest)
+
+    return spread
 
 
 def local_batch(batch: int, mesh: jax.sharding.Mesh) -> int:

@@ -17,7 +17,7 @@ from flax import struct
 from jaxgrow.axes import Tree
 from train.data.batches import Batch
 from train.plan.modifiers import Micro, Modifier
-from train.state.model import Model, constrained_like, cross_entropy, logits, placed
+from train.state.model import Model, constrained_like, cross_entropy, logits, placed, scores
 
 
 @struct.dataclass
@@ -74,7 +74,11 @@ def gradients(
         """``(what is minimised, cross-entropy)``."""
         inputs, targets = batch
         options = {name: x for m, given in pairs for name, x in m.options(given, micro, model.config).items()}
-        output = logits(replace(model, params=params), inputs, **options)
+        at = replace(model, params=params)
+        if not any(modifier.reads_logits and given is not None for modifier, given in pairs):
+            value, _ = scores(at, batch, **options)
+            return value, value
+        output = logits(at, inputs, **options)
         minimised = value = cross_entropy(output, targets)
         for modifier, given in pairs:
             minimised = modifier.objective(minimised, output, inputs, given)
@@ -118,9 +122,8 @@ def eval_step(accumulate: int = 1, axis: str | None = None):
     """``(model, batch) -> {"val_loss", "val_accuracy"}``, means over micro-batches and devices; targets are classes."""
 
     def judged(model: Model, batch: Batch):
-        inputs, targets = batch
-        output = logits(model, inputs)
-        return {"val_loss": cross_entropy(output, targets), "val_accuracy": (output.argmax(-1) == targets).mean()}
+        loss, accuracy = scores(model, batch)
+        return {"val_loss": loss, "val_accuracy": accuracy}
 
     def step(model: Model, batch: Batch):
         if accumulate == 1:

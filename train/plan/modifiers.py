@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,12 +99,14 @@ class Modifier:
 
     # --- within the step ---
 
+    reads_logits: ClassVar[bool] = False  # its `objective` is of the logits, which must then be whole
+
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         """Options of the model's call."""
         return {}
 
     def objective(self, value: jax.Array, output: jax.Array, inputs: Any, given: Any) -> jax.Array:
-        """What is minimised, where ``value`` would be without it and ``output`` are the model's logits."""
+        """What is minimised, where ``value`` would be without it; asked only if it reads the logits, ``output``."""
         return value
 
     def rates(self, rates: Tree, opt: Any, given: Any) -> Tree:
@@ -223,6 +225,8 @@ class Teacher(Modifier):
     ``(1 - r) cross-entropy + r T^2 KL(teacher || student)``, both softened by the temperature T, with r falling from 1 to 0
     in a straight line over the first ``fraction`` of the steps.
     """
+
+    reads_logits: ClassVar[bool] = True
 
     name: str
     temperature: float = 2.0

@@ -77,10 +77,19 @@ def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:
     return model.config.module.apply({"params": parameters(model)}, inputs, **options)  # type: ignore[return-value]
 
 
+def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """``(mean cross-entropy of the targets, share of them that are most likely)``; logits over a vocabulary are never whole."""
+    inputs, targets = batch
+    if "vocab" in model.config.sizes():
+        return logits(model, inputs, targets=targets, **options)  # type: ignore[return-value]
+    output = logits(model, inputs, **options)
+    classes = targets if jnp.issubdtype(targets.dtype, jnp.integer) else targets.argmax(-1)
+    return cross_entropy(output, targets), (output.argmax(-1) == classes).mean()
+
+
 def loss(model: Model, batch: Batch, kept: Kept | None = None) -> jax.Array:
     """Mean cross-entropy of the targets of ``batch``, nats; ``kept`` as in `Kept`."""
-    inputs, targets = batch
-    return cross_entropy(logits(model, inputs, kept=kept), targets)
+    return scores(model, batch, kept=kept)[0]
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
