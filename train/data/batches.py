@@ -15,6 +15,7 @@ import numpy as np
 from absl import flags
 
 from jaxgrow.models import BERTConfig, Config
+from jaxgrow.models.bert import masked_places
 from jaxgrow.models.patches import PatchConfig
 from train.data.images import Images, images
 from train.data.masking import BYTES, MaskedWindows, vocabulary
@@ -105,6 +106,21 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
         )
         return train, valid
     return Windows(text.train, model.length), Windows(text.valid, model.length)
+
+
+def shapes(data: Data | Images, model: Config, samples: int) -> Batch:
+    """A batch for training ``model``, as shapes; no data are read."""
+    if isinstance(model, PatchConfig):
+        soft = isinstance(data, Images) and (data.augment.mixup or data.augment.cutmix or data.augment.smoothing)
+        inputs: Any = jax.ShapeDtypeStruct((samples, model.image, model.image, model.channels), np.float32)
+        return inputs, jax.ShapeDtypeStruct(
+            (samples, model.classes) if soft else (samples,), np.float32 if soft else np.int32
+        )
+    inputs = jax.ShapeDtypeStruct((samples, model.length), np.int32)
+    if not isinstance(model, BERTConfig):
+        return inputs, inputs
+    places = jax.ShapeDtypeStruct((samples, masked_places(model.masked, model.length)), np.int32)
+    return {"tokens": inputs, "places": places}, places
 
 
 class Stream(grain.DatasetIterator):

@@ -102,7 +102,7 @@ def over_mesh(make: Callable[..., Callable], mesh: jax.sharding.Mesh, *, donate:
 
 
 def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Callable:
-    if math.prod(mesh.shape.values()) > mesh.shape[AXIS]:
+    if mesh.shape[AXIS] == 1 or math.prod(mesh.shape.values()) > mesh.shape[AXIS]:
         return make(axis=None)
     # Where all devices hold all of the model, each takes the gradient of its part, and they are added once a step, in float32:
     # left to XLA, they would be once a layer and micro-batch, in the dtype of activations. With check_vma, once more.

@@ -197,6 +197,9 @@ class Trainer:
     def held_out(self, batches: int) -> Any:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
+    def keep(self, name: str, write: Callable[[Path], None]) -> None:
+        write(self.folder / name)
+
     def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
         model, result = finished_run(self.folder.parent / folder, config)
         return jax.device_put(model, shardings(model, self.mesh)), result

@@ -63,7 +63,7 @@ class Learn(Train):
 
     def run(self, context: Context) -> Model:
         model = super().run(context)
-        save(context.folder / "maps.npz", self, model.params)
+        context.keep("maps.npz", lambda path: save(path, self, model.params))
         return model
 
 

@@ -19,7 +19,6 @@ Models: TypeAlias = Mapping[str, Model]
 class Context(Protocol):
     """What a run offers its phases."""
 
-    folder: Path
     seed: int
     models: dict[str, Model]  # those that are still needed
     ledger: Ledger
@@ -48,6 +47,10 @@ class Context(Protocol):
 
     def held_out(self, batches: int) -> Any:
         """Micro-batches of text that evaluation never reads, along a new axis."""
+        ...
+
+    def keep(self, name: str, write: Callable[[Path], None]) -> None:
+        """Has ``write`` make the file ``name`` of the run's folder."""
         ...
 
     def finished(self, folder: str, config: Any) -> tuple[Model, dict[str, Any]]:

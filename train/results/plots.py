@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from train.ahead.rehearsal import Program
 from train.plan.learning import Maps
 from train.results.comparison import Comparison
 from train.results.runs import Run
@@ -115,6 +116,24 @@ def maps(maps: Maps, path: Path) -> None:
             axis.set_label_text(f"{of} {'layer' if title in depth else 'unit'}", fontsize=8)
         axes.set_title(title, fontsize=8)
     figure.savefig(path, dpi=100)
+
+
+def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
+    """What each program of `train.preflight` needs on a device, stacked, and what a device has."""
+    bars = [(f"{config}\n{p.phase}, {p.what}", p) for config, programs in found.items() for p in programs]
+    figure = Figure(figsize=(10, 1.2 + 0.45 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(bars))
+    for part in ("parameters", "moments", "other", "temporary"):
+        sizes = np.array([getattr(p, part) / 1e9 for _, p in bars])
+        axes.barh([name for name, _ in bars], sizes, left=left, label=part)
+        left += sizes
+    axes.axvline(limit / 1e9, color="black", linestyle="--", label=f"a device of {machine}")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_xlabel("GB on a device")
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=120)
 
 
 def _wide() -> tuple[Figure, "Axes"]:

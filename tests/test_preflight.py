@@ -1,0 +1,166 @@
+"""What is said of a run before its machine is there: memory, exchanges and time, of programs that were compiled for it."""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import pytest
+import runs
+
+from jaxgrow import axes
+from jaxgrow.drop import LayerDrop, Sensitivity
+from train import preflight
+from train.ahead import hlo
+from train.ahead.estimate import Bound, bound, fits, fitting, smaller
+from train.ahead.machines import CHIPS, Machine, described
+from train.ahead.rehearsal import Rehearsal
+from train.errors import UserError, exits_cleanly
+from train.loop.parallel import Mesh
+from train.plan.methods import Scratch
+
+NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=axes.is_names)
+SBLD = Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2)))
+
+
+def rehearsed(tmp_path, devices=4, **changes):
+    return Rehearsal(runs.experiment(tmp_path, **changes), described(f"cpu:{devices}")).run()
+
+
+def by_name(programs):
+    return {(p.phase, p.what): p for p in programs}
+
+
+def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "__call__", None)
+    found = by_name(rehearsed(tmp_path, method=runs.VCYCLE))
+    steps = [p for (_, what), p in found.items() if what == "step"]
+    assert {phase for phase, what in found if what == "step"} == {"train large", "train coarse1"}
+    assert all(p.tokens == 8 * 8 and p.flops > 0 and p.temporary > 0 for p in steps)
+    assert ("coalesce large", "coalesce") in found and ("coalesce large", "evaluation") in found
+
+
+def test_parameters_and_moments_are_those_of_the_model_to_the_byte(tmp_path):
+    params = jax.tree.leaves(runs.fresh(runs.MODEL))
+    size = sum(x.nbytes for x in params)
+    whole = by_name(rehearsed(tmp_path))["train large", "step"]
+    assert whole.parameters == size
+    assert 2 * size <= whole.moments < 2 * size + 200  # and counters
+    divided = by_name(rehearsed(tmp_path, mesh=Mesh(fsdp=4)))["train large", "step"]
+    narrow = sum(x.nbytes for x, names in zip(params, NAMES, strict=True) if not any("embed" in n for n in names))
+    assert divided.parameters == (size - narrow) / 4 + narrow
+    assert {c.kind for c in whole.collectives} == {"all-reduce"}
+    assert "all-gather" in {c.kind for c in divided.collectives}
+
+
+def test_what_devices_add_in_a_step_is_every_gradient_once(tmp_path):
+    """Whatever the number of micro-batches: on a mesh that divides no model, gradients are added at the end."""
+    size = sum(x.nbytes for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
+    for accumulate in (1, 2):
+        step = by_name(rehearsed(tmp_path, accumulate=accumulate))["train large", "step"]
+        assert size <= sum(c.times * c.size for c in step.collectives) <= size + 64
+    (alone,) = [p for p in rehearsed(tmp_path, devices=1) if p.what == "step"]
+    assert alone.collectives == ()  # the control
+
+
+def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops(tmp_path):
+    found = rehearsed(tmp_path, method=SBLD, model=replace(runs.MODEL, layers=4))
+    dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))
+    assert dense.conditionals == 0 and dropping.conditionals == 2
+    assert dropping.flops < dense.flops
+
+
+def test_bounds_are_the_figures_of_the_chip_over_what_is_done(tmp_path):
+    step = by_name(rehearsed(tmp_path))["train large", "step"]
+    machine = Machine("four", replace(CHIPS["h100"]), (None,) * 4)
+    found = bound(step, machine)
+    assert found is not None
+    assert found.compute == step.flops / 4 / 989.4e12
+    assert found.memory == 2 * step.memory / 3.352e12
+    assert found.links == sum(2 * 3 / 4 * c.size * c.times for c in step.collectives) / 450e9
+    half = bound(step, machine, 0.5)
+    assert half is not None and half.compute == 2 * found.compute and half.links == found.links
+    assert Bound(1.0, 2.0, 3.0).by == "links" and Bound(3.0, 2.0, 1.0).seconds == 3.0
+    assert bound(step, described("cpu:4")) is None
+
+
+def test_what_does_not_fit_is_told_and_what_would(tmp_path):
+    e = runs.experiment(
+        tmp_path, batch=64, model=replace(runs.MODEL, layers=4, embed=64, heads=4, head_dim=16, mlp=256)
+    )
+    most = {}
+    for name, changed in {"as it is": e, "divided": replace(e, mesh=Mesh(1, 4))}.items():
+        most[name] = max(p.memory for p in Rehearsal(changed, described("cpu:4")).run())
+    assert most["divided"] < most["as it is"]
+    limit = (most["divided"] + most["as it is"]) / 2
+    machine = replace(described("cpu:4"), chip=replace(CHIPS["cpu"], memory=limit))
+    assert not fits(Rehearsal(e, machine).run(), machine)
+    changes = fitting(e, machine, lambda _: None)
+    assert changes is not None
+    tried = dict((tuple(c), other) for c, other in smaller(e, 4))
+    assert fits(Rehearsal(tried[tuple(changes)], machine).run(), machine)
+    nothing = replace(machine, chip=replace(machine.chip, memory=1.0))
+    assert fitting(replace(e, batch=4), nothing, lambda _: None) is None
+
+
+def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, steps=4))
+    options = ["--on", "cpu:4", "--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "memory.png")]
+    monkeypatch.setattr(sys, "argv", ["preflight", script, *options])
+    preflight.main()
+    out = capsys.readouterr().out
+    assert "train large" in out and "nobody states what this machine computes" in out
+    everything = json.loads((tmp_path / "all.json").read_text())
+    (programs,) = everything["configs"].values()
+    assert {p["what"] for p in programs} == {"born", "step", "evaluation"} and everything["devices"] == 4
+    assert (tmp_path / "memory.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("on", "says"),
+    [
+        ("h200:8", "--on takes kind:size, as h100:8"),
+        ("h100:many", "--on takes kind:size, as h100:8"),
+        ("cpu:64", "this process has 4 CPU devices already, and cannot have 64"),
+    ],
+)
+def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, on, says):
+    monkeypatch.setattr(sys, "argv", ["preflight", runs.script(tmp_path, runs.experiment(tmp_path)), "--on", on])
+    with pytest.raises(SystemExit):
+        exits_cleanly(preflight.main)
+    assert says in capsys.readouterr().err
+
+
+def test_a_mesh_that_does_not_fit_the_machine_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not take 4 devices"):
+        rehearsed(tmp_path, mesh=Mesh(fsdp=3))
+
+
+# --- XLA's text ---
+
+
+TEXT = """HloModule jit_step
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%body (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %g = ((bf16[2,4]{1,0}, f32[1]), (bf16[8,4]{1,0}, f32[4])) all-gather-start(%a, %b), replica_groups=[2,4]<=[8], dimensions={0}
+  %gd = (bf16[8,4]{1,0}, f32[4]) all-gather-done(%g)
+}
+
+ENTRY %main (p: f32[100]) -> f32[100] {
+  %w = (s32[], bf16[8,4]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"12"}}
+  %r = f32[100]{0} all-reduce(%p), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+  %s = bf16[10]{0} reduce-scatter(%q), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+}
+"""
+
+
+def test_collectives_are_read_with_sizes_groups_and_turns_of_loops():
+    gather, reduce, scatter = sorted(hlo.collectives(TEXT, 8), key=lambda c: c.kind)
+    assert gather == hlo.Collective("all-gather", 8 * 4 * 2 + 16, 4, 12)
+    assert gather.sent == 12 * 80 * 3 / 4
+    assert reduce == hlo.Collective("all-reduce", 400, 8, 1) and reduce.sent == 2 * 400 * 7 / 8
+    assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20

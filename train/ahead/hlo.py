@@ -1,0 +1,117 @@
+"""What a compiled program says of itself in XLA's text: which data its devices exchange, and how often."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "c64": 8, "c128": 16}
+_SHAPE = re.compile(r"\b(pred|bf16|[fsuc]\d+)(?:e\w+)?\[([\d,]*)\]")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\(")
+_CALLS = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
+
+
+class Collective(NamedTuple):
+    """An exchange, as one device takes part in it."""
+
+    kind: str
+    size: float  # bytes of the whole that is exchanged
+    devices: int  # that exchange it
+    times: int  # a run of the program
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends in a run of the program, if the devices stand in a ring."""
+        share = 1.0 if self.kind == "collective-permute" else (self.devices - 1) / self.devices
+        return self.times * self.size * share * (2 if self.kind == "all-reduce" else 1)
+
+
+def collectives(text: str, devices: int) -> list[Collective]:
+    """Those of a program for so many devices. What is in a branch counts as if it were taken."""
+    lines = dict(_computations(text))
+    times = _times(lines)
+    out = []
+    for name, body in lines.items():
+        for line in body:
+            found = _COLLECTIVE.search(line)
+            if found:
+                shapes, kind, start = found.groups()
+                out.append(
+                    Collective(kind, _whole(shapes, kind, bool(start), n := _group(line, devices)), n, times[name])
+                )
+    return out
+
+
+def conditionals(text: str) -> int:
+    return len(re.findall(r" conditional\(", text))
+
+
+def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+    name, body = "", []
+    for line in text.splitlines():
+        head = None if line.startswith(" ") else _HEAD.match(line)
+        if head:
+            if name:
+                yield name, body
+            name, body = ("ENTRY" if head[1] else head[2]), []
+        else:
+            body.append(line)
+    yield name, body
+
+
+def _times(lines: dict[str, list[str]]) -> Counter[str]:
+    """How often each computation runs: loops whose count XLA knows, within loops."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    for name, body in lines.items():
+        for line in body:
+            trips = _TRIPS.search(line) if " while(" in line else None
+            branches = [b.strip().lstrip("%") for found in _BRANCHES.findall(line) for b in found.split(",")]
+            for callee in [*_CALLS.findall(line), *branches]:
+                calls.setdefault(name, []).append((callee, int(trips[1]) if trips else 1))
+    times: Counter[str] = Counter()
+
+    def visit(name: str, count: int) -> None:
+        times[name] += count
+        for callee, trips in calls.get(name, []):
+            visit(callee, count * trips)
+
+    visit("ENTRY", 1)
+    return times
+
+
+def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
+    """Bytes of what is reduced, gathered or scattered, from the type of the instruction."""
+    total = _size(shapes)
+    if start and kind in ("all-gather", "reduce-scatter", "collective-permute") and shapes.startswith("(("):
+        inside = _size(shapes[: _closing(shapes, 1) + 1])  # what goes in, and after it what comes out
+        return max(inside, total - inside)
+    return total * devices if kind == "reduce-scatter" else total
+
+
+def _closing(text: str, begin: int) -> int:
+    depth = 0
+    for i in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0:
+            return i
+    return len(text) - 1
+
+
+def _size(shapes: str) -> float:
+    out = 0.0
+    for kind, dims in _SHAPE.findall(shapes):
+        each = _BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8
+        out += each * math.prod(int(d) for d in dims.split(",") if d)
+    return out
+
+
+def _group(line: str, devices: int) -> int:
+    found = _GROUPS.search(line)
+    if not found:
+        return devices
+    return int(found[2]) if found[2] else len(found[3].split(","))

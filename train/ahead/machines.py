@@ -1,0 +1,107 @@
+"""Machines that programs are compiled for, whether or not they are there: what their makers say of them.
+
+``h100:8``, ``h100:4x8`` (4 hosts of 8), ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``, ``cpu:4``. GPUs need JAX's CUDA plugin, TPUs
+libtpu, but no device: ``pip install 'jaxgrow[aot]'``.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from train.errors import UserError
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device. Figures are the maker's, of dense products in bfloat16; links in one direction."""
+
+    platform: str  # cuda, tpu or cpu
+    flops: float | None  # FLOP/s
+    memory: float | None  # bytes
+    bandwidth: float | None  # of the memory, bytes/s
+    links: float | None  # to the other devices, bytes/s
+    target: str = ""  # how XLA is told of a GPU
+
+
+def _gpu(name: str, major: int, cores: int, shared: int, l2: int, clock: float, memory: float, bandwidth: float) -> str:
+    return f"""gpu_device_info {{
+  cuda_compute_capability {{ major: {major} }}
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: {shared + 1024}
+  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {128 if major == 9 else 64} block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth:.0f} l2_cache_size: {l2}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory:.0f} shared_memory_per_block_optin: {shared} registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{name}"
+"""
+
+
+_H100 = _gpu("NVIDIA H100 80GB HBM3", 9, 132, 232448, 52428800, 1.98, 84942979072, 3.352e12)
+_A100 = _gpu("NVIDIA A100-SXM4-80GB", 8, 108, 166912, 41943040, 1.41, 84987740160, 2.039e12)
+CHIPS = {
+    "h100": Chip("cuda", 989.4e12, 84942979072, 3.352e12, 450e9, _H100),
+    "a100": Chip("cuda", 312e12, 84987740160, 2.039e12, 300e9, _A100),
+    "v5e": Chip("tpu", 197e12, 16 * 2**30, 819e9, 100e9),
+    "v5p": Chip("tpu", 459e12, 95 * 2**30, 2765e9, 300e9),
+    "cpu": Chip("cpu", None, None, None, None),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    chip: Chip
+    devices: tuple[Any, ...]
+
+    @property
+    def memory(self) -> float:
+        """Bytes that a device has."""
+        if self.chip.memory is not None:
+            return self.chip.memory
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
+
+
+def described(text: str) -> Machine:
+    """The machine ``kind:size``.
+
+    Raises:
+      UserError: there is no such machine, or what compiles for it is not installed.
+    """
+    kind, _, size = text.partition(":")
+    known = ", ".join(CHIPS)
+    chip = CHIPS.get(kind)
+    counts = size.split("x") if size else ["1"]
+    if chip is None or not all(n.isdigit() and int(n) for n in counts):
+        raise UserError(f"--on takes kind:size, as h100:8, h100:4x8, v5e:2x4 or cpu:4, of {known}; not {text!r}")
+    if chip.platform == "cpu":
+        return Machine(text, chip, _cpus(int(counts[0])))
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # which would ask the cloud which machine this is
+    try:
+        if chip.platform == "tpu":
+            described = topologies.get_topology_desc(platform="tpu", topology_name=text)
+        else:
+            hosts, each = (counts if len(counts) > 1 else ["1", *counts])[:2]
+            described = topologies.get_topology_desc(
+                platform="cuda", topology_name=kind, target_config=chip.target, topology=f"1x{hosts}x{each}"
+            )
+    except Exception as error:  # plugins raise whatever they come across
+        raise UserError(
+            f"nothing here compiles for {text} ({' '.join(str(error).split())[:200]}); install it by pip install 'jaxgrow[aot]'"
+        ) from error
+    return Machine(text, chip, tuple(described.devices))
+
+
+def _cpus(count: int) -> tuple[Any, ...]:
+    with contextlib.suppress(RuntimeError):  # the devices are there already
+        jax.config.update("jax_num_cpu_devices", count)
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise UserError(f"this process has {len(devices)} CPU devices already, and cannot have {count}")
+    return tuple(devices[:count])

@@ -1,0 +1,218 @@
+"""A plan without its machine: every program that it would run is compiled, and shapes stand for the models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrow import flops
+from jaxgrow.axes import Tree
+from jaxgrow.models import Config
+from train.ahead import hlo
+from train.ahead.machines import Machine
+from train.data import batches
+from train.errors import UserError
+from train.experiment import Experiment
+from train.loop import programs
+from train.loop.inputs import step_plans
+from train.loop.parallel import divided, over_mesh, replicated
+from train.loop.step import eval_step, train_step
+from train.plan.modifiers import Setting
+from train.plan.phase import Phase
+from train.plan.plan import after
+from train.plan.training import Train
+from train.run.ledger import Ledger
+from train.state.model import Model, shardings
+from train.state.optim import transformation
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program, and what one device of the machine does in a run of it. Sizes in bytes."""
+
+    phase: str
+    what: str  # step, evaluation, or the kind of the phase
+    steps: int  # how often the plan runs it
+    tokens: int  # of a run, on all devices
+    flops: float  # of a run, on all devices
+    parameters: float
+    moments: float
+    other: float  # batches, other models
+    temporary: float  # activations, gradients, what comes out
+    collectives: tuple[hlo.Collective, ...]
+    conditionals: int
+
+    @property
+    def memory(self) -> float:
+        return self.parameters + self.moments + self.other + self.temporary
+
+    @property
+    def moved(self) -> float:
+        """Bytes to and from memory, at least: what is there is read and written once, and so is what is temporary."""
+        return 2 * self.memory
+
+
+class Rehearsal:
+    """What a run offers its phases (`train.plan.phase.Context`), where nothing is there but the machine's description.
+
+    Raises:
+      UserError: the mesh does not fit the machine, or the batch the mesh.
+    """
+
+    resumed = False
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def __init__(self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None):
+        self.experiment, self.machine, self.say = experiment, machine, say
+        self.tx, self.seed = transformation(experiment.optim), experiment.seed
+        try:
+            self.mesh = experiment.mesh.over(list(machine.devices))
+        except ValueError as error:
+            raise UserError(f"{machine.name}: {error}") from error
+        self.ledger, self.models = Ledger(), {}
+        self.programs: list[Program] = []
+        self._phase: Phase = experiment.plan[0]
+        self._judged: set[Config] = set()
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def run(self) -> list[Program]:
+        """Every program of the plan, in the order of their first runs."""
+        plan = self.experiment.plan
+        for number, phase in enumerate(plan):
+            self._phase = phase
+            self.models = after(plan, number, self.models, phase.run(self))
+        return self.programs
+
+    # --- what phases ask for ---
+
+    def begin(self, phase: Phase, made: Any) -> None:
+        self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
+
+    def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+        self.begin(phase, None)
+        arguments = tuple(self._placed(a) for a in arguments)
+        program = programs.made(function, phase, self.tx)
+        made, cost = self._compiled(program, arguments, self._phase.kind if phase is self._phase else "born", 1, 0)
+        if made.sensitivity is not None:  # is looked at
+            made = replace(made, sensitivity=np.linspace(0, 1, made.config.layers, dtype=np.float32))
+        return made, cost
+
+    def train(self, phase: Train, model: Model) -> Model:
+        e = self.experiment
+        make = partial(train_step, self.tx, e.accumulate, tuple(m.program() for m in phase.modifiers))
+        program = over_mesh(make, self.mesh, donate=True)
+        batch = self._batch(e.batch)
+        plans = step_plans(phase, model, Setting(self.models, phase.begin, e.batch, e.accumulate, e.seed))
+        kinds: dict[Any, list[Any]] = {}  # steps that share a program
+        looked = np.unique(np.linspace(phase.begin, phase.end - 1, 64).astype(int)) if phase.end > phase.begin else []
+        for step in looked:
+            plan = plans(int(step), 0)
+            shapes = jax.tree.map(lambda x: (np.shape(x), np.result_type(x)), plan.inputs)
+            kinds.setdefault(str(shapes), []).append(plan)
+        largest = sorted(kinds.values(), key=lambda same: -same[0].layers)[
+            :2
+        ]  # of those by numbers of layers, as `gather` has
+        for same in largest:
+            inputs = self._placed(jax.tree.map(np.asarray, same[0].inputs))
+            what = "step, dropping" if min(plan.layers for plan in same) < phase.config.layers else "step"
+            steps = round((phase.end - phase.begin) * len(same) / max(1, len(looked)))
+            cost = float(np.mean([plan.flops for plan in same]))
+            arguments = (self._placed(model), batch, inputs)
+            model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.config.length, cost)
+        self.validate(0, model)
+        return model
+
+    def validate(self, step: int, model: Model) -> None:
+        if model.config in self._judged:
+            return
+        self._judged.add(model.config)
+        e = self.experiment
+        program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
+        arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
+        tokens = e.batch * model.config.length
+        self._compiled(program, arguments, "evaluation", 0, tokens, flops.forward(model.config, tokens))
+
+    def held_out(self, batches: int) -> Any:
+        rows = self.experiment.batch // self.experiment.accumulate
+        where = divided(self.mesh, 1)
+        one = self._batch(rows)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batches, *x.shape), x.dtype, sharding=where), one)
+
+    def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
+        shapes = Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
+        return self._placed(shapes), {"flops": 0.0, "tokens": 0, "steps": 0, "seconds": 0.0, "phases": []}
+
+    def keep(self, name: str, write: Callable[[Path], None]) -> None: ...
+
+    def log(self, step: int, **values: Any) -> None: ...
+
+    def finite(self, step: int, values: Any) -> dict[str, float]:
+        return {k: float(v) for k, v in values.items()}
+
+    # --- compiling ---
+
+    def _batch(self, samples: int) -> Tree:
+        shapes = batches.shapes(self.experiment.data, self.experiment.model, samples)
+        where = divided(self.mesh)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes)
+
+    def _placed(self, tree: Tree) -> Tree:
+        """Shapes, with where they lie on the machine's mesh: models divided, anything else whole, unless it says where."""
+
+        def where(node: Any) -> Tree:
+            if isinstance(node, Model):
+                return shardings(node, self.mesh)
+            return getattr(node, "sharding", None) or replicated(self.mesh)
+
+        places = jax.tree.map(where, tree, is_leaf=lambda node: isinstance(node, Model))
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, places)
+
+    def _compiled(
+        self, program: Any, arguments: Any, what: str, steps: int, tokens: int, cost: float | None = None
+    ) -> tuple[Any, float]:
+        """Compiles, notes, and returns ``(shapes of the first result, FLOPs)``."""
+        self.say(f"compiling: {self._phase.label}, {what}")
+        with jax.set_mesh(self.mesh):
+            lowered = program.lower(*arguments)
+        if cost is None:
+            cost = max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
+        memory, text = self._compiled_once(lowered)
+        models = [x for x in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model)) if isinstance(x, Model)]
+        parameters = sum(self._each((m.params, m.base)) for m in models)
+        moments = sum(self._each(m.opt) for m in models)
+        self.programs.append(
+            Program(
+                self._phase.label,
+                what,
+                steps,
+                tokens,
+                cost,
+                parameters,
+                moments,
+                max(0.0, memory.argument_size_in_bytes - parameters - moments),
+                memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+                tuple(hlo.collectives(text, len(self.machine.devices))),
+                hlo.conditionals(text),
+            )
+        )
+        made = lowered.out_info
+        made = made[0] if isinstance(made, tuple) else made
+        return (self._placed(made) if isinstance(made, Model) else made), cost
+
+    def _compiled_once(self, lowered: jax.stages.Lowered) -> tuple[Any, str]:
+        """Memory and text of a program: a plan comes back to the same ones."""
+        source = lowered.as_text()
+        if source not in self._known:
+            compiled = lowered.compile()
+            self._known[source] = compiled.memory_analysis(), compiled.as_text() or ""
+        return self._known[source]
+
+    def _each(self, tree: Tree) -> float:
+        """Bytes of it on one device."""
+        return float(
+            sum(np.prod(x.sharding.shard_shape(x.shape), dtype=float) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        )
