@@ -8,7 +8,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jaxgrow import maps, matrices
 from jaxgrow.axes import Axes, Names, Params, axis, is_names, leaves, path, sizes
@@ -78,7 +78,14 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     run: Any = contracted
     if AxisType.Explicit in sharding.mesh.axis_types:  # whose operations want to be told where each result is
         run = jax.sharding.auto_axes(run, out_sharding=sharding)
-    return (run if isinstance(x, jax.core.Tracer) else jax.jit(run, out_shardings=sharding))(x, arrays)
+    if isinstance(x, jax.core.Tracer):
+        return run(x, arrays)
+    run = jax.jit(run, out_shardings=sharding)
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return run(x, arrays)
+    assert isinstance(sharding.mesh, Mesh)  # that of an array
+    with jax.set_mesh(sharding.mesh):
+        return run(x, arrays)
 
 
 def _on_mesh(x: Any) -> NamedSharding | None:

@@ -23,7 +23,7 @@ So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the val
 "head_dim.value")``. What reads attention, ``("layers", "heads.in", "head_dim.in", "embed")``, needs no mark.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, TypeAlias, TypeGuard
 
@@ -220,3 +220,13 @@ def sizes(params: Params, axes: Axes) -> dict[str, int]:
 def path(key_path: tuple) -> str:
     """``"blocks/mlp/up/kernel"``: a leaf's name in errors, and what an optimizer state is matched by."""
     return jax.tree_util.keystr(key_path, simple=True, separator="/")
+
+
+def owner(name: str, params: Iterable[str]) -> str | None:
+    """The parameter that the leaf ``name`` of an optimizer state belongs to: the longest path that ends the leaf's own.
+
+    Example:
+      >>> owner("0/mu/mlp/up", ["up", "mlp/up"])
+      'mlp/up'
+    """
+    return max((p for p in params if name.endswith("/" + p)), key=len, default=None)

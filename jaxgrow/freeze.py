@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxgrow.axes import BELOW, LAYERS, Axes, Params, Tree, is_names, marked, path
-from jaxgrow.moments import owner
+from jaxgrow.axes import BELOW, LAYERS, Axes, Params, Tree, is_names, marked, owner, path
 
 
 @dataclass(frozen=True)

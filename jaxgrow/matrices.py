@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxgrow.sharding import whole_along
+
 _PART = 2 << 20  # bytes of a result that are worked on at a time: small enough for a cache, large enough for Python
 
 
@@ -162,6 +164,7 @@ def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None 
     """The result, which may be ``out``, an array that it may be written to."""
     steps = _in_order(matrices)
     for i, (dim, m) in enumerate(steps):
+        x = whole_along(x, dim) if isinstance(x, jax.core.Tracer) else x
         x = apply(m, x, dim, out if i == len(steps) - 1 else None)
     return x
 

@@ -4,7 +4,7 @@ A state leaf belongs to the parameter whose path ends its own and whose shape it
 state. Counters pass through.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import chex
@@ -15,7 +15,7 @@ import optax
 
 from jaxgrow import maps
 from jaxgrow._grow import grow, grow_leaf
-from jaxgrow.axes import Axes, Params, Tree, is_names, path
+from jaxgrow.axes import Axes, Params, Tree, is_names, owner, path
 from jaxgrow.maps import AxisMap, Growth, Term, dual
 from jaxgrow.matrices import Matrix, Rows
 
@@ -115,16 +115,6 @@ def grow_optimizer(
         return jnp.square(grow_leaf(back, on, jnp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
-
-
-def owner(name: str, params: Iterable[str]) -> str | None:
-    """The parameter that the leaf ``name`` of an optimizer state belongs to: the longest path that ends the leaf's own.
-
-    Example:
-      >>> owner("0/mu/mlp/up", ["up", "mlp/up"])
-      'mlp/up'
-    """
-    return max((p for p in params if name.endswith("/" + p)), key=len, default=None)
 
 
 class RebiasState(NamedTuple):

@@ -12,8 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_names, leaves, path
-from jaxgrow.moments import owner
+from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_names, leaves, owner, path
 
 RULES: Mapping[str, str] = {
     "embed": "fsdp",
@@ -153,6 +152,21 @@ def gathered(x: jax.Array, names: Names) -> jax.Array:
     return constrained(x, spec(names, x.shape, mesh, rules)) if _batch_axes() else x
 
 
+def whole_along(x: jax.Array, dim: int) -> jax.Array:
+    """A leaf that is to be contracted along ``dim``, which no device has a part of alone; for traced code.
+
+    What divided it divides the largest other axis that it can: devices exchange their parts, and none ever has all of the leaf.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    over = tuple(a for a in _automatic(mesh) if a != BATCH[0])
+    parts = math.prod(mesh.shape[a] for a in over)
+    others = [d for d in range(x.ndim) if d != dim and x.shape[d] % parts == 0]
+    if not over or not others:
+        return x
+    other = max(others, key=lambda d: x.shape[d])
+    return jax.lax.with_sharding_constraint(x, P(*[over if d == other else None for d in range(x.ndim)]))
+
+
 def batch_parts(samples: int) -> int:
     """Among how many devices `split_batch` divides so many samples: 1, where it leaves them; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -161,9 +175,14 @@ def batch_parts(samples: int) -> int:
 
 
 def _batch_axes() -> tuple[str, ...]:
-    mesh = jax.sharding.get_abstract_mesh()
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    return tuple(a for a in BATCH if mesh.shape.get(a, 1) > 1 and kinds[a] == AxisType.Auto)
+    automatic = _automatic(jax.sharding.get_abstract_mesh())
+    return tuple(a for a in BATCH if a in automatic)
+
+
+def _automatic(mesh: AnyMesh) -> tuple[str, ...]:
+    """The axes over which XLA divides the work."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(a for a, kind in kinds if mesh.shape[a] > 1 and kind == AxisType.Auto)
 
 
 def platform() -> str:
