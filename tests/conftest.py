@@ -10,7 +10,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
 # Compiling is what the tests cost: XLA need not optimize what runs once. `tiny.optimized_jit` does, as a real run does.
 _FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
