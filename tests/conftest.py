@@ -17,15 +17,19 @@ _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):  # later ones refuse it
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
-if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process that a test starts, have this from here
+if "PYTEST_XDIST_WORKER" not in os.environ:
     _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
-    for _name, _value in {  # Compiling is what the tests cost: no program is compiled twice.
-        "jax_compilation_cache_dir": _compiled.name,
-        "jax_compilation_cache_max_size": 10**10,  # any limit: only then is the folder locked while one writes
-        "jax_persistent_cache_min_compile_time_secs": 0.05,
-    }.items():
-        jax.config.update(_name, _value)
-        os.environ[_name.upper()] = str(_value)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name  # its workers have this from here
+# Compiling is what the tests cost: no process compiles a program twice, nor one that it starts. Each has a folder of its own:
+# a shared one would have to be locked while one writes, which JAX does by reading all of it.
+for _name, _value in {
+    "jax_compilation_cache_dir": str(
+        Path(os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    ),
+    "jax_persistent_cache_min_compile_time_secs": float(os.environ.get("MINC", 0.05)),
+}.items():
+    jax.config.update(_name, _value)
+    os.environ[_name.upper()] = str(_value)
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -33,6 +37,20 @@ gc.disable()  # tracing makes millions of small objects that live on, and it wou
 
 settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("law")
+
+
+# The files that take the longest begin, so that all workers end together.
+LONGEST = ("freeze", "families", "drop_training", "drop_execution", "step", "resume", "laws", "plan", "race", "cli", "bert")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """A file is one worker's: what its tests share (fixtures, programs) is made once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 SELF = Path("/proc/self")

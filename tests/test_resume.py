@@ -24,7 +24,6 @@ from train.plan.plan import shapes
 from train.run.checkpoint import Checkpoints
 from train.state.optim import transformation
 
-pytestmark = pytest.mark.xdist_group("resume")
 METHOD = replace(runs.VCYCLE, moments_up="exact")
 
 
