@@ -353,7 +353,7 @@ def experiment(folder, drop, **changes):
 def sbld(tmp_path_factory):
     """An experiment, the folder of its run, and what the run returned."""
     folder = tmp_path_factory.mktemp("sbld")
-    e = experiment(folder, SBLD, checkpoint_every=1, log_every=1)
+    e = experiment(folder, SBLD, checkpoint_every=2, log_every=1)
     return e, folder / "run", pretrain.run(e, folder / "run")
 
 
@@ -365,15 +365,15 @@ def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
 
 def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, sbld):
     e, whole, _ = sbld
-    runs.stopped(e, tmp_path, 2, 5, 7, 11)
+    runs.stopped(e, tmp_path, 2, 4, 8, 10)
     runs.assert_same_end(tmp_path, whole)
 
 
 def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(tmp_path):
     drop = replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)
-    e = experiment(tmp_path, drop, checkpoint_every=1)
+    e = experiment(tmp_path, drop, checkpoint_every=3)
     pretrain.run(e, tmp_path / "whole")
-    runs.stopped(e, tmp_path / "stopped", 2, 7)
+    runs.stopped(e, tmp_path / "stopped", 3, 9)
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
