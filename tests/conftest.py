@@ -40,7 +40,19 @@ settings.load_profile("law")
 
 
 # The files that take the longest begin, so that all workers end together.
-LONGEST = ("freeze", "families", "drop_training", "drop_execution", "step", "resume", "laws", "plan", "race", "cli", "bert")
+LONGEST = (
+    "freeze",
+    "families",
+    "drop_training",
+    "drop_execution",
+    "step",
+    "resume",
+    "laws",
+    "plan",
+    "race",
+    "cli",
+    "bert",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -134,6 +134,7 @@ def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, 
 GATES = np.array([True, False, True, True, False])
 SCALE = np.array([1.0, 2.0, 1.25, 1.5, 2.0], np.float32)
 MODES = [("float32", False), ("float32", True), ("bfloat16", True)]
+SCALINGS = ["block", "sublayer", None]
 
 
 def config(dtype="float32", remat=False):
@@ -159,14 +160,21 @@ def loss_and_gradient(request):
     return program_of(*request.param, jax.jit)
 
 
-def test_programs_optimized_as_in_a_real_run_give_equal_bits():
+FIRST, *OTHERS = itertools.product(MODES, SCALINGS)
+
+
+@pytest.mark.parametrize(("mode", "scaling"), [FIRST, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
+def test_programs_optimized_as_in_a_real_run_give_equal_bits(mode, scaling):
     """Fusion must not depend on what a layer is inside of."""
-    run, ones = program_of("bfloat16", True, tiny.optimized_jit), np.ones(LAYERS, np.float32)
-    chex.assert_trees_all_equal(run(Kept(ones > 0, ones)), run(None))
-    chex.assert_trees_all_equal(run(Kept(GATES, SCALE)), run(Kept(np.flatnonzero(GATES).astype(np.int32), SCALE)))
+    run, scale = program_of(*mode, tiny.optimized_jit), None if scaling is None else SCALE
+    every, how = np.ones(LAYERS, bool), scaling or "block"
+    chex.assert_trees_all_equal(run(Kept(every, None if scaling is None else np.ones_like(SCALE), how)), run(None))
+    chex.assert_trees_all_equal(
+        run(Kept(GATES, scale, how)), run(Kept(np.flatnonzero(GATES).astype(np.int32), scale, how))
+    )
 
 
-@pytest.mark.parametrize("scaling", ["block", "sublayer", None])
+@pytest.mark.parametrize("scaling", SCALINGS)
 def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scaling):
     scale = None if scaling is None else SCALE
     by = {
