@@ -2,7 +2,6 @@
 
 import gc
 import os
-import tempfile
 from pathlib import Path
 
 import chex
@@ -17,19 +16,6 @@ _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):  # later ones refuse it
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name  # its workers have this from here
-# Compiling is what the tests cost: no process compiles a program twice, nor one that it starts. Each has a folder of its own:
-# a shared one would have to be locked while one writes, which JAX does by reading all of it.
-for _name, _value in {
-    "jax_compilation_cache_dir": str(
-        Path(os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
-    ),
-    "jax_persistent_cache_min_compile_time_secs": float(os.environ.get("MINC", 0.05)),
-}.items():
-    jax.config.update(_name, _value)
-    os.environ[_name.upper()] = str(_value)
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

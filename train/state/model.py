@@ -1,5 +1,6 @@
 """Models, as a run keeps them, and what they compute: logits and the loss."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +30,12 @@ class Model:
     def axes(self) -> Tree | None:
         """The axis names of what is learned; None of maps, which are not named by the model's axes."""
         return self.config.axes() if self.base is None else None
+
+
+@partial(jax.jit, static_argnums=0)  # traced once a config, though every look at a plan's shapes asks
+def initial(config: Config, key: jax.Array) -> Tree:
+    """Fresh parameters."""
+    return config.init(key)
 
 
 def parameters(model: Model) -> Any:
