@@ -25,28 +25,15 @@ settings.register_profile("law", deadline=None, max_examples=25, derandomize=Tru
 settings.load_profile("law")
 
 
-# The files that take the longest begin, so that all workers end together.
+# A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
-    "freeze",
-    "families",
-    "drop_training",
-    "drop_execution",
-    "step",
-    "resume",
-    "laws",
-    "plan",
-    "race",
-    "cli",
-    "bert",
-)
+    "families", "drop_training", "laws", "drop_execution", "step", "resume", "cli", "config", "bert", "methods",
+    "llama", "preservation", "drop_schedules", "readme", "moments", "cait", "freeze", "learned_maps", "race",
+    "rewarm", "ligo", "inherit", "tokens", "vit", "plan", "roles",
+)  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """A file is one worker's: what its tests share (fixtures, programs) is made once."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
@@ -76,7 +63,7 @@ def x64():
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
-    """The folder of a small model's finished run, `runs.small`, once a worker: what needs it is of the group "growing"."""
+    """The folder of a small model's finished run, `runs.small`, once a worker."""
     import runs  # not before there are four devices
 
     return runs.small(tmp_path_factory.mktemp("home"))
