@@ -19,7 +19,6 @@ from train.errors import UserError
 from train.run.checkpoint import Checkpoints
 
 
-
 def write(path: Path, offset: int = 0) -> str:
     Tokenizer(models.BPE(vocab={chr(i): (i + offset) % 256 for i in range(256)}, merges=[])).save(str(path))
     return str(path)
