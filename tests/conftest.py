@@ -2,7 +2,6 @@
 
 import gc
 import os
-import tempfile
 from pathlib import Path
 
 import chex
@@ -17,15 +16,6 @@ _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):  # later ones refuse it
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
-if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers, and every process that a test starts, have this from here
-    _compiled = tempfile.TemporaryDirectory(prefix="jaxgrow-compiled-")
-    for _name, _value in {  # Compiling is what the tests cost: no program is compiled twice.
-        "jax_compilation_cache_dir": _compiled.name,
-        "jax_compilation_cache_max_size": 10**10,  # any limit: only then is the folder locked while one writes
-        "jax_persistent_cache_min_compile_time_secs": 0.05,
-    }.items():
-        jax.config.update(_name, _value)
-        os.environ[_name.upper()] = str(_value)
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -33,6 +23,19 @@ gc.disable()  # tracing makes millions of small objects that live on, and it wou
 
 settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("law")
+
+
+# A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
+LONGEST = (
+    "families", "drop_training", "laws", "drop_execution", "step", "resume", "cli", "config", "bert", "methods",
+    "llama", "preservation", "drop_schedules", "readme", "moments", "cait", "freeze", "learned_maps", "race",
+    "rewarm", "ligo", "inherit", "tokens", "vit", "plan", "roles",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 SELF = Path("/proc/self")
@@ -60,7 +63,7 @@ def x64():
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
-    """The folder of a small model's finished run, `runs.small`, once a worker: what needs it is of the group "growing"."""
+    """The folder of a small model's finished run, `runs.small`, once a worker."""
     import runs  # not before there are four devices
 
     return runs.small(tmp_path_factory.mktemp("home"))

@@ -51,7 +51,7 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
         "eval_every": 4,
         "eval_batches": 2,
         "log_every": 2,
-        "checkpoint_every": 2,
+        "checkpoint_every": 8,  # at the end: saving costs more than all these steps
     }
     return Experiment(**values | changes)
 

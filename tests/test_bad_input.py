@@ -172,7 +172,7 @@ def test_a_full_disk_while_saving_keeps_the_checkpoint_before_and_continues(tmp_
             raise RuntimeError("cannot write") from FULL
         save(self, step, *rest)
 
-    experiment = runs.experiment(tmp_path)
+    experiment = runs.experiment(tmp_path, checkpoint_every=2)
     config = runs.script(tmp_path, experiment)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", full)

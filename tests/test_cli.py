@@ -132,7 +132,6 @@ def test_a_model_that_no_architecture_stores_goes_to_orbax(tmp_path, folder, cap
     assert float(capsys.readouterr().out.split("max |a - b| ")[1].split(",")[0]) < 1e-4
 
 
-@pytest.mark.xdist_group("growing")
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
     from train.run.workdir import load
 

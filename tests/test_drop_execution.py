@@ -134,6 +134,7 @@ def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, 
 GATES = np.array([True, False, True, True, False])
 SCALE = np.array([1.0, 2.0, 1.25, 1.5, 2.0], np.float32)
 MODES = [("float32", False), ("float32", True), ("bfloat16", True)]
+SCALINGS = ["block", "sublayer", None]
 
 
 def config(dtype="float32", remat=False):
@@ -151,19 +152,29 @@ def program_of(dtype, remat, jit):
     return partial(jit(jax.value_and_grad(loss)), params)
 
 
-@pytest.fixture(scope="module", params=MODES, ids=lambda m: f"{m[0]}{', remat' * m[1]}")
+modes = [*MODES[::2], pytest.param(MODES[1], marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=modes, ids=lambda m: f"{m[0]}{', remat' * m[1]}")
 def loss_and_gradient(request):
     return program_of(*request.param, jax.jit)
 
 
-def test_programs_optimized_as_in_a_real_run_give_equal_bits():
+FIRST, *OTHERS = itertools.product(MODES, SCALINGS)
+
+
+@pytest.mark.parametrize(("mode", "scaling"), [FIRST, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
+def test_programs_optimized_as_in_a_real_run_give_equal_bits(mode, scaling):
     """Fusion must not depend on what a layer is inside of."""
-    run, ones = program_of("bfloat16", True, tiny.optimized_jit), np.ones(LAYERS, np.float32)
-    chex.assert_trees_all_equal(run(Kept(ones > 0, ones)), run(None))
-    chex.assert_trees_all_equal(run(Kept(GATES, SCALE)), run(Kept(np.flatnonzero(GATES).astype(np.int32), SCALE)))
+    run, scale = program_of(*mode, tiny.optimized_jit), None if scaling is None else SCALE
+    every, how = np.ones(LAYERS, bool), scaling or "block"
+    chex.assert_trees_all_equal(run(Kept(every, None if scaling is None else np.ones_like(SCALE), how)), run(None))
+    chex.assert_trees_all_equal(
+        run(Kept(GATES, scale, how)), run(Kept(np.flatnonzero(GATES).astype(np.int32), scale, how))
+    )
 
 
-@pytest.mark.parametrize("scaling", ["block", "sublayer", None])
+@pytest.mark.parametrize("scaling", SCALINGS)
 def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scaling):
     scale = None if scaling is None else SCALE
     by = {
@@ -338,7 +349,7 @@ class Half(nn.Module):
 @pytest.fixture(scope="module")
 def stranger():
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-    params = Loop().init(jax.random.key(0), x)["params"]
+    params = jax.jit(Loop().init)(jax.random.key(0), x)["params"]
     return params, x
 
 
@@ -372,12 +383,9 @@ def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
 
 def test_block_scaling_of_a_strangers_model(stranger):
     params, x = stranger
-    first = np.array([True, False, False])
-    one, two = (
-        Loop(1).apply({"params": params}, x) if s is None else dropped(params, x, first, s)
-        for s in (None, np.full(3, 2.0))
-    )
-    none = dropped(params, x, ~np.ones(3, bool))
+    one = jax.jit(Loop(1).apply)({"params": params}, x)
+    run = jax.jit(lambda layers: dropped(params, x, layers, np.full(3, 2.0)))
+    two, none = run(np.array([True, False, False])), run(np.zeros(3, bool))
     np.testing.assert_allclose(two - none, 2 * (one - none), rtol=1e-4, atol=1e-5)
 
 
@@ -459,7 +467,7 @@ class Calls(nn.Module):
 def test_blocks_are_called_and_return_as_they_like(kind):
     """A flag by position or inside a dict, the array by name, an auxiliary loss beside the result: zero where it is dropped."""
     x, gate = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32), np.array([True, False, True])
-    params = Calls(kind, (0, 1, 2)).init(jax.random.key(0), x)["params"]
+    params = jax.jit(Calls(kind, (0, 1, 2)).init)(jax.random.key(0), x)["params"]
 
     def loss(params, gate=None):
         if gate is None:
@@ -558,15 +566,18 @@ def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
 
 
 def test_the_number_of_gates_must_be_that_of_the_blocks(stranger):
-    params, x = stranger
-    with pytest.raises(ValueError, match="called more than 2 times"):
-        dropped(params, x, np.ones(2, bool))
-    with pytest.raises(ValueError, match="called 3 times, but there are 4 gates; a scanned stack"):
-        dropped(params, x, np.ones(4, bool))
-    with pytest.raises(ValueError, match="takes gates, bool"):
-        dropped(params, x, np.array([0, 1]))
+    def run(layers):
+        return dropped(*stranger, layers)
+
+    for layers, says in (
+        (np.ones(2, bool), "called more than 2 times"),
+        (np.ones(4, bool), "called 3 times, but there are 4 gates; a scanned stack"),
+        (np.array([0, 1]), "takes gates, bool"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            jax.eval_shape(run, layers)
     with pytest.raises(ValueError, match="vmap over 2 sets of gates"):
-        jax.vmap(lambda g: dropped(params, x, g))(np.ones((2, 3), bool))
+        jax.eval_shape(jax.vmap(run), np.ones((2, 3), bool))
 
 
 def test_conditional_takes_integers_and_keys_and_gives_them_no_gradient():

@@ -29,7 +29,8 @@ from train.data import text as data
 from train.data.batches import Windows, next_tokens, probe, validation
 from train.errors import UserError
 from train.experiment import as_json
-from train.loop.parallel import AXIS, mapped
+from train.loop import programs
+from train.loop.parallel import AXIS, mapped, replicated
 from train.loop.step import StepInputs, eval_step, train_step
 from train.plan.gates import CHUNK, Gates
 from train.plan.methods import Scratch, Stage, VCycle
@@ -42,13 +43,16 @@ from train.state.optim import Optim, transformation
 
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)
-TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 LR = np.float32(0.1)
 GATES = np.array([[True, False, True, False], [True, True, False, False]])  # of two micro-steps; nobody runs layer 3
 SCALE = np.broadcast_to(np.array([1.0, 1.25, 1.5, 2.0], np.float32), GATES.shape)
 DROP = LayerDrop(time="constant", theta=0.5)
 DROPPING = (DropLayers(LayerDrop()),)
+FREEZING = (DropLayers(LayerDrop(dropped="freeze")),)
+OPTIM = Optim(peak_lr=1e-2, warmup=2, weight_decay=0.0)  # what moves without a gradient moves by momentum
+TX = transformation(OPTIM)
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
 
 
@@ -61,8 +65,10 @@ def by_indices(kept: Kept) -> Kept:
 # --- the step ---
 
 
-@pytest.mark.parametrize("how", ["pmap", "mesh"])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "accumulate"),
+    [("mesh", 1), ("pmap", 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in (("pmap", 1), ("mesh", 2)))],
+)
 def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(how, accumulate):
     tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
     start = runs.model(MODEL, tx)
@@ -84,13 +90,18 @@ def kept_at(kept: Kept, m: int) -> Kept:
     return jax.tree.map(lambda x: x[m], kept)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "remat"),
+    [
+        ("float32", False),
+        ("bfloat16", True),
+        *(pytest.param(*mode, marks=pytest.mark.slow) for mode in (("float32", True), ("bfloat16", False))),
+    ],
+)
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
-    tx, ends = transformation(Optim()), []
+    run, ends = programs.step(TX, 2, DROPPING, "mesh", runs.mesh()), []
     for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
-        run, at = mapped(partial(train_step, tx, 2, DROPPING), "pmap", runs.mesh()), runs.model(MODEL, tx)
-        at = replace(at, config=replace(MODEL, dtype=dtype, remat=remat))
+        at = replace(runs.model(MODEL, TX), config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
             at, metrics = run(at, BATCH, StepInputs(LR, given=(kept,)))
         ends.append(jax.device_get((at.params, at.opt, metrics)))
@@ -99,24 +110,20 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
 
 @pytest.mark.parametrize("how", ["jit", "pmap", "mesh"])
 def test_the_compiled_step_has_conditionals(how, monkeypatch):
-    tx, programs = optax.identity(), []
+    tx, compiled = optax.identity(), []
     kept = Kept(GATES[:1], SCALE[:1])
 
     def watched(transform):
         def wrapped(function, **options):
             run = transform(function, **options)
 
-            def call(*arguments):
-                programs.append(run.lower(*arguments).compile().as_text())
-                return run(*arguments)
-
-            return call
+            return lambda *arguments: compiled.append(run.lower(*arguments).compile().as_text())
 
         return wrapped
 
     if how == "jit":
         step = jax.vmap(train_step(tx, 1, DROPPING, AXIS), (None, 0, None), axis_name=AXIS)
-        programs.append(
+        compiled.append(
             jax.jit(step)
             .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(kept,)))
             .compile()
@@ -128,23 +135,21 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
         mapped(partial(train_step, tx, 1, DROPPING), how, runs.mesh())(start, BATCH, StepInputs(LR, given=(kept,)))
-    assert programs[-1].count(" conditional(") >= 2  # forward and backward
+    assert compiled[-1].count(" conditional(") >= 2  # forward and backward
     dense = jax.make_jaxpr(eval_step())(replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4]))
     assert "cond" not in str(dense)
 
 
 @pytest.mark.parametrize("indices", [False, True])
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
-    tx = transformation(Optim(weight_decay=0.0))
-    dense, start = mapped(partial(train_step, tx, 2), "pmap", runs.mesh()), runs.model(MODEL, tx)
+    dense, start = programs.step(TX, 2, (), "mesh", runs.mesh()), runs.model(MODEL, TX)
     before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])  # gives every layer a momentum
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
-    def moved(dropped):
-        after, _ = mapped(partial(train_step, tx, 2, (DropLayers(LayerDrop(dropped=dropped)),)), "mesh", runs.mesh())(
-            before, BATCH, StepInputs(LR, given=(kept,))
-        )
+    def moved(dropping):
+        start = jax.device_put(before, replicated(runs.mesh()))
+        after, _ = programs.step(TX, 2, dropping, "mesh", runs.mesh())(start, BATCH, StepInputs(LR, given=(kept,)))
         after, out = jax.device_get(after), {}
         for name, a, b in (
             ("params", after.params, before.params),
@@ -156,8 +161,8 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
         assert after.opt[1].count == before.opt[1].count + 1
         return out
 
-    assert moved("momentum") == {name: [True] * 4 for name in ("params", "mu", "nu")}
-    assert moved("freeze") == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
+    assert moved(DROPPING) == {name: [True] * 4 for name in ("params", "mu", "nu")}
+    assert moved(FREEZING) == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
 
 
 # --- gates on the host ---
@@ -214,7 +219,7 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
 def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
     at = replace(runs.model(MODEL, optax.identity()), opt=None)
     at = replace(at, params=jax.tree.map(lambda x: 5 * x, at.params))
-    batches = next_tokens(TOKENS.reshape(2, 8, 9))
+    batches = next_tokens(TOKENS.reshape(2, 4, 9))
     found = jax.jit(lambda b: sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, b))(batches)
     one, expected = jax.jit(loss), []
     for i in range(LAYERS):
@@ -338,7 +343,17 @@ def test_dropping_composes_with_a_v_cycle():
 
 
 def experiment(folder, drop, **changes):
-    return runs.experiment(folder, model=MODEL, steps=12, method=Scratch(drop), **changes)
+    """Of two micro-steps, whose programs all tests here share."""
+    values = {"model": MODEL, "steps": 12, "accumulate": 2, "optim": OPTIM, "method": Scratch(drop)}
+    return runs.experiment(folder, **values | changes)
+
+
+@pytest.fixture(scope="module")
+def sbld(tmp_path_factory):
+    """An experiment, the folder of its run, and what the run returned."""
+    folder = tmp_path_factory.mktemp("sbld")
+    e = experiment(folder, SBLD, checkpoint_every=2, log_every=1)
+    return e, folder / "run", pretrain.run(e, folder / "run")
 
 
 def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
@@ -347,27 +362,28 @@ def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
     chex.assert_trees_all_equal(load(tmp_path / "dense"), load(tmp_path / "one"))
 
 
-@pytest.mark.parametrize(
-    "drop",
-    [SBLD, replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)],
-    ids=["sbld, cond", "pld, gather, freeze"],
-)
-def test_a_run_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, drop):
-    e = experiment(tmp_path, drop, checkpoint_every=1, accumulate=2)
+def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, sbld):
+    e, whole, _ = sbld
+    runs.stopped(e, tmp_path, 2, 4, 8, 10)
+    runs.assert_same_end(tmp_path, whole)
+
+
+def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(tmp_path):
+    drop = replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)
+    e = experiment(tmp_path, drop, checkpoint_every=3)
     pretrain.run(e, tmp_path / "whole")
-    runs.stopped(e, tmp_path / "stopped", 2, 5, 7, 11)
+    runs.stopped(e, tmp_path / "stopped", 3, 9)
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(tmp_path):
-    e = experiment(tmp_path, SBLD, log_every=1)
-    result = pretrain.run(e, tmp_path / "run")
+def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(sbld):
+    e, folder, result = sbld
     first, measured, second, again, third = result["phases"]
     tokens = e.batch * MODEL.context
     assert [p["steps"] for p in result["phases"]] == [3, 0, 6, 0, 3]
     assert first["flops"] == 3 * flops.train(MODEL, tokens)
     assert first["layers"] == 3 * LAYERS
-    probe = 2 * e.batch * MODEL.context  # 2 micro-batches, divided among the devices
+    probe = 2 * (e.batch // e.accumulate) * MODEL.context  # 2 micro-batches, divided among the devices
     less = flops.forward(MODEL, probe, layers=LAYERS - 1)
     assert measured["flops"] == again["flops"] == flops.forward(MODEL, probe) + LAYERS * less
     for phase in (second, third):
@@ -375,9 +391,9 @@ def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(tmp_path):
         assert phase["flops"] == pytest.approx(
             flops.train(MODEL, tokens * phase["steps"], layers=phase["layers"] / phase["steps"])
         )
-    measurements = [line["sensitivity"] for line in runs.log(tmp_path / "run") if "sensitivity" in line]
+    measurements = [line["sensitivity"] for line in runs.log(folder) if "sensitivity" in line]
     assert len(measurements) == 2 and all(len(m) == LAYERS and min(m) >= 0 for m in measurements)
-    lines = [line for line in runs.log(tmp_path / "run") if "loss" in line]
+    lines = [line for line in runs.log(folder) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert all("keep" not in line for line in lines[:3])
     assert all(len(line["keep"]) == LAYERS and line["keep"][0] == 1.0 for line in lines[3:])

@@ -26,7 +26,6 @@ from train.run.workdir import load
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 
-pytestmark = pytest.mark.xdist_group("growing")
 LARGE = runs.LARGE
 TX = transformation(Optim())
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)

@@ -18,8 +18,6 @@ from train.data.images import Images
 from train.errors import UserError
 from train.run.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.xdist_group("identity")
-
 
 def write(path: Path, offset: int = 0) -> str:
     Tokenizer(models.BPE(vocab={chr(i): (i + offset) % 256 for i in range(256)}, merges=[])).save(str(path))

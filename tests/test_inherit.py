@@ -26,7 +26,6 @@ from train.plan.training import Train
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 
-pytestmark = pytest.mark.xdist_group("growing")
 STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)

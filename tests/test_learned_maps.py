@@ -30,7 +30,8 @@ def saved(request, tmp_path_factory):
         "maps", 1, runs.experiment(tmp_path_factory.mktemp("c")).optim, runs.MODEL, small=SMALL, ligo=request.param
     )
     old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
-    coefficients = jax.device_get(ligo.init(request.param, AXES, old, phase.target, jax.random.key(1)))
+    made = jax.jit(lambda key: ligo.init(request.param, AXES, old, phase.target, key))
+    coefficients = jax.device_get(made(jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
     learning.save(path, phase, coefficients)
     return path, coefficients
@@ -41,6 +42,14 @@ def another(tmp_path_factory):
     """A finished run of a model of the small one's shape."""
     folder = tmp_path_factory.mktemp("another")
     run(runs.experiment(folder, model=SMALL, seed=5), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A finished run of a model of another shape."""
+    folder = tmp_path_factory.mktemp("wide")
+    run(runs.experiment(folder, steps=1), folder / "run")
     return folder / "run"
 
 
@@ -65,10 +74,10 @@ def test_maps_are_described_drawn_and_applied_to_another_model(saved, another, m
     assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
     assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
     params = load(another)
-    expected = grow(ligo.growth(coefficients, AXES, sizes(params, AXES)), params, AXES)
+    expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(coefficients, params)
     found = ocp.load(str(tmp_path / "grown"))
     chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)  # float32, in another order
-    chex.assert_trees_all_equal_shapes(found, runs.MODEL.init(jax.random.key(0)))
+    chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.MODEL))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +99,8 @@ def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsy
     assert says in capsys.readouterr().err
 
 
-def test_models_that_do_not_fit_and_results_that_exist_are_refused(saved, another, tmp_path, monkeypatch, capsys):
+def test_models_that_do_not_fit_and_results_that_exist_are_refused(saved, another, wide, tmp_path, monkeypatch, capsys):
     path, _ = saved
-    wide = tmp_path / "wide"
-    run(runs.experiment(tmp_path, steps=1, checkpoint_every=1), wide)
     with pytest.raises(SystemExit):
         called(monkeypatch, path, "--apply", wide, "--out", tmp_path / "grown")
     assert "do not fit" in capsys.readouterr().err

@@ -33,7 +33,6 @@ from train.run.workdir import finished_run, load
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 
-pytestmark = pytest.mark.xdist_group("growing")
 BASE = Optim(peak_lr=0.5, warmup=7)
 TX = transformation(BASE)
 SMALL, LARGE = runs.SMALL, runs.LARGE

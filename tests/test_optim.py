@@ -49,18 +49,23 @@ def test_every_schedule_rises_through_its_warmup_and_never_after(schedule, warmu
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])  # of gradients: below, at and above the clip
 def test_the_transformation_is_optax_adamw_after_clipping(size):
     optim = Optim(peak_lr=1e-2, b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, clip=2.0)
-    params = {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3)}
+    params = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+    axes = {"kernel": ("a.in", "b"), "bias": ("b.bias",)}
     mine, peer = transformation(optim), optax.chain(
         optax.clip_by_global_norm(2.0),
         optax.adamw(1e-2, 0.8, 0.9, 1e-6, weight_decay=0.3, mask={"kernel": True, "bias": False}),
     )  # fmt: skip
-    ours, theirs = (params, mine.init(params)), (params, peer.init(params))
-    for step in range(5):
-        grads = jax.tree.map(lambda p, step=step: size * jnp.cos(p + step), params)
-        updates, state = mine.update(grads, ours[1], ours[0], axes={"kernel": ("a.in", "b"), "bias": ("b.bias",)})
+
+    @jax.jit
+    def stepped(ours, theirs, grads):
+        updates, state = mine.update(grads, ours[1], ours[0], axes=axes)
         ours = (jax.tree.map(lambda p, u: p - 1e-2 * u, ours[0], updates), state)
         updates, state = peer.update(grads, theirs[1], theirs[0])
-        theirs = (optax.apply_updates(theirs[0], updates), state)
+        return ours, (optax.apply_updates(theirs[0], updates), state)
+
+    ours, theirs = (params, mine.init(params)), (params, peer.init(params))
+    for step in range(5):
+        ours, theirs = stepped(ours, theirs, jax.tree.map(lambda p, step=step: size * np.cos(p + step), params))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours[0], theirs[0])
 
 

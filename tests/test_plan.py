@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import chex
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+import tiny
 
 from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import GPT2Config
@@ -110,16 +111,15 @@ GROUPING = Grouping()
 
 def trained(config, seed: int) -> Model:
     """A model with moments of its own, as after some steps."""
-    model = Train("any", 1, BASE, config).start({}, TX, jax.random.key(seed))
-    grads = jax.tree.map(lambda p: jnp.cos(p + seed), model.params)
-    updates, opt = TX.update(grads, model.opt, model.params, axes=config.axes())
-    return Model(jax.tree.map(jnp.add, model.params, updates), opt, config)
+    params = tiny.params(config, seed, "float32")
+    grads = jax.tree.map(np.cos, params)
+    opt = jax.jit(lambda: TX.update(grads, TX.init(params), params, axes=config.axes())[1])()
+    return Model(params, opt, config)
 
 
 @pytest.fixture(scope="module")
 def models():
-    small = GROUPING.small(DEEP)
-    return jax.jit(lambda: {"large": trained(DEEP, 1), "coarse1": trained(small, 2), "up": trained(DEEP, 3)})()
+    return {"large": trained(DEEP, 1), "coarse1": trained(GROUPING.small(DEEP), 2), "up": trained(DEEP, 3)}
 
 
 def run(phase, models):
@@ -187,11 +187,12 @@ def test_the_published_tied_head_is_another_growth(models):
 
 def test_asymmetric_moments_need_a_growth_and_a_clock(models):
     with pytest.raises(ValueError, match="needs a growth that copies units, 4 to 2"):
-        Coalesce("large", "coarse1", GROUPING, "asymmetric").apply(models, TX)
+        jax.eval_shape(lambda m: Coalesce("large", "coarse1", GROUPING, "asymmetric").apply(m, TX), models)
     adam = optax.scale_by_adam()
     with pytest.raises(ValueError, match=r"chain jaxgrow\.moments\.rebias"):
-        small = replace(models["coarse1"], opt=adam.init(models["coarse1"].params))
-        Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric").apply(models | {"coarse1": small}, adam)
+        small = replace(models["coarse1"], opt=jax.eval_shape(adam.init, models["coarse1"].params))
+        phase = Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric")
+        jax.eval_shape(lambda m: phase.apply(m, adam), models | {"coarse1": small})
     found = run(Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric"), models)
     mu = found.opt[1].mu["token_embedding"]  # head i of the small model is heads i and i + 2 of the large one
     chex.assert_trees_all_equal(mu[:, :4], models["coarse1"].opt[1].mu["token_embedding"])
@@ -235,9 +236,9 @@ def test_shapes_tell_what_a_run_holds_after_every_phase(method):
     held: dict[str, Model] = {}
     for i, phase in enumerate(plan):
         if isinstance(phase, Train):
-            result = jax.jit(lambda m, p=phase: p.start(m, TX, jax.random.key(0)))(held)
+            result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)
         else:
-            result = run(phase, held)
+            result = jax.eval_shape(lambda m, p=phase: p.apply(m, TX), held)
         held = after(plan, i, held, result)
         told = shapes(plan, i + 1, TX)
         assert jax.tree.structure(told) == jax.tree.structure(held)

@@ -162,6 +162,12 @@ def test_llama_pro_is_exact_to_the_bit(layers, tied):
     assert tiny.change_of_logits(llama_pro(OLD, {"layers": layers}), tied) == 0
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_llama_pro_is_exact_to_the_bit_in_programs_as_of_a_real_run(dtype):
+    growth = llama_pro(OLD, {"layers": 3})
+    assert tiny.change_of_logits(growth, dtype=dtype, forward=tiny.optimized_forward) == 0
+
+
 def test_at_first_only_what_is_zero_in_new_blocks_learns():
     config, growth = tiny.config(), llama_pro(OLD, {"layers": 3})
     large = grow(growth, tiny.params(config), tiny.axes(config))

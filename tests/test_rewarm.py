@@ -24,7 +24,6 @@ from train.plan.transforms import Grow
 from train.state.model import Model
 from train.state.optim import Optim, learning_rate, transformation
 
-pytestmark = pytest.mark.xdist_group("growing")
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 TX = transformation(Optim())

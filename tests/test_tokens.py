@@ -31,7 +31,6 @@ from train.plan.training import Train
 from train.state.model import Model
 from train.state.optim import Optim
 
-pytestmark = pytest.mark.xdist_group("growing")
 CONFIG = tiny.config(layers=4, dtype="float32")
 PARAMS = tiny.params(CONFIG, dtype="float32")
 TOKENS = tiny.tokens(3, 7)

@@ -62,6 +62,12 @@ def forward(config: GPT2Config):
 
 
 @cache
+def optimized_forward(config: GPT2Config):
+    """`forward`, compiled as in a real run."""
+    return optimized_jit(lambda p, t: config.module.apply({"params": p}, t))
+
+
+@cache
 def gradient(config: GPT2Config):
     """``(params, tokens) -> gradient`` of the loss of predicting each next token."""
 
@@ -81,7 +87,9 @@ def saved(config: Config, inputs: np.ndarray) -> list[tuple[int, ...]]:
     return [x.shape for x in jax.tree.leaves(jax.eval_shape(pullback, shapes(config)))]
 
 
-def change_of_logits(growth: Growth, tied: bool = True, dtype: str = "float64", small_axes=None, eps=None) -> float:
+def change_of_logits(
+    growth: Growth, tied: bool = True, dtype: str = "float64", small_axes=None, eps=None, forward=forward
+) -> float:
     """``max |difference of logits| / standard deviation of the logits`` when a GPT-2 grows; ``eps``: not the growth's."""
     small, large = config(tied, dtype), config(tied, dtype).resized(growth)
     weights = params(small, dtype=dtype)

@@ -21,7 +21,7 @@ from train.files import appears_whole
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
-from train.state.model import Model, parameters
+from train.state.model import Model, initial, parameters
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Learn(Train):
     def fixed_flops(self) -> float:  # type: ignore[override]
         """FLOPs of growing the model and of the gradient of its maps, at most."""
         axes, sizes = self.small.axes(), self.small.sizes()
-        small = jax.eval_shape(lambda: self.small.init(jax.random.key(0)))
+        small = jax.eval_shape(lambda: initial(self.small, jax.random.key(0)))
         maps = jax.eval_shape(lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0)))
         # Shapes do for counting, but the maps must be arrays to be sliced by the layer.
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)

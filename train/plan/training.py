@@ -15,7 +15,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity, sensitivity
 from jaxgrow.models import Config
 from train.plan.modifiers import DropLayers, Modifier
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model, loss
+from train.state.model import Model, initial, loss
 from train.state.optim import Optim
 
 
@@ -83,7 +83,7 @@ class Train(Phase):
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         """The model that the phase begins with, complete with optimizer state."""
         model = models.get(self.name)
-        params = self.config.init(key) if model is None else model.params
+        params = initial(self.config, key) if model is None else model.params
         opt = tx.init(params) if model is None or model.opt is None else model.opt
         return Model(params, opt, self.config, None if model is None else model.sensitivity)
 

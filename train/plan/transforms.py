@@ -17,7 +17,7 @@ from jaxgrow.operators import Groups, coalesce, decoalesce
 from jaxgrow.operators.targets import width
 from jaxgrow.symmetry import break_symmetry
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model
+from train.state.model import Model, initial
 
 
 class Transform(Phase):
@@ -171,10 +171,10 @@ class Import(Phase):
         return self.name
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        return Model(self.config.init(jax.random.key(0)), None, self.config)
+        return Model(initial(self.config, jax.random.key(0)), None, self.config)
 
     def run(self, context: Context) -> Model:
-        context.begin(self, jax.eval_shape(lambda: self.config.init(jax.random.key(0))))
+        context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
         model, result = context.finished(self.folder.format(seed=context.seed), self.config)
         layers = sum(phase["layers"] for phase in result["phases"])
         context.ledger.add(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)

@@ -29,6 +29,7 @@ class Checkpoints:
         # Replicas share the writing of what is large; of what is small they would only compile slices.
         context = ocp.Context()
         context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
+        context.array.saving.enable_write_sharding_file = False  # who restores says where arrays go
         self._orbax = ocp.training.Checkpointer(
             str(self.folder),
             context=context,

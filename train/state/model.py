@@ -1,6 +1,7 @@
 """Models, as a run keeps them, and what they compute: logits and the loss."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,6 +62,12 @@ def placed(model: Model) -> Model:
 def constrained_like(grads: Tree, model: Model) -> Tree:
     """Gradients, which lie as the parameters of ``model`` do; for traced code."""
     return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
+
+
+@partial(jax.jit, static_argnums=0)  # traced once a config, though every look at a plan's shapes asks
+def initial(config: Config, key: jax.Array) -> Tree:
+    """Fresh parameters."""
+    return config.init(key)
 
 
 def parameters(model: Model) -> Any:
