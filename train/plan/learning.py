@@ -18,6 +18,7 @@ from jaxgrow.ligo import LiGO
 from jaxgrow.models import Config, from_json
 from train.errors import UserError
 from train.files import appears_whole
+from train.hosts import is_first
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
@@ -63,7 +64,8 @@ class Learn(Train):
 
     def run(self, context: Context) -> Model:
         model = super().run(context)
-        save(context.folder / "maps.npz", self, model.params)
+        if is_first():
+            save(context.folder / "maps.npz", self, model.params)
         return model
 
 
