@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.data.text import Data
 from train.experiment import Experiment
+from train.loop import trainer
 from train.loop.parallel import Mesh, replicated
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 from train.run.checkpoint import Checkpoints
@@ -139,3 +141,22 @@ def assert_same_end(folder: Path, whole: Path) -> None:
     """To the bit."""
     assert log(folder) == log(whole)
     chex.assert_trees_all_equal(load(folder), load(whole))
+
+
+@contextmanager
+def only(count):
+    """The runs within have the first few devices alone."""
+    devices = jax.devices()[:count]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.jax, "devices", lambda: devices)
+        yield
+
+
+def assert_close(folder, other):
+    """The same lines, to the rounding of sums in another order; parameters, too."""
+    for a, b in zip(log(folder), log(other), strict=True):
+        assert a.keys() == b.keys() and a["phase"] == b["phase"]
+        for key, x in a.items():
+            if key != "phase":
+                assert b[key] == pytest.approx(x, rel=1e-4, abs=2e-4), (a, b)
+    chex.assert_trees_all_close(load(folder), load(other), rtol=1e-3, atol=1e-5)

@@ -1,9 +1,7 @@
 """Any number of devices: a model that is divided among them is born, trained, grown, saved and read as one that is whole."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
-import chex
 import jax
 import pytest
 import runs
@@ -14,11 +12,9 @@ from jaxgrow import axes, sharding
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
 from train.errors import UserError
-from train.loop import trainer
 from train.loop.parallel import Mesh
 from train.plan.methods import Scratch, Stage, VCycle
 from train.run.checkpoint import Checkpoints
-from train.run.workdir import load
 from train.state.model import shardings
 from train.state.optim import Optim
 
@@ -35,33 +31,14 @@ METHODS = {
 }
 
 
-@contextmanager
-def only(count):
-    """The runs within have the first few devices alone."""
-    devices = jax.devices()[:count]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.jax, "devices", lambda: devices)
-        yield
-
-
 @pytest.fixture(scope="module", params=METHODS)
 def one_device(request, tmp_path_factory):
     """An experiment, and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
     e = runs.experiment(folder, method=METHODS[request.param], batch=16, accumulate=2, optim=Optim(eps=1e-3))
-    with only(1):
+    with runs.only(1):
         pretrain.run(e, folder / "run")
     return e, folder / "run"
-
-
-def assert_close(folder, other):
-    """The same lines, to the rounding of sums in another order; parameters, too."""
-    for a, b in zip(runs.log(folder), runs.log(other), strict=True):
-        assert a.keys() == b.keys() and a["phase"] == b["phase"]
-        for key, x in a.items():
-            if key != "phase":
-                assert b[key] == pytest.approx(x, rel=1e-4, abs=2e-4), (a, b)
-    chex.assert_trees_all_close(load(folder), load(other), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -79,22 +56,22 @@ def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(one_dev
 
     monkeypatch.setattr(Checkpoints, "save", looking)
     pretrain.run(replace(e, mesh=MESHES[mesh]), tmp_path / "run")
-    assert_close(tmp_path / "run", whole)
+    runs.assert_close(tmp_path / "run", whole)
     assert divided == {name for name in ("fsdp", "tensor") if getattr(MESHES[mesh], name) > 1}
 
 
 def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device):
     e, whole = one_device
     runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
-    with only(2):
+    with runs.only(2):
         pretrain.run(replace(e, mesh=Mesh(1, 2)), tmp_path / "run")
-    assert_close(tmp_path / "run", whole)
+    runs.assert_close(tmp_path / "run", whole)
 
 
 def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
     e, whole = one_device
     pretrain.run(replace(e, parallel="pmap"), tmp_path / "run")
-    assert_close(tmp_path / "run", whole)
+    runs.assert_close(tmp_path / "run", whole)
 
 
 def test_every_leaf_is_divided_by_the_names_of_its_axes():

@@ -3,7 +3,12 @@
 import logging
 import os
 import sys
+import time
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
+
+import jax
 
 
 class UserError(Exception):
@@ -19,23 +24,46 @@ class Preempted(Exception):
 
 
 def exits_cleanly(main: Callable[[], None]) -> None:
-    """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback."""
+    """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback.
+
+    Of several processes, the first says what ends all of them. One that fails alone says so itself, and ends at once: the
+    others wait for it, and are ended by that (`train.hosts`).
+    """
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs tracebacks of errors that it also raises
     try:
         main()
     except UserError as error:
-        sys.exit(_say(str(error), 2))
+        sys.exit(_say(str(error), 2) if _speaks() else 2)
     except Preempted as stop:
-        print(stop, file=sys.stderr)
+        if _speaks():
+            print(stop, file=sys.stderr)
         sys.exit(os.EX_TEMPFAIL)
     except KeyboardInterrupt:
-        sys.exit(_say("interrupted; the same command continues from the last checkpoint", 130))
+        _leave(_say("interrupted; the same command continues from the last checkpoint", 130))
     except Exception as error:
+        if jax.distributed.is_initialized():
+            time.sleep(
+                2
+            )  # if it only follows from the end of another process, this one is ended meanwhile, with a line
         if is_full_disk(error):
-            sys.exit(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
+            _leave(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
         if isinstance(error, OSError):  # a folder that may not be written, a file where a folder should be
-            sys.exit(_say(str(error), 2))
-        raise
+            _leave(_say(str(error), 2))
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        _leave(1)
+
+
+def _speaks() -> bool:
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def _leave(code: int) -> NoReturn:
+    if jax.distributed.is_initialized():
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def is_full_disk(error: BaseException | None) -> bool:

@@ -17,6 +17,7 @@ from jaxgrow.models import Config
 from train.data.images import Images
 from train.data.text import Data
 from train.errors import UserError
+from train.hosts import is_first
 from train.loop.parallel import How, Mesh
 from train.overrides import misfits, overridden
 from train.plan.methods import Method, Scratch
@@ -132,6 +133,8 @@ def _named(module: ModuleType, name: str | None, path: Path) -> Callable[[], Exp
 
 def warn(experiment: Experiment) -> None:
     """Says on stderr what is allowed, but hardly meant."""
+    if not is_first():
+        return
     for text in dict.fromkeys(text for phase in experiment.plan for text in phase.warnings()):
         print(f"{experiment.name}: {text}", file=sys.stderr)
 

@@ -4,15 +4,21 @@ CONFIG is a Python file, or one of the experiments that it names: ``configs/demo
 more colons: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
 
 A run that was stopped, however, goes on with the same command and ends as if it had never been stopped. What does not decide
-what it computes may differ then: log_every, checkpoint_every, parallel, data.cache.
+what it computes may differ then: log_every, checkpoint_every, parallel, data.cache, mesh, and the number of processes.
+
+Several processes, on one host or many, do one run, in a folder that all of them see: the same command in each. Where SLURM,
+Open MPI, Kubernetes or a TPU pod started them, they find each other; else ``--coordinator``, ``--processes`` and ``--process``
+say where. ``--processes 1`` is one alone, whatever started it.
 
 The exit code is 0 when the run has finished, 75 (EX_TEMPFAIL) when SIGTERM stopped it and it has saved, 2 when something is
-wrong: a config, data, a number that is not finite, a full disk; 130 on Ctrl-C, and 1 with a traceback on a fault of ours.
+wrong: a config, data, a number that is not finite, a full disk; 130 on Ctrl-C, and 1 with a traceback on a fault of ours. It is
+75, too, in the processes that are left when another one died.
 """
 
 import argparse
 from pathlib import Path
 
+from train import hosts
 from train.errors import exits_cleanly
 from train.experiment import load
 from train.loop.trainer import run
@@ -27,8 +33,12 @@ def main() -> None:
     )
     parser.add_argument("--workdir", help="where the run lives (default: runs/<name of the experiment>)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of several processes: a free port at process 0")
+    parser.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    parser.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
     arguments = parser.parse_args()
-    experiment = load(arguments.config, arguments.set)
+    hosts.join(arguments.coordinator, arguments.processes, arguments.process)
+    experiment = hosts.everywhere(lambda: load(arguments.config, arguments.set))
     run(experiment, arguments.workdir or Path("runs") / experiment.name)
 
 

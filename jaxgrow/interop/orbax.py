@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import __version__
@@ -48,7 +49,7 @@ class Orbax(Loaded, Checkpoint):
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{about}: no config of a model in 'config': {error}") from error
         try:
-            with uninterrupted():
+            with uninterrupted(), _alone():
                 params = _params(folder / PARAMS)
         except CheckpointError:
             raise
@@ -75,6 +76,14 @@ def _params(folder: Path) -> Params:
     return ocp.load(str(folder.resolve()), jax.tree.map(_empty, shapes))
 
 
+def _alone() -> ocp.Context:
+    """Of several processes, the one that reads does not wait for the others to do the same."""
+    me = jax.process_index()
+    return ocp.Context(
+        multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    )
+
+
 def _empty(x: Any) -> np.ndarray:
     return np.empty(x.shape, x.dtype)
 
@@ -88,10 +97,20 @@ def write(source: Source, folder: Path) -> None:
 
 
 def export(folder: Path, config: Config, params: Params) -> None:
-    """Makes a folder that holds other things, such as a run's, one that `Orbax` reads, in place of what it exported before."""
-    source = Loaded(config, params)
-    (folder / RECORD).unlink(missing_ok=True)  # which comes last: until then there is no checkpoint
-    shutil.rmtree(folder / PARAMS, ignore_errors=True)
-    write(source, folder)
+    """Makes a folder that holds other things, such as a run's, one that `Orbax` reads, in place of what it exported before.
+
+    Of several processes, all call it, with arrays that lie on the devices of all: each writes its part.
+    """
+    Loaded(config, params)  # they are its own
+    if jax.process_index() == 0:
+        (folder / RECORD).unlink(missing_ok=True)  # which comes last: until then there is no checkpoint
+        shutil.rmtree(folder / PARAMS, ignore_errors=True)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("export")
+    with uninterrupted():
+        ocp.save(str((folder / PARAMS).resolve()), params)
+    if jax.process_index() != 0:
+        return
+    seal(folder / PARAMS)
     about = {"version": __version__, "operator": "train", "sources": [], "config": config.as_json(), "files": []}
     write_json(folder / RECORD, about)

@@ -124,15 +124,16 @@ def shapes(data: Data | Images, model: Config, samples: int) -> Batch:
 
 
 class Stream(grain.DatasetIterator):
-    """Batches of ``samples``, an endless `grain.MapDataset`, read ahead by a thread and ``workers`` processes.
+    """Batches of ``samples``, an endless `grain.MapDataset`, of each the ``rows`` alone; read ahead by a thread and ``workers``
+    processes.
 
-    Its state is the number of samples that were taken, whoever reads ahead and however far. `close` ends the processes, which
-    the next batch would begin again; they end by themselves when this process does, however it dies.
+    Its state is the number of samples that were taken, in whole batches, whoever reads ahead and however far. `close` ends
+    the processes, which the next batch would begin again; they end by themselves when this process does, however it dies.
     """
 
-    def __init__(self, samples: grain.MapDataset, batch: int, workers: int = 0):
+    def __init__(self, samples: grain.MapDataset, batch: int, rows: np.ndarray, workers: int = 0):
         super().__init__()
-        self._samples, self._batch, self._workers = samples, batch, workers
+        self._samples, self._batch, self._rows, self._workers = samples, batch, rows, workers
         self._taken, self._ahead = 0, None
         self._end = lambda: None
 
@@ -150,14 +151,17 @@ class Stream(grain.DatasetIterator):
             flags.FLAGS.mark_as_parsed()  # grain asks some of its own before it starts a process
         # Chunks before workers, which take turns, and one batch of several chunks after them: a worker's turn is then the
         # same samples, however many workers there are.
-        chunk = math.gcd(self._batch, self._taken, _CHUNK)
+        edges = np.flatnonzero(np.diff(np.isin(np.arange(-1, self._batch + 1), self._rows)))  # where rows begin and end
+        chunk = math.gcd(self._batch, self._taken, _CHUNK, *edges.tolist())
         chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
+        if len(self._rows) < self._batch:
+            chunks = _Part(chunks, self._rows[::chunk] // chunk, self._batch // chunk)
         processes = grain.MultiprocessingOptions(
             num_workers=self._workers,
-            per_worker_buffer_size=math.ceil(_AHEAD * self._batch / chunk / max(1, self._workers)),
+            per_worker_buffer_size=math.ceil(_AHEAD * len(self._rows) / chunk / max(1, self._workers)),
         )
         read = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-        read = read.mp_prefetch(processes, end_with_parent).batch(self._batch // chunk, batch_fn=_joined)
+        read = read.mp_prefetch(processes, end_with_parent).batch(len(self._rows) // chunk, batch_fn=_joined)
         return iter(grain.experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=_AHEAD))
 
     def get_state(self) -> dict[str, int]:
@@ -172,31 +176,43 @@ class Stream(grain.DatasetIterator):
         self._ahead = None
 
 
+class _Part(grain.MapDataset):
+    """Of every ``of`` elements of an endless ``parent`` those with the numbers ``mine``: the others are not made."""
+
+    def __init__(self, parent: grain.MapDataset, mine: np.ndarray, of: int):
+        super().__init__(parent)
+        self._whole, self._mine, self._of = parent, mine.tolist(), of
+
+    def __len__(self) -> int:
+        return len(self._whole) // self._of * len(self._mine)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        batch, i = divmod(index, len(self._mine))
+        return self._whole[batch * self._of + self._mine[i]]
+
+
 def _joined(chunks: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
-def training(source: Source, batch: int, seed: int) -> Stream:
-    """An endless iterator of batches, reshuffled each epoch; ``batch`` is this process's part.
+def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = None) -> Stream:
+    """An endless iterator of batches, reshuffled each epoch; of each, this process reads ``rows`` (None: all).
 
-    Processes see disjoint samples. Its state (``get_state``, ``set_state``) goes into the checkpoint.
+    The batches are the same for any number of processes. Its state (``get_state``, ``set_state``) goes into the checkpoint.
 
     Raises:
       UserError: fewer samples than one batch.
     """
-    processes = jax.process_count()
-    if len(source) < batch * processes:
-        raise UserError(
-            f"the training data has {len(source)} {source.what}, less than one batch of {batch * processes}"
-        )
+    if len(source) < batch:
+        raise UserError(f"the training data has {len(source)} {source.what}, less than one batch of {batch}")
     samples = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
-    if processes > 1:  # a slice is not free, of one sample in one
-        samples = samples[jax.process_index() :: processes]
-    return Stream(samples, batch, source.workers)
+    return Stream(samples, batch, np.arange(batch) if rows is None else rows, source.workers)
 
 
-def validation(source: Source, batch: int, count: int) -> list[Batch]:
-    """The same ``count`` batches always, spread over the validation data; ``batch`` is the global one.
+def validation(source: Source, batch: int, count: int, rows: np.ndarray | None = None) -> list[Batch]:
+    """The same ``count`` batches always, spread over the validation data; of each, this process reads ``rows`` (None: all).
 
     Fewer batches if there is little of it.
 
@@ -209,14 +225,16 @@ def validation(source: Source, batch: int, count: int) -> list[Batch]:
             f"the validation data has {len(source)} {source.what}, less than one batch of {batch}; "
             "raise data.valid_fraction, or lower batch"
         )
-    mine = np.array_split(_spread(len(source), batch, count), jax.process_count(), axis=1)[jax.process_index()]
-    return [_stack([_fixed(source, i) for i in row]) for row in mine]
+    chosen = _spread(len(source), batch, count)
+    return [_stack([_fixed(source, i) for i in row]) for row in (chosen if rows is None else chosen[:, rows])]
 
 
-def probe(source: Source, batch: int, used: int, micro: int, count: int) -> Batch | None:
+def probe(
+    source: Source, batch: int, used: int, micro: int, count: int, rows: np.ndarray | None = None
+) -> Batch | None:
     """``count`` micro-batches of ``micro`` samples, along a new axis, of validation data that `validation` (``used`` batches of
-    ``batch``) does not read: what decides how to train must not be what judges it. The same in every process; None, if
-    ``count`` is 0.
+    ``batch``) does not read: what decides how to train must not be what judges it. Of each, this process reads ``rows``
+    (None: all); None, if ``count`` is 0.
 
     Raises:
       UserError: there is not enough of it.
@@ -231,6 +249,7 @@ def probe(source: Source, batch: int, used: int, micro: int, count: int) -> Batc
             "data.valid_fraction"
         )
     chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
+    chosen = chosen if rows is None else chosen[:, rows]
     return _stack([_stack([_fixed(source, i) for i in row]) for row in chosen])
 
 

@@ -68,17 +68,16 @@ def mapped(make: Callable[..., Callable], how: How, mesh: jax.sharding.Mesh, *, 
     work as the state and the batch lie. Where they are not, and by ``pmap``, it is that of one device's part, and takes its
     means over ``axis``. All give the same numbers, to the rounding of sums in another order.
 
-    The batch of this process is a pytree of NumPy arrays [local batch, ...]. ``donate`` lets the result take the place of
+    The batch is a pytree of NumPy arrays of this process's `rows`, [rows, ...]. ``donate`` lets the result take the place of
     the state.
     """
     donated = (0,) if donate else ()
     if how == "mesh":
-        run, parts = over_mesh(make, mesh, donate=donate), divided(mesh)
+        run = over_mesh(make, mesh, donate=donate)
 
         def call(state, batch, *rest):
             with jax.set_mesh(mesh):
-                batch = jax.tree.map(lambda x: jax.make_array_from_process_local_data(parts, x), batch)
-                return run(state, batch, *rest)
+                return run(state, put(batch, mesh), *rest)
 
         return call
     function = make(axis=AXIS)
@@ -115,8 +114,8 @@ def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Cal
     return spread
 
 
-def local_batch(batch: int, mesh: jax.sharding.Mesh) -> int:
-    """This process's part of a global batch.
+def rows(batch: int, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """Of a batch, those that lie on devices of this process. Where ``tensor`` spans processes, others have the same.
 
     Raises:
       ValueError: the batch cannot be divided equally among the devices.
@@ -124,4 +123,10 @@ def local_batch(batch: int, mesh: jax.sharding.Mesh) -> int:
     devices = math.prod(mesh.shape.get(a, 1) for a in BATCH)
     if batch % devices:
         raise ValueError(f"a batch of {batch} cannot be divided among {devices} devices; use a multiple of {devices}")
-    return batch // jax.process_count()
+    parts = divided(mesh).addressable_devices_indices_map((batch,))
+    return np.unique([np.arange(batch)[part] for part in parts.values()])
+
+
+def put(batch: Any, mesh: jax.sharding.Mesh, dim: int = 0) -> Any:
+    """A batch of which every process has its `rows`, on the devices; samples are axis ``dim``."""
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(divided(mesh, dim), x), batch)

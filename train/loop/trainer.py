@@ -12,14 +12,15 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from jaxgrow import sharding
 from jaxgrow.models import Config
-from jaxgrow.sharding import whole
 from train.data import batches
 from train.errors import Preempted, UserError
-from train.experiment import Experiment
+from train.experiment import Experiment, as_json, differences
+from train.hosts import everywhere, gathered, is_first, once
 from train.loop import programs
 from train.loop.inputs import step_plans
-from train.loop.parallel import divided, local_batch
+from train.loop.parallel import put, rows
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.plan import after, shapes
@@ -40,18 +41,20 @@ def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
       Preempted: SIGTERM came; what was reached is saved.
     """
     workdir = Workdir(folder)
-    workdir.claim(experiment)
-    if workdir.finished:
+    _same("configs", as_json(experiment))
+    once(lambda: workdir.claim(experiment))
+    if result := once(lambda: workdir.result if workdir.finished else None):
         _say(f"the run in {workdir.folder} has finished: nothing is left to do")
-        return workdir.result
+        return result
     with workdir.alone():
         return _run(experiment, workdir)
 
 
 def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
     mesh = _mesh(experiment)
-    data = _Data(experiment, mesh)
-    workdir.begin(experiment, data.identity)
+    data = everywhere(lambda: _Data(experiment, mesh))
+    _same("data", data.identity)
+    once(lambda: workdir.begin(experiment, data.identity))
     plan, tx = experiment.plan, transformation(experiment.optim)
     with Checkpoints(workdir.checkpoints) as checkpoints, closing(data.training):
         restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, mesh)
@@ -67,24 +70,26 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
             about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
             result = recorder.record() | about | {"corpus": data.identity}
     workdir.finish(result, model.config, model.params)
-    return result
+    return once(lambda: result)
 
 
 class _Data:
-    """What an experiment trains on, is validated on, and measures sensitivities on; the same samples always."""
+    """What an experiment trains on, is validated on, and measures sensitivities on; the same samples always.
+
+    Of each batch this process reads what lies on its devices.
+    """
 
     def __init__(self, experiment: Experiment, mesh: Mesh):
         e = experiment
         source, held_out = batches.sources(e.data, e.model)
+        probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate
         try:
-            mine = local_batch(e.batch // e.accumulate, mesh) * e.accumulate
+            few, mine = rows(micro, mesh), rows(e.batch, mesh)
         except ValueError as error:
             raise UserError(str(error)) from error
-        self.training = batches.training(source, mine, e.seed)
-        self.validation = batches.validation(held_out, e.batch, e.eval_batches)
-        probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate
-        probe = batches.probe(held_out, e.batch, e.eval_batches, micro, probes)
-        self.probe = jax.device_put(probe, divided(mesh, 1))
+        self.training = batches.training(source, e.batch, e.seed, mine)
+        self.validation = batches.validation(held_out, e.batch, e.eval_batches, mine)
+        self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
         self.identity = batches.identity(e.data)
 
 
@@ -135,14 +140,14 @@ class Trainer:
             plan = plans(done - 1, self.ledger.steps)
             model, metrics = step(model, next(self.data.training), plan.inputs)
             self.ledger.add(flops=plan.flops, tokens=tokens, steps=1, layers=plan.layers)
-            last, stopping = done == phase.end, self.stop.asked
+            last, stopping = done == phase.end, self.stop.asked(self.ledger.steps)
             if done % e.log_every == 0 or last:
                 self.recorder.step(done, metrics, plan.log)
             if done % e.eval_every == 0 or last:
                 self.recorder.flush()
                 self.validate(done, model)
                 loss = self.validation["val_loss"]
-                tqdm.write(f"{phase.label}: step {done}, validation loss {loss:.4f}", file=sys.stderr)
+                _say(f"{phase.label}: step {done}, validation loss {loss:.4f}")
             if done % e.checkpoint_every == 0 or last or stopping:
                 self.recorder.flush()
                 self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
@@ -198,23 +203,39 @@ class Trainer:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None:
-        write(self.folder / name)
+        if is_first():
+            write(self.folder / name)
 
     def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
-        model, result = finished_run(self.folder.parent / folder, config)
-        return jax.device_put(model, shardings(model, self.mesh)), result
+        model, result = everywhere(lambda: finished_run(self.folder.parent / folder, config))
+        place = shardings(model, self.mesh)  # each process has all of it, and puts its part where it belongs
+        return jax.tree.map(lambda x, s: jax.make_array_from_callback(x.shape, s, lambda i: x[i]), model, place), result
 
 
 def _mesh(experiment: Experiment) -> Mesh:
+    if experiment.parallel == "pmap" and jax.process_count() > 1:
+        raise UserError(f"pmap is for one process, but this run has {jax.process_count()}: set parallel=mesh")
     try:
         mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
     except ValueError as error:
         raise UserError(str(error)) from error
-    for line in whole(experiment.model.sizes(), mesh):
+    for line in sharding.whole(experiment.model.sizes(), mesh):
         _say(f"{experiment.name}: {line}")
     return mesh
 
 
+def _same(what: str, value: Any) -> None:
+    """Raises:
+    UserError: processes have other values, as JSON; it names what differs.
+    """
+    values = gathered(value)
+    for process, other in enumerate(values):
+        if wrong := differences(values[0], other):
+            raise UserError(
+                f"processes 0 and {process} have other {what}: {'; '.join(wrong[:8])}; start all by the same command"
+            )
+
+
 def _say(message: str) -> None:
-    if jax.process_index() == 0:
-        print(message, file=sys.stderr)
+    if is_first():
+        tqdm.write(message, file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Checkpoints of a run: models, data iterator and record, written together, in the background, whole or not at all.
+"""Checkpoints of a run: models, and a record with the place in the data; by all processes, in the background, whole or not at
+all, for any number of processes to go on from.
 
 A checkpoint is whole when it has its checksums (`jaxgrow.interop.checksums`), which come last, and they are right.
 """
@@ -18,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow.axes import Tree
 from jaxgrow.interop.checksums import damage, seal
 from train.errors import UserError, is_full_disk
+from train.hosts import is_first, once
 from train.state.model import Model, shardings
 
 
@@ -44,12 +46,12 @@ class Checkpoints:
         self.wait()  # for the one before to be sealed, too: until then the one before that must not be deleted
         trees = {name: _tree(model) for name, model in models.items()}
         saving: Any = self._orbax.save_checkpointables_async(
-            step, {"models": trees, "data": data}, force=True, custom_metadata=record
+            step, {"models": trees}, force=True, custom_metadata=record | {"data": data.get_state()}
         )
 
         def finish() -> None:
             saving.result()
-            if jax.process_index() == 0:
+            if is_first():
                 seal(self.folder / str(step))
 
         self._sealed = self._sealing.submit(finish)
@@ -65,13 +67,9 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints, but none is whole.
         """
-        steps = [info.step for info in self._orbax.checkpoints]
-        if not steps:
+        step = once(self._chosen)
+        if step is None:
             return None
-        step = newest_whole(self.folder, steps)
-        for damaged in (s for s in steps if s > step):
-            times = len(list(self.folder.glob(f"damaged-{damaged}.*")))
-            (self.folder / str(damaged)).rename(self.folder / f"damaged-{damaged}.{times}")
         self._orbax.reload()
         record: Any = self._orbax.checkpointables_metadata(step).custom_metadata
         expected = shapes(record)
@@ -80,12 +78,26 @@ class Checkpoints:
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             *({name: _tree(m) for name, m in models.items()} for models in (expected, where)),
         )
-        trees = self._orbax.load_checkpointables(step, {"models": abstract, "data": data})["models"]
+        old = {} if "data" in record else {"data": data}  # one that was saved by one process alone
+        trees = self._orbax.load_checkpointables(step, {"models": abstract} | old)["models"]
+        if not old:
+            data.set_state(record["data"])
         models = {
             n: replace(m, **{field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")})
             for n, m in expected.items()
         }
         return models, record
+
+    def _chosen(self) -> int | None:
+        """The newest whole checkpoint, if there are any; later ones are set aside."""
+        steps = [info.step for info in self._orbax.checkpoints]
+        if not steps:
+            return None
+        step = newest_whole(self.folder, steps)
+        for damaged in (s for s in steps if s > step):
+            times = len(list(self.folder.glob(f"damaged-{damaged}.*")))
+            (self.folder / str(damaged)).rename(self.folder / f"damaged-{damaged}.{times}")
+        return step
 
     def wait(self) -> None:
         """Until what was saved last is whole."""

@@ -19,12 +19,13 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tqdm import tqdm
 
 from train.errors import Diverged
+from train.hosts import is_first
 from train.run.ledger import Ledger
 from train.run.workdir import Workdir
 
 
 class Recorder:
-    """The ledger of a run, and everything that is said of it.
+    """The ledger of a run, and everything that is said of it; of several processes, by the first.
 
     ``record`` is what `record()` returned when a checkpoint was saved: lines and TensorBoard's points that were logged later
     are cut off, for they will come again.
@@ -35,10 +36,7 @@ class Recorder:
         self._workdir = Workdir(folder)
         self.ledger = Ledger(record)
         self.progress = Progress(flops, self.ledger.flops)
-        self._log = _continued(self._workdir.log, record["bytes"])
-        _cut(self._workdir.board, record["events"])
-        self._events = EventFileWriter(str(self._workdir.board))
-        self._events.add_event(Event(wall_time=time.time(), step=self.ledger.steps, file_version="brain.Event:2"))
+        self._files = _Files(self._workdir, record, self.ledger.steps) if is_first() else None
         self._waiting: tuple[int, dict[str, float], dict[str, Any]] | None = None
 
     def step(self, step: int, metrics: Mapping[str, Any], log: Mapping[str, Any]) -> None:
@@ -69,17 +67,15 @@ class Recorder:
 
         TensorBoard's tags are ``model/value``, of points at the run's steps then; those of totals have no model.
         """
+        if self._files is None:
+            return
         totals = dict(totals)
         steps = totals.pop("steps")
         phase = self.ledger.phases[-1]
-        line = {"phase": phase["phase"], "step": step, **totals, **values}
-        self._log.write(json.dumps(line).encode() + b"\n")
-        self._log.flush()
         flat = {f"{k}/{i}": x for k, v in values.items() if isinstance(v, list) for i, x in enumerate(v)}
         flat |= {k: v for k, v in values.items() if not isinstance(v, list)}
         tagged = {f"{phase['model']}/{k}": v for k, v in flat.items()} | totals
-        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in tagged.items()])
-        self._events.add_event(Event(wall_time=time.time(), step=steps, summary=summary))
+        self._files.write({"phase": phase["phase"], "step": step, **totals, **values}, steps, tagged)
 
     def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
         """The values as numbers.
@@ -98,15 +94,39 @@ class Recorder:
 
     def record(self) -> dict[str, Any]:
         """Everything that a run needs to go on from here, as JSON."""
-        costs = self.ledger.record()
-        os.fsync(self._log.fileno())  # a checkpoint must not outlive the lines that it counts
-        self._events.flush()
-        sizes = {p.name: p.stat().st_size for p in sorted(self._workdir.board.iterdir())}
-        return costs | {"bytes": self._log.tell(), "events": sizes}
+        return self.ledger.record() | (self._files.sizes() if self._files else {})
 
     def close(self) -> None:
         self.ledger.close()
         self.progress.close()
+        if self._files:
+            self._files.close()
+
+
+class _Files:
+    """The log, and TensorBoard's."""
+
+    def __init__(self, workdir: Workdir, record: Mapping[str, Any], steps: int):
+        self._board = workdir.board
+        self._log = _continued(workdir.log, record["bytes"])
+        _cut(self._board, record["events"])
+        self._events = EventFileWriter(str(self._board))
+        self._events.add_event(Event(wall_time=time.time(), step=steps, file_version="brain.Event:2"))
+
+    def write(self, line: Mapping[str, Any], steps: float, tagged: Mapping[str, float]) -> None:
+        self._log.write(json.dumps(line).encode() + b"\n")
+        self._log.flush()
+        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in tagged.items()])
+        self._events.add_event(Event(wall_time=time.time(), step=int(steps), summary=summary))
+
+    def sizes(self) -> dict[str, Any]:
+        """What there is now, and lasts: a checkpoint must not outlive the lines that it counts."""
+        os.fsync(self._log.fileno())
+        self._events.flush()
+        events = {p.name: p.stat().st_size for p in sorted(self._board.iterdir())}
+        return {"bytes": self._log.tell(), "events": events}
+
+    def close(self) -> None:
         self._log.close()
         self._events.close()
 
@@ -116,7 +136,7 @@ class Progress:
 
     def __init__(self, total: float, done: float):
         form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-        self._bar = tqdm(total=total, initial=done, disable=None, bar_format=form)
+        self._bar = tqdm(total=total, initial=done, disable=None if is_first() else True, bar_format=form)
         self._first: dict[str, Any] | None = None  # what the run had cost at the phase's first line
 
     def phase(self, name: str) -> None:

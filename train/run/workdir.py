@@ -7,7 +7,7 @@ what it goes on from, ``maps.npz`` the maps that it learned, if any. A finished 
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from train.data import batches
 from train.errors import UserError
 from train.experiment import Experiment, as_json, conflicts, differences
 from train.files import lock, write_json
+from train.hosts import once
 from train.plan.methods import LARGE
 from train.run import checkpoint
 from train.state.model import Model
@@ -107,16 +108,17 @@ class Workdir:
         Raises:
           UserError: another process is in the folder.
         """
-        if jax.process_index() != 0:
-            yield
-            return
-        try:
-            locked = lock(self.folder / ".lock", wait=False)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another process runs in {self.folder}; wait until it has saved, or give another --workdir"
-            ) from error
-        with locked:
+        with ExitStack() as held:
+
+            def take() -> None:
+                try:
+                    held.enter_context(lock(self.folder / ".lock", wait=False))
+                except BlockingIOError as error:
+                    raise UserError(
+                        f"another process runs in {self.folder}; wait until it has saved, or give another --workdir"
+                    ) from error
+
+            once(take)
             yield
 
     def begin(self, experiment: Experiment, corpus: dict[str, Any]) -> None:
@@ -143,10 +145,9 @@ class Workdir:
 
     def finish(self, result: dict[str, Any], config: Config, params: Tree) -> None:
         """Exports the run's last model, and then, for it makes the run a finished one, writes its result."""
-        orbax.export(
-            self.folder, config, jax.device_get(params)
-        )  # layer by layer on the host, where nothing is compiled
-        write_json(self._result, result)
+        # One process does it on the host, where nothing is compiled.
+        orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params)
+        once(lambda: write_json(self._result, result))
 
 
 def finished_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:

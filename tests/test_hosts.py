@@ -1,0 +1,241 @@
+"""Several processes of two devices: a run with the numbers of one process on one device, that ends and goes on as one."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.drop import LayerDrop, Sensitivity
+from train import hosts, pretrain
+from train.errors import UserError
+from train.loop.parallel import Mesh
+from train.plan.methods import GrowTo, Scratch, Stage, VCycle
+from train.state.optim import Optim
+
+pytestmark = pytest.mark.xdist_group("hosts")
+GATHER = LayerDrop(execution="gather")
+METHODS = {
+    "SBLD": Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),
+    "V-cycle": VCycle((Stage(0.25),), (Stage(0.5, drop=GATHER), Stage(0.5)), moments_up="exact"),
+}
+# Experiments one after the other, each a line on stdout: what it came to, in this process.
+DRIVER = """
+import json, os, signal, sys, time
+from train import hosts
+from train.errors import Preempted, UserError
+from train.experiment import load
+from train.loop import inputs
+from train.loop.trainer import run
+from train.run.checkpoint import Checkpoints
+
+address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+hosts.join(address, 2, process)
+rate, save = inputs.learning_rate, Checkpoints.save
+for job in jobs:
+    calls = 0
+
+    def terminated(*arguments):
+        global calls
+        calls += 1
+        if calls == job.get("term") and process == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if calls == job.get("term"):
+            time.sleep(2)  # JAX looks for it once a second
+        return rate(*arguments)
+
+    def killed(self, step, *rest):
+        save(self, step, *rest)
+        if step == job.get("kill"):
+            self.wait()
+            if process == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    inputs.learning_rate, Checkpoints.save = terminated, killed
+    try:
+        said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
+    except (Preempted, UserError) as error:
+        said = {type(error).__name__: str(error)}
+    print(json.dumps(said), flush=True)
+"""
+
+
+def processes(command: list[str], last: list[list[str]]) -> list[subprocess.Popen]:
+    """``command`` once for each of ``last``, its last arguments; ``{}`` in them is an address for process 0."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = re.sub("--xla_force_host_platform_device_count=[0-9]+", "", os.environ.get("XLA_FLAGS", ""))
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(pretrain.__file__).parent.parent),
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=2",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+    }
+    return [
+        subprocess.Popen(
+            [a.replace("{}", address) for a in [sys.executable, *command, *mine]],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for mine in last
+    ]
+
+
+def ended(started: list[subprocess.Popen], within: float = 300) -> list[tuple[int, str, str]]:
+    """The code, the output and the errors of each; none outlives this."""
+    end = time.monotonic() + within
+    try:
+        said = [p.communicate(timeout=end - time.monotonic()) for p in started]
+    finally:
+        for p in started:
+            p.kill()
+    return [(p.returncode, *texts) for p, texts in zip(started, said, strict=True)]
+
+
+def driven(*jobs: dict) -> list[tuple[int, str, str]]:
+    return ended(processes(["-c", DRIVER, "{}"], [[str(i), json.dumps(jobs)] for i in range(2)]))
+
+
+def outcomes(end: tuple[int, str, str]) -> list[dict]:
+    assert end[0] == 0, end[2]
+    return [json.loads(line) for line in end[1].splitlines() if line.startswith("{")]
+
+
+def experiment(folder: Path, method: str, **changes):
+    values = {"method": METHODS[method], "batch": 16, "accumulate": 2, "optim": Optim(eps=1e-3)}
+    return runs.experiment(folder, **values | changes)
+
+
+def test_a_run_of_two_processes_stops_at_one_step_goes_on_and_is_the_run_of_one(tmp_path):
+    """By SIGTERM at one process; then with other processes, of which the first alone speaks; then finished; then refused."""
+    e = experiment(tmp_path, "V-cycle", checkpoint_every=100, mesh=Mesh(1, 2, 2))
+    alone = tmp_path / "alone"
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), alone)
+    config, folder = runs.script(tmp_path, e), str(tmp_path / "run")
+    again = {"config": config, "folder": folder}
+    first, second = ends = driven(
+        again | {"term": 4},  # the second step of the second phase
+        again,
+        again,
+        {"config": config, "folder": str(tmp_path / "unlike"), "set1": ["seed=1", "optim.peak_lr=0.5"]},
+        {"config": config, "folder": str(tmp_path / "pmap"), "set0": PMAP, "set1": PMAP},
+    )
+    mine = outcomes(first)
+    assert mine == outcomes(second)
+    stopped, loss, finished, unlike, pmap = mine
+    assert re.fullmatch(r"stopped by SIGTERM, saved at step [23] of train coarse1; .*", stopped["Preempted"])
+    assert loss == finished and "loss" in loss
+    assert unlike["UserError"] == (
+        "processes 0 and 1 have other configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; start all by the same command"
+    ).replace("0.005", repr(e.optim.peak_lr))
+    assert pmap["UserError"] == "pmap is for one process, but this run has 2: set parallel=mesh"
+    runs.assert_close(tmp_path / "run", alone)
+    said = [[line for line in end[2].splitlines() if re.match("train|resuming|the run", line)] for end in ends]
+    assert any(line.startswith("resuming at step") for line in said[0]) and said[1] == []
+
+
+PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
+
+
+def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_alone(tmp_path):
+    e = experiment(tmp_path, "SBLD")
+    folder = tmp_path / "run"
+    survivor, dead = driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
+    assert dead[0] == -signal.SIGKILL
+    assert survivor[0] == os.EX_TEMPFAIL and survivor[2].splitlines()[-1] == hosts.LOST
+    with runs.only(1):
+        pretrain.run(e, tmp_path / "alone")
+    pretrain.run(e, folder)
+    runs.assert_close(folder, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4), Mesh(1, 1, 4), Mesh(2, 1, 2)], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh):
+    """Layers dropped by both executions; ``tensor=4`` spans the processes, which then read the same rows."""
+    e = experiment(tmp_path, method, model=replace(runs.MODEL, heads=4, head_dim=2))
+    with runs.only(1):
+        pretrain.run(e, tmp_path / "alone")
+    config = runs.script(tmp_path, replace(e, mesh=mesh))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_two_processes_grow_a_finished_run(tmp_path):
+    with runs.only(1):
+        runs.small(tmp_path)
+        grown = runs.growing(tmp_path, GrowTo(runs.LARGE, runs.DOUBLED, steps=1.0))
+        pretrain.run(grown, tmp_path / "alone")
+    driven({"config": runs.script(tmp_path, grown), "folder": str(tmp_path / "run")})
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
+    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000))
+    command = [
+        "-m",
+        "train.pretrain",
+        config,
+        "--workdir",
+        str(tmp_path / "run"),
+        "--coordinator",
+        "{}",
+        "--processes",
+        "2",
+    ]
+    pair = processes(command, [["--process", "0"], ["--process", "1"]])
+    while not list((tmp_path / "run" / "checkpoints").glob("*/SHA256SUMS")):
+        assert [p.poll() for p in pair] == [None, None]
+        time.sleep(0.1)
+    pair[0].kill()
+    (_, _, _), (code, _, said) = ended(pair, within=60)
+    assert code == os.EX_TEMPFAIL and hosts.LOST in said
+
+
+def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path):
+    code = "import sys; from train import hosts, pretrain; from train.errors import exits_cleanly; hosts.ANSWER = 1\n"
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    command = ["-c", f"{code}exits_cleanly(pretrain.main)", config, "--coordinator", "{}", "--processes", "2"]
+    for process, says in ("0", "not all of the 2 processes came within 1 s"), ("1", "does not answer within 1 s"):
+        ((code_, _, said),) = ended(processes(command, [["--process", process]]))
+        assert code_ == 2 and says in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("host:1", None, 0), "--coordinator, --processes and --process belong together"),
+        ((None, 2, 0), "--coordinator, --processes and --process belong together"),
+        (("host", 2, 0), "--coordinator is HOST:PORT of process 0, not 'host'"),
+        (("host:1", 2, 2), "--process of 2 lies between 0 and 1, but is 2"),
+    ],
+)
+def test_what_names_no_process_is_refused(given, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        hosts.join(*given)
+
+
+def test_one_process_stays_alone(monkeypatch):
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", None)
+    hosts.join()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    hosts.join(processes=1)  # alone, whatever started it
+    with pytest.raises(TypeError):
+        hosts.join()
+    assert hosts.gathered({"a": np.pi}) == [{"a": np.pi}]
