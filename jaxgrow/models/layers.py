@@ -277,6 +277,9 @@ def mean_keys(length: int) -> float:
     return sum(end * (end - begin) for begin, end in query_blocks(length)) / length
 
 
+@partial(
+    jax.jit, static_argnums=(0, 2), static_argnames="axis"
+)  # traced once a block: each call of a model checks shapes
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
     """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only `LAYERS` grow and drop as layers."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
