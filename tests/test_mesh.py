@@ -35,7 +35,8 @@ METHODS = {
 def one_device(request, tmp_path_factory):
     """An experiment, and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
-    e = runs.experiment(folder, method=METHODS[request.param], batch=16, accumulate=2, optim=Optim(eps=1e-3))
+    changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "optim": Optim(eps=1e-3)}
+    e = runs.experiment(folder, method=METHODS[request.param], **changes)
     with runs.only(1):
         pretrain.run(e, folder / "run")
     return e, folder / "run"
