@@ -150,7 +150,7 @@ PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 
 def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_alone(tmp_path):
-    e = experiment(tmp_path, "SBLD")
+    e = experiment(tmp_path, "SBLD", checkpoint_every=2)
     folder = tmp_path / "run"
     survivor, dead = driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
     assert dead[0] == -signal.SIGKILL
@@ -187,7 +187,7 @@ def test_two_processes_grow_a_finished_run(tmp_path):
 
 @pytest.mark.slow
 def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
-    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000))
+    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000, checkpoint_every=2))
     command = [
         "-m",
         "train.pretrain",
