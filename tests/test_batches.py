@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import grain
-import jax
 import numpy as np
 import pytest
 
@@ -48,16 +47,30 @@ def test_the_seed_decides_the_order():
     assert first == again != other
 
 
-@pytest.mark.parametrize("processes", [2, 5])
-def test_processes_share_out_the_batches_of_one(monkeypatch, processes):
-    whole = np.reshape(firsts(training(WINDOWS, 10, seed=1), 5), (5, 10))
-    parts = []
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    for index in range(processes):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        parts.append(np.reshape(firsts(training(WINDOWS, 10 // processes, seed=1), 5), (5, -1)))
-    for step in range(5):
-        assert sorted(np.concatenate([p[step] for p in parts])) == sorted(whole[step])
+PARTS = {
+    "halves": [range(6), range(6, 12)],
+    "by turns": [(0, 1, 2, 6, 7, 8), (3, 4, 5, 9, 10, 11)],
+    "alike": [range(12)] * 2,
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_processes_read_the_rows_of_one_batch(parts, workers):
+    """Whatever is drawn for them, too; and one goes on, at whatever batch, where another or one alone was."""
+    whole = training(drawing(0), 12, seed=1)
+    batches = [next(whole) for _ in range(4)]
+    for rows in map(np.array, PARTS[parts]):
+        stream = training(drawing(workers), 12, 1, rows)
+        for expected in batches[:2]:
+            np.testing.assert_array_equal(next(stream), [x[rows] for x in expected])
+        again = training(drawing(workers), 12, 1, rows)
+        again.set_state(stream.get_state())
+        stream.close()
+        for expected in batches[2:]:
+            np.testing.assert_array_equal(next(again), [x[rows] for x in expected])
+        assert again.get_state() == whole.get_state()
+        again.close()
 
 
 @pytest.mark.parametrize("done", [0, 1, 4, 7])  # batches; an epoch is 5
@@ -184,13 +197,9 @@ def test_validation_is_the_same_batches_spread_over_the_text():
     assert len(validation(WINDOWS, batch=3, count=100)) == 8  # as many as there are
 
 
-def test_processes_share_out_validation(monkeypatch):
+def test_processes_share_out_validation():
     whole = validation(WINDOWS, batch=6, count=3)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    parts = []
-    for index in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        parts.append(validation(WINDOWS, batch=6, count=3))
+    parts = [validation(WINDOWS, batch=6, count=3, rows=np.arange(i, i + 3)) for i in (0, 3)]
     np.testing.assert_array_equal(whole, np.concatenate(parts, axis=2))
 
 
