@@ -64,10 +64,12 @@ def script(folder: Path, experiment: Experiment) -> str:
     modules = (
         "jaxgrow.models",
         "jaxgrow.drop",
+        "jaxgrow.ligo",
         "train.experiment",
         "train.data.text",
         "train.state.optim",
         "train.plan.methods",
+        "train.loop.parallel",
     )
     imports = "".join(f"from {name} import *\n" for name in (*modules, "train.plan.modifiers", "train.plan.transforms"))
     path.write_text(f"{imports}\n\ndef config():\n    return {experiment!r}\n")

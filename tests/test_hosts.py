@@ -17,10 +17,11 @@ import pytest
 import runs
 
 from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.ligo import LiGO
 from train import hosts, pretrain
 from train.errors import UserError
 from train.loop.parallel import Mesh
-from train.plan.methods import GrowTo, Scratch, Stage, VCycle
+from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
 from train.state.optim import Optim
 
 pytestmark = pytest.mark.xdist_group("hosts")
@@ -176,12 +177,15 @@ def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh
 
 
 @pytest.mark.slow
-def test_two_processes_grow_a_finished_run(tmp_path):
+@pytest.mark.parametrize("by", [runs.DOUBLED, Learned(LiGO("interleave"), 9)], ids=["operators", "learned maps"])
+def test_two_processes_grow_a_finished_run(tmp_path, by):
+    grown = runs.growing(tmp_path, GrowTo(by=by), optim=Optim(eps=1e-3))
     with runs.only(1):
         runs.small(tmp_path)
-        grown = runs.growing(tmp_path, GrowTo(runs.LARGE, runs.DOUBLED, steps=1.0))
         pretrain.run(grown, tmp_path / "alone")
-    driven({"config": runs.script(tmp_path, grown), "folder": str(tmp_path / "run")})
+    config = runs.script(tmp_path, replace(grown, mesh=Mesh(1, 4)))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
 
 

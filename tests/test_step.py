@@ -16,7 +16,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
 from train.data.batches import next_tokens
 from train.loop import programs, step
-from train.loop.parallel import AXIS, local_batch, mapped
+from train.loop.parallel import AXIS, mapped, rows
 from train.loop.step import StepInputs, eval_step, train_step
 from train.plan.methods import Scratch
 from train.state.model import Model, logits, loss, scores
@@ -102,9 +102,9 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token():
 
 
 def test_a_batch_that_devices_cannot_share_is_refused():
-    assert local_batch(8, runs.mesh()) == 8
+    assert rows(8, runs.mesh()).tolist() == list(range(8))
     with pytest.raises(ValueError, match="a batch of 6 cannot be divided among 4 devices; use a multiple of 4"):
-        local_batch(6, runs.mesh())
+        rows(6, runs.mesh())
 
 
 def test_the_step_is_pure_and_never_calls_the_host():
