@@ -71,17 +71,18 @@ class Checkpoints:
         if step is None:
             return None
         self._orbax.reload()
-        record: Any = self._orbax.checkpointables_metadata(step).custom_metadata
+        saved: Any = self._orbax.checkpointables_metadata(step).custom_metadata
+        record, position = {k: x for k, x in saved.items() if k != "data"}, saved.get("data")
         expected = shapes(record)
         where = {name: shardings(model, mesh) for name, model in expected.items()}
         abstract = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             *({name: _tree(m) for name, m in models.items()} for models in (expected, where)),
         )
-        old = {} if "data" in record else {"data": data}  # one that was saved by one process alone
-        trees = self._orbax.load_checkpointables(step, {"models": abstract} | old)["models"]
-        if not old:
-            data.set_state(record["data"])
+        own = {"data": data} if position is None else {}  # of checkpoints before there were several processes
+        trees = self._orbax.load_checkpointables(step, {"models": abstract} | own)["models"]
+        if position is not None:
+            data.set_state(position)
         models = {
             n: replace(m, **{field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")})
             for n, m in expected.items()
