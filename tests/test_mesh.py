@@ -31,7 +31,7 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=[pytest.param(m, marks=[pytest.mark.slow] * (m == "SBLD")) for m in METHODS])
 def one_device(request, tmp_path_factory):
     """An experiment, and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
@@ -42,7 +42,9 @@ def one_device(request, tmp_path_factory):
     return e, folder / "run"
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(m, marks=[pytest.mark.slow] * (m in ("fsdp", "tensor"))) for m in MESHES]
+)
 def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(one_device, tmp_path, monkeypatch, mesh):
     e, whole = one_device
     divided, save = set(), Checkpoints.save
