@@ -85,8 +85,9 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     from jaxgrow.models import GPT2Config
     from train.data.batches import next_tokens
-    from train.loop.parallel import Mesh, mapped
+    from train.loop.parallel import mapped
     from train.loop.step import Model, StepInputs, train_step
+    from train.state.mesh import Mesh
     from train.state.optim import Optim, transformation
 
     global _step

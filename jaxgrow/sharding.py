@@ -71,7 +71,7 @@ def optimizer_specs(state: Tree, params: Params, axes: Axes, mesh: AnyMesh, rule
 
     Args:
       state: of any optax optimizer, or its shapes; a leaf belongs to the parameter whose path ends its own
-        (`jaxgrow.moments`).
+        (`jaxgrow.axes.owner`).
       params: the parameters that it is the state of.
       axes: their axis names.
       mesh: as of `spec`.

@@ -8,7 +8,10 @@ from jax.extend.core import jaxprs_in_params
 
 
 def programs(config, **passes):
-    """Forward and training step, their arguments by shape only; ``passes`` as of `GPT2`."""
+    """Forward pass, training step with all logits at once, and as it is trained; and their arguments, by shape only.
+
+    ``passes`` as of `GPT2`.
+    """
     params = jax.eval_shape(config.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((2, config.context), jnp.int32)
 
@@ -18,7 +21,10 @@ def programs(config, **passes):
     def loss(p, t):
         return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
 
-    return (forward, jax.value_and_grad(loss)), (params, tokens)
+    def trained(p, t):
+        return config.module.apply({"params": p}, t, targets=t, **passes)
+
+    return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (params, tokens)
 
 
 def products(jaxpr) -> int:

@@ -18,10 +18,10 @@ from train import pretrain
 from train.data.text import Data
 from train.experiment import Experiment
 from train.loop import trainer
-from train.loop.parallel import Mesh, replicated
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 from train.run.checkpoint import Checkpoints
 from train.run.workdir import load
+from train.state.mesh import Mesh, replicated
 from train.state.model import Model
 from train.state.optim import Optim
 
@@ -69,7 +69,7 @@ def script(folder: Path, experiment: Experiment) -> str:
         "train.data.text",
         "train.state.optim",
         "train.plan.methods",
-        "train.loop.parallel",
+        "train.state.mesh",
     )
     imports = "".join(f"from {name} import *\n" for name in (*modules, "train.plan.modifiers", "train.plan.transforms"))
     path.write_text(f"{imports}\n\ndef config():\n    return {experiment!r}\n")

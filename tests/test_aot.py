@@ -15,8 +15,8 @@ from train.ahead.machines import described
 from train.ahead.rehearsal import Program, Rehearsal
 from train.data.text import Data
 from train.experiment import Experiment
-from train.loop.parallel import Mesh
 from train.plan.methods import Growing, GrowTo, Scratch, Stage
+from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 pytestmark = [pytest.mark.aot, pytest.mark.filterwarnings("ignore")]  # plugins that miss their devices warn

@@ -490,7 +490,7 @@ def test_below_what_trains_there_is_no_gradient():
 
 
 def programs(config, **passes):
-    """Forward and training step of two samples, by shape."""
+    """FLOPs of the products of two samples: of the forward pass, of a training step with all logits, and as it is trained."""
     params = jax.eval_shape(config.init, jax.random.key(0))
     places_BS = jax.ShapeDtypeStruct((2, max(1, round(config.masked * config.length))), jnp.int32)
     given = {"tokens": jax.ShapeDtypeStruct((2, config.length), jnp.int32), "places": places_BS}
@@ -501,7 +501,11 @@ def programs(config, **passes):
     def loss(p, i):
         return -jax.nn.log_softmax(forward(p, i))[..., 0].mean()
 
-    return tuple(products(jax.make_jaxpr(f)(params, given).jaxpr) for f in (forward, jax.value_and_grad(loss)))
+    def trained(p, i):
+        return config.module.apply({"params": p}, i, targets=i["places"], **passes)
+
+    each = forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)
+    return [products(jax.make_jaxpr(f)(params, given).jaxpr) for f in each]
 
 
 COSTS = dict(vocab=384, embed=64, heads=3, head_dim=32, mlp=160)
@@ -525,21 +529,21 @@ def test_cost_by_hand():
 )
 def test_every_matrix_product_of_the_program_is_counted(fields):
     config = BERTConfig(layers=2, **COSTS, **fields)
-    forward, step = programs(config)
+    forward, *steps = programs(config)
     positions = 2 * config.length
     assert flops.forward(config, positions) == pytest.approx(forward, rel=1e-12)
-    assert flops.train(config, positions) == pytest.approx(step, rel=1e-12)
+    assert [flops.train(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
 @pytest.mark.parametrize(("norm", "tied", "frozen"), [("post", True, 1), ("post", False, 2), ("pre", True, 3)])
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
-    _, step = programs(config, frozen=frozen)
-    assert flops.train(config, 128, frozen=frozen) == pytest.approx(step, rel=1e-12)
+    _, *steps = programs(config, frozen=frozen)
+    assert [flops.train(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
 def test_tokens_that_go_around_layers_are_not_computed_there():
     config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
     places = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
-    _, step = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)))
-    assert flops.train(config, 128, drop=drop) == pytest.approx(step, rel=1e-12)
+    _, *steps = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)))
+    assert [flops.train(config, 128, drop=drop)] * 2 == pytest.approx(steps, rel=1e-12)

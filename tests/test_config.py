@@ -13,9 +13,9 @@ from train.data.images import Images
 from train.data.text import Data
 from train.errors import UserError
 from train.experiment import as_json, conflicts, differences, load, names
-from train.loop.parallel import Mesh
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.training import Train
+from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ from train.data.batches import Windows, next_tokens, probe, validation
 from train.errors import UserError
 from train.experiment import as_json
 from train.loop import programs
-from train.loop.parallel import AXIS, mapped, replicated
+from train.loop.parallel import mapped
 from train.loop.step import StepInputs, eval_step, train_step
 from train.plan.gates import CHUNK, Gates
 from train.plan.methods import Scratch, Stage, VCycle
@@ -38,6 +38,7 @@ from train.plan.modifiers import DropLayers
 from train.plan.plan import live
 from train.plan.training import Measure, Train
 from train.run.workdir import load
+from train.state.mesh import AXIS, replicated
 from train.state.model import Model, loss
 from train.state.optim import Optim, transformation
 

@@ -29,18 +29,20 @@ def test_by_hand():
 @pytest.mark.parametrize(("layers", "context"), [(1, 64), (3, 64), (2, 300)])  # 300: three blocks of queries
 def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
     config = GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
-    (forward, step), arguments = programs(config)
+    (forward, step, trained), arguments = programs(config)
     assert flops.forward(config, 2 * context) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
-    assert flops.train(config, 2 * context) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+    for program in (step, trained):
+        assert flops.train(config, 2 * context) == products(jax.make_jaxpr(program)(*arguments).jaxpr)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("frozen", [0, 1, 3])
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen, tied):
     config = GPT2Config(layers=3, tied=tied, **SIZES)
-    (forward, step), arguments = programs(config, frozen=frozen)
+    (forward, step, trained), arguments = programs(config, frozen=frozen)
     assert flops.forward(config, 2 * 64) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
-    assert flops.train(config, 2 * 64, frozen=frozen) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+    for program in (step, trained):
+        assert flops.train(config, 2 * 64, frozen=frozen) == products(jax.make_jaxpr(program)(*arguments).jaxpr)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +53,11 @@ def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, firs
     config = GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
     drop = TokenDrop(rate, first, last)
     places = np.broadcast_to(np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context)))
-    (_, step), arguments = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)), frozen=frozen)
-    counted = products(jax.make_jaxpr(step)(*arguments).jaxpr)
-    assert flops.train(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(counted, rel=1e-12)  # a division
-    assert counted < flops.train(config, 2 * context, frozen=frozen)
+    (_, step, trained), arguments = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)), frozen=frozen)
+    for program in (step, trained):
+        counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)
+        assert flops.train(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(counted, rel=1e-12)
+        assert counted < flops.train(config, 2 * context, frozen=frozen)
 
 
 def test_a_long_sequence_computes_little_more_than_half_of_its_square():
@@ -67,7 +70,7 @@ def test_a_long_sequence_computes_little_more_than_half_of_its_square():
 def test_xla_counts_little_more():
     """One layer: XLA counts the body of a loop once, however often it runs."""
     config = GPT2Config(layers=1, **SIZES)
-    (forward, step), arguments = programs(config)
+    (forward, step, _), arguments = programs(config)
     for program, formula in ((forward, flops.forward), (step, flops.train)):
         counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]
         assert 1 <= counted / formula(config, 2 * 64) < 1 + LEFT_OUT

@@ -17,12 +17,13 @@ from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import BERTConfig, CaiTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.batches import next_tokens
-from train.loop.parallel import mapped, replicated
+from train.loop.parallel import mapped
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Hold
 from train.plan.training import Train
 from train.run.workdir import load
+from train.state.mesh import replicated
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 

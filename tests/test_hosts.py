@@ -20,8 +20,8 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from jaxgrow.ligo import LiGO
 from train import hosts, pretrain
 from train.errors import UserError
-from train.loop.parallel import Mesh
 from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
+from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 pytestmark = pytest.mark.xdist_group("hosts")

@@ -17,12 +17,13 @@ from counting import products
 from jaxgrow import flops
 from train import pretrain
 from train.data.batches import next_tokens
-from train.loop.parallel import mapped, replicated
+from train.loop.parallel import mapped
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import Inherit, Stage
 from train.plan.modifiers import Teacher, divergence
 from train.plan.plan import after, live, shapes
 from train.plan.training import Train
+from train.state.mesh import replicated
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 

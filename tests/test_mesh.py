@@ -12,9 +12,9 @@ from jaxgrow import axes, sharding
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
 from train.errors import UserError
-from train.loop.parallel import Mesh
 from train.plan.methods import Scratch, Stage, VCycle
 from train.run.checkpoint import Checkpoints
+from train.state.mesh import Mesh
 from train.state.model import shardings
 from train.state.optim import Optim
 

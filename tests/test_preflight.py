@@ -16,8 +16,8 @@ from train.ahead.estimate import Bound, bound, fits, fitting, smaller
 from train.ahead.machines import CHIPS, Machine, described
 from train.ahead.rehearsal import Rehearsal
 from train.errors import UserError, exits_cleanly
-from train.loop.parallel import Mesh
 from train.plan.methods import Scratch
+from train.state.mesh import Mesh
 
 NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=axes.is_names)
 SBLD = Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2)))

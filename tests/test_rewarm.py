@@ -15,12 +15,13 @@ from jaxgrow.moments import clock
 from train import pretrain
 from train.data.batches import next_tokens
 from train.loop import programs
-from train.loop.parallel import mapped, replicated
+from train.loop.parallel import mapped
 from train.loop.step import StepInputs, train_step
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.plan.transforms import Grow
+from train.state.mesh import replicated
 from train.state.model import Model
 from train.state.optim import Optim, learning_rate, transformation
 

@@ -16,9 +16,10 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
 from train.data.batches import next_tokens
 from train.loop import programs, step
-from train.loop.parallel import AXIS, mapped, rows
+from train.loop.parallel import mapped
 from train.loop.step import StepInputs, eval_step, train_step
 from train.plan.methods import Scratch
+from train.state.mesh import AXIS, rows
 from train.state.model import Model, logits, loss, scores
 from train.state.optim import Optim, transformation
 

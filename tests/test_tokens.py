@@ -22,12 +22,13 @@ from jaxgrow.models.gpt2 import Block
 from jaxgrow.models.layers import KeptTokens
 from train import pretrain
 from train.data.batches import next_tokens
-from train.loop.parallel import Mesh, mapped
+from train.loop.parallel import mapped
 from train.loop.step import StepInputs, train_step
 from train.plan import modifiers
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import DropLayers, DropTokens, Hold
 from train.plan.training import Train
+from train.state.mesh import Mesh
 from train.state.model import Model
 from train.state.optim import Optim
 

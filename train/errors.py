@@ -42,9 +42,7 @@ def exits_cleanly(main: Callable[[], None]) -> None:
         _leave(_say("interrupted; the same command continues from the last checkpoint", 130))
     except Exception as error:
         if jax.distributed.is_initialized():
-            time.sleep(
-                2
-            )  # if it only follows from the end of another process, this one is ended meanwhile, with a line
+            time.sleep(2)  # if it only follows from another process's end, this one is ended meanwhile, with a line
         if is_full_disk(error):
             _leave(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
         if isinstance(error, OSError):  # a folder that may not be written, a file where a folder should be

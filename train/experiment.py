@@ -18,10 +18,10 @@ from train.data.images import Images
 from train.data.text import Data
 from train.errors import UserError
 from train.hosts import is_first
-from train.loop.parallel import How, Mesh
 from train.overrides import misfits, overridden
 from train.plan.methods import Method, Scratch
 from train.plan.plan import Plan, shapes
+from train.state.mesh import How, Mesh
 from train.state.optim import Optim, transformation
 
 # Fields as `as_json` names them: they change how a run goes and what it writes, not what it computes.

@@ -198,6 +198,10 @@ def _check(
     config: BERTConfig, inputs: Mapping[str, jax.Array], kept: Kept | None, kept_tokens: KeptTokens | None, frozen: int
 ):
     known = ("tokens", "types", "mask", "places")
+    if not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"inputs are a mapping, of tokens and perhaps {', '.join(known[1:])}, not {type(inputs).__name__}"
+        )
     if "tokens" not in inputs or set(inputs) - set(known):
         raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
     if kept is not None and (kept_tokens is not None or frozen):

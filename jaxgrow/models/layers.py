@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 from flax.core import meta
+from jax.custom_derivatives import SymbolicZero
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
@@ -86,7 +87,8 @@ def vocabulary_loss(
     products, as with all logits at once, in a fraction of their memory. Those of the gradients are in ``dtype``, too. Equal
     to the whole form to the rounding of sums. In a sharded batch each part sums for itself, and parts are added once.
     """
-    bias_V = jnp.zeros(head_DV.shape[1], jnp.promote_types(dtype, jnp.float32)) if bias_V is None else bias_V
+    wide = jnp.promote_types(dtype, jnp.float32)
+    bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
     return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype))
 
 
@@ -115,6 +117,8 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype):
 
 
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
+    asked = x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed  # a frozen table has no gradient, and costs none
+    x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
     groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
@@ -123,33 +127,38 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
         logits_BSV, log_z_BS1, chosen_BSV, sums = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype)
         slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
         rows_GNV = slope_BSV.astype(dtype).reshape(groups, -1, len(bias_V))
-        x_GND = x_BSD.astype(dtype).reshape(groups, -1, x_BSD.shape[-1])
-        back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, cast_DV, preferred_element_type=wide)
-        head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
-        bias_GV = slope_BSV.reshape(groups, -1, len(bias_V)).sum(1)
-        return jax.tree.map(jnp.add, total, (sums, head_GDV, bias_GV)), back_GND.astype(x_BSD.dtype).reshape(
-            x_BSD.shape
-        )
+        back_BSD = head_GDV = bias_GV = None
+        if asked[0]:
+            back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, cast_DV, preferred_element_type=wide)
+            back_BSD = back_GND.astype(x_BSD.dtype).reshape(x_BSD.shape)
+        if asked[1]:
+            x_GND = x_BSD.astype(dtype).reshape(groups, -1, x_BSD.shape[-1])
+            head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
+        if asked[2]:
+            bias_GV = slope_BSV.reshape(groups, -1, len(bias_V)).sum(1)
+        return jax.tree.map(jnp.add, total, (sums, head_GDV, bias_GV)), back_BSD
+
+    def zeros(*shape):
+        return split_batch(jnp.zeros((groups, *shape), wide))
 
     zero = jnp.zeros((), wide)
-    begin = (
-        (zero, zero),
-        split_batch(jnp.zeros((groups, *head_DV.shape), wide)),
-        split_batch(jnp.zeros((groups, len(bias_V)), wide)),
-    )
+    begin = (zero, zero), zeros(*head_DV.shape) if asked[1] else None, zeros(len(bias_V)) if asked[2] else None
     ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(piece, begin, (x_BTD, targets_BT))
+    head = None if head_GDV is None else head_GDV.sum(0).astype(head_DV.dtype)
+    bias = None if bias_GV is None else bias_GV.sum(0).astype(bias_V.dtype)
     count = targets_BT.size
-    gradients = (back_BTD, head_GDV.sum(0).astype(head_DV.dtype), bias_GV.sum(0).astype(bias_V.dtype))
-    return (loss / count, right / count), (gradients, count)
+    return (loss / count, right / count), ((back_BTD, head, bias), count)
 
 
 def _loss_backward(dtype, saved, cotangents):
+    loss, _ = cotangents  # the share that is right has no gradient
+    if isinstance(loss, SymbolicZero):
+        return None, None, None, None
     gradients, count = saved
-    scale = cotangents[0] / count  # the share that is right has no gradient
-    return (*((g * scale).astype(g.dtype) for g in gradients), None)
+    return (*(None if g is None else (g * (loss / count)).astype(g.dtype) for g in gradients), None)
 
 
-_vocabulary_loss.defvjp(_loss_forward, _loss_backward)
+_vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 
 
 def _in_pieces(function: Callable, total: Any, sequences: Any) -> tuple[Any, Any]:

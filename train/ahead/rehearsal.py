@@ -19,13 +19,14 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.loop import programs
 from train.loop.inputs import step_plans
-from train.loop.parallel import divided, over_mesh, replicated
+from train.loop.parallel import over_mesh
 from train.loop.step import eval_step, train_step
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.plan import after
 from train.plan.training import Train
 from train.run.ledger import Ledger
+from train.state.mesh import divided, replicated
 from train.state.model import Model, shardings
 from train.state.optim import transformation
 

@@ -11,10 +11,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from train.loop.parallel import How, mapped
+from train.loop.parallel import mapped
 from train.loop.step import eval_step, train_step
 from train.plan.modifiers import Modifier
 from train.plan.phase import Phase
+from train.state.mesh import How
 from train.state.model import Model, placed
 
 

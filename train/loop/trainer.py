@@ -20,7 +20,6 @@ from train.experiment import Experiment, as_json, differences
 from train.hosts import everywhere, gathered, is_first, once
 from train.loop import programs
 from train.loop.inputs import step_plans
-from train.loop.parallel import put, rows
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.plan import after, shapes
@@ -29,6 +28,7 @@ from train.run.checkpoint import Checkpoints
 from train.run.recorder import Recorder
 from train.run.stop import Stop
 from train.run.workdir import Workdir, finished_run
+from train.state.mesh import put, rows
 from train.state.model import Model, shardings
 from train.state.optim import transformation
 

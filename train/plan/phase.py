@@ -5,13 +5,15 @@ Models live under names between the phases. A run asks phases nothing but this: 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 import optax
 
-from train.run.ledger import Ledger
 from train.state.model import Model
+
+if TYPE_CHECKING:
+    from train.run.ledger import Ledger
 
 Models: TypeAlias = Mapping[str, Model]
 
@@ -21,7 +23,7 @@ class Context(Protocol):
 
     seed: int
     models: dict[str, Model]  # those that are still needed
-    ledger: Ledger
+    ledger: "Ledger"
 
     @property
     def key(self) -> jax.Array:
