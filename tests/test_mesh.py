@@ -31,7 +31,10 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(m, marks=[pytest.mark.slow] * (m == "SBLD")) for m in METHODS])
+FAST = {("V-cycle, corrected", "data"), ("SBLD", "fsdp and tensor")}
+
+
+@pytest.fixture(scope="module")
 def one_device(request, tmp_path_factory):
     """An experiment, and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
@@ -42,8 +45,23 @@ def one_device(request, tmp_path_factory):
     return e, folder / "run"
 
 
+methods = pytest.mark.parametrize(
+    "one_device",
+    [pytest.param(m, marks=[pytest.mark.slow] * (m == "SBLD")) for m in METHODS],
+    indirect=True,
+    scope="module",
+)
+
+
 @pytest.mark.parametrize(
-    "mesh", [pytest.param(m, marks=[pytest.mark.slow] * (m in ("fsdp", "tensor"))) for m in MESHES]
+    ("one_device", "mesh"),
+    [
+        pytest.param(method, mesh, marks=[pytest.mark.slow] * ((method, mesh) not in FAST))
+        for method in METHODS
+        for mesh in MESHES
+    ],
+    indirect=["one_device"],
+    scope="module",
 )
 def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(one_device, tmp_path, monkeypatch, mesh):
     e, whole = one_device
@@ -63,6 +81,7 @@ def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(one_dev
     assert divided == {name for name in ("fsdp", "tensor") if getattr(MESHES[mesh], name) > 1}
 
 
+@methods
 def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device):
     e, whole = one_device
     runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
@@ -71,6 +90,7 @@ def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_d
     runs.assert_close(tmp_path / "run", whole)
 
 
+@methods
 def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
     e, whole = one_device
     pretrain.run(replace(e, parallel="pmap"), tmp_path / "run")

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow import AxisMap, grow, grow_optimizer, swap
+from jaxgrow import AxisMap, grow, grow_optimizer, sharding, swap
 from jaxgrow.maps import Rule, Rules, repeat, select, tile
 from jaxgrow.moments import rebias
 
@@ -105,3 +105,32 @@ def test_a_size_that_does_not_divide_among_the_devices_is_named_with_its_leaf(mo
     )
     with pytest.raises(ValueError, match=says):
         grow({"a": select([0, 1, 2, 3, 1, 2, 0], 4)}, placed(params, mode), axes)
+
+
+def test_rules_of_ones_own_divide_ones_own_axes_and_what_grows_stays_so():
+    """Somebody else's names: what no rule knows, and what does not divide, every device holds."""
+    params, axes = host()
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    rules = {"a": "x", "b": "y", "c": "x"}  # c, of 5, does not divide
+    there = sharding.shard(params, axes, mesh, rules)
+    assert {name: x.sharding.spec for name, x in there.items()} == {
+        "w": P(None, "x", "y"),
+        "v": P("x"),
+        "u": P("y", None),
+        "free": P(None),
+    }
+    assert_same(grow(GROWTH, there, axes), grow(GROWTH, params, axes), there)
+    known = sharding.shard(params, axes, mesh)  # the control: the table of the families knows none of these
+    assert all(x.sharding.is_fully_replicated for x in known.values())
+
+
+def test_an_optimizer_state_lies_as_its_parameters_do():
+    params, axes = host()
+    mesh, rules = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2), {"a": "x", "b": "y"}
+    where = sharding.specs(params, axes, mesh, rules)
+    adam = sharding.optimizer_specs(optax.adam(1e-3).init(params), params, axes, mesh, rules)[0]
+    assert adam.mu == where and adam.nu == where and adam.count == P()
+    factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
+    rows = sharding.optimizer_specs(factored.init(params), params, axes, mesh, rules)
+    assert set(jax.tree.leaves((rows.v_row, rows.v_col))) == {P()}  # of no parameter's shape
+    assert rows.v["v"] == where["v"]

@@ -1,9 +1,11 @@
-"""A Llama of 153 M parameters, L12-768-12 on 4 key heads, on C4: 20 tokens a parameter. Not run here.
+"""Llamas on C4, 20 tokens a parameter: L12-768-12 on 4 key heads, 153 M parameters; and 7B, which grows to 13B. Not run here.
 
     python -m train.compare configs/papers/llama.py:llama_160m_c4 configs/papers/llama.py:llama_160m_stack \\
         --set data.path=~/tensorflow_datasets
+    python -m train.preflight configs/papers/llama.py:llama_7b_c4 configs/papers/llama.py:llama_13b_grown --on h100:8
 
-C4 comes from tensorflow-datasets; GPT-2's `vocab.json` and `merges.txt` must lie in `tokenizer-gpt2`.
+C4 comes from tensorflow-datasets; GPT-2's `vocab.json` and `merges.txt` must lie in `tokenizer-gpt2`, a Llama's
+`tokenizer.json` in `tokenizer-llama`.
 """
 
 from dataclasses import replace
@@ -12,6 +14,7 @@ from jaxgrow.models import LlamaConfig
 from train.data.text import Data
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Stage
+from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 
@@ -44,3 +47,40 @@ def llama_160m_stack() -> Experiment:
     small = replace(base.model, layers=base.model.layers // 4)
     growing = Growing(small, Stage(0.25), (GrowTo((Stage(0.75),), by=("g_stack",)),))
     return replace(base, name="llama_160m_stack", method=growing)
+
+
+def llama_7b_c4() -> Experiment:
+    """Llama 7B, L32-4096-32 (Touvron et al., 2023), over eight devices: rate, warm-up, clipping and batch as published."""
+    model = LlamaConfig(
+        context=2048,
+        layers=32,
+        embed=4096,
+        heads=32,
+        kv_heads=32,
+        head_dim=128,
+        mlp=11008,
+        dtype="bfloat16",
+        remat=True,
+    )
+    return Experiment(
+        name="llama_7b_c4",
+        model=model,
+        steps=32_000,
+        batch=2048,
+        accumulate=128,
+        mesh=Mesh(fsdp=8),
+        data=Data(source="tfds", name="c4/en", tokenizer="tokenizer-llama"),
+        optim=Optim(peak_lr=3e-4, schedule="cosine", warmup=2_000, floor=0.1),
+        eval_every=1_000,
+        eval_batches=4,
+        log_every=10,
+        checkpoint_every=500,
+    )
+
+
+def llama_13b_grown() -> Experiment:
+    """Llama 13B, L40-5120-40, grown from a 7B: wider by AKI (bert2BERT), deeper by stacking. No paper's setting."""
+    base = llama_7b_c4()
+    model = replace(base.model, layers=40, embed=5120, heads=40, kv_heads=40, mlp=13824)
+    growing = Growing(base.model, "llama_7b_c4-seed{seed}", (GrowTo((Stage(1.0),), by=("aki", "stack")),))
+    return replace(base, name="llama_13b_grown", model=model, method=growing)

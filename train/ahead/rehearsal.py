@@ -1,6 +1,6 @@
 """A plan without its machine: every program that it would run is compiled, and shapes stand for the models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from train.data import batches
 from train.errors import UserError
 from train.experiment import Experiment
 from train.loop import programs
-from train.loop.inputs import step_plans
+from train.loop.inputs import StepPlan, step_plans
 from train.loop.parallel import over_mesh
 from train.loop.step import eval_step, train_step
 from train.plan.modifiers import Setting
@@ -44,6 +44,7 @@ class Program:
     moments: float
     other: float  # batches, other models
     temporary: float  # activations, gradients, what comes out
+    moved: float  # to and from memory, at least: what is there is read, what is temporary written and read, the result written
     collectives: tuple[hlo.Collective, ...]
     conditionals: int
 
@@ -51,10 +52,26 @@ class Program:
     def memory(self) -> float:
         return self.parameters + self.moments + self.other + self.temporary
 
-    @property
-    def moved(self) -> float:
-        """Bytes to and from memory, at least: what is there is read and written once, and so is what is temporary."""
-        return 2 * self.memory
+
+LOOKED_AT = 64  # steps of a phase, evenly: which kinds there are, how many of each, and what they cost on average
+
+
+def _kinds(phase: Train, plans: Callable[[int, int], StepPlan]) -> Iterator[tuple[int, list[StepPlan]]]:
+    """``(number of steps, some of them)`` for each kind of step: those that are given the same things, of whatever size."""
+    count = phase.end - phase.begin
+    if not count:
+        return
+    looked = np.unique(np.linspace(phase.begin, phase.end - 1, LOOKED_AT).astype(int))
+    kinds: dict[Any, list[StepPlan]] = {}
+    for step in looked:
+        plan = plans(int(step), 0)
+        kinds.setdefault(jax.tree.structure(plan.inputs), []).append(plan)
+    done = before = 0
+    for same in kinds.values():
+        done += len(same)
+        upto = round(count * done / len(looked))
+        yield upto - before, same
+        before = upto
 
 
 class Rehearsal:
@@ -107,22 +124,15 @@ class Rehearsal:
         make = partial(train_step, self.tx, e.accumulate, tuple(m.program() for m in phase.modifiers))
         program = over_mesh(make, self.mesh, donate=True)
         batch = self._batch(e.batch)
-        plans = step_plans(phase, model, Setting(self.models, phase.begin, e.batch, e.accumulate, e.seed))
-        kinds: dict[Any, list[Any]] = {}  # steps that share a program
-        looked = np.unique(np.linspace(phase.begin, phase.end - 1, 64).astype(int)) if phase.end > phase.begin else []
-        for step in looked:
-            plan = plans(int(step), 0)
-            shapes = jax.tree.map(lambda x: (np.shape(x), np.result_type(x)), plan.inputs)
-            kinds.setdefault(str(shapes), []).append(plan)
-        largest = sorted(kinds.values(), key=lambda same: -same[0].layers)[
-            :2
-        ]  # of those by numbers of layers, as `gather` has
-        for same in largest:
-            inputs = self._placed(jax.tree.map(np.asarray, same[0].inputs))
+        # Phases look at numbers that a model has, as Adam's count: there they are 0.
+        known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
+        setting = Setting(self.models, phase.begin, e.batch, e.accumulate, e.seed)
+        plans = step_plans(phase, known, setting)
+        for steps, same in _kinds(phase, plans):
+            most = max(same, key=lambda plan: plan.layers)  # `gather` has a program for each number of them
             what = "step, dropping" if min(plan.layers for plan in same) < phase.config.layers else "step"
-            steps = round((phase.end - phase.begin) * len(same) / max(1, len(looked)))
             cost = float(np.mean([plan.flops for plan in same]))
-            arguments = (self._placed(model), batch, inputs)
+            arguments = (self._placed(model), batch, self._placed(most.inputs))
             model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.config.length, cost)
         self.validate(0, model)
         return model
@@ -196,6 +206,7 @@ class Rehearsal:
                 moments,
                 max(0.0, memory.argument_size_in_bytes - parameters - moments),
                 memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+                memory.argument_size_in_bytes + 2 * memory.temp_size_in_bytes + memory.output_size_in_bytes,
                 tuple(hlo.collectives(text, len(self.machine.devices))),
                 hlo.conditionals(text),
             )
