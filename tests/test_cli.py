@@ -385,7 +385,10 @@ def test_the_library_imports_where_unix_modules_are_missing():
 # --- key heads of odd numbers, and MLP units that are no multiple of the heads ---
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "mlp", "times"), [(14, 2, 38, 2), (9, 3, 24, 3), (15, 5, 40, 5)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "mlp", "times"),
+    [(9, 3, 24, 3), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((14, 2, 38, 2), (15, 5, 40, 5)))],
+)
 def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, times, capsys):
     """Heads of Qwen2.5-0.5B, SmolLM2-135M and -360M."""
     config = LlamaConfig(
@@ -412,8 +415,7 @@ def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, 
 # --- half precision ---
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize(("dtype", "times"), [("bfloat16", 2), ("float16", 3)])
 def test_half_precision_grows_exactly_by_powers_of_two_and_otherwise_says_so(tmp_path, dtype, times, capsys):
     """Against float32, of the same half-precision numbers."""
     half, grown = saved(tmp_path / "half", dtype=dtype), tmp_path / "b"

@@ -174,7 +174,7 @@ def test_programs_optimized_as_in_a_real_run_give_equal_bits(mode, scaling):
     )
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("scaling", ["block", *(pytest.param(s, marks=pytest.mark.slow) for s in (None, "sublayer"))])
 def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scaling):
     scale = None if scaling is None else SCALE
     by = {
@@ -187,7 +187,7 @@ def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scali
         assert (g[GATES] != 0).any()
 
 
-@pytest.mark.parametrize("scaling", ["block", "sublayer"])
+@pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])
 def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, scaling):
     ones = np.ones(LAYERS, np.float32)
     dense = loss_and_gradient(None)
@@ -535,7 +535,9 @@ def test_a_block_without_the_array_that_it_changes_is_refused():
         Named().init(jax.random.key(0), options={})
 
 
-@pytest.mark.parametrize("kind", ["a stranger's", "GPT-2, gates", "GPT-2, indices"])
+@pytest.mark.parametrize(
+    "kind", ["a stranger's", "GPT-2, gates", pytest.param("GPT-2, indices", marks=pytest.mark.slow)]
+)
 def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
     """Data on two devices, replicated weights: the gradient is the sum over devices, as without."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))

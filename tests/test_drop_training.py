@@ -94,9 +94,9 @@ def kept_at(kept: Kept, m: int) -> Kept:
 @pytest.mark.parametrize(
     ("dtype", "remat"),
     [
-        ("float32", False),
         ("bfloat16", True),
-        *(pytest.param(*mode, marks=pytest.mark.slow) for mode in (("float32", True), ("bfloat16", False))),
+        *(pytest.param("float32", remat, marks=pytest.mark.slow) for remat in (True, False)),
+        pytest.param("bfloat16", False, marks=pytest.mark.slow),
     ],
 )
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
@@ -141,7 +141,7 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
     assert "cond" not in str(dense)
 
 
-@pytest.mark.parametrize("indices", [False, True])
+@pytest.mark.parametrize("indices", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     dense, start = programs.step(TX, 2, (), "mesh", runs.mesh()), runs.model(MODEL, TX)
     before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])  # gives every layer a momentum
@@ -189,7 +189,7 @@ def test_where_every_layer_is_certain_the_step_is_the_dense_one():
     assert Gates(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", execution=execution)
     _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
@@ -357,6 +357,7 @@ def sbld(tmp_path_factory):
     return e, folder / "run", pretrain.run(e, folder / "run")
 
 
+@pytest.mark.slow
 def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
     for name, drop in (("dense", None), ("one", LayerDrop(theta=1.0))):
         pretrain.run(experiment(tmp_path, drop), tmp_path / name)
@@ -369,6 +370,7 @@ def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_p
     runs.assert_same_end(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(tmp_path):
     drop = replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)
     e = experiment(tmp_path, drop, checkpoint_every=3)

@@ -168,7 +168,7 @@ def test_the_gradient_of_a_frozen_bottom_is_zero_and_that_of_the_rest_is_what_it
 # --- in a plan ---
 
 
-@pytest.mark.parametrize("by", ["mslt", "llama_pro"])
+@pytest.mark.parametrize("by", ["llama_pro", pytest.param("mslt", marks=pytest.mark.slow)])
 def test_layers_that_were_added_train_alone(small_run, by):
     """Multi-stage layerwise training, and LLaMA Pro: half of the layers are old."""
     wide = operators.hypercloning(vars(runs.SMALL), {"embed": 8, "heads": 2, "mlp": 16})

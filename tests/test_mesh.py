@@ -91,6 +91,7 @@ def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_d
 
 
 @methods
+@pytest.mark.slow
 def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
     e, whole = one_device
     pretrain.run(replace(e, parallel="pmap"), tmp_path / "run")

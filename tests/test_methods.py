@@ -233,7 +233,9 @@ def numbers(config, seed=0):
     return Model(params, (clip, adam._replace(count=five, mu=mu, nu=nu), born, decay), config)
 
 
-@pytest.mark.parametrize("moments", ["copy", "exact", "asymmetric"])
+@pytest.mark.parametrize(
+    "moments", ["asymmetric", *(pytest.param(p, marks=pytest.mark.slow) for p in ("copy", "exact"))]
+)
 def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
     small, axes = numbers(SMALL), SMALL.axes()
     phase = Grow("small", "large", SMALL, LARGE, runs.DOUBLED, 3, 10.0, moments)
@@ -288,6 +290,7 @@ def validations(folder):
     return found
 
 
+@pytest.mark.slow
 def test_after_lemon_the_loss_is_the_small_models(small_run):
     model = replace(WIDER, layers=4)
     e = runs.growing(small_run.parent, GrowTo((Stage(0.0),), ("lemon", "llama_pro")), model=model, name="lemon")

@@ -126,7 +126,7 @@ def run(phase, models):
     return jax.jit(lambda models: phase.apply(models, TX))(models)
 
 
-@pytest.mark.parametrize("policy", ["drop", "copy", "exact"])
+@pytest.mark.parametrize("policy", ["exact", *(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy"))])
 def test_coalescing_and_decoalescing_with_their_moments(models, policy):
     axes = DEEP.axes()
     large, small = models["large"], models["coarse1"]

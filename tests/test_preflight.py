@@ -3,8 +3,11 @@
 import json
 import re
 import sys
+import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,10 +16,10 @@ import runs
 from jaxgrow import axes
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train import preflight
-from train.ahead import hlo
+from train.ahead import estimate, hlo
 from train.ahead.estimate import Bound, bound, fits, fitting, smaller
 from train.ahead.machines import CHIPS, Machine, described
-from train.ahead.rehearsal import Rehearsal
+from train.ahead.rehearsal import Program, Rehearsal
 from train.errors import UserError, exits_cleanly
 from train.experiment import load
 from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
@@ -25,63 +28,76 @@ from train.plan.training import Train
 from train.state.mesh import Mesh
 
 NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=axes.is_names)
+FOLDER = Path(tempfile.mkdtemp(prefix="preflight"))
 SBLD = Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2)))
 
 
-def rehearsed(tmp_path, devices=4, **changes):
-    return Rehearsal(runs.experiment(tmp_path, **changes), described(f"cpu:{devices}")).run()
+@cache
+def rehearsed(devices=4, **changes):
+    """Compiled once, for all tests that look at the same; no data are read."""
+    return Rehearsal(experiment(**changes), described(f"cpu:{devices}")).run()
+
+
+def experiment(**changes):
+    return runs.experiment(FOLDER, **changes)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """What is rehearsed below is traced, but not compiled."""
+    nothing = SimpleNamespace(**{f"{n}_size_in_bytes": 0 for n in ("argument", "output", "alias", "temp")})
+    monkeypatch.setattr(Rehearsal, "_compiled_once", lambda self, lowered: (nothing, ""))
 
 
 def by_name(programs):
     return {(p.phase, p.what): p for p in programs}
 
 
-def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(tmp_path, monkeypatch):
+def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(monkeypatch):
     monkeypatch.setattr(jax.stages.Compiled, "__call__", None)
-    found = by_name(rehearsed(tmp_path, method=runs.VCYCLE))
+    found = by_name(rehearsed(method=runs.VCYCLE))
     steps = [p for (_, what), p in found.items() if what == "step"]
     assert {phase for phase, what in found if what == "step"} == {"train large", "train coarse1"}
     assert all(p.tokens == 8 * 8 and p.flops > 0 and p.temporary > 0 for p in steps)
     assert ("coalesce large", "coalesce") in found and ("coalesce large", "evaluation") in found
 
 
-def test_parameters_and_moments_are_those_of_the_model_to_the_byte(tmp_path):
+def test_parameters_and_moments_are_those_of_the_model_to_the_byte():
     params = jax.tree.leaves(runs.fresh(runs.MODEL))
     size = sum(x.nbytes for x in params)
-    whole = by_name(rehearsed(tmp_path))["train large", "step"]
+    whole = by_name(rehearsed())["train large", "step"]
     assert whole.parameters == size
     assert 2 * size <= whole.moments < 2 * size + 200  # and counters
-    divided = by_name(rehearsed(tmp_path, mesh=Mesh(fsdp=4)))["train large", "step"]
+    divided = by_name(rehearsed(mesh=Mesh(fsdp=4)))["train large", "step"]
     narrow = sum(x.nbytes for x, names in zip(params, NAMES, strict=True) if not any("embed" in n for n in names))
     assert divided.parameters == (size - narrow) / 4 + narrow
     assert {c.kind for c in whole.collectives} == {"all-reduce"}
     assert "all-gather" in {c.kind for c in divided.collectives}
 
 
-def test_what_devices_add_in_a_step_is_every_gradient_once(tmp_path):
+def test_what_devices_add_in_a_step_is_every_gradient_once():
     """Whatever the number of micro-batches: on a mesh that divides no model, gradients are added at the end."""
     size = sum(x.nbytes for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
-    for accumulate in (1, 2):
-        step = by_name(rehearsed(tmp_path, accumulate=accumulate))["train large", "step"]
+    for changes in ({}, {"accumulate": 2}):
+        step = by_name(rehearsed(**changes))["train large", "step"]
         assert size <= sum(c.times * c.size for c in step.collectives) <= size + 64
-    (alone,) = [p for p in rehearsed(tmp_path, devices=1) if p.what == "step"]
+    (alone,) = [p for p in rehearsed(devices=1) if p.what == "step"]
     assert alone.collectives == ()  # the control
 
 
-def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops(tmp_path):
-    found = rehearsed(tmp_path, method=SBLD, model=replace(runs.MODEL, layers=4))
+def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops():
+    found = rehearsed(method=SBLD, model=replace(runs.MODEL, layers=4))
     dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))
     assert dense.conditionals == 0 and dropping.conditionals == 2
     assert dropping.flops < dense.flops
 
 
 @pytest.mark.parametrize("execution", ["cond", "gather"])
-def test_every_step_of_a_plan_is_counted_once(tmp_path, execution):
+def test_every_step_of_a_plan_is_counted_once(traced, execution):
     """`gather` has a program for each number of layers: one stands for all."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
-    model = replace(runs.MODEL, layers=6)
-    e = runs.experiment(tmp_path, method=Scratch(drop), model=model, steps=100)
-    found = [p for p in rehearsed(tmp_path, method=Scratch(drop), model=model, steps=100) if p.what.startswith("step")]
+    e = experiment(method=Scratch(drop), model=replace(runs.MODEL, layers=6), steps=100)
+    found = [p for p in Rehearsal(e, described("cpu:4")).run() if p.what.startswith("step")]
     assert sum(p.steps for p in found) == 100 and {p.what for p in found} == {"step", "step, dropping"}
     dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))
     assert dense.steps >= 25
@@ -90,15 +106,15 @@ def test_every_step_of_a_plan_is_counted_once(tmp_path, execution):
     assert dropping.flops < dense.flops
 
 
-def test_a_teacher_and_a_second_warm_up_are_rehearsed(tmp_path):
+def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     """Phases that look at models, and at Adam's count, before they say what a step is given."""
     small = replace(runs.MODEL, layers=1)
-    taught = by_name(rehearsed(tmp_path, method=Inherit(small, Stage(0.5), Stage(1.0)), steps=20))
-    steps = [p for (phase, what), p in taught.items() if phase == "train large" and what == "step"]
-    assert steps
     again = Stage(0.5, warmup=0, rewarm=Rewarm(steps=2))
-    to = GrowTo((again,), by=("stack",), moments="asymmetric")
-    assert ("train large", "step") in by_name(rehearsed(tmp_path, method=Growing(small, Stage(0.5), (to,)), steps=20))
+    grown = Growing(small, Stage(0.5), (GrowTo((again,), by=("stack",), moments="asymmetric"),))
+    for method in (Inherit(small, Stage(0.5), Stage(1.0)), grown):
+        e = experiment(method=method, steps=20)
+        found = by_name(Rehearsal(e, described("cpu:4")).run())
+        assert found["train large", "step"].steps > 0
 
 
 @pytest.mark.slow
@@ -111,8 +127,8 @@ def test_every_experiment_of_the_demo_is_rehearsed(name):
     )
 
 
-def test_bounds_are_the_figures_of_the_chip_over_what_is_done(tmp_path):
-    step = by_name(rehearsed(tmp_path))["train large", "step"]
+def test_bounds_are_the_figures_of_the_chip_over_what_is_done():
+    step = by_name(rehearsed())["train large", "step"]
     machine = Machine("four", replace(CHIPS["h100"]), (None,) * 4)
     found = bound(step, machine)
     assert found is not None
@@ -127,10 +143,40 @@ def test_bounds_are_the_figures_of_the_chip_over_what_is_done(tmp_path):
     assert bound(step, described("cpu:4")) is None
 
 
-def test_what_does_not_fit_is_told_and_what_would(tmp_path):
-    e = runs.experiment(
-        tmp_path, batch=64, model=replace(runs.MODEL, layers=4, embed=64, heads=4, head_dim=16, mlp=256)
-    )
+def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
+    """Of programs of which these numbers are said: state is divided by the mesh, activations by micro-batches and remat."""
+
+    class Said:
+        def __init__(self, e, machine):
+            devices = len(machine.devices)
+            data = devices // e.mesh.fsdp
+            temporary = 64 / e.accumulate / (2 if e.model.remat else 1)
+            self.memory = 32 / (devices / data) + temporary
+
+        def run(self):
+            return [replace(PROGRAM, parameters=self.memory)]
+
+    monkeypatch.setattr(estimate, "Rehearsal", Said)
+    e, four = experiment(batch=64), described("cpu:4")
+    for memory, changes in [
+        (95, ["accumulate=4"]),
+        (47, ["accumulate=16"]),
+        (35, ["model.remat=True", "accumulate=16"]),
+        (33, ["mesh.data=1 mesh.fsdp=4", "accumulate=4"]),
+        (10, ["mesh.data=1 mesh.fsdp=4", "model.remat=True", "accumulate=16"]),
+        (9, None),
+    ]:
+        machine = replace(four, chip=replace(four.chip, memory=memory))
+        assert fitting(e, machine, lambda _: None) == changes, memory
+    assert fits([replace(PROGRAM, parameters=9.0)], machine) and not fits([replace(PROGRAM, parameters=10.0)], machine)
+
+
+PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), 0)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_told_and_what_would():
+    e = experiment(batch=64, model=replace(runs.MODEL, layers=4, embed=64, heads=4, head_dim=16, mlp=256))
     most = {}
     for name, changed in {"as it is": e, "divided": replace(e, mesh=Mesh(1, 4))}.items():
         most[name] = max(p.memory for p in Rehearsal(changed, described("cpu:4")).run())
@@ -174,9 +220,9 @@ def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, o
     assert says in capsys.readouterr().err
 
 
-def test_a_mesh_that_does_not_fit_the_machine_is_refused(tmp_path):
+def test_a_mesh_that_does_not_fit_the_machine_is_refused():
     with pytest.raises(UserError, match="cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not take 4 devices"):
-        rehearsed(tmp_path, mesh=Mesh(fsdp=3))
+        rehearsed(mesh=Mesh(fsdp=3))
 
 
 # --- XLA's text ---

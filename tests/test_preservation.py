@@ -233,11 +233,11 @@ def test_twins_have_equal_gradients_until_noise_tells_them_apart():
 @pytest.mark.parametrize(
     ("name", "snr", "tied"),
     [
-        ("hypercloning 2", 10, True),
-        ("hypercloning 2", 10, False),
         ("hypercloning 3", 0, True),
         ("fpi, heads and mlp", 3, False),
-        ("lemon 2", 20, True),
+        pytest.param("hypercloning 2", 10, True, marks=pytest.mark.slow),
+        pytest.param("hypercloning 2", 10, False, marks=pytest.mark.slow),
+        pytest.param("lemon 2", 20, True, marks=pytest.mark.slow),
     ],
 )
 def test_noise_that_cancels_over_copies_keeps_the_function(name, snr, tied):

@@ -126,17 +126,20 @@ def until(process: subprocess.Popen, reached) -> None:
     raise TimeoutError
 
 
-def test_kill_9_in_a_save_between_phases_and_at_random(tmp_path, whole):
-    config = runs.script(tmp_path, whole[0])
+def test_kill_9_in_a_save(tmp_path, whole):
     run = tmp_path / "run"
-    arguments = [config, "--workdir", str(run)]
-
-    process = spawn([sys.executable, "-c", MID_SAVE, *arguments], tmp_path)
+    process = spawn([sys.executable, "-c", MID_SAVE, runs.script(tmp_path, whole[0]), "--workdir", str(run)], tmp_path)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (run / "checkpoints" / "4").exists()  # it was in the middle
+    pretrain.run(whole[0], run)
+    runs.assert_same_end(run, whole[1])
 
-    process = spawn([*COMMAND, *arguments], tmp_path)
+
+@pytest.mark.slow
+def test_kill_9_between_phases_and_at_random(tmp_path, whole):
+    run = tmp_path / "run"
+    process = spawn([*COMMAND, runs.script(tmp_path, whole[0]), "--workdir", str(run)], tmp_path)
     until(process, lambda: '"decoalesce' in (run / "metrics.jsonl").read_text())
     time.sleep(random.random())
     process.kill()
@@ -200,7 +203,9 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["truncated", "deleted"])
+@pytest.mark.parametrize(
+    "damage", [cut, pytest.param(Path.unlink, marks=pytest.mark.slow)], ids=["truncated", "deleted"]
+)
 def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys, whole, stopped, damage):
     run = tmp_path / "run"
     shutil.copytree(stopped, run)

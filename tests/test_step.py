@@ -130,7 +130,7 @@ def anew():
 
 
 @pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("how", ["pmap", "mesh"])
+@pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
     traces, compiled = Counter(), []
 

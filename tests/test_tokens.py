@@ -176,6 +176,7 @@ def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch)
     assert again == first and ways[1] == ways[0] and ways[2] == ways[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_drops_tokens_stopped_in_the_middle_ends_with_the_same_bits(small_run):
     """Grown by AKI. One checkpoint falls into the training that drops tokens, one on its end."""
     to = GrowTo((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))

@@ -102,7 +102,12 @@ def test_on_a_mesh_as_on_one_device(axes):
         assert_same(both(x, head, bias, targets, "float32")[0], expected, 3e-6)
 
 
-@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+SLOW = ("BERT, untied", "Qwen2")  # parts of others
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param(c, marks=[pytest.mark.slow] * (name in SLOW), id=name) for name, c in FAMILIES.items()]
+)
 def test_every_family_with_a_vocabulary(config, monkeypatch):
     monkeypatch.setattr("jaxgrow.models.layers.SCORED", 24)  # 8 of 20 positions of 3 samples: two pieces and a rest
     rng = np.random.default_rng(1)

@@ -162,8 +162,8 @@ class DropLayers(Modifier):
 def _kept_on_average(drop: LayerDrop, layers: int, begin: int, end: int, steps: int) -> float:
     times = np.linspace(begin + 1, end, 100)
     any_sensitivity = np.zeros(layers, np.float32)  # every one gives the same mean, where it can
-    kept = jax.vmap(lambda t: schedule(drop, layers, t, steps, any_sensitivity).sum())(times)
-    return float(kept.mean())
+    kept = jax.vmap(lambda t: schedule(drop, layers, t, steps, any_sensitivity).sum())
+    return float(jax.jit(kept)(times).mean())
 
 
 def _ran(kept: Kept, layers: int) -> jax.Array:
