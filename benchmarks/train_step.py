@@ -117,7 +117,7 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
     starts = {
         "torch": (start_torch, (size, batch, cores)),
         "jax": (start_jax, (size, batch)),
-        "jax, remat": (start_jax, (size | {"remat": True}, batch)),
+        "jax, remat": (start_jax, (size | {"remat": "projections"}, batch)),
     }
     context = multiprocessing.get_context("spawn")
     workers = {
@@ -155,9 +155,9 @@ def utilisation(batches: list[int], steps: int = 20) -> dict[str, Any]:
     peak = next((flops_s for name, flops_s in PEAK.items() if name in kind), None)
     out = {}
     for batch in batches:
-        for remat in (False, True):
+        for remat in ("products", "projections"):
             config = GPT2Config(dtype="bfloat16", remat=remat)
-            name = f"B={batch}{', remat' if remat else ''}"
+            name = f"B={batch}, {remat}"
             try:
                 start_jax(dataclasses.asdict(config), batch)
                 timed(3)

@@ -33,7 +33,7 @@ def vit_scratch() -> Experiment:
             head_dim=40,
             mlp=640,
             eps=1e-6,
-            remat=True,
+            remat="projections",
         ),
         steps=1800,
         batch=64,

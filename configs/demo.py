@@ -24,7 +24,7 @@ from train.plan.modifiers import Rewarm
 from train.plan.transforms import Grouping
 from train.state.optim import Optim
 
-MODEL = GPT2Config(vocab=256, context=64, layers=4, embed=48, heads=4, head_dim=12, mlp=192, remat=True)
+MODEL = GPT2Config(vocab=256, context=64, layers=4, embed=48, heads=4, head_dim=12, mlp=192, remat="projections")
 
 
 def scratch() -> Experiment:
@@ -210,7 +210,7 @@ def vit_scratch() -> Experiment:
             head_dim=12,
             mlp=192,
             eps=1e-6,
-            remat=True,
+            remat="projections",
         ),
         steps=1500,
         batch=32,

@@ -27,7 +27,9 @@ def scratch() -> Experiment:
     """The GPT, from scratch."""
     return Experiment(
         name="wiki_scratch",
-        model=GPT2Config(vocab=256, context=128, layers=4, embed=64, heads=4, head_dim=16, mlp=256, remat=True),
+        model=GPT2Config(
+            vocab=256, context=128, layers=4, embed=64, heads=4, head_dim=16, mlp=256, remat="projections"
+        ),
         steps=2200,
         batch=16,
         data=DATA,
@@ -68,7 +70,7 @@ def bert_scratch() -> Experiment:
             mlp=832,
             norm="pre",
             masked=0.25,
-            remat=True,
+            remat="projections",
         ),
         steps=2500,
         batch=64,

@@ -17,7 +17,7 @@ from jaxgrow.models import GPT2Config
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 
-SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat=True)
+SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections")
 
 
 def scratch() -> Experiment:
@@ -26,7 +26,7 @@ def scratch() -> Experiment:
     return replace(
         base,
         name="wiki12_scratch",
-        model=GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96, remat=True),
+        model=GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96, remat="projections"),
         steps=1800,
         batch=16,
         optim=replace(base.optim, peak_lr=2e-2, warmup=100),

@@ -141,15 +141,15 @@ def split_batch(x: jax.Array) -> jax.Array:
 
     Weights are then gathered, layer by layer, and not activations summed. Itself, where there is nothing to divide.
     """
-    over = _batch_axes()
-    return jax.lax.with_sharding_constraint(x, P(over)) if batch_parts(len(x)) > 1 else x
+    over = batch_axes(len(x))
+    return jax.lax.with_sharding_constraint(x, P(over)) if over else x
 
 
 def gathered(x: jax.Array, names: Names) -> jax.Array:
     """A leaf, with what samples share whole on each device, where a loop would gather it each time; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = {axis: over for axis, over in RULES.items() if over not in BATCH}
-    return constrained(x, spec(names, x.shape, mesh, rules)) if _batch_axes() else x
+    return constrained(x, spec(names, x.shape, mesh, rules)) if set(BATCH) & set(_automatic(mesh)) else x
 
 
 def whole_along(x: jax.Array, dim: int) -> jax.Array:
@@ -167,16 +167,23 @@ def whole_along(x: jax.Array, dim: int) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(*[over if d == other else None for d in range(x.ndim)]))
 
 
-def batch_parts(samples: int) -> int:
-    """Among how many devices `split_batch` divides so many samples: 1, where it leaves them; for traced code."""
+def batch_axes(samples: int) -> tuple[str, ...]:
+    """The axes of the mesh among which `split_batch` divides so many samples: none, where it leaves them; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
-    parts = math.prod(mesh.shape[a] for a in _batch_axes())
-    return 1 if samples % parts else parts
+    over = tuple(a for a in BATCH if a in _automatic(mesh))
+    return () if samples % math.prod(mesh.shape[a] for a in over) else over
 
 
-def _batch_axes() -> tuple[str, ...]:
-    automatic = _automatic(jax.sharding.get_abstract_mesh())
-    return tuple(a for a in BATCH if a in automatic)
+def batch_parts(samples: int) -> int:
+    """Among how many devices that is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[a] for a in batch_axes(samples))
+
+
+def parts(name: str) -> int:
+    """Among how many devices XLA divides an axis of a model by `RULES`, if it can; for traced code."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[RULES[name]] if RULES[name] in _automatic(mesh) else 1
 
 
 def _automatic(mesh: AnyMesh) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def test_every_experiment_loads_by_its_name(path):
 
 def test_no_two_experiments_have_one_name():
     every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
-    assert len(set(every)) == len(every) == 68
+    assert len(set(every)) == len(every) == 70
 
 
 @pytest.mark.parametrize("name", ["scratch", "vcycle"])
@@ -94,7 +94,7 @@ def test_nothing_in_an_experiment_can_be_changed_in_place(path):
         ("mesh.fsdp=2", "mesh.fsdp", 2),
         ("optim.peak_lr=3e-4", "optim.peak_lr", 3e-4),
         ("optim.peak_lr=1", "optim.peak_lr", 1.0),
-        ("model.remat=True", "model.remat", True),
+        ("model.remat=full", "model.remat", "full"),
         ("data.path=a=b", "data.path", "a=b"),
         ("data.path=None", "data.path", None),
         ("method.alpha=0.5", "method.alpha", 0.5),
@@ -177,7 +177,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("stepz=1", "Experiment has no field 'stepz'; did you mean steps"),
         (
             "model.qqqqq=1",
-            "did you mean context or dtype or embed or eps or head_dim or heads or layers or mlp or remat or",
+            "did you mean attention or context or dtype or embed or eps or head_dim or heads or layers or mlp or remat or",
         ),
         ("method.dwon.0.lr=1", "VCycle has no field 'dwon'; did you mean down"),
         ("method.up.2.lr=1", "'2' is none of the items 0 .. 1"),

@@ -51,7 +51,7 @@ def expectation(probs, drawn, weights, x, scaling, scale=None):
     """Of the stack's output, over all gates, ``drawn`` being their keep probabilities."""
     scale = None if scaling is None else (1 / probs if scale is None else scale)
     run = jax.jit(
-        lambda g: run_stack(block, tuple(weights), x, remat=False, kept=Kept(g, scale, scaling or "block"))[0]
+        lambda g: run_stack(block, tuple(weights), x, remat="products", kept=Kept(g, scale, scaling or "block"))[0]
     )
     total = 0
     for g in itertools.product([False, True], repeat=len(probs)):
@@ -88,7 +88,8 @@ def test_block_scaling_is_unbiased_for_any_one_block():
         return jnp.tanh(x @ w) * x
 
     outputs = [
-        run_stack(curved, w, x, remat=False, kept=Kept(np.array([g]), np.array([1 / 0.3])))[0] for g in (0 > 1, 1 > 0)
+        run_stack(curved, w, x, remat="products", kept=Kept(np.array([g]), np.array([1 / 0.3])))[0]
+        for g in (0 > 1, 1 > 0)
     ]
     np.testing.assert_allclose(0.7 * outputs[0] + 0.3 * outputs[1], curved(w[0], x), rtol=0, atol=TOLERANCE)
 
@@ -118,7 +119,7 @@ def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, 
         return x + rescaled(w, scale)
 
     def run(y):
-        return run_stack(apply, y, jnp.zeros_like(y[0]), remat=False, kept=kept)[0]
+        return run_stack(apply, y, jnp.zeros_like(y[0]), remat="products", kept=kept)[0]
 
     x, pullback = jax.vjp(jax.jit(run), y)
     (slope,) = pullback(jnp.ones_like(x))
@@ -133,11 +134,11 @@ def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, 
 
 GATES = np.array([True, False, True, True, False])
 SCALE = np.array([1.0, 2.0, 1.25, 1.5, 2.0], np.float32)
-MODES = [("float32", False), ("float32", True), ("bfloat16", True)]
+MODES = [("float32", "products"), ("float32", "projections"), ("bfloat16", "projections")]
 SCALINGS = ["block", "sublayer", None]
 
 
-def config(dtype="float32", remat=False):
+def config(dtype="float32", remat="products"):
     return replace(tiny.config(layers=LAYERS, dtype=dtype), remat=remat)
 
 
@@ -155,7 +156,7 @@ def program_of(dtype, remat, jit):
 modes = [*MODES[::2], pytest.param(MODES[1], marks=pytest.mark.slow)]
 
 
-@pytest.fixture(scope="module", params=modes, ids=lambda m: f"{m[0]}{', remat' * m[1]}")
+@pytest.fixture(scope="module", params=modes, ids=", ".join)
 def loss_and_gradient(request):
     return program_of(*request.param, jax.jit)
 
@@ -270,7 +271,9 @@ def test_only_kept_layers_run():
 
     for layers in (GATES, np.flatnonzero(GATES)):
         ran.clear()
-        jax.block_until_ready(run_stack(noisy, np.arange(float(LAYERS)), np.ones(3), remat=False, kept=Kept(layers))[0])
+        jax.block_until_ready(
+            run_stack(noisy, np.arange(float(LAYERS)), np.ones(3), remat="products", kept=Kept(layers))[0]
+        )
         jax.effects_barrier()
         assert sorted(ran) == [0, 2, 3]
 
@@ -278,7 +281,7 @@ def test_only_kept_layers_run():
 @pytest.mark.parametrize("layers", [np.stack([GATES, ~GATES]), np.array([[0, 2], [1, 3]])], ids=["gates", "indices"])
 def test_vmap_over_gates_is_refused(layers):
     def run(layers):
-        return run_stack(lambda w, x: x * w, np.ones(LAYERS), np.ones(3), remat=False, kept=Kept(layers))[0]
+        return run_stack(lambda w, x: x * w, np.ones(LAYERS), np.ones(3), remat="products", kept=Kept(layers))[0]
 
     with pytest.raises(ValueError, match=r"vmap over 2 sets of gates would run every layer.*lax\.map"):
         jax.vmap(run)(layers)
@@ -287,14 +290,14 @@ def test_vmap_over_gates_is_refused(layers):
 
 def test_vmap_over_data_keeps_the_conditional():
     def run(x):
-        return run_stack(lambda w, x: jnp.sin(x) * w, np.ones(LAYERS), x, remat=False, kept=Kept(GATES))[0]
+        return run_stack(lambda w, x: jnp.sin(x) * w, np.ones(LAYERS), x, remat="products", kept=Kept(GATES))[0]
 
     assert any(e.primitive.name == "cond" for e in equations(jax.make_jaxpr(jax.vmap(run))(np.ones((2, 3))).jaxpr))
 
 
 def test_the_rms_of_layers_needs_all_of_them():
     with pytest.raises(ValueError, match="leave out kept"):
-        run_stack(lambda w, x: x, np.ones(2), np.ones(3), remat=False, rms=True, kept=Kept(np.ones(2, bool)))
+        run_stack(lambda w, x: x, np.ones(2), np.ones(3), remat="products", rms=True, kept=Kept(np.ones(2, bool)))
 
 
 def test_gates_drawn_on_each_device_are_the_same():

@@ -3,10 +3,11 @@
 Tolerance 1e-10: float64 through three layers.
 """
 
+import math
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import chex
 import jax
@@ -18,7 +19,7 @@ import tiny
 from jaxgrow import sizes
 from jaxgrow.axes import leaves
 from jaxgrow.models import GPT2Config
-from jaxgrow.models.layers import attention as model_attention
+from jaxgrow.models.layers import Remat
 from jaxgrow.operators import hypercloning, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -150,28 +151,33 @@ def test_the_future_changes_no_bit_of_the_past():
     assert (one[:, 4:] != two[:, 4:]).any(-1).all()
 
 
-@pytest.mark.parametrize("length", [1, 128, 129, 300])
-def test_blocks_of_queries_are_the_whole_attention(length):
-    rng = np.random.default_rng(0)
-    q, k, v = rng.normal(size=(3, 2, length, 3, 8)).astype(np.float32)
-    attend = jax.jit(partial(model_attention, causal=True))
-    blocks, whole = attend(q, k, v), attend(*(x.astype(np.float64) for x in (q, k, v)))
-    np.testing.assert_allclose(blocks, whole, rtol=0, atol=1e-5)
-
-
-def test_rematerialising_changes_no_gradient():
+@pytest.mark.parametrize(
+    ("remat", "scan"), [("none", True), ("projections", True), ("full", True), ("products", False)]
+)
+def test_what_is_saved_and_whether_layers_are_scanned_changes_no_gradient(remat, scan):
     config = tiny.config()
     params, tokens = tiny.params(config), tiny.tokens()
-    plain, remat = (tiny.gradient(c)(params, tokens) for c in (config, replace(config, remat=True)))
-    chex.assert_trees_all_close(remat, plain, rtol=0, atol=TOLERANCE)
+    plain = tiny.gradient(config)(params, tokens)
+    found = tiny.gradient(replace(config, remat=remat, scan_layers=scan))(params, tokens)
+    chex.assert_trees_all_close(found, plain, rtol=0, atol=TOLERANCE)
 
 
-def test_of_a_layer_its_products_are_saved_and_with_remat_none_within_attention():
+def test_unrolled_layers_are_no_loop():
+    config, tokens = tiny.config(layers=3), tiny.tokens()
+    for scan, unroll in ((True, 1), (False, 3)):
+        c = replace(config, scan_layers=scan)
+        assert f"unroll={unroll}" in str(jax.make_jaxpr(tiny.forward(c))(tiny.shapes(c), tokens))
+
+
+def test_of_a_layer_its_products_are_saved_or_its_projections_or_its_input():
     config, tokens = tiny.config(), tiny.tokens(batch=3)
-    plain, remat = (Counter(tiny.saved(replace(config, remat=r), tokens)) for r in (False, True))
+    weights = Counter(w.shape for w in jax.tree.leaves(tiny.shapes(config)))
+    every, plain, remat, full = (Counter(tiny.saved(replace(config, remat=r), tokens)) for r in get_args(Remat))
+    assert sum(map(math.prod, every.elements())) > sum(map(math.prod, plain.elements()))
+    assert {s: n for s, n in (full - weights).items() if s[0] == config.layers} == {(2, 3, 5, 6): 1}  # x
     assert plain - remat == {(2, 3, 3, 5, 5): 2}  # scores, and the values that they weigh
     assert remat - plain == {}
-    others = remat - Counter(w.shape for w in jax.tree.leaves(tiny.shapes(config)))
+    others = remat - weights
     of_layers = {shape: n for shape, n in others.items() if shape[0] == config.layers}
     assert of_layers == {(2, 3, 5, 6): 1, (2, 15, 15): 3, (2, 15, 6): 1, (2, 15, 9): 1}  # x; q, k, v; out; up
 

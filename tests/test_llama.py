@@ -274,7 +274,7 @@ def test_tokens_that_go_around_layers_leave_the_others_their_positions():
 @pytest.mark.parametrize(("context", "frozen", "drop"), [(64, 0, None), (300, 2, None), (64, 1, TokenDrop(0.5))])
 def test_every_matrix_product_of_the_program_is_counted(context, frozen, drop, tied):
     sizes = dict(layers=3, vocab=384, embed=64, heads=6, kv_heads=2, head_dim=32, mlp=160)
-    c = LlamaConfig(**sizes, context=context, tied=tied, remat=False)
+    c = LlamaConfig(**sizes, context=context, tied=tied)
     passes = {"frozen": frozen}
     if drop:
         kept = np.arange(drop.kept(context), dtype=np.int32)

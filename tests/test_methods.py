@@ -425,5 +425,5 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
     says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
     with pytest.raises(UserError, match=says):
         finished_run(small_run, replace(SMALL, mlp=16, eps=0.01))
-    run_otherwise = replace(SMALL, remat=True, dtype="bfloat16")
+    run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
     assert finished_run(small_run, run_otherwise)[0].config == run_otherwise

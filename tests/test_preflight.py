@@ -150,7 +150,7 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
         def __init__(self, e, machine):
             devices = len(machine.devices)
             data = devices // e.mesh.fsdp
-            temporary = 64 / e.accumulate / (2 if e.model.remat else 1)
+            temporary = 64 / e.accumulate / {"products": 1, "projections": 2, "full": 4}[e.model.remat]
             self.memory = 32 / (devices / data) + temporary
 
         def run(self):
@@ -161,9 +161,9 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
     for memory, changes in [
         (95, ["accumulate=4"]),
         (47, ["accumulate=16"]),
-        (35, ["model.remat=True", "accumulate=16"]),
+        (35, ["model.remat=projections", "accumulate=16"]),
         (33, ["mesh.data=1 mesh.fsdp=4", "accumulate=4"]),
-        (10, ["mesh.data=1 mesh.fsdp=4", "model.remat=True", "accumulate=16"]),
+        (10, ["mesh.data=1 mesh.fsdp=4", "model.remat=projections", "accumulate=16"]),
         (9, None),
     ]:
         machine = replace(four, chip=replace(four.chip, memory=memory))

@@ -88,7 +88,7 @@ def medium_c4() -> Experiment:
     Batch 384 of 1024 tokens (section 4.1); steps and learning rate are not stated there.
     """
     small = base_c4()
-    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat=True)
+    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="projections")
     return replace(small, name="gpt_medium_c4", model=model, optim=replace(small.optim, peak_lr=3e-4))
 
 

@@ -202,7 +202,7 @@ class Family:
         out |= {
             k: v for k, v in self.derived(config).items() if not (isinstance(v, dict | list) and _alike(out.get(k), v))
         }
-        back = dataclasses.replace(self.ours(out), dtype=config.dtype, remat=config.remat)
+        back = self.ours(out).run_as(config)
         differ = [
             f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"
             for f in dataclasses.fields(config)

@@ -172,8 +172,7 @@ class Interpolated(Source):
     def __init__(self, before: Source, up: Source, alpha: float):
         self._before, self._up, self._alpha = before, up, alpha
         self.config, self.leaves = before.config, before.leaves
-        alike = {"dtype": before.config.dtype, "remat": before.config.remat}  # how it is run, not what it is
-        mine, other = before.config.as_json(), up.config.as_json() | alike
+        mine, other = before.config.as_json(), up.config.run_as(before.config).as_json()
         differ = [f"{n} {mine.get(n)} and {other.get(n)}" for n in mine | other if mine.get(n) != other.get(n)]
         if differ:
             raise CheckpointError(f"the two models differ: {', '.join(differ)}; de-coalesce the smaller one first")

@@ -55,8 +55,6 @@ class BERTConfig(Config):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.norm not in ("post", "pre"):
-            raise ValueError(f"norm is 'post' or 'pre', not {self.norm!r}")
         if not 0 < self.masked <= 1:
             raise ValueError(f"masked lies between 0 and 1, but is {self.masked}")
         if self.length < 1:
@@ -101,7 +99,9 @@ class Block(nn.Module):
         attention_norm, mlp_norm = (
             LayerNorm("embed", c.eps, self.dtype, name=name) for name in ("attention_norm", "mlp_norm")
         )
-        attention = SelfAttention(c.embed, c.heads, c.head_dim, False, init, out_init, self.dtype, name="attention")
+        attention = SelfAttention(
+            c.embed, c.heads, c.head_dim, False, init, out_init, self.dtype, c.attention, name="attention"
+        )
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
             x_BTD = x_BTD + rescaled(attention(attention_norm(x_BTD), mask_BS), scale)
@@ -168,6 +168,7 @@ class BERT(nn.Module):
             kept_tokens=kept_tokens,
             frozen=frozen,
             remat=c.remat,
+            scan=c.scan_layers,
             rms=rms,
             kept=kept,
         )

@@ -30,6 +30,11 @@ class CaiTConfig(PatchConfig):
     eps: float = 1e-6
     class_layers: int = 2
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.attention not in ("auto", "xla"):
+            raise ValueError(f"a CaiT's heads talk, which no kernel does: set attention=auto, not {self.attention}")
+
     @property
     def module(self) -> nn.Module:
         return CaiT(self)
@@ -164,6 +169,7 @@ class CaiT(nn.Module):
             kept_tokens=kept_tokens,
             frozen=frozen,
             remat=c.remat,
+            scan=c.scan_layers,
             rms=rms,
             kept=kept,
         )
@@ -173,6 +179,8 @@ class CaiT(nn.Module):
         )
         token_D = self.param("class_embedding", named(INIT, "embed", role="table"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
-        u_B1D, _ = run_stack(lambda w, u: look.apply({"params": w}, u, x_BTD), looks, u_B1D, remat=c.remat)
+        u_B1D, _ = run_stack(
+            lambda w, u: look.apply({"params": w}, u, x_BTD), looks, u_B1D, remat=c.remat, scan=c.scan_layers
+        )
         logits = classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])
         return (logits, rms_L) if rms else logits

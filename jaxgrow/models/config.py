@@ -11,6 +11,8 @@ from flax import linen as nn
 
 from jaxgrow.axes import Axes, Params, axis, is_names, path, role, split, turned
 from jaxgrow.maps import Growth, Rules, new_sizes
+from jaxgrow.models.attention import By
+from jaxgrow.models.layers import Remat
 
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]  # of a model: tokens or images, or several things by name
 
@@ -35,10 +37,13 @@ class Config:
     mlp: int = 3072
     eps: float = 1e-5  # of the norms
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of activations; parameters are float32 or better
-    remat: bool = False
+    remat: Remat = "products"  # what a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`)
+    attention: By = "auto"  # the kernel (`jaxgrow.models.attention`)
+    scan_layers: bool = True  # or unrolled: longer to compile, perhaps faster
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
     normalisation: ClassVar[Literal["layer", "rms"]] = "layer"  # LayerNorm or RMSNorm, which operators may have to know
+    run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")  # how it is run, not what it is
     no_axes: ClassVar[tuple[str, ...]] = ()  # integer fields that are no axis's size
     # Tables, and the norm before a tied head: what the published multi-level code takes the other way round (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
@@ -55,8 +60,10 @@ class Config:
         for f in fields(self):
             if f.type is float and not 0 <= getattr(self, f.name) < 2.0**127:  # what float32 holds
                 raise ValueError(f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, not a number from 0")
-        if self.dtype not in ("float32", "bfloat16", "float64"):
-            raise ValueError(f"dtype is 'float32', 'bfloat16' or 'float64', not {self.dtype!r}")
+        for f in fields(self):
+            *others, last = map(repr, get_args(f.type) or (None,))
+            if others and getattr(self, f.name) not in get_args(f.type):
+                raise ValueError(f"{f.name} is {', '.join(others)} or {last}, not {getattr(self, f.name)!r}")
 
     @classmethod
     def least(cls, field: str) -> int:
@@ -107,6 +114,10 @@ class Config:
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
         return replace(self, **new_sizes(growth), eps=eps)
 
+    def run_as(self, other: "Config") -> Self:
+        """This config, run as another one is."""
+        return replace(self, **{name: getattr(other, name) for name in self.run_by})
+
     def paper_axes(self) -> Axes:
         """The axes under which a tied model grows as in the published multi-level code (``tied="paper"``).
 
@@ -145,6 +156,8 @@ def from_json(content: Mapping[str, Any]) -> Config:
     family = Config.families.get(name) if isinstance(name, str) else None
     if family is None:
         raise ValueError(f"there is no model family {name!r}, only {', '.join(sorted(Config.families))}")
+    if isinstance(values.get("remat"), bool):  # as it was once written
+        values["remat"] = "projections" if values["remat"] else "products"
     kinds = {f.name: f.type for f in fields(family)}
     for field, value in values.items():
         if field not in kinds:

@@ -10,13 +10,13 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.attention import mean_keys
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     MLP,
     KeptTokens,
     LayerNorm,
     SelfAttention,
-    mean_keys,
     run_parts,
     stacked_init,
     vocabulary_logits,
@@ -65,7 +65,9 @@ class Block(nn.Module):
         init = nn.initializers.normal(0.02)
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)  # the residual stream adds 2 L of these
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        attention = SelfAttention(c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, name="attention")
+        attention = SelfAttention(
+            c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, c.attention, name="attention"
+        )
         x_BTD = x_BTD + rescaled(attention(h_BTD), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         return x_BTD + rescaled(MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD), scale)
@@ -120,6 +122,7 @@ class GPT2(nn.Module):
             kept_tokens=kept_tokens,
             frozen=frozen,
             remat=c.remat,
+            scan=c.scan_layers,
             rms=rms,
             kept=kept,
         )

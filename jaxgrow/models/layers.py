@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
-from jaxgrow.sharding import batch_parts, gathered, platform, split_batch
+from jaxgrow.models.attention import By, attention
+from jaxgrow.sharding import batch_parts, gathered, split_batch
 
-QUERIES = 128  # of causal attention that go together
 SCORED = 1024  # positions on a device whose logits over a vocabulary exist at once, where only a loss is asked for
 
 
@@ -207,6 +207,7 @@ class SelfAttention(nn.Module):
     kernel_init: Initializer
     out_init: Callable
     dtype: DTypeLike
+    by: By = "auto"  # the kernel
 
     @nn.compact
     def __call__(self, x_BTD, mask_BS=None):
@@ -219,7 +220,7 @@ class SelfAttention(nn.Module):
         q_BTHK = project("query", "heads", "head_dim")
         k_BTHK = project("key", "heads", "head_dim" + READ)
         v_BTHK = project("value", "heads", "head_dim" + VALUE)
-        y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS)
+        y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (self.heads, self.head_dim, self.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
@@ -240,50 +241,6 @@ class MLP(nn.Module):
         )
         h_BTF = self.activation(h_BTF)
         return Linear(("mlp" + READ, "embed"), (self.mlp, self.embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
-
-
-def attention(q_BTHK, k_BTHK, v_BTHK, *, causal: bool, mask_BS=None):
-    """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better. Keys and values may have fewer heads, which neighbouring
-    queries share. ``mask_BS``: the keys that are seen, bool; None: all.
-
-    On a GPU by cuDNN's fused kernel, which has to be asked for. Elsewhere causal queries go in blocks of `QUERIES`, each
-    over the keys up to its end, so that up to half of the square is never computed. `jax.nn.dot_product_attention` rounds
-    scores to float32, so a float64 model, which is there to check mathematics, has its own lines.
-    """
-    dtype, head_dim, length = q_BTHK.dtype, q_BTHK.shape[-1], q_BTHK.shape[1]
-    # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
-    seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
-    if mask_BS is not None:
-        keys = mask_BS[:, None, None, :]
-        seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
-    if dtype == jnp.float64:
-        k_BTHK, v_BTHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BTHK, v_BTHK))
-        scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
-        if seen_BHTS is not None:
-            scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
-        return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
-    if platform() == "gpu" and dtype.itemsize == 2 and head_dim % 8 == 0:
-        mask = None if mask_BS is None else seen_BHTS
-        return jax.nn.dot_product_attention(
-            q_BTHK, k_BTHK, v_BTHK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
-        )
-    if not causal:
-        return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, mask=seen_BHTS)
-    blocks = []
-    for begin, end in query_blocks(length):
-        mask = seen_BHTS[:, :, begin:end, :end]
-        blocks.append(jax.nn.dot_product_attention(q_BTHK[:, begin:end], k_BTHK[:, :end], v_BTHK[:, :end], mask=mask))
-    return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
-
-
-def query_blocks(length: int) -> list[tuple[int, int]]:
-    """``[(begin, end), ..]`` of the blocks of causal queries."""
-    return [(begin, min(begin + QUERIES, length)) for begin in range(0, length, QUERIES)]
-
-
-def mean_keys(length: int) -> float:
-    """The keys that are computed for a causal query, on average."""
-    return sum(end * (end - begin) for begin, end in query_blocks(length)) / length
 
 
 @partial(
@@ -337,9 +294,19 @@ def run_parts(
     return x_BTD, None if rms[0] is None else jnp.concatenate(rms)
 
 
+Remat: TypeAlias = Literal["none", "products", "projections", "full"]
+
+
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` that saves the results of matrix products, and of cuDNN's attention."""
-    return primitive.name == "dot_general" or primitive.name.startswith("dot_product_attention_fwd")
+    """A policy of `jax.checkpoint` that saves the results of matrix products, and of the kernels of attention."""
+    return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith("dot_product_attention_fwd")
+
+
+POLICIES = {
+    "products": products,
+    "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 def _rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
@@ -347,15 +314,25 @@ def _rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
 
 
 def run_stack(
-    apply: Callable, stacked: Any, x: jax.Array, *, remat: bool, rms: bool = False, kept: Kept | None = None
+    apply: Callable,
+    stacked: Any,
+    x: jax.Array,
+    *,
+    remat: Remat,
+    scan: bool = True,
+    rms: bool = False,
+    kept: Kept | None = None,
 ) -> tuple[Any, Any]:
     """``x`` through the blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
 
-    One scan, so that compile time does not grow with depth. ``apply(w, x) -> x`` is a block; with ``kept.scaling ==
-    "sublayer"``, ``apply(w, x, scale)``. The results of each block's `products` are kept for the backward pass, and what lies
-    between them is computed again, which takes less time than to write and read it; with ``remat``, those of the projections
-    alone, so that attention is computed again, too (README, "Speed"). ``kept`` says which blocks run (None: all); those that
-    do not cost nothing but their zero gradients.
+    One scan, so that compile time does not grow with depth; not ``scan``, unrolled, but for layers behind conditionals.
+    ``apply(w, x) -> x`` is a block; with ``kept.scaling == "sublayer"``, ``apply(w, x, scale)``. ``kept`` says which blocks run
+    (None: all); those that do not cost nothing but their zero gradients.
+
+    ``remat`` says what each block saves for the backward pass, which computes the rest again: ``"products"`` the results of
+    its matrix products, for what lies between them takes less time to compute than to write and read; ``"projections"`` those
+    of products with weights alone, so that attention is computed again, too (README, "Speed"); ``"full"`` nothing but the
+    block's input; ``"none"`` computes nothing again.
     """
     kept = kept or Kept(None)
     if rms and kept.layers is not None:
@@ -370,8 +347,9 @@ def run_stack(
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
     layer = scaled(lambda w, x, *scale: split_batch(apply(w, split_batch(x), *scale)), kept)
-    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat else products
-    layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
+    unrolled = not scan and layers is None
+    if remat != "none":
+        layer = jax.checkpoint(layer, prevent_cse=unrolled, policy=POLICIES[remat])
     if layers is not None:
         return conditional(lambda inputs, x: layer(inputs[0], x, inputs[1]))(layers, (stacked, scale), x), None
 
@@ -380,4 +358,4 @@ def run_stack(
         y = layer(w, x, scale)
         return y, jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean()) if rms else None
 
-    return jax.lax.scan(body, x, (stacked, scale))
+    return jax.lax.scan(body, x, (stacked, scale), unroll=unrolled)

@@ -12,13 +12,12 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.attention import attention, mean_keys
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.models.layers import (
     KeptTokens,
     Linear,
     RMSNorm,
-    attention,
-    mean_keys,
     run_parts,
     stacked_init,
     vocabulary_logits,
@@ -119,7 +118,7 @@ class Attention(nn.Module):
         q_BTHK = rotated(project("query", c.heads, "heads", "head_dim"), *rotation)
         k_BTGK = rotated(project("key", c.kv_heads, "kv_heads", "head_dim" + READ), *rotation)
         v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
-        y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS)
+        y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS, by=c.attention)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=False, name="out")(y_BTHK)
 
@@ -216,6 +215,7 @@ class Llama(nn.Module):
             apply_kept_tokens=layer_of_kept_tokens,
             frozen=frozen,
             remat=c.remat,
+            scan=c.scan_layers,
             rms=rms,
             kept=kept,
         )

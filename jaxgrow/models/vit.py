@@ -26,11 +26,6 @@ class ViTConfig(PatchConfig):
     eps: float = 1e-12
     distillation: Literal["none", "token", "head"] = "none"
 
-    def __post_init__(self):
-        if self.distillation not in ("none", "token", "head"):
-            raise ValueError(f"distillation is 'none', 'token' or 'head', not {self.distillation!r}")
-        super().__post_init__()
-
     @property
     def module(self) -> nn.Module:
         return ViT(self)
@@ -62,7 +57,9 @@ class Block(nn.Module):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
         c = self.config
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        attention = SelfAttention(c.embed, c.heads, c.head_dim, False, INIT, INIT, self.dtype, name="attention")
+        attention = SelfAttention(
+            c.embed, c.heads, c.head_dim, False, INIT, INIT, self.dtype, c.attention, name="attention"
+        )
         x_BTD = x_BTD + rescaled(attention(h_BTD), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         gelu = partial(jax.nn.gelu, approximate=False)
@@ -116,6 +113,7 @@ class ViT(nn.Module):
             x_BTD,
             frozen=frozen,
             remat=c.remat,
+            scan=c.scan_layers,
             rms=rms,
             kept=kept,
         )

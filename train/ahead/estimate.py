@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import get_args
 
+from jaxgrow.models.layers import Remat
 from train.ahead.machines import Machine
 from train.ahead.rehearsal import Program, Rehearsal
 from train.errors import UserError
 from train.experiment import Experiment
+
+REMATS = get_args(Remat)  # the later, the less a layer saves
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,11 @@ def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], E
         fsdp = devices // mesh.tensor
         meshes.append(([f"mesh.data=1 mesh.fsdp={fsdp}"], replace(mesh, data=1, fsdp=fsdp)))
     for sharded, mesh in meshes:
-        for remat in sorted({experiment.model.remat, True}):
+        for remat in REMATS[REMATS.index(experiment.model.remat) :]:
             accumulate = experiment.accumulate
             while experiment.batch % (accumulate * devices) == 0:
                 changes = [*sharded]
-                changes += ["model.remat=True"] if remat != experiment.model.remat else []
+                changes += [f"model.remat={remat}"] if remat != experiment.model.remat else []
                 changes += [f"accumulate={accumulate}"] if accumulate != experiment.accumulate else []
                 if changes:
                     model = replace(experiment.model, remat=remat)

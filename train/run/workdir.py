@@ -160,7 +160,7 @@ def finished_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
     if not run.finished:
         raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
     result = run.result
-    alike = {name: getattr(config, name) for name in ("dtype", "remat")}  # how it is run, not what it is
+    alike = {name: getattr(config, name) for name in config.run_by}
     wrong = differences(result["model"] | alike, config.as_json())
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")

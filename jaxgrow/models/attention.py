@@ -1,0 +1,130 @@
+"""Attention by the kernel that its devices have: cuDNN's on GPUs, Pallas' splash attention on TPUs, or XLA's products."""
+
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from jaxgrow.sharding import RULES, batch_axes, parts, platform
+
+By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
+
+QUERIES = 128  # of causal attention by XLA that go together
+LANES = 128  # of a TPU: a block of splash attention has a multiple of them
+
+
+def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto"):
+    """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
+
+    By XLA, causal queries go in blocks of `QUERIES`, each over the keys up to its end, so that up to half of the square is
+    never computed. `jax.nn.dot_product_attention` rounds scores to float32, so a float64 model, which is there to check
+    mathematics, has its own lines.
+
+    Args:
+      q_BTHK: queries, of H heads.
+      k_BSGK: keys, of G heads, each of which neighbouring queries share. Causal, S is T.
+      v_BSGK: values.
+      causal: whether a query sees the keys up to its own place alone.
+      mask_BS: the keys that are seen, bool; None: all.
+      by: the kernel; ``"auto"``: the one that the devices of the program have, and that serves these shapes (`refused`).
+
+    Raises:
+      ValueError: the kernel that was asked for does not serve these shapes, or these devices.
+    """
+    why = {
+        kernel: refused(kernel, q_BTHK.dtype, q_BTHK.shape[1:], k_BSGK.shape[1:], mask_BS is not None)
+        for kernel in ("cudnn", "splash")
+    }
+    if by == "auto":
+        by = next((kernel for kernel, reasons in why.items() if not reasons), "xla")  # type: ignore[assignment]
+    if why.get(by):
+        raise ValueError(f"attention={by} does not serve this model: {'; '.join(why[by])}; set attention=auto")
+    if by == "splash":
+        return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
+    dtype, head_dim, length = q_BTHK.dtype, q_BTHK.shape[-1], q_BTHK.shape[1]
+    # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
+    seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
+    if mask_BS is not None:
+        keys = mask_BS[:, None, None, :]
+        seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
+    if by == "cudnn":
+        mask = None if mask_BS is None else seen_BHTS
+        return jax.nn.dot_product_attention(
+            q_BTHK, k_BSGK, v_BSGK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
+        )
+    if dtype == jnp.float64:
+        k_BTHK, v_BTHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
+        scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
+        if seen_BHTS is not None:
+            scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
+        return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
+    if not causal:
+        return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS)
+    blocks = []
+    for begin, end in query_blocks(length):
+        mask = seen_BHTS[:, :, begin:end, :end]
+        blocks.append(jax.nn.dot_product_attention(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask=mask))
+    return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
+
+
+def refused(
+    by: By, dtype: DTypeLike, queries_THK: tuple[int, ...], keys_SGK: tuple[int, ...], masked: bool
+) -> list[str]:
+    """Why a kernel does not serve attention of these shapes, on the devices that traced code is for; empty, if it does."""
+    on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
+    two_bytes = jnp.dtype(dtype).itemsize == 2
+    tensor = parts("heads")
+    reasons = {
+        "cudnn": [
+            (on == "gpu", f"it is of GPUs, and the program is for {on}"),
+            (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
+            (head_dim % 8 == 0, f"head_dim is {head_dim}, no multiple of 8"),
+        ],
+        "splash": [
+            (on == "tpu", f"it is of TPUs, and the program is for {on}"),
+            (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
+            (length % LANES == keys_SGK[0] % LANES == 0, f"{length} positions are no multiple of {LANES}"),
+            (not masked, "some keys are masked"),
+            (
+                heads % tensor == kv_heads % tensor == 0,
+                f"{heads} heads over {kv_heads} of keys do not divide among {tensor} devices",
+            ),
+        ],
+    }
+    return [reason for serves, reason in reasons.get(by, []) if not serves]
+
+
+def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):
+    """XLA divides no kernel's work: where it divides the rest among devices, each runs the kernel on its samples and heads."""
+    scaled = q_BTHK / q_BTHK.shape[-1] ** 0.5
+
+    def each(q_BTHK, k_BSGK, v_BSGK):
+        run = _splash_kernel(q_BTHK.shape[2], q_BTHK.shape[1], k_BSGK.shape[1], causal)
+        heads_first: list[jax.Array] = [x.swapaxes(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK)]
+        return jnp.asarray(jax.vmap(run)(*heads_first)).swapaxes(1, 2)
+
+    batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
+    if not batch and tensor is None:
+        return each(scaled, k_BSGK, v_BSGK)
+    lies = P(batch or None, None, tensor, None)
+    return jax.shard_map(each, in_specs=(lies,) * 3, out_specs=lies, check_vma=False)(scaled, k_BSGK, v_BSGK)
+
+
+def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
+
+    mask = (splash.CausalMask if causal else splash.FullMask)((queries, keys))
+    return splash.make_splash_mha(splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=1)
+
+
+def query_blocks(length: int) -> list[tuple[int, int]]:
+    """``[(begin, end), ..]`` of the blocks of causal queries."""
+    return [(begin, min(begin + QUERIES, length)) for begin in range(0, length, QUERIES)]
+
+
+def mean_keys(length: int) -> float:
+    """The keys that are computed for a causal query, on average."""
+    return sum(end * (end - begin) for begin, end in query_blocks(length)) / length
