@@ -1,9 +1,11 @@
-"""Tokenising a file with a byte-level BPE: rate and peak memory, as a whole and by how much memory grows with the file.
+"""Tokenising: rate and peak memory of a corpus in several formats, and of one 4 and 16 times as large.
 
-    python benchmarks/tokenise.py FILE TOKENIZER [--megabytes 40] [--rounds 3] [--json FILE]
+    python benchmarks/tokenise.py FILE TOKENIZER [--megabytes 160] [--rounds 3] [--json FILE]
 
-The first ``--megabytes`` of FILE (.txt, .xz or .gz), a quarter of them, and as many cut into small documents, each tokenised
-by a process of its own into an empty cache, taking turns. Memory: the peak of that process, and of its largest worker.
+The first ``--megabytes`` of FILE (.txt, .gz, .xz or .zst; again and again, if it has fewer), as one file of text, a folder of
+small ones, compressed JSON Lines, and Parquet in one row group; each also a sixteenth and a quarter as large. Each is
+tokenised by a process of its own into an empty cache, taking turns. Memory: the peak of that process, and of its largest
+worker (bytes need none); imports alone are most of it.
 """
 
 import argparse
@@ -11,15 +13,21 @@ import json
 import subprocess
 import sys
 import tempfile
-from itertools import islice
+from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
-from train.data.corpus import read
+from train.data.formats import PIECE, text
 
+SIZES = (1, 4, 16)
+DOCUMENT = 3000  # characters
 ROOT = Path(__file__).parents[1]
 CHILD = """
 import json, resource, sys, tempfile, time
@@ -29,8 +37,10 @@ if __name__ == "__main__":
         start = time.perf_counter()
         tokens(Data("text", sys.argv[1], tokenizer=sys.argv[2], cache=cache))
         seconds = time.perf_counter() - start
-    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(json.dumps([seconds, *peaks]))
+    # Not ru_maxrss, which begins with what the process that started this one had; a worker's is then at least this one's.
+    (own,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(json.dumps([seconds, own / 1024, largest / 1024]))
 """
 
 
@@ -41,52 +51,81 @@ def measure(script: Path, corpus: Path, tokenizer: str) -> tuple[float, float, f
     return tuple(json.loads(done.stdout))
 
 
+def documents(whole: str) -> list[str]:
+    return [whole[i : i + DOCUMENT] for i in range(0, len(whole), DOCUMENT)]
+
+
+def as_text(whole: str, path: Path) -> None:
+    path.with_suffix(".txt").write_text(whole)
+
+
+def as_small_files(whole: str, path: Path) -> None:
+    path.mkdir()
+    for i, document in enumerate(documents(whole)):
+        (path / f"{i:012}.txt").write_text(document)
+
+
+def as_json_lines(whole: str, path: Path) -> None:
+    with pa.output_stream(str(path.with_suffix(".jsonl.zst")), compression="zstd") as file:
+        for document in documents(whole):
+            file.write((json.dumps({"text": document}) + "\n").encode())
+
+
+def as_parquet(whole: str, path: Path) -> None:
+    table = pa.table({"text": documents(whole)})
+    pq.write_table(table, path.with_suffix(".parquet"), row_group_size=len(table))
+
+
+FORMATS: dict[str, Callable[[str, Path], None]] = {
+    "a file of text": as_text,
+    "small files": as_small_files,
+    ".jsonl.zst": as_json_lines,
+    "one row group": as_parquet,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("tokenizer", help="a tokenizer.json, or a folder of vocab.json and merges.txt")
-    parser.add_argument("--megabytes", type=float, default=40)
+    parser.add_argument("tokenizer", help="a tokenizer.json, a folder of vocab.json and merges.txt, or bytes")
+    parser.add_argument("--megabytes", type=float, default=160)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
+    tokenizer = a.tokenizer if a.tokenizer == "bytes" else str(Path(a.tokenizer).resolve())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "child.py").write_text(CHILD)
-        text = "".join(islice(read(a.file), int(a.megabytes * 1e6) // (1 << 16))).encode()
-        whole = text[: int(a.megabytes * 1e6)]
-        corpora = {
-            "a file": folder / "whole.txt",
-            "a quarter": folder / "quarter.txt",
-            "small documents": folder / "small",
-        }
-        corpora["a file"].write_bytes(whole)
-        corpora["a quarter"].write_bytes(whole[: len(whole) // 4])
-        corpora["small documents"].mkdir()
-        for i in range(0, len(whole), 1500):
-            (corpora["small documents"] / f"{i:012}.txt").write_bytes(whole[i : i + 1500])
-        sides = {
-            n: (lambda c=corpus: measure(folder / "child.py", c, str(Path(a.tokenizer).resolve())))
-            for n, corpus in corpora.items()
-        }
+        pieces = (piece for file in cycle([a.file]) for piece in text(file))
+        whole = "".join(islice(pieces, int(a.megabytes * 1e6) // PIECE))
+        sides: dict[str, Callable[[], Any]] = {}
+        about: dict[str, tuple[float, str]] = {}  # megabytes, and the smallest of that format
+        for i, (format, write) in enumerate(FORMATS.items()):
+            for size in SIZES:
+                part = whole[: len(whole) * size // SIZES[-1]]
+                write(part, folder / f"{i}-{size}")
+                (corpus,) = folder.glob(f"{i}-{size}*")
+                sides[f"{format} {size}x"] = lambda corpus=corpus: measure(folder / "child.py", corpus, tokenizer)
+                about[f"{format} {size}x"] = len(part.encode()) / 1e6, f"{format} {SIZES[0]}x"
         measured = alternate(sides, a.rounds)
 
-    result: dict[str, Any] = environment("tokenizers", "numpy")
-    result |= {"megabytes": len(whole) / 1e6, "rounds": a.rounds, "sides": {}}
+    result: dict[str, Any] = environment("tokenizers", "numpy", "pyarrow")
+    result |= {"tokenizer": Path(a.tokenizer).name, "rounds": a.rounds, "sides": {}}
+    print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
     print(
-        f"{result['machine']}, {result['cores']} cores, load {result['load']}; {len(whole) / 1e6:.0f} MB, {a.rounds} rounds"
+        f"{'':>18} {'MB':>5}" + "".join(f"{name:>26}" for name in ("MB/s", "peak MiB", "of a worker", "peak, over 1x"))
     )
-    print(f"{'':>16} {'MB/s':>20} {'peak MiB':>20} {'of a worker':>20} {'peak, of a quarters':>22}")
     for side, values in measured.items():
-        size = len(whole) / (4 if side == "a quarter" else 1) / 1e6
         seconds, peak, worker = (list(column) for column in zip(*values, strict=True))
+        megabytes, first = about[side]
         row = {
-            "megabytes_a_second": summary([size / s for s in seconds]),
+            "megabytes_a_second": summary([megabytes / s for s in seconds]),
             "peak_mebibytes": summary(peak),
             "worker_mebibytes": summary(worker),
-            "over_quarter": ratios(peak, [v[1] for v in measured["a quarter"]]),
+            "peak_over_1x": ratios(peak, [v[1] for v in measured[first]]),
         }
-        result["sides"][side] = row
-        print(f"{side:>16} " + " ".join(f"{shown(row[key]):>20}" for key in row))
+        result["sides"][side] = {"megabytes": megabytes} | row
+        print(f"{side:>18} {megabytes:5.0f}" + "".join(f"{shown(value):>26}" for value in row.values()))
     save(a.json, result)
 
 

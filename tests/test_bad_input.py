@@ -54,7 +54,10 @@ CASES = {
     ),
     "micro-batches too small": (["--set", "accumulate=4"], "a batch of 2 cannot be divided among 4 devices"),
     "no corpus": (["--set", "data.path={}/absent"], "there is no corpus at {}/absent"),
-    "a folder without text": (["--set", "data.path={}/pictures"], "there is no .txt, .xz or .gz file"),
+    "a folder without text": (
+        ["--set", "data.path={}/pictures"],
+        "pictures: there are no .txt, .jsonl",
+    ),
     "empty files": (["--set", "data.path={}/empty"], "the train text of the corpus is empty"),
     "nothing held out": (["--set", "data.valid_fraction=0.01"], "the valid text of the corpus is empty"),
     "a broken .gz": (["--set", "data.path={}/broken.gz"], "cannot read {}/broken.gz: "),

@@ -63,6 +63,24 @@ def test_a_stream_goes_on_where_its_state_was_taken(done):
     assert firsts(stream, 8) == firsts(again, 8)
 
 
+@pytest.mark.parametrize("before, after", [(1, 2), (2, 5), (5, 1)])
+def test_what_some_processes_began_any_other_number_goes_on_with(before, after):
+    """The state is of the whole batch, and the same in each of them."""
+
+    def shares(processes):
+        return [training(WINDOWS, 10, 1, rows) for rows in np.split(np.arange(10), processes)]
+
+    whole = firsts(training(WINDOWS, 10, seed=1), 7)
+    began, on = shares(before), shares(after)
+    for stream in began:
+        firsts(stream, 3)
+    (state,) = {json.dumps(stream.get_state()) for stream in began}
+    for stream in on:
+        stream.set_state(json.loads(state))
+    parts = [np.reshape(firsts(stream, 4), (4, -1)) for stream in on]
+    assert np.concatenate(parts, 1).ravel().tolist() == whole[30:]
+
+
 def calls_a_sample(batch: int) -> float:
     """Python functions that are called for each sample, to make it and to hand it out, by whoever is ahead of who takes."""
     calls, made = [0], [0]

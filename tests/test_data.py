@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from train import files
-from train.data import corpus, tokenise
+from train.data import formats, tokenise
 from train.data.cache import made
 from train.data.text import tokens
 from train.errors import UserError
@@ -93,7 +93,7 @@ def awkward(folder: Path) -> list[bytes]:
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    for module, name, value in ((corpus, "PIECE", 7), (tokenise, "BATCH", 50), (tokenise, "SHARD", 3)):
+    for module, name, value in ((formats, "PIECE", 7), (tokenise, "BATCH", 50), (tokenise, "SHARD", 3)):
         monkeypatch.setattr(module, name, value)
 
 
@@ -133,7 +133,7 @@ def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
 ):
     """Whatever the size of a file, and of how many."""
     read, ahead = [0], []
-    pieces = corpus.read
+    pieces = formats.text
 
     def reading(path):
         for piece in pieces(path):
@@ -141,7 +141,7 @@ def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
             ahead.append(read[0] - sum(len(p) for call in encoded for p in call))
             yield piece
 
-    monkeypatch.setattr(corpus, "read", reading)
+    monkeypatch.setattr(formats, "text", reading)
     (tmp_path / "large.txt").write_text("a" * 5000)
     tokens(replace(text, path=str(tmp_path / "large.txt")))
     assert max(ahead) <= 50 + 2 * 7
@@ -329,16 +329,16 @@ def test_an_absent_tokenizer_is_named(text, tmp_path):
 # --- what is no text ---
 
 
-@pytest.mark.parametrize("name", ["docs.jsonl", "docs.parquet", "docs.jsonl.gz", "docs.json.xz", "docs.tar.gz", "docs"])
+@pytest.mark.parametrize("name", ["docs.json", "docs.parquet.gz", "docs.json.xz", "docs.tar.gz", "docs.zip", "docs"])
 def test_what_would_be_trained_on_as_raw_bytes_is_refused_with_what_would_not(tmp_path, text, name):
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder" / name
     path.write_bytes(gzip.compress(b'{"text": "a"}') if name.endswith(".gz") else b'{"text": "a"}')
-    with pytest.raises(UserError, match=rf"{path} is no text that can be trained on: .txt, .xz and .gz files are"):
-        tokens(replace(text, path=str(path)))
     with pytest.raises(
-        UserError, match=rf"there is no .txt, .xz or .gz file, only {name.removeprefix('docs') or name}"
+        UserError, match=rf"{path} cannot be trained on, but .txt, .jsonl .*, .parquet and .arrow files"
     ):
+        tokens(replace(text, path=str(path)))
+    with pytest.raises(UserError, match=rf"there are no .txt, .* files, only {name.removeprefix('docs') or name}"):
         tokens(replace(text, path=str(tmp_path / "folder")))
 
 
@@ -361,7 +361,8 @@ class TinyDocs(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()})
+        text = {"text": tfds.features.Text(), "title": tfds.features.Text()}
+        features = tfds.features.FeaturesDict(text | {"number": tfds.features.Scalar(np.int64)})
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
@@ -369,7 +370,7 @@ class TinyDocs(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, name, count):
         for i in range(count):
-            yield i, {"text": f"{name} {i} ä", "title": str(i)}
+            yield i, {"text": f"{name} {i} ä", "title": str(i), "number": i}
 
 
 @pytest.fixture
@@ -389,6 +390,8 @@ def test_a_tfds_corpus_is_prepared_and_read_without_tensorflow(docs):
 def test_a_feature_that_a_tfds_corpus_lacks_is_refused_with_those_it_has(docs):
     with pytest.raises(UserError, match=r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"):
         tokens(replace(docs, field="body"))
+    with pytest.raises(UserError, match=r"feature .number. of tiny_docs is no text, but .*; set data.field"):
+        tokens(replace(docs, field="number"))
 
 
 def test_an_unknown_tfds_corpus_is_refused(docs):

@@ -1,22 +1,20 @@
-"""Corpora: documents in an order, read piece by piece, so that none need fit into memory."""
+"""Corpora: documents in an order, read one by one, so that neither they nor their names need fit into memory."""
 
-import gzip
-import io
-import lzma
+import hashlib
+import json
+import os
 import sysconfig
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from train.data import formats
+from train.data.formats import Document
 from train.errors import UserError
 
-PIECE = 1 << 16  # characters; long documents are tokenised and held out in pieces of this size
-Document: TypeAlias = Iterable[str]  # pieces: all of PIECE characters but the last, and none empty
-
-_OPEN = {".txt": open, ".xz": lzma.open, ".gz": gzip.open}
-_WITHIN = {".jsonl", ".json", ".parquet", ".arrow", ".tar", ".zip"}  # that no .xz or .gz of text is of
+_HELD_OUT = ("validation", "test")  # splits that judge, the first that is there
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,29 @@ def stdlib() -> Corpus:
     files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
     if not files:
         raise UserError(f"there is no Python file in the standard library under {root}")
-    return Corpus(_key(files), map(read, files), None)
+    return Corpus(_key(files), map(formats.text, files), None)
 
 
-def text(path: str, valid_path: str | None) -> Corpus:
-    """Files of text, or those in folders.
+def text(path: str, valid_path: str | None, field: str) -> Corpus:
+    """Files of text, or those in folders (`train.data.formats`), of which ``field`` holds the documents where they have fields.
+
+    Of a `DatasetDict` of Hugging Face `datasets`, "train"; without ``valid_path`` its "validation" or "test" judges.
 
     Raises:
       UserError: there are none, or they are no text.
     """
-    train = _found(path)
-    if valid_path is None:
-        return Corpus(_key(train), map(read, train), None)
-    valid = _found(valid_path)
-    return Corpus([_key(train), _key(valid)], map(read, train), map(read, valid))
+    train, valid = _existing(path), None if valid_path is None else _existing(valid_path)
+    if splits := _splits(train):
+        if "train" not in splits:
+            raise UserError(
+                f"{train} has no split 'train', only {', '.join(splits)}; name the folder of one in data.path"
+            )
+        held = next((_existing(str(train / name)) for name in _HELD_OUT if name in splits), None)
+        train, valid = _existing(str(train / "train")), valid or held
+    parts = [train] if valid is None else [train, valid]
+    key = [field, *(_key(_files(part.resolve())) for part in parts)]
+    documents = [chain.from_iterable(formats.documents(file, field) for file in _files(part)) for part in parts]
+    return Corpus(key, documents[0], documents[1] if valid else None)
 
 
 def tfds(name: str, path: str | None, field: str) -> Corpus:
@@ -57,10 +64,14 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
         for example in builder.as_data_source(split):
             if field not in example:
                 raise UserError(f"{name} has no feature {field!r}, only {', '.join(example)}; set data.field")
-            whole = example[field].decode("utf-8", errors="replace")
-            yield [whole[i : i + PIECE] for i in range(0, len(whole), PIECE)]
+            document = example[field]
+            if not isinstance(document, bytes):
+                raise UserError(
+                    f"feature {field!r} of {name} is no text, but {type(document).__name__}; set data.field"
+                )
+            yield formats.pieces(document.decode("utf-8", errors="replace"))
 
-    split = next((s for s in ("validation", "test") if s in builder.info.splits), None)
+    split = next((s for s in _HELD_OUT if s in builder.info.splits), None)
     key = [builder.info.full_name, field, {k: s.num_examples for k, s in builder.info.splits.items()}]
     return Corpus(key, documents("train"), documents(split) if split else None)
 
@@ -87,40 +98,74 @@ def prepared(name: str, path: str | None) -> Any:
     return builder
 
 
-def _found(name: str) -> list[Path]:
+def _existing(name: str) -> Path:
+    """The file or folder of that name, which can be read."""
     path = Path(name).expanduser()
-    known = f"{', '.join(list(_OPEN)[:-1])} and {list(_OPEN)[-1]}"
     if not path.exists():
         raise UserError(f"there is no corpus at {path}")
-    if path.is_file():
-        if not _is_text(path):
-            raise UserError(
-                f"{path} is no text that can be trained on: {known} files are, compressed text among them; "
-                "write its text to one of these"
-            )
-        return [path]
-    files = sorted(p for p in path.rglob("*") if p.is_file())
-    if not (texts := [p for p in files if _is_text(p)]):
-        others = sorted({"".join(p.suffixes[-2:]) or p.name for p in files})[:8]
+    if path.is_file() and formats.reader(path) is None:
         raise UserError(
-            f"no text in {name}: there is no .txt, .xz or .gz file" + (f", only {', '.join(others)}" if others else "")
+            f"{path} cannot be trained on, but {formats.NAMES} files can; a .json with one object a line is a .jsonl"
         )
-    return texts
+    if not _splits(path) and not any(True for _ in _files(path)):
+        others = sorted({"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()})[:8]
+        raise UserError(
+            f"no text in {name}: there are no {formats.NAMES} files" + (f", only {', '.join(others)}" if others else "")
+        )
+    return path
 
 
-def _is_text(path: Path) -> bool:
-    return path.suffix in _OPEN and (path.suffix == ".txt" or Path(path.stem).suffix not in _WITHIN)
+def _files(path: Path) -> Iterator[Path]:
+    """Those that hold documents, in the order of their names; a list of all would grow with the corpus."""
+    if path.is_file():
+        yield path
+    elif shards := _shards(path):
+        yield from shards
+    elif splits := _splits(path):
+        raise UserError(f"{path} holds the splits {', '.join(splits)}; name the folder of one")
+    else:
+        with os.scandir(path) as entries:
+            found = sorted((e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries)
+        for name, is_folder, is_file in found:
+            if is_folder:
+                yield from _files(path / name)
+            elif is_file and formats.reader(path / name):
+                yield path / name
 
 
-def _key(files: list[Path]) -> list[Any]:
-    return [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+def _key(files: Iterable[Path]) -> str:
+    """Another, when a file was changed."""
+    key = hashlib.sha256()
+    for file in files:
+        about = file.stat()
+        key.update(json.dumps([str(file), about.st_size, about.st_mtime_ns]).encode())
+    return key.hexdigest()
 
 
-def read(path: Path) -> Document:
-    opened = _OPEN.get(path.suffix, open)
+# --- folders that Hugging Face `datasets` saved ---
+
+
+def _splits(path: Path) -> list[str]:
+    """Of a `DatasetDict`; none: it is none."""
+    file = path / "dataset_dict.json"
+    return _entry(file, "splits") if file.exists() else []
+
+
+def _shards(path: Path) -> list[Path]:
+    """Of a `Dataset`; other ``.arrow`` files may lie beside them, which are what `datasets` remembers of its own work."""
+    file = path / "state.json"
+    if not (file.exists() and (path / "dataset_info.json").exists()):
+        return []
+    shards = [path / shard["filename"] for shard in _entry(file, "_data_files")]
+    if missing := [shard.name for shard in shards if not shard.exists()]:
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(shards)} files that its state.json names: {missing[0]} .."
+        )
+    return shards
+
+
+def _entry(file: Path, name: str) -> list[Any]:
     try:
-        with opened(path, "rb") as f, io.TextIOWrapper(f, "utf-8", "replace", newline="\n") as decoded:
-            while piece := decoded.read(PIECE):
-                yield piece
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        return json.loads(file.read_text())[name]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {file}, as Hugging Face datasets writes it: {error!r}") from error

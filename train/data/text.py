@@ -27,15 +27,17 @@ class Data:
     """A corpus and its tokens.
 
     ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always there. ``"text"`` is a
-    file or folder of ``.txt``, ``.xz`` and ``.gz`` files of text at ``path``. ``"tfds"`` is the tensorflow-datasets corpus
-    ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
+    file or folder at ``path``: text (``.txt``, a document a file) and JSON Lines (``.jsonl``), both also compressed
+    (``.gz``, ``.xz``, ``.zst``), Parquet, or what Hugging Face `datasets` wrote with ``save_to_disk``. ``"tfds"`` is the
+    tensorflow-datasets corpus ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
+    A document that is empty or null is left out; one that lacks ``field`` is an error.
     """
 
     source: Literal["stdlib", "text", "tfds"] = "stdlib"
     path: str | None = None
-    valid_path: str | None = None  # validation text of its own, for "text"
+    valid_path: str | None = None  # validation text of its own, for "text"; a DatasetDict's own split, if there is one
     name: str | None = None  # for "tfds", e.g. "wiki40b/en"
-    field: str = "text"  # the feature that holds a document, for "tfds"
+    field: str = "text"  # the feature, column or key that holds a document
     tokenizer: str = "bytes"  # or a tokenizer.json, or a folder with vocab.json and merges.txt
     whole_words: bool = False  # of masked language models: all pieces of a word are hidden, or none
     valid_fraction: float = 0.02  # held out, where there is no validation text or split
@@ -45,7 +47,7 @@ class Data:
         if not 0 < self.valid_fraction <= 0.5:
             raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
         if self.source == "text" and self.path is None:
-            raise ValueError("data.source=text needs data.path, a file or folder of .txt, .xz or .gz")
+            raise ValueError("data.source=text needs data.path, a file or folder of text")
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
 
@@ -96,7 +98,7 @@ def _corpus(data: Data) -> Corpus:
         return reading.stdlib()
     if data.source == "text":
         assert data.path is not None
-        return reading.text(data.path, data.valid_path)
+        return reading.text(data.path, data.valid_path, data.field)
     assert data.name is not None
     return reading.tfds(data.name, data.path, data.field)
 

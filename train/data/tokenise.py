@@ -20,7 +20,8 @@ import numpy as np
 from tqdm import tqdm
 
 from train.data.cache import PROGRESS
-from train.data.corpus import Corpus, Document
+from train.data.corpus import Corpus
+from train.data.formats import Document
 from train.data.workers import end_with_parent
 from train.errors import UserError
 from train.files import write_json

@@ -1,0 +1,154 @@
+"""Formats: the documents of one file, read piece by piece and row by row, so that none has to fit into memory.
+
+A file of text is one document. JSON Lines hold one a line, Parquet and Arrow one a row, in a field that is named. A document
+that is null or empty has no tokens, and is left out; bytes that are no UTF-8 become U+FFFD. The same documents give the same
+pieces, whatever they are written in.
+"""
+
+import gzip
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+from train.errors import UserError
+
+PIECE = 1 << 16  # characters; long documents are tokenised and held out in pieces of this size
+Document: TypeAlias = Iterable[str]  # pieces: all of PIECE characters but the last, and none empty
+Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
+
+NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .parquet and .arrow"
+_ROWS = 64  # of Parquet, in memory at once
+_BUFFER = 1 << 20  # bytes of Parquet: without it, the column of a whole row group is read at once
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def reader(path: Path) -> Reader | None:
+    """What reads a file of that name; None: nothing does."""
+    compressed = path.suffix in _COMPRESSED
+    inner = Path(path.stem).suffix if compressed else path.suffix
+    if inner == ".jsonl":
+        return _json_lines
+    if inner == ".txt" or (compressed and inner not in _NO_TEXT):
+        return lambda path, field: iter([text(path)])
+    return {".parquet": _parquet, ".arrow": _arrow}.get(path.suffix)
+
+
+def documents(path: Path, field: str) -> Iterator[Document]:
+    """Of a file that has a `reader`; ``field`` holds them, where they have fields.
+
+    Raises:
+      UserError: the file is damaged, has no such field, or that is no text; the message names file, line, and what is there.
+    """
+    read = reader(path)
+    assert read is not None
+    return read(path, field)
+
+
+def pieces(text: str) -> Document:
+    return [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+
+
+def text(path: Path) -> Document:
+    """The document that the file is."""
+    with _readable(path), _opened(path) as file, io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as decoded:
+        while piece := decoded.read(PIECE):
+            yield piece
+
+
+# --- JSON Lines ---
+
+
+def _json_lines(path: Path, field: str) -> Iterator[Document]:
+    with _readable(path), _opened(path) as file:
+        for n, line in enumerate(file, 1):
+            if not line.isspace():
+                yield pieces(_field(line, field, f"{path}, line {n}"))
+
+
+def _field(line: bytes, field: str, where: str) -> str:
+    try:
+        record = json.loads(line.decode("utf-8", "replace"))
+    except ValueError as error:
+        what = getattr(error, "msg", error)  # json's own text calls every line its first
+        raise UserError(f"{where} is no JSON ({what}); mend or delete the line") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is no JSON object with a field {field!r}, but a {type(record).__name__}")
+    if field not in record:
+        raise UserError(f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field")
+    text = "" if record[field] is None else record[field]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: field {field!r} is no text, but {json.dumps(text)[:40]}; set data.field")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an escape such as \ud83d alone is half a character
+        text = _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text
+
+
+# --- Parquet and Arrow ---
+
+
+def _parquet(path: Path, field: str) -> Iterator[Document]:
+    from pyarrow import ArrowException, parquet
+
+    with _readable(path, ArrowException), parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+        _check(file.schema_arrow, field, path)
+        for batch in file.iter_batches(_ROWS, columns=[field], use_threads=False):
+            yield from _rows(batch.column(0))
+
+
+def _arrow(path: Path, field: str) -> Iterator[Document]:
+    """Of the stream format, whose batches the writer has made as large as it liked: 1000 rows by Hugging Face `datasets`."""
+    import pyarrow as pa
+
+    with _readable(path, pa.ArrowException), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        _check(stream.schema, field, path)
+        for batch in stream:
+            yield from _rows(batch.column(field))
+
+
+def _check(schema: Any, field: str, path: Path) -> None:
+    from pyarrow import types
+
+    if field not in schema.names:
+        raise UserError(f"{path} has no column {field!r}, only {', '.join(schema.names) or 'none'}; set data.field")
+    kind = schema.field(field).type
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise UserError(f"column {field!r} of {path} is no text, but {kind}; set data.field")
+
+
+def _rows(column: Any) -> Iterator[Document]:
+    for value in column.cast("large_binary"):  # whose bytes need not be UTF-8
+        yield pieces((value.as_py() or b"").decode("utf-8", "replace"))
+
+
+# --- files ---
+
+
+def _zstd(path: Path, mode: str) -> BinaryIO:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+
+
+_COMPRESSED: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _zstd}
+_NO_TEXT = {".json", ".parquet", ".arrow", ".tar", ".zip"}  # compressed
+
+
+def _opened(path: Path) -> Any:
+    return _COMPRESSED.get(path.suffix, open)(path, "rb")
+
+
+@contextmanager
+def _readable(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """What a damaged file raises names it; ``others`` are of its format."""
+    try:
+        yield
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, *others) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
