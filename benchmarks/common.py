@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from train.data.workers import end_with_parent
 
 
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
@@ -68,6 +71,69 @@ def environment(*packages: str) -> dict[str, Any]:
         "malloc": os.environ.get("GLIBC_TUNABLES"),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
     }
+
+
+def alone(function: Callable, *arguments: Any, seconds: float | None = None) -> Any:
+    """The function's value, from a fresh process, which gives all its memory back.
+
+    Raises:
+      TimeoutError: it took longer.
+      RuntimeError: it raised, or died.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    worker = context.Process(target=_answer, args=(there, function, *arguments))
+    worker.start()
+    there.close()
+    try:
+        if not here.poll(seconds):
+            raise TimeoutError(f"not done in {seconds:.0f} s")
+        value, error = here.recv()
+    except EOFError:
+        worker.join()
+        raise RuntimeError(f"its process died, with code {worker.exitcode}") from None
+    finally:
+        worker.kill()
+        worker.join()
+    if error:
+        raise RuntimeError(error)
+    return value
+
+
+def _answer(there: Any, function: Callable, *arguments: Any) -> None:
+    end_with_parent()
+    try:
+        answer = function(*arguments), ""
+    except Exception as error:  # whatever it is, the other process is to say it
+        answer = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    there.send(answer)
+
+
+class Rows:
+    """Results by name, a line of JSON each, written as they come: what is there is not measured again.
+
+    The first line of each process says when and where (`environment`).
+    """
+
+    def __init__(self, path: str | None, about: Mapping[str, Any]):
+        self._path = Path(path) if path else None
+        lines = self._path.read_text().splitlines() if self._path and self._path.exists() else []
+        self._rows = {row["name"]: row for row in map(json.loads, lines) if "name" in row}
+        self._about: Mapping[str, Any] | None = about
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self._rows[name]
+
+    def add(self, name: str, row: Mapping[str, Any]) -> None:
+        self._rows[name] = {"name": name, **row}
+        new = [self._about, self._rows[name]] if self._about else [self._rows[name]]
+        self._about = None
+        if self._path:
+            with self._path.open("a") as file:
+                file.writelines(json.dumps(_rounded(line)) + "\n" for line in new)
 
 
 def save(path: str | None, result: Mapping[str, Any]) -> None:

@@ -4,12 +4,10 @@
 
 Same weights, tokens, float32, batch, AdamW, weight decay and clipping on both sides; no dropout. Each side lives in a
 process of its own with all cores; rounds alternate, and ratios are taken within a round. Both losses, over the first
-steps, must agree: both then do the same work. On a GPU it prints the model-FLOPs utilisation of GPT-2 124M in bfloat16
-instead; PyTorch is not needed there.
+steps, must agree: both then do the same work. (On an accelerator: ``python -m benchmarks.on_device``.)
 """
 
 import argparse
-import dataclasses
 import multiprocessing
 import os
 import sys
@@ -27,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 
 LR, B1, B2, EPS, DECAY, CLIP = 6e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
-PEAK = {"H100": 989.5e12, "H200": 989.5e12, "A100": 312e12}  # dense bfloat16 FLOP/s
 
 _step: Callable[[], float]  # of this worker process: one training step, returns the loss
 
@@ -144,37 +141,6 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
     }
 
 
-def utilisation(batches: list[int], steps: int = 20) -> dict[str, Any]:
-    """Model-FLOPs utilisation of GPT-2 124M at T = 1024 in bfloat16 on one GPU, by batch size and remat."""
-    import jax
-
-    from jaxgrow import flops
-    from jaxgrow.models import GPT2Config
-
-    kind = jax.devices()[0].device_kind
-    peak = next((flops_s for name, flops_s in PEAK.items() if name in kind), None)
-    out = {}
-    for batch in batches:
-        for remat in ("products", "projections"):
-            config = GPT2Config(dtype="bfloat16", remat=remat)
-            name = f"B={batch}, {remat}"
-            try:
-                start_jax(dataclasses.asdict(config), batch)
-                timed(3)
-                seconds = [timed(steps)[0] for _ in range(5)]
-            except jax.errors.JaxRuntimeError as error:  # out of memory
-                print(f"{name:>16} {str(error).splitlines()[0][:90]}")
-                continue
-            tokens = batch * config.context
-            out[name] = {"tokens_per_second": summary([tokens / s for s in seconds])}
-            line = f"{name:>16} {shown(out[name]['tokens_per_second'], 0)} tokens/s"
-            if peak:
-                out[name]["mfu"] = summary([flops.train(config, tokens) / s / peak for s in seconds])
-                line += f", MFU {shown(out[name]['mfu'], 3)}"
-            print(line)
-    return {"device": kind, "peak_flops": peak, "steps": out}
-
-
 def _tokens(size: dict[str, Any], batch: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, size["vocab"], (batch, size["context"] + 1), dtype=np.int32)
 
@@ -241,12 +207,6 @@ def main() -> None:
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
 
-    import jax  # here, so that the worker of PyTorch pays nothing for it
-
-    result = environment("jax", "jaxlib", "flax", "optax")
-    if jax.default_backend() == "gpu":
-        save(a.json, result | utilisation([8, 16, 32, 64]))
-        return
     size = {"vocab": a.vocab, "context": a.context, "layers": a.layers, "embed": a.embed}
     size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
     result = environment("jax", "jaxlib", "flax", "optax", "torch", "transformers")

@@ -9,12 +9,10 @@ leaves (checkpoints on the host), and for jax arrays under ``jit``.
 """
 
 import argparse
-import multiprocessing
 import re
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.common import alone, alternate, environment, ratios, save, shown, summary
 from jaxgrow import grow, operators, swap
 from jaxgrow.maps import Growth
 from jaxgrow.models import GPT2Config
@@ -132,12 +130,6 @@ def _status(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
-
-
-def alone(function: Callable, *args: Any) -> Any:
-    """The function's value, from a fresh process, which gives all its memory back."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as worker:
-        return worker.submit(function, *args).result()
 
 
 def main() -> None:

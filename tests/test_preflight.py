@@ -208,7 +208,7 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("on", "says"),
     [
-        ("h200:8", "--on takes kind:size, as h100:8"),
+        ("b200:8", "--on takes kind:size, as h100:8"),
         ("h100:many", "--on takes kind:size, as h100:8"),
         ("cpu:64", "this process has 4 CPU devices already, and cannot have 64"),
     ],

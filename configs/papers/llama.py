@@ -1,4 +1,5 @@
-"""Llamas on C4, 20 tokens a parameter: L12-768-12 on 4 key heads, 153 M parameters; and 7B, which grows to 13B. Not run here.
+"""Llamas on C4, 20 tokens a parameter: L12-768-12 on 4 key heads, 153 M parameters; 7B, which grows to 13B; and 70B. Not
+run here.
 
     python -m train.compare configs/papers/llama.py:llama_160m_c4 configs/papers/llama.py:llama_160m_stack \\
         --set data.path=~/tensorflow_datasets
@@ -84,3 +85,19 @@ def llama_13b_grown() -> Experiment:
     model = replace(base.model, layers=40, embed=5120, heads=40, kv_heads=40, mlp=13824)
     growing = Growing(base.model, "llama_7b_c4-seed{seed}", (GrowTo((Stage(1.0),), by=("aki", "stack")),))
     return replace(base, name="llama_13b_grown", model=model, method=growing)
+
+
+def llama_70b_c4() -> Experiment:
+    """Llama 70B, L80-8192-64 on 8 key heads (Touvron et al., 2023), over 64 devices: rate and batch as published."""
+    base = llama_7b_c4()
+    model = replace(base.model, context=4096, layers=80, embed=8192, heads=64, kv_heads=8, mlp=28672)
+    return replace(
+        base,
+        name="llama_70b_c4",
+        model=model,
+        steps=329_000,
+        batch=1024,
+        accumulate=16,
+        mesh=Mesh(fsdp=64),
+        optim=replace(base.optim, peak_lr=1.5e-4),
+    )

@@ -1,7 +1,7 @@
 """Machines that programs are compiled for, whether or not they are there: what their makers say of them.
 
-``h100:8``, ``h100:4x8`` (4 hosts of 8), ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``, ``cpu:4``. GPUs need JAX's CUDA plugin, TPUs
-libtpu, but no device: ``pip install 'jaxgrow[aot]'``.
+``h100:8``, ``h100:4x8`` (4 hosts of 8), ``h200:8``, ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``, ``cpu:4``. GPUs need JAX's
+CUDA plugin, TPUs libtpu, but no device: ``pip install 'jaxgrow[aot]'``.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ class Chip:
     memory: float | None  # bytes
     bandwidth: float | None  # of the memory, bytes/s
     links: float | None  # to the other devices, bytes/s
+    kinds: tuple[str, ...] = ()  # what JAX calls such a device
     target: str = ""  # how XLA is told of a GPU
 
 
@@ -44,13 +45,15 @@ device_description_str: "{name}"
 
 
 _H100 = _gpu("NVIDIA H100 80GB HBM3", 9, 132, 232448, 52428800, 1.98, 84942979072, 3.352e12)
+_H200 = _gpu("NVIDIA H200", 9, 132, 232448, 52428800, 1.98, 150754820096, 4.8e12)
 _A100 = _gpu("NVIDIA A100-SXM4-80GB", 8, 108, 166912, 41943040, 1.41, 84987740160, 2.039e12)
 CHIPS = {
-    "h100": Chip("cuda", 989.4e12, 84942979072, 3.352e12, 450e9, _H100),
-    "a100": Chip("cuda", 312e12, 84987740160, 2.039e12, 300e9, _A100),
-    "v5e": Chip("tpu", 197e12, 16 * 2**30, 819e9, 100e9),
-    "v5p": Chip("tpu", 459e12, 95 * 2**30, 2765e9, 300e9),
-    "cpu": Chip("cpu", None, None, None, None),
+    "h100": Chip("cuda", 989.4e12, 84942979072, 3.352e12, 450e9, ("NVIDIA H100 80GB HBM3",), _H100),
+    "h200": Chip("cuda", 989.4e12, 150754820096, 4.8e12, 450e9, ("NVIDIA H200",), _H200),
+    "a100": Chip("cuda", 312e12, 84987740160, 2.039e12, 300e9, ("NVIDIA A100-SXM4-80GB",), _A100),
+    "v5e": Chip("tpu", 197e12, 16 * 2**30, 819e9, 100e9, ("TPU v5 lite", "TPU v5e")),
+    "v5p": Chip("tpu", 459e12, 95 * 2**30, 2765e9, 300e9, ("TPU v5", "TPU v5p")),
+    "cpu": Chip("cpu", None, None, None, None, ("cpu",)),
 }
 
 
@@ -96,6 +99,16 @@ def described(text: str) -> Machine:
             f"nothing here compiles for {text} ({' '.join(str(error).split())[:200]}); install it by pip install 'jaxgrow[aot]'"
         ) from error
     return Machine(text, chip, tuple(described.devices))
+
+
+def present() -> Machine:
+    """The devices of this process; where nobody states the figures of their kind, without figures."""
+    devices = tuple(jax.devices())
+    name, chip = next(
+        ((n, c) for n, c in CHIPS.items() if devices[0].device_kind in c.kinds),
+        (devices[0].platform, Chip(devices[0].platform, None, None, None, None)),
+    )
+    return Machine(f"{name}:{len(devices)}", chip, devices)
 
 
 def _cpus(count: int) -> tuple[Any, ...]:

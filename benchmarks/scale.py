@@ -1,0 +1,275 @@
+"""What a step of pre-training takes: compiled for machines that need not be there; or here, and how little it asks of the host.
+
+    python -m benchmarks.scale [--only WORD] [--json FILE.jsonl]          # pip install 'jaxgrow[aot]'
+    python -m benchmarks.scale --here [--rounds 15] [--json FILE.jsonl]
+
+The first compiles the train step of each of `ROWS` for its machine, in a process of its own, and reads memory and exchanges
+from it; nothing is run. The least time is that of `train.ahead.estimate.bound`, as if the links of a host's chips were between
+all of them; what each must send a second for it, a network of hosts may not do. Rows are written as they come, and those in
+FILE are not compiled again.
+
+``--here`` runs. *Step time*: one global batch on 1, 2 and 4 host devices, by `pmap` and over a mesh, against a mesh of one
+device; the cores are the same, so that 1 is no loss. *Host work*: processor time of the thread that runs the training loop,
+from one step to the next: the step's inputs, its batch, and handing both to the devices, which are idle then and are waited
+for outside of it. Where a step eight times as deep, with as many arrays, takes no longer, computing is not in it. The aim is
+below 500 microseconds.
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.common import Rows, alone, between, environment, shown, summary
+from jaxgrow.drop import LayerDrop
+from jaxgrow.models import Config, GPT2Config
+from train.ahead.estimate import bound, fits
+from train.ahead.machines import described
+from train.ahead.rehearsal import Program, Rehearsal
+from train.data import batches
+from train.experiment import Experiment, load
+from train.loop import programs
+from train.loop.inputs import step_plans
+from train.plan.methods import Scratch
+from train.plan.modifiers import Setting
+from train.plan.training import Train
+from train.run.ledger import Ledger
+from train.state.mesh import How, rows
+from train.state.model import Model
+from train.state.optim import transformation
+
+GPT, LLAMA = "configs/papers/gpt.py", "configs/papers/llama.py"
+# As many sequences on a device in each row of a model, and a mesh that is no larger than it must be.
+ROWS = [
+    (f"{GPT}:base_c4:batch=16", "h100:1"),
+    (f"{GPT}:base_c4:batch=128", "h100:8"),
+    (f"{GPT}:base_c4:batch=1024", "h100:8x8"),
+    (f"{GPT}:xl_c4:batch=8", "h100:1"),
+    (f"{GPT}:xl_c4:batch=64", "h100:8"),
+    (f"{GPT}:xl_c4:batch=64:mesh.fsdp=8", "h100:8"),
+    (f"{GPT}:xl_c4:batch=512:mesh.fsdp=8", "h100:8x8"),
+    (f"{LLAMA}:llama_7b_c4:batch=128:mesh.fsdp=1", "h100:1"),
+    (f"{LLAMA}:llama_7b_c4", "h100:8"),
+    (f"{LLAMA}:llama_7b_c4:accumulate=16", "h100:8x8"),
+    (f"{LLAMA}:llama_7b_c4:accumulate=16:mesh.fsdp=64", "h100:8x8"),
+    (f"{LLAMA}:llama_70b_c4:accumulate=128:mesh.fsdp=8", "h100:8"),
+    (f"{LLAMA}:llama_70b_c4", "h100:8x8"),
+    (f"{LLAMA}:llama_70b_c4:accumulate=128:mesh.fsdp=8:mesh.tensor=8", "h100:8x8"),
+    (f"{GPT}:base_c4:batch=128", "v5e:4x4"),
+    (f"{GPT}:xl_c4:batch=64:mesh.fsdp=16", "v5e:4x4"),
+    (f"{LLAMA}:llama_7b_c4:mesh.fsdp=16", "v5e:4x4"),
+    (f"{LLAMA}:llama_7b_c4:accumulate=16:mesh.fsdp=64", "v5p:4x4x4"),
+    (f"{LLAMA}:llama_70b_c4", "v5p:4x4x4"),
+]
+SECONDS = 900  # that a row may compile
+
+
+# --- compiled ---
+
+
+class StepAlone(Rehearsal):
+    """The first phase's steps: how its model begins, and how it is judged, takes less."""
+
+    def programs_of_steps(self) -> list[Program]:
+        phase = self.experiment.plan[0]
+        assert isinstance(phase, Train)
+        self.train(phase, jax.eval_shape(lambda: phase.start({}, self.tx, self.key)))
+        return self.programs
+
+    def validate(self, step: int, model: Model) -> None: ...
+
+
+def compiled(config: str, on: str) -> dict[str, Any]:
+    """A row: gigabytes of one device, seconds that no step is below, what one device sends."""
+    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none that is there is taken
+    machine, start = described(on), time.perf_counter()
+    (program,) = found = StepAlone(load(config), machine).programs_of_steps()
+    kinds: dict[str, int] = {}
+    for c in program.collectives:
+        kinds[c.kind] = kinds.get(c.kind, 0) + c.times
+    row: dict[str, Any] = {
+        "devices": len(machine.devices),
+        "state_gigabytes": (program.parameters + program.moments) / 1e9,
+        "besides_gigabytes": (program.other + program.temporary) / 1e9,
+        "of_gigabytes": machine.memory / 1e9,
+        "fits": fits(found, machine),
+        "tokens": program.tokens,
+        "flops": program.flops,
+        "sent_gigabytes": sum(c.sent for c in program.collectives) / 1e9,
+        "exchanges": kinds,
+        "compile_seconds": time.perf_counter() - start,
+    }
+    least = bound(program, machine)
+    if least is None:
+        return row
+    return row | {
+        "seconds_at_least": least.seconds,
+        "by": least.by,
+        "tokens_per_second_at_most": program.tokens / least.seconds,
+    }
+
+
+def ahead(found: Rows, only: str) -> None:
+    print(
+        "GB of one device; the time that no step is below, and by what; what each device sends in a step, and a second"
+    )
+    print(f"{'':>68} {'state':>7} {'besides':>8} {'of':>6} {'s':>8} {'by':>8} {'tokens/s':>11} {'sent':>8} {'GB/s':>5}")
+    for config, on in ROWS:
+        name = f"{config} on {on}"
+        if only not in name:
+            continue
+        if name not in found:
+            try:
+                row = alone(compiled, config, on, seconds=SECONDS)
+            except (TimeoutError, RuntimeError) as error:
+                row = {"failed": str(error)}
+            found.add(name, row)
+        r, short = found[name], f"{config.partition(':')[2]} on {on}"
+        if "failed" in r:
+            print(f"{short:>68} {r['failed']}", flush=True)
+            continue
+        verdict = "does not fit"
+        if r["fits"]:
+            verdict = f"{r['seconds_at_least']:>8.3f} {r['by']:>8} {r['tokens_per_second_at_most']:>11,.0f} "
+            verdict += f"{r['sent_gigabytes']:>8.1f} {r['sent_gigabytes'] / r['seconds_at_least']:>5.0f}"
+        memory = f"{r['state_gigabytes']:>7.1f} {r['besides_gigabytes']:>8.1f} {r['of_gigabytes']:>6.1f}"
+        print(f"{short:>68} {memory} {verdict}", flush=True)
+
+
+# --- here ---
+
+SMALL = GPT2Config(vocab=256, context=128, layers=4, embed=128, heads=4, head_dim=32, mlp=512)
+TINY = GPT2Config(vocab=64, context=8, layers=1, embed=16, heads=2, head_dim=8, mlp=32)
+
+
+def experiment(model: Config, batch: int, how: How = "mesh", **changes: Any) -> Experiment:
+    return Experiment(name="benchmark", model=model, steps=1_000, batch=batch, parallel=how, **changes)
+
+
+PARTS = ("inputs", "batch", "dispatch", "ledger")  # of the host's work for a step
+
+
+class Loop:
+    """The training loop's steps, one at a time, on tokens at random."""
+
+    def __init__(self, e: Experiment, devices: list[Any]):
+        (phase,) = e.plan
+        assert isinstance(phase, Train)
+        self.tokens = e.batch * phase.config.length
+        self.mesh, self.tx = e.mesh.over(devices, e.parallel), transformation(e.optim)
+        born = programs.made(_begun, phase, self.tx)
+        with jax.set_mesh(self.mesh):
+            self.model: Model = born(jax.random.key(0))
+        modifiers = tuple(m.program() for m in phase.modifiers)
+        self._step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
+        self._plans = step_plans(phase, self.model, Setting({}, 0, e.batch, e.accumulate, e.seed))
+        text = np.random.default_rng(0).integers(0, phase.config.sizes()["vocab"], 2**20, dtype=np.int32)
+        source = batches.Windows(text, phase.config.length)
+        self.data = batches.training(source, e.batch, e.seed, rows(e.batch, self.mesh))
+        self._ledger = Ledger()
+        self._ledger.begin("train", "train", "large", 0)
+        self.host()  # compiles
+
+    def step(self) -> dict[str, float]:
+        """Seconds of this thread for a step, part by part, and those that passed; the devices may still be at it."""
+        start, clocks = time.perf_counter(), [time.thread_time()]
+        plan = self._plans(self._ledger.steps, self._ledger.steps)
+        clocks.append(time.thread_time())
+        batch = next(self.data)
+        clocks.append(time.thread_time())
+        self.model, self.metrics = self._step(self.model, batch, plan.inputs)
+        clocks.append(time.thread_time())
+        self._ledger.add(flops=plan.flops, tokens=self.tokens, steps=1, layers=plan.layers)
+        clocks.append(time.thread_time())
+        parts = {name: b - a for name, (a, b) in zip(PARTS, itertools.pairwise(clocks), strict=True)}
+        return parts | {"all": clocks[-1] - clocks[0], "elapsed": time.perf_counter() - start}
+
+    def host(self) -> dict[str, float]:
+        """`step`, of devices that are idle, before and after."""
+        parts = self.step()
+        jax.block_until_ready((self.model, self.metrics))
+        return parts
+
+    def seconds(self, steps: int) -> float:
+        """Of one of so many steps, the devices' work included."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        jax.block_until_ready((self.model, self.metrics))
+        return (time.perf_counter() - start) / steps
+
+
+def _begun(phase: Train, tx: Any, key: jax.Array) -> Model:
+    return phase.start({}, tx, key)
+
+
+def host_work(loop: Loop, steps: int) -> dict[str, float]:
+    """Microseconds a step, medians."""
+    parts = [loop.host() for _ in range(steps)]
+    return {name: statistics.median(p[name] for p in parts) * 1e6 for name in parts[0]}
+
+
+def over_devices(counts: list[int], model: Config, batch: int) -> dict[str, Loop]:
+    """`Loop` of one batch on so many devices, by `pmap` and over a mesh."""
+    devices = jax.devices()
+    hows: tuple[How, ...] = ("mesh", "pmap")
+    return {f"{how}, {n}": Loop(experiment(model, batch, how), devices[:n]) for n in counts for how in hows}
+
+
+def step_times(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, Any]:
+    """Of each loop, the time of a step and its ratio to the first one's."""
+    sides: dict[str, Callable[[], float]] = {name: partial(loop.seconds, steps) for name, loop in loops.items()}
+    times, over = between(next(iter(sides.values())), sides, rounds)
+    return {name: {"seconds": summary(times[name]), "ratio": summary(over[name])} for name in sides}
+
+
+def here(found: Rows, rounds: int) -> None:
+    jax.config.update("jax_num_cpu_devices", 4)
+    counts = [1, 2, 4]
+    print(f"{len(jax.devices())} devices: {jax.devices()[0].device_kind}; {rounds} rounds\n")
+    print(f"{'one batch on so many devices':>32} {'ms a step':>22} {'over mesh, 1':>22}")
+    for name, row in step_times(over_devices(counts, SMALL, 16), rounds, 2).items():
+        found.add(f"step time, {name}", row)
+        ms = {k: x * 1e3 for k, x in row["seconds"].items()}
+        print(f"{name:>32} {shown(ms, 1):>22} {shown(row['ratio']):>22}")
+    print(
+        f"\n{'host work of a step, microseconds':>34} {' '.join(f'{p:>8}' for p in PARTS)} {'all':>22} {'elapsed':>22}"
+    )
+    loops = over_devices(counts, TINY, 4)
+    one = jax.devices()[:1]
+    loops["mesh, 1, eight times as deep"] = Loop(experiment(replace(TINY, layers=8), 4), one)
+    loops["mesh, 1, dropping layers"] = Loop(experiment(TINY, 4, method=Scratch(LayerDrop(theta=0.5))), one)
+    each: dict[str, list[dict[str, float]]] = {name: [] for name in loops}
+    for _ in range(rounds):
+        for name, loop in loops.items():
+            each[name].append(host_work(loop, 50))
+    for name, parts in each.items():
+        row = {part: summary([p[part] for p in parts]) for part in parts[0]}
+        found.add(f"host work in microseconds, {name}", row)
+        columns = " ".join(f"{row[p]['median']:>8.0f}" for p in PARTS)
+        print(f"{name:>34} {columns} {shown(row['all'], 0):>22} {shown(row['elapsed'], 0):>22}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--here", action="store_true", help="time steps on this machine's processor")
+    parser.add_argument("--only", default="", help="rows whose name has this word")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", help="where to write the rows, a line each")
+    a = parser.parse_args()
+    found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
+    if a.here:
+        here(found, a.rounds)
+    else:
+        ahead(found, a.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What benchmarks share, and that those for machines that are not here would run there. Nothing is timed."""
+
+import json
+import math
+import os
+import sys
+import time
+
+import pytest
+
+from benchmarks import on_device, scale
+from benchmarks.common import Rows, alone
+from train.ahead.machines import CHIPS, present
+from train.experiment import load
+
+
+def test_what_runs_alone_answers_fails_dies_or_is_ended():
+    assert alone(math.sqrt, 4.0, seconds=60) == 2.0
+    with pytest.raises(RuntimeError, match="ValueError: "):
+        alone(math.sqrt, -1.0, seconds=60)
+    with pytest.raises(RuntimeError, match="its process died, with code 3"):
+        alone(os._exit, 3, seconds=60)
+    with pytest.raises(TimeoutError, match="not done in 1 s"):
+        alone(time.sleep, 60, seconds=1)
+
+
+def test_rows_are_there_as_soon_as_they_are_added_and_when_the_file_is_read_again(tmp_path):
+    path = str(tmp_path / "rows.jsonl")
+    for i in range(2):
+        found = Rows(path, {"date": i})
+        assert ("0" in found) == (i == 1)
+        found.add(str(i), {"seconds": 0.123456})
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert lines == [{"date": 0}, {"name": "0", "seconds": 0.1235}, {"date": 1}, {"name": "1", "seconds": 0.1235}]
+    assert found["0"]["seconds"] == 0.1235 and Rows(None, {}).add("x", {}) is None
+
+
+def test_the_devices_that_are_here_are_a_machine():
+    here = present()
+    assert here.name == "cpu:4" and here.chip is CHIPS["cpu"]
+    kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
+    assert len(kinds) == len(set(kinds))
+
+
+@pytest.mark.parametrize(("config", "on"), scale.ROWS)
+def test_rows_are_experiments_whose_meshes_their_machines_have(config, on):
+    devices = math.prod(int(n) for n in on.partition(":")[2].split("x"))
+    e = load(config)
+    assert e.mesh.over(list(range(devices))).size == devices
+    assert e.batch % (e.accumulate * devices // e.mesh.tensor) == 0
+
+
+@pytest.mark.slow
+def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(sys, "argv", ["on_device", "--rehearse", "--json", str(path)])
+    on_device.main()
+    rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    assert len(rows) == 11 and not [row for row in rows if "failed" in row]
+    on_device.main()
+    assert len(path.read_text().splitlines()) == 12  # nothing is measured again
+    path.unlink()
+    monkeypatch.setattr(sys, "argv", ["on_device", "--rehearse", "--minutes", "0", "--json", str(path)])
+    on_device.main()
+    assert not path.exists() and "left out, it may take 80 s" in capsys.readouterr().out
