@@ -255,7 +255,7 @@ def measurements(s: Sizes, found: Rows):
 
     best = max(tried, key=speed)
     for remat in remats:
-        batch = max(s.batches, key=lambda batch, remat=remat: speed((batch, remat)))
+        batch = max(((b, remat) for b in s.batches), key=speed)[0]
         yield f"layer dropping, {remat}", 200, dropped, (s, batch, remat)
     yield "memory", 60, memory, (s, *best, False)
     yield "memory, said ahead", 90, memory, (s, *best, True)
