@@ -245,17 +245,18 @@ def named(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str,
 def measurements(s: Sizes, found: Rows):
     """``(name, seconds that it may take, function, its arguments)``; later ones look at earlier results."""
     remats: tuple[Remat, ...] = ("products", "projections")
+    tried: dict[tuple[int, Any], str]
     tried = {(batch, remat): f"step, {batch} a device, {remat}" for remat in remats for batch in s.batches}
     for (batch, remat), name in tried.items():
         yield name, 80, throughput, (s, batch, remat)
 
-    def speed(case: tuple[int, Remat]) -> float:
+    def speed(case: tuple[int, str]) -> float:
         done = tried[case] in found and "failed" not in found[tried[case]]
         return found[tried[case]]["tokens_per_second"]["median"] if done else 0.0
 
     best = max(tried, key=speed)
     for remat in remats:
-        batch = max(((b, remat) for b in s.batches), key=speed)[0]
+        batch = max(s.batches, key=lambda batch, remat=remat: speed((batch, remat)))
         yield f"layer dropping, {remat}", 200, dropped, (s, batch, remat)
     yield "memory", 60, memory, (s, *best, False)
     yield "memory, said ahead", 90, memory, (s, *best, True)

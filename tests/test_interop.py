@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 import tiny
 from checkpoints import CONFIG, change, contents, saved, tensors
 
-from jaxgrow import grow, interop, operators
+from jaxgrow import grow, interop, operators, sharding
 from jaxgrow.interop import CheckpointError, Grown, Interpolated, Loaded
 from jaxgrow.maps import AxisMap
 from jaxgrow.matrices import Rows
@@ -443,6 +444,38 @@ def test_damaged_orbax_folders(tmp_path, folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="where Linux tells the peak of a process")
+@pytest.mark.parametrize("layers", [False, True], ids=["rules", "layers divided, too"])
+def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, layers):
+    """The numbers and places of one that is read whole, grown, and then divided."""
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (jax.sharding.AxisType.Auto,) * 2)
+    rules = {**sharding.RULES, **({"layers": "fsdp", "embed": "data"} if layers else {})}
+    config, params = interop.load(folder)
+    growth = operators.fpi(SIZES, {"heads": 6, "mlp": 30})
+    grown = {"as it is": params, "grown": grow(growth, params, axes(config))}
+    monkeypatch.setattr(interop.Source, "params", None)
+    source = interop.open_checkpoint(folder)
+    for name, found in {"as it is": source, "grown": Grown(source, growth)}.items():
+        parts, whole = found.shard(mesh, rules), sharding.shard(grown[name], axes(config), mesh, rules)
+        chex.assert_trees_all_equal(jax.device_get(parts), jax.device_get(whole))
+        for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+            assert a.sharding == b.sharding
+    if not layers:
+        chex.assert_trees_all_equal(interop.load(folder, mesh)[1], source.shard(mesh))
+
+
+def test_of_a_leaf_no_more_than_a_device_s_part_and_a_layer_are_on_the_host(tmp_path):
+    """As NumPy counts what it allocates: a process of one device, of four that share the model."""
+    config = replace(CONFIG, layers=8, embed=64, mlp=4096)
+    whole = Loaded(config, jax.device_get(jax.jit(config.init)(jax.random.key(0))))
+    leaf = whole.leaves["blocks/mlp/up/kernel"]
+    index = (slice(None), slice(0, 16), slice(None))
+    tracemalloc.start()
+    (part,) = whole._parts("blocks/mlp/up/kernel", [index])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert part.nbytes == leaf.size / 4 and peak < leaf.size / 4 + 1.1 * leaf.size / 8
+
+
 def test_reading_stays_small(tmp_path):
     """The peak of a process that stacks a model of 50 MB, above its libraries, is a fraction of it."""
     config = replace(CONFIG, layers=4, embed=512, heads=8, head_dim=64, mlp=2048)

@@ -11,7 +11,8 @@ from jax.sharding import AbstractMesh
 from jaxgrow import axes, sharding
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
-from train.errors import UserError
+from train.errors import UserError, exits_cleanly
+from train.loop import memory, programs
 from train.plan.methods import Scratch, Stage, VCycle
 from train.run.checkpoint import Checkpoints
 from train.state.mesh import Mesh
@@ -126,6 +127,37 @@ def test_what_does_not_divide_is_said_and_stays_whole(tmp_path, capsys):
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
     with pytest.raises(UserError, match=says):
         pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+
+
+def test_a_model_too_large_for_its_devices_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    """By hand: parameters, gradients and both moments in float32, 16 bytes a parameter, and Adam's counters."""
+    e = runs.experiment(tmp_path)
+    parameters = sum(x.size for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
+    whole, divided = (memory.state(replace(e, mesh=m), m.over(jax.devices())) for m in (Mesh(), Mesh(fsdp=4)))
+    assert 16 * parameters < whole < 16 * parameters + 200
+    assert whole / 4 < divided < whole / 2
+    monkeypatch.setattr(programs, "made", None)
+    monkeypatch.setattr(memory, "limit", lambda: divided)
+    says = rf"keeps {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, before any activation: "
+    with pytest.raises(UserError, match=says + "with --set mesh.data=1 --set mesh.fsdp=4 it is"):
+        pretrain.run(e, tmp_path / "run")
+    monkeypatch.setattr(memory, "limit", lambda: divided - 1)
+    with pytest.raises(UserError, match="take more devices, or a smaller model"):
+        pretrain.run(e, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_device_without_memory_left_is_one_line(capsys):
+    def full():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes\nmore")
+
+    with pytest.raises(SystemExit):
+        exits_cleanly(full)
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("error: a device has no memory left (RESOURCE_EXHAUSTED: Out of memory")
+        and said.count("\n") == 1
+    )
 
 
 def test_pmap_divides_no_model(tmp_path):

@@ -85,6 +85,15 @@ def test_what_devices_add_in_a_step_is_every_gradient_once():
     assert alone.collectives == ()  # the control
 
 
+def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
+    """Beyond what ``fsdp`` exchanges for each of two micro-batches: the gradients of a device's part, and a few numbers."""
+    sent = []
+    for mesh, devices in (Mesh(2, 2), 4), (Mesh(1, 2), 2):
+        (step,) = [p for p in rehearsed(devices, batch=8 * devices, accumulate=2, mesh=mesh) if p.what == "step"]
+        sent.append(sum(c.times * c.size for c in step.collectives if c.kind == "all-reduce"))
+    assert step.parameters <= sent[0] - sent[1] < step.parameters + 300
+
+
 def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops():
     found = rehearsed(method=SBLD, model=replace(runs.MODEL, layers=4))
     dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))

@@ -45,6 +45,9 @@ def exits_cleanly(main: Callable[[], None]) -> None:
             time.sleep(2)  # if it only follows from another process's end, this one is ended meanwhile, with a line
         if is_full_disk(error):
             _leave(_say(f"the disk is full ({error}); free some space, then the same command continues", 2))
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            way = "accumulate, model.remat=full or mesh.fsdp make it smaller, and python -m train.preflight says what fits"
+            _leave(_say(f"a device has no memory left ({str(error).splitlines()[0][:200]}); {way}", 2))
         if isinstance(error, OSError):  # a folder that may not be written, a file where a folder should be
             _leave(_say(str(error), 2))
         if not jax.distributed.is_initialized():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxgrow._version import __version__
@@ -80,11 +81,13 @@ def _snapshot(folder: Path) -> Path:
     return found[0]
 
 
-def load(folder: str | Path) -> tuple[Config, Params]:
-    """``(config, parameters)``, the parameters as NumPy arrays, blocks stacked.
+def load(folder: str | Path, mesh: Mesh | None = None) -> tuple[Config, Params]:
+    """``(config, parameters)``, blocks stacked, the parameters as NumPy arrays, or on the devices of a mesh.
 
     Args:
       folder: as of `open_checkpoint`.
+      mesh: where they go, read and divided part by part (`Source.shard`, which takes other rules, and models that are grown
+        on the way); None: they stay on the host.
 
     Returns:
       Both; ``config.module.apply({"params": params}, tokens)`` computes with them.
@@ -93,7 +96,7 @@ def load(folder: str | Path) -> tuple[Config, Params]:
       CheckpointError: as `open_checkpoint`.
     """
     source = open_checkpoint(folder)
-    return source.config, source.params()
+    return source.config, source.params() if mesh is None else source.shard(mesh)
 
 
 def save(

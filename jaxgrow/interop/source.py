@@ -4,6 +4,7 @@ A growth of a `Source` is a `Source`, and so is an interpolation of two: nothing
 of a checkpoint is then: open it, wrap it, write it.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from jaxgrow import axes as naming
 from jaxgrow import merge
@@ -21,6 +23,7 @@ from jaxgrow.interop.files import CheckpointError, listed
 from jaxgrow.maps import AxisMap, Growth, Term, new_sizes, terms
 from jaxgrow.matrices import Matrix, Rows
 from jaxgrow.models import Config
+from jaxgrow.sharding import RULES, spec
 
 _LAYERS = (LAYERS,)  # as the key of a map
 
@@ -64,12 +67,47 @@ class Source:
 
     def params(self) -> Params:
         """All of it, as a nested dict of NumPy arrays."""
-        flat = {}
-        for path, leaf in self.leaves.items():
-            flat[path] = np.empty(leaf.shape, leaf.dtype)
-            for layer in leaf.layers:
-                flat[path][... if layer is None else layer] = self.read(path, layer)
-        return nested(flat)
+        return nested({path: self._parts(path, [(slice(None),)])[0] for path in self.leaves})
+
+    def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
+        """All of it, on the devices of a mesh, divided as `jaxgrow.sharding.specs` says.
+
+        Nothing is whole: beside what lies on its devices, a process holds their parts of one leaf, and one layer of it.
+
+        Args:
+          mesh: the devices, of any number of processes; each reads for its own.
+          rules: axis of the model to axis of the mesh.
+
+        Returns:
+          A nested dict of `jax.Array`.
+        """
+        return nested({path: self._on(path, mesh, rules) for path in self.leaves})
+
+    def _on(self, path: str, mesh: Mesh, rules: Mapping[str, str]) -> jax.Array:
+        leaf = self.leaves[path]
+        lies = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+        where = {d: i for d, i in lies.addressable_devices_indices_map(leaf.shape).items() if i is not None}
+        distinct = list({str(index): index for index in where.values()}.values())
+        parts = dict(zip(map(str, distinct), self._parts(path, distinct), strict=True))
+        local = [jax.device_put(parts[str(index)], device) for device, index in where.items()]
+        return jax.make_array_from_single_device_arrays(leaf.shape, lies, local)
+
+    def _parts(self, path: str, indices: Sequence[tuple[slice, ...]]) -> list[np.ndarray]:
+        """Parts of a leaf, each layer read once."""
+        leaf = self.leaves[path]
+        if leaf.layers == (None,):
+            whole = self.read(path)
+            return [np.array(whole[index], leaf.dtype) for index in indices]
+        every = np.arange(leaf.shape[0])
+        first = [every[index[0]] for index in indices]
+        shapes = [(len(mine), *_cut(leaf.shape[1:], i[1:])) for mine, i in zip(first, indices, strict=True)]
+        parts = [np.empty(shape, leaf.dtype) for shape in shapes]
+        for layer in leaf.layers:
+            read = self.read(path, layer)
+            for part, mine, index in zip(parts, first, indices, strict=True):
+                if layer in mine:
+                    part[layer - mine[0]] = read[index[1:]]
+        return parts
 
 
 class Checkpoint(Source):
@@ -206,6 +244,12 @@ def born(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
 def flat(tree: Tree) -> dict[str, Any]:
     """By path; tuples are leaves."""
     return {naming.path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=naming.is_names)}
+
+
+def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
+    """The shape of that part of an array."""
+    every = itertools.chain(index, itertools.repeat(slice(None)))
+    return tuple(len(range(*i.indices(n))) for n, i in zip(shape, every, strict=False))
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.loop import programs
 from train.loop.inputs import StepPlan, step_plans
+from train.loop.memory import on_each
 from train.loop.parallel import over_mesh
 from train.loop.step import eval_step, train_step
 from train.plan.modifiers import Setting
@@ -193,8 +194,8 @@ class Rehearsal:
             cost = max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
         memory, text = self._compiled_once(lowered)
         models = [x for x in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model)) if isinstance(x, Model)]
-        parameters = sum(self._each((m.params, m.base)) for m in models)
-        moments = sum(self._each(m.opt) for m in models)
+        parameters = sum(_each((m.params, m.base)) for m in models)
+        moments = sum(_each(m.opt) for m in models)
         self.programs.append(
             Program(
                 self._phase.label,
@@ -223,8 +224,7 @@ class Rehearsal:
             self._known[source] = compiled.memory_analysis(), compiled.as_text() or ""
         return self._known[source]
 
-    def _each(self, tree: Tree) -> float:
-        """Bytes of it on one device."""
-        return float(
-            sum(np.prod(x.sharding.shard_shape(x.shape), dtype=float) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-        )
+
+def _each(tree: Tree) -> float:
+    """Bytes of it on one device."""
+    return on_each(tree, jax.tree.map(lambda x: x.sharding, tree))

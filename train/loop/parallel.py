@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -49,14 +50,17 @@ def over_mesh(make: Callable[..., Callable], mesh: jax.sharding.Mesh, *, donate:
 
 
 def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Callable:
-    if mesh.shape[AXIS] == 1 or math.prod(mesh.shape.values()) > mesh.shape[AXIS]:
+    if mesh.shape[AXIS] == 1:
         return make(axis=None)
-    # Where all devices hold all of the model, each takes the gradient of its part, and they are added once a step, in float32:
-    # left to XLA, they would be once a layer and micro-batch, in the dtype of activations. With check_vma, once more.
+    # Devices that hold the same of the model take the gradients of their parts of the batch, which are added once a step, in
+    # float32: left to XLA, they would be once a layer and micro-batch, in the dtype of activations. With check_vma, once more.
+    # What the other axes divide is XLA's.
     function = make(axis=AXIS)
 
     def spread(state, batch, *rest):
         specs = (P(), P(AXIS), *[P()] * len(rest))
-        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)(state, batch, *rest)
+        how: dict[str, Any] = {"axis_names": {AXIS}} if math.prod(mesh.shape.values()) > mesh.shape[AXIS] else {}
+        of_its_part = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False, **how)
+        return of_its_part(state, batch, *rest)
 
     return spread

@@ -18,7 +18,7 @@ from train.data import batches
 from train.errors import Preempted, UserError
 from train.experiment import Experiment, as_json, differences
 from train.hosts import everywhere, gathered, is_first, once
-from train.loop import programs
+from train.loop import memory, programs
 from train.loop.inputs import step_plans
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
@@ -221,6 +221,7 @@ def _mesh(experiment: Experiment) -> Mesh:
         raise UserError(str(error)) from error
     for line in sharding.whole(experiment.model.sizes(), mesh):
         _say(f"{experiment.name}: {line}")
+    memory.check(experiment, mesh)
     return mesh
 
 

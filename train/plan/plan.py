@@ -1,5 +1,7 @@
 """A plan is a tuple of phases. What is still needed after each of them, whatever they do."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -34,10 +36,15 @@ def after(plan: Plan, i: int, models: dict[str, Model], result: Model) -> dict[s
     return {name: model for name, model in out.items() if name in kept}
 
 
-def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:
-    """The models after the first ``done`` phases, as shapes: what a checkpoint of that moment holds."""
+def states(plan: Plan, tx: optax.GradientTransformation) -> Iterator[dict[str, Model]]:
+    """The models after each phase in turn, as shapes: what a checkpoint of that moment holds."""
     models: dict[str, Model] = {}
-    for i, phase in enumerate(plan[:done]):
+    for i, phase in enumerate(plan):
         made = jax.eval_shape(lambda models, phase=phase: phase.shapes(models, tx), models)
         models = after(plan, i, models, made)
-    return models
+        yield models
+
+
+def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:
+    """Those after the first ``done`` phases."""
+    return next(itertools.islice(states(plan, tx), done - 1, None)) if done else {}
