@@ -5,10 +5,12 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import pytest
 
 from jaxgrow.drop import LayerDrop
+from jaxgrow.models.layers import Remat
 from train.ahead.estimate import fits
 from train.ahead.machines import described
 from train.ahead.rehearsal import Program, Rehearsal
@@ -18,6 +20,7 @@ from train.state.mesh import Mesh
 
 pytestmark = [pytest.mark.aot, pytest.mark.filterwarnings("ignore")]  # plugins that miss their devices warn
 GB = 1e9
+GPT2 = "configs/papers/gpt.py:base_c4"
 DROPS = {
     "dense": None,
     "cond": LayerDrop(theta=0.5),
@@ -29,7 +32,7 @@ DROPS = {
 def step(machine: str, drop: str) -> Program:
     """That of GPT-2 124M, T = 1024, 16 sequences a device; with layer dropping, the one that drops."""
     at = described(machine)
-    e = replace(load(f"configs/papers/gpt.py:base_c4:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
+    e = replace(load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
     programs = [p for p in Rehearsal(e, at).run() if p.what.startswith("step")]
     return min(programs, key=lambda p: p.flops)
 
@@ -71,9 +74,35 @@ def test_it_grows_to_13b_where_it_lies():
     assert found.temporary < result + 8 * largest
 
 
-def test_gpt2_of_two_layers_on_a_tpu():
-    machine = described("v5e:2x2")
-    e = load("configs/papers/gpt.py:base_c4:batch=16:model.layers=2:model.vocab=1024")
+@cache
+def choosing(choice: str) -> Program:
+    """The step of GPT-2 124M, batch 16, on an H100."""
+    (found,) = [p for p in Rehearsal(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run() if p.what == "step"]
+    return found
+
+
+def test_the_less_a_layer_saves_the_less_memory_a_step_takes():
+    taken = [choosing(f":model.remat={remat}").temporary for remat in get_args(Remat)]
+    assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0] / 2
+
+
+def test_unrolled_layers_take_no_more_memory_than_scanned_ones():
+    assert choosing(":model.scan_layers=False").temporary < 1.1 * choosing("").temporary
+
+
+def test_attention_by_a_kernel_and_by_xla():
+    kernel, xla = choosing(""), choosing(":model.attention=xla")
+    assert any("fmha" in name or "cudnn" in name for name in kernel.kernels)
+    assert not any("fmha" in name or "cudnn" in name for name in xla.kernels) and xla.temporary > kernel.temporary
+
+
+@pytest.mark.parametrize("mesh", ["", ":mesh.fsdp=2:mesh.tensor=2"], ids=["whole", "divided"])
+def test_gpt2_of_two_layers_on_a_tpu(mesh):
+    """Its attention is Pallas'."""
+    e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     e = replace(e, method=Scratch(DROPS["cond"]))
-    found = min((p for p in Rehearsal(e, machine).run() if p.what.startswith("step")), key=lambda p: p.flops)
-    assert found.conditionals == 2 and {c.kind for c in found.collectives} == {"all-reduce"}
+    programs = Rehearsal(e, described("v5e:2x2")).run()
+    found = min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
+    assert found.conditionals == 2 and "tpu_custom_call" in found.kernels
+    if not mesh:
+        assert {c.kind for c in found.collectives} == {"all-reduce"}

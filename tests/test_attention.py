@@ -66,7 +66,11 @@ def test_by_splash_attention_with_shared_keys(as_on_a_tpu, causal):
         np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=0, atol=0.02 * np.abs(np.float64(b)).max())
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 2, "tensor": 2}, {"tensor": 2}, {"data": 4}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [{"fsdp": 2, "tensor": 2}, *(pytest.param(a, marks=pytest.mark.slow) for a in ({"tensor": 2}, {"data": 4}))],
+    ids=str,
+)
 def test_on_a_mesh_each_device_attends_for_its_samples_and_heads(as_on_a_tpu, axes):
     given = arrays(128, 4, 2, 64, "bfloat16", samples=4)
     alone = by_splash(True)(*given)

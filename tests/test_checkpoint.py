@@ -18,7 +18,7 @@ from train import pretrain
 from train.errors import UserError
 from train.run import checkpoint
 from train.run.checkpoint import Checkpoints
-from train.run.workdir import finished_run, load
+from train.run.workdir import imported, load
 from train.state.model import Model
 
 RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
@@ -147,11 +147,11 @@ def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_
     """What it cost is what that one cost: an earlier one is no substitute."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
-    read = finished_run(tmp_path, runs.MODEL)[0]
+    read = imported(tmp_path, runs.MODEL, runs.mesh())[0]
     np.testing.assert_array_equal(read.params["token_embedding"], model(6).params["token_embedding"])
     flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed\)"):
-        finished_run(tmp_path, runs.MODEL)
+        imported(tmp_path, runs.MODEL, runs.mesh())
     with pytest.raises(
         CheckpointError, match=r"is no finished run and no Hugging Face folder: it has neither jaxgrow\.json"
     ):
@@ -165,7 +165,7 @@ def test_what_a_finished_run_exports_is_what_it_ended_with_and_is_read_only_if_i
     np.testing.assert_array_equal(params["token_embedding"], load(run, step=result["steps"])["token_embedding"])
     assert open_checkpoint(run).config == runs.MODEL
     flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
-    for reading in (load, lambda folder: finished_run(folder, runs.MODEL)):
+    for reading in (load, lambda folder: imported(folder, runs.MODEL, runs.mesh())):
         with pytest.raises(
             UserError, match=r"is damaged: .* has changed.*; without its result.json the run's own command"
         ):

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,13 @@ def over_time(drop, times=range(STEPS + 1)):
     return np.array(jax.vmap(lambda t: theta(drop, t, STEPS))(jnp.array(list(times), float)))
 
 
+@cache  # a program each, not one an operation
+def of(drop, layers):
+    return jax.jit(partial(schedule, drop, layers, steps=STEPS))
+
+
 def at(drop, t, layers=5, **rest):
-    return np.asarray(schedule(drop, layers, jnp.asarray(t, float), STEPS, **rest))
+    return np.asarray(of(drop, layers)(t=jnp.asarray(t, float), **rest))
 
 
 # --- time ---

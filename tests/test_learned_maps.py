@@ -23,7 +23,11 @@ SMALL = replace(runs.MODEL, layers=1, embed=4, heads=1)
 AXES = SMALL.axes()
 
 
-@pytest.fixture(scope="module", params=[ligo.LiGO(), ligo.LiGO(shared=False, tied=False)], ids=["shared", "per layer"])
+@pytest.fixture(
+    scope="module",
+    params=[ligo.LiGO(), pytest.param(ligo.LiGO(shared=False, tied=False), marks=pytest.mark.slow)],
+    ids=["shared", "per layer"],
+)
 def saved(request, tmp_path_factory):
     """``(file, coefficients)``."""
     phase = Learn(

@@ -29,7 +29,7 @@ from train.plan.plan import after, live, shapes
 from train.plan.training import Train
 from train.plan.transforms import Grow, Import, Transform
 from train.run.checkpoint import Checkpoints
-from train.run.workdir import finished_run, load
+from train.run.workdir import imported, load
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 
@@ -417,13 +417,16 @@ def test_an_imported_model_is_charged_all_that_its_run_cost(learned, small_run):
 def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
     e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), name="refused", seed=3)
     missing = small_run.parent / "small-seed3"
-    with pytest.raises(UserError, match=rf"there is no finished run in {missing}; run its config first, with the same"):
+    with pytest.raises(
+        UserError,
+        match=rf"there is no finished run in {missing}, nor another model; run its config first",
+    ):
         pretrain.run(e, small_run.parent / "refused")
     (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
-    with pytest.raises(UserError, match=f"there is no finished run in {tmp_path};"):
-        finished_run(tmp_path, SMALL)
+    with pytest.raises(UserError, match=f"{tmp_path} is no finished run and no Hugging Face folder"):
+        imported(tmp_path, SMALL, runs.mesh())
     says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
     with pytest.raises(UserError, match=says):
-        finished_run(small_run, replace(SMALL, mlp=16, eps=0.01))
+        imported(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
     run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
-    assert finished_run(small_run, run_otherwise)[0].config == run_otherwise
+    assert imported(small_run, run_otherwise, runs.mesh())[0].config == run_otherwise

@@ -225,6 +225,7 @@ def compilations(experiment, folder) -> int:
 
 
 @pytest.mark.usefixtures("anew")
+@pytest.mark.slow
 def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
     """With layer dropping: what starts, steps dense and dropped, draws, measures, judges."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))

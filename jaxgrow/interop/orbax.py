@@ -1,18 +1,22 @@
 """Orbax folders: parameters in ``params/``, and their config in ``jaxgrow.json``. A finished run is one, too.
 
-Unlike tensors of Hugging Face's, Orbax's are read and written all at once: the whole model is in memory. An interrupt waits
-until it is: Orbax's threads would go on, make files in folders that are being removed, and print their tracebacks.
+Unlike tensors of Hugging Face's, Orbax's are read and written all at once: the whole model is in memory, or, on a mesh, each
+device's part. An interrupt waits until it is: Orbax's threads would go on, make files in folders that are being removed, and
+print their tracebacks.
 """
 
 import hashlib
 import logging
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import __version__
@@ -20,8 +24,9 @@ from jaxgrow.axes import Params
 from jaxgrow.interop.checksums import NAME, damage, seal
 from jaxgrow.interop.files import RECORD, CheckpointError, read_json, write_json
 from jaxgrow.interop.huggingface import family_of
-from jaxgrow.interop.source import Checkpoint, Loaded, Source
+from jaxgrow.interop.source import Checkpoint, Leaf, Loaded, Source, flat, nested
 from jaxgrow.models import Config, from_json
+from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
 
 PARAMS = "params"  # the folder of parameters
@@ -48,16 +53,50 @@ class Orbax(Loaded, Checkpoint):
             config = from_json(record["config"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{about}: no config of a model in 'config': {error}") from error
+        with self._reading():
+            if (folder / PARAMS / NAME).exists() and (found := damage(folder / PARAMS)):
+                raise CheckpointError(f"{folder / PARAMS} is damaged: {found}; take another copy of it")
+            self._shapes: Any = ocp.metadata(self._where).metadata
+        super().__init__(config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes))
+        self._loaded = False
+
+    @property
+    def _where(self) -> str:
+        return str((self.folder / PARAMS).resolve())
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            with uninterrupted(), _alone():
-                params = _params(folder / PARAMS)
+            with uninterrupted():
+                yield
         except CheckpointError:
             raise
         except Exception as error:  # Orbax and TensorStore raise whatever they come across
-            raise CheckpointError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
-        super().__init__(config, params)
+            raise CheckpointError(f"{self.folder} is damaged: {type(error).__name__}: {error}") from error
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        self._load()
+        return super().read(path, layer)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        with self._reading(), _alone():
+            params = ocp.load(self._where, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._shapes))
+        self._arrays, self._loaded = flat(params), True
+
+    def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
+        """As of `Source`; of several processes, all call it."""
+
+        def lies(leaf: Leaf) -> jax.ShapeDtypeStruct:
+            where = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+        with self._reading():
+            return ocp.load(self._where, nested({path: lies(leaf) for path, leaf in self.leaves.items()}))
 
     def fingerprint(self) -> str:
+        self._load()
         digest = hashlib.sha256()
         for path, leaf in self.leaves.items():
             numbers = np.ascontiguousarray(self._arrays[path]).reshape(-1).view(np.uint8)
@@ -69,23 +108,12 @@ class Orbax(Loaded, Checkpoint):
         return PARAMS
 
 
-def _params(folder: Path) -> Params:
-    if (folder / NAME).exists() and (found := damage(folder)):
-        raise CheckpointError(f"{folder} is damaged: {found}; take another copy of it")
-    shapes: Any = ocp.metadata(str(folder.resolve())).metadata
-    return ocp.load(str(folder.resolve()), jax.tree.map(_empty, shapes))
-
-
 def _alone() -> ocp.Context:
     """Of several processes, the one that reads does not wait for the others to do the same."""
     me = jax.process_index()
     return ocp.Context(
         multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     )
-
-
-def _empty(x: Any) -> np.ndarray:
-    return np.empty(x.shape, x.dtype)
 
 
 def write(source: Source, folder: Path) -> None:

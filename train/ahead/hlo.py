@@ -13,6 +13,7 @@ _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-
 _CALLS = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_KERNEL = re.compile(r'custom_call_target="([^"]+)"')
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
 
 
@@ -23,6 +24,7 @@ class Collective(NamedTuple):
     size: float  # bytes of the whole that is exchanged
     devices: int  # that exchange it
     times: int  # a run of the program
+    asynchronous: bool = False  # the device computes meanwhile
 
     @property
     def sent(self) -> float:
@@ -41,14 +43,18 @@ def collectives(text: str, devices: int) -> list[Collective]:
             found = _COLLECTIVE.search(line)
             if found:
                 shapes, kind, start = found.groups()
-                out.append(
-                    Collective(kind, _whole(shapes, kind, bool(start), n := _group(line, devices)), n, times[name])
-                )
+                size = _whole(shapes, kind, bool(start), n := _group(line, devices))
+                out.append(Collective(kind, size, n, times[name], bool(start)))
     return out
 
 
 def conditionals(text: str) -> int:
     return len(re.findall(r" conditional\(", text))
+
+
+def kernels(text: str) -> tuple[str, ...]:
+    """What a program calls that XLA did not make, such as cuDNN's attention and Pallas' kernels."""
+    return tuple(sorted(set(_KERNEL.findall(text))))
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:

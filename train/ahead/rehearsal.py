@@ -48,6 +48,7 @@ class Program:
     moved: float  # to and from memory, at least: what is there is read, what is temporary written and read, the result written
     collectives: tuple[hlo.Collective, ...]
     conditionals: int
+    kernels: tuple[str, ...]  # not XLA's own
 
     @property
     def memory(self) -> float:
@@ -154,9 +155,8 @@ class Rehearsal:
         one = self._batch(rows)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batches, *x.shape), x.dtype, sharding=where), one)
 
-    def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
-        shapes = Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
-        return self._placed(shapes), {"flops": 0.0, "tokens": 0, "steps": 0, "seconds": 0.0, "phases": []}
+    def imported(self, folder: str, config: Config) -> tuple[Model, None]:
+        return self._placed(Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)), None
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None: ...
 
@@ -210,6 +210,7 @@ class Rehearsal:
                 memory.argument_size_in_bytes + 2 * memory.temp_size_in_bytes + memory.output_size_in_bytes,
                 tuple(hlo.collectives(text, len(self.machine.devices))),
                 hlo.conditionals(text),
+                hlo.kernels(text),
             )
         )
         made = lowered.out_info

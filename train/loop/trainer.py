@@ -27,9 +27,9 @@ from train.plan.training import Train
 from train.run.checkpoint import Checkpoints
 from train.run.recorder import Recorder
 from train.run.stop import Stop
-from train.run.workdir import Workdir, finished_run
+from train.run.workdir import Workdir, imported
 from train.state.mesh import put, rows
-from train.state.model import Model, shardings
+from train.state.model import Model
 from train.state.optim import transformation
 
 
@@ -206,10 +206,12 @@ class Trainer:
         if is_first():
             write(self.folder / name)
 
-    def finished(self, folder: str, config: Config) -> tuple[Model, dict[str, Any]]:
-        model, result = everywhere(lambda: finished_run(self.folder.parent / folder, config))
-        place = shardings(model, self.mesh)  # each process has all of it, and puts its part where it belongs
-        return jax.tree.map(lambda x, s: jax.make_array_from_callback(x.shape, s, lambda i: x[i]), model, place), result
+    def imported(self, folder: str, config: Config) -> tuple[Model, dict[str, Any] | None]:
+        where = self.folder.parent / Path(folder).expanduser()
+        model, result = everywhere(lambda: imported(where, config, self.mesh))
+        if result is None:
+            _say(f"{where} is no run of ours: what its model has cost is not known, and not counted")
+        return model, result
 
 
 def _mesh(experiment: Experiment) -> Mesh:

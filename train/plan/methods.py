@@ -180,6 +180,17 @@ class Growing:
 
 
 @dataclass(frozen=True)
+class Continue:
+    """A model that one has, trained on: grown by ``jaxgrow grow``, downloaded, or of an earlier run."""
+
+    source: str  # its folder, as of `train.plan.transforms.Import`
+    drop: LayerDrop | None = None
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        return (Import(LARGE, model, self.source), *training(LARGE, steps, optim, model, self.drop))
+
+
+@dataclass(frozen=True)
 class Inherit:
     """Knowledge inheritance (Qin et al., NAACL 2022): the large model from scratch, taught by a small one at first."""
 
@@ -201,4 +212,4 @@ def _source(small: Config, source: Stage | str, optim: Optim, steps: int) -> tup
     return source.train(SOURCE, small, optim, steps)
 
 
-Method: TypeAlias = Scratch | VCycle | Growing | Inherit
+Method: TypeAlias = Scratch | Continue | VCycle | Growing | Inherit

@@ -55,8 +55,8 @@ class Context(Protocol):
         """Has ``write`` make the file ``name`` of the run's folder."""
         ...
 
-    def finished(self, folder: str, config: Any) -> tuple[Model, dict[str, Any]]:
-        """The model of a finished run beside this one, and its result."""
+    def imported(self, folder: str, config: Any) -> tuple[Model, dict[str, Any] | None]:
+        """The model of a finished run beside this one, and its result; or of another checkpoint, and None."""
         ...
 
     def validate(self, step: int, model: Model) -> None: ...

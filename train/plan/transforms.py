@@ -160,11 +160,12 @@ class Correct(Regrouping):
 
 @dataclass(frozen=True)
 class Import(Phase):
-    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost."""
+    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost; or from any other checkpoint,
+    whose cost nobody knows: a Hugging Face folder, or one that ``jaxgrow`` wrote."""
 
     name: str
     config: Config
-    folder: str  # of the run, beside the work directory of this one; ``{seed}`` in it becomes the seed
+    folder: str  # of it; if no absolute path, beside the work directory of this run; ``{seed}`` in it becomes the seed
 
     @property
     def writes(self) -> str:
@@ -175,10 +176,11 @@ class Import(Phase):
 
     def run(self, context: Context) -> Model:
         context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
-        model, result = context.finished(self.folder.format(seed=context.seed), self.config)
-        layers = sum(phase["layers"] for phase in result["phases"])
-        context.ledger.add(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)
-        context.ledger.charge(result["seconds"], result.get("compile_seconds", 0.0))
+        model, result = context.imported(self.folder.format(seed=context.seed), self.config)
+        if result is not None:
+            layers = sum(phase["layers"] for phase in result["phases"])
+            context.ledger.add(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)
+            context.ledger.charge(result["seconds"], result.get("compile_seconds", 0.0))
         context.validate(0, model)
         return model
 

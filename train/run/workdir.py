@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
+from jaxgrow import sharding
 from jaxgrow.axes import Tree
-from jaxgrow.interop import CheckpointError, orbax
+from jaxgrow.interop import Cast, CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config
 from train.data import batches
 from train.errors import UserError
@@ -76,9 +78,12 @@ class Workdir:
         try:
             return orbax.Orbax(self.folder).params()
         except CheckpointError as error:
-            raise UserError(
-                f"{error}; without its {self._result.name} the run's own command writes them again, from its last checkpoint"
-            ) from error
+            raise UserError(f"{error}; {self.again}") from error
+
+    @property
+    def again(self) -> str:
+        """What brings back parameters that are damaged."""
+        return f"without its {self._result.name} the run's own command writes them again, from its last checkpoint"
 
     # --- claiming ---
 
@@ -150,21 +155,34 @@ class Workdir:
         once(lambda: write_json(self._result, result))
 
 
-def finished_run(folder: Path, config: Config) -> tuple[Model, dict[str, Any]]:
-    """The last model of a run that has ended, in NumPy arrays, and its result.
+def imported(folder: Path, config: Config, mesh: Mesh) -> tuple[Model, dict[str, Any] | None]:
+    """A model that somebody has, on the devices of a mesh, in parameters of float32 or better, and the result of its run.
+
+    ``folder``: of a run that has ended, or whatever `jaxgrow.interop.open_checkpoint` reads: a Hugging Face folder, or one that
+    ``jaxgrow`` wrote. What such a model has cost nobody knows: then the result is None.
 
     Raises:
-      UserError: there is no such run, it has not ended, its model is another than ``config``, or damaged.
+      UserError: there is no such thing, the run has not ended, its model is another than ``config``, or damaged.
     """
     run = Workdir(folder)
-    if not run.finished:
-        raise UserError(f"there is no finished run in {folder}; run its config first, with the same seed")
-    result = run.result
-    alike = {name: getattr(config, name) for name in config.run_by}
-    wrong = differences(result["model"] | alike, config.as_json())
+    if not run.finished and (run.begun or not folder.is_dir()):
+        raise UserError(
+            f"there is no finished run in {folder}, nor another model; run its config first, with the same seed"
+        )
+    if run.finished and not (folder / "params").is_dir():  # by a version that did not export them
+        has, params = run.result["model"], sharding.shard(run.params(), config.axes(), mesh)
+    else:
+        try:
+            source = open_checkpoint(folder)
+            least = Cast(source, "float32", at_least=True)
+            params = (source if least.leaves == source.leaves else least).shard(mesh)
+        except CheckpointError as error:
+            raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
+        has = source.config.as_json()
+    wrong = differences(has | {name: getattr(config, name) for name in config.run_by}, config.as_json())
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
-    return Model(run.params(), None, config), result
+    return Model(params, None, config), run.result if run.finished else None
 
 
 def load(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
