@@ -27,9 +27,9 @@ settings.load_profile("law")
 
 # A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
-    "families", "drop_training", "laws", "drop_execution", "step", "resume", "cli", "config", "bert", "methods",
-    "llama", "preservation", "drop_schedules", "readme", "moments", "cait", "freeze", "learned_maps", "race",
-    "rewarm", "ligo", "inherit", "tokens", "vit", "plan", "roles",
+    "hosts", "drop_execution", "drop_training", "laws", "families", "preflight", "mesh", "step", "resume", "bert", "cli",
+    "llama", "drop_schedules", "readme", "rewarm", "moments", "config", "methods", "cait", "preservation", "inherit",
+    "race", "flops", "ligo", "compare", "continue", "vit", "plan", "ledger", "attention", "vocabulary_loss", "interop",
 )  # fmt: skip
 
 

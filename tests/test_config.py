@@ -36,7 +36,12 @@ def module(path: Path):
     return importlib.import_module(".".join(path.with_suffix("").parts))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+FAST = ("demo", "wikipedia12", "gpt", "cait")  # the others' plans are of these kinds
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=[pytest.mark.slow] * (p.stem not in FAST), id=p.stem) for p in CONFIGS]
+)
 def test_every_experiment_loads_by_its_name(path):
     for name in names(module(path)):
         experiment = load(f"{ROOT / path}:{name}")
@@ -190,7 +195,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("model.tied=1", "'1' is no bool"),
         ("optim.peak_lr=fast", "'fast' is no float"),
         ("parallel=tpu", "'tpu' is no 'mesh' or 'pmap'"),
-        ("method=VCycle", "'VCycle' is no Scratch or VCycle"),
+        ("method=VCycle", "'VCycle' is no Scratch or Continue or VCycle"),
         ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.plan.methods.Stage, ...]"),
         ("method.moments_up=most", "'most' is no 'drop' or 'copy' or 'exact' or 'asymmetric'"),
         ("steps=0", "steps must be at least 1, but is 0"),

@@ -221,7 +221,7 @@ def test_plans(config, method):
     ("name", "method"),
     [
         ("BERT", Scratch()),
-        ("DeiT", Scratch()),
+        pytest.param("DeiT", Scratch(), marks=pytest.mark.slow),
         *(pytest.param(name, runs.VCYCLE, marks=pytest.mark.slow) for name in ("BERT", "DeiT")),
     ],
     ids=["BERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],

@@ -302,6 +302,7 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
     assert after == pytest.approx(before, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_two_growths_carry_training_on(small_run):
     """Cloned with noise, then stacked: Adam's step count says that its moments went along twice."""
     to = GrowTo((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"), GrowTo((Stage(0.25),), moments="copy")

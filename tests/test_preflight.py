@@ -190,11 +190,12 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
         (35, ["model.remat=projections", "accumulate=16"]),
         (32, ["mesh.data=1 mesh.fsdp=4", "accumulate=4"]),
         (10, ["mesh.data=1 mesh.fsdp=4", "model.remat=projections", "accumulate=16"]),
-        (9, None),
+        (9, ["mesh.data=1 mesh.fsdp=4", "model.remat=full", "accumulate=16"]),
+        (8, None),
     ]:
         machine = replace(four, chip=replace(four.chip, memory=memory))
         assert fitting(e, machine, lambda _: None) == changes, memory
-    assert fits([replace(PROGRAM, parameters=9.0)], machine) and not fits([replace(PROGRAM, parameters=10.0)], machine)
+    assert fits([replace(PROGRAM, parameters=8.0)], machine) and not fits([replace(PROGRAM, parameters=9.0)], machine)
 
 
 PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), 0, ())
