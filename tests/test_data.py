@@ -329,7 +329,7 @@ def test_an_absent_tokenizer_is_named(text, tmp_path):
 # --- what is no text ---
 
 
-@pytest.mark.parametrize("name", ["docs.json", "docs.parquet.gz", "docs.json.xz", "docs.tar.gz", "docs.zip", "docs"])
+@pytest.mark.parametrize("name", ["docs.json", "docs.parquet.gz", "docs.tar.xz", "docs.tar.gz", "docs.zip", "docs"])
 def test_what_would_be_trained_on_as_raw_bytes_is_refused_with_what_would_not(tmp_path, text, name):
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder" / name

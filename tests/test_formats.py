@@ -88,6 +88,7 @@ WRITTEN = {
     "zst": lambda p, d: as_text(p, d, zstd, "zst"),
     "jsonl": as_lines,
     **{f"jsonl.{c}": lambda p, d, c=c: as_lines(p, d, f".{c}") for c in COMPRESS},
+    "json.gz": lambda p, d: as_lines(p, d, ".gz").rename(f"{p}.json.gz"),
     "parquet": as_parquet,
     "parquet of large strings": lambda p, d: as_parquet(p, d, pa.large_string()),
     "datasets": as_dataset,
@@ -255,8 +256,8 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another suffix": (
         lambda p: written(p / "a.json", b'{"body": "a"}'),
-        "{}/a.json cannot be trained on, but .txt, .jsonl (both also .gz, .xz or .zst), .parquet and .arrow files can; "
-        "a .json with one object a line is a .jsonl",
+        "{}/a.json cannot be trained on, but .txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow files "
+        "can; a .json with one object a line is a .jsonl",
     ),
 }
 

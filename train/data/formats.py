@@ -22,7 +22,7 @@ PIECE = 1 << 16  # characters; long documents are tokenised and held out in piec
 Document: TypeAlias = Iterable[str]  # pieces: all of PIECE characters but the last, and none empty
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
 
-NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .parquet and .arrow"
+NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow"
 _ROWS = 64  # of Parquet, in memory at once
 _BUFFER = 1 << 20  # bytes of Parquet: without it, the column of a whole row group is read at once
 _HALF = re.compile("[\ud800-\udfff]")
@@ -32,7 +32,9 @@ def reader(path: Path) -> Reader | None:
     """What reads a file of that name; None: nothing does."""
     compressed = path.suffix in _COMPRESSED
     inner = Path(path.stem).suffix if compressed else path.suffix
-    if inner == ".jsonl":
+    if inner == ".jsonl" or (
+        compressed and inner == ".json"
+    ):  # as C4's; a .json that is not compressed is rarely a corpus
         return _json_lines
     if inner == ".txt" or (compressed and inner not in _NO_TEXT):
         return lambda path, field: iter([text(path)])
@@ -138,7 +140,7 @@ def _zstd(path: Path, mode: str) -> BinaryIO:
 
 
 _COMPRESSED: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _zstd}
-_NO_TEXT = {".json", ".parquet", ".arrow", ".tar", ".zip"}  # compressed
+_NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # compressed
 
 
 def _opened(path: Path) -> Any:
