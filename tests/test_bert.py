@@ -48,7 +48,7 @@ def inputs(masked=True):
 
 def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
     lines = []
-    for fields in ({}, {"tied": False}, {"norm": "pre"}):
+    for fields in ({}, {"tied": False}, {"norm": "pre"}, {"head": "classes", "classes": 3}, {"head": "spans"}):
         config = tiny_bert(**fields)
         lines.append(f"# {config}")
         lines += [f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(config), tiny.axes(config))]

@@ -75,7 +75,7 @@ def growths(table):
 
 def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
     lines = []
-    for c in (config(), config(tied=True, qkv_bias=True)):
+    for c in (config(), config(tied=True, qkv_bias=True), config(head="classes", classes=3)):
         lines.append(f"# {c}")
         lines += [f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(c), tiny.axes(c))]
     assert lines == GOLDEN.read_text().splitlines()

@@ -123,3 +123,21 @@ def test_every_family_with_a_vocabulary(config, monkeypatch):
 
     found, expected = (jax.jit(jax.value_and_grad(f, has_aux=True))(params) for f in (in_pieces, whole))
     assert_same(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_place_has_its_own_loss(family):
+    config = FAMILIES[family]
+    params = config.init(jax.random.key(0))
+    tokens, targets = (np.random.default_rng(i).integers(0, 37, (3, 20)) for i in range(2))
+    inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
+
+    @jax.jit
+    def said(params):
+        apply = config.module.apply
+        return apply({"params": params}, inputs, targets=targets, each=True), apply({"params": params}, inputs)
+
+    (loss_BT, right_BT), logits_BTV = said(params)
+    expected = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits_BTV)), targets[..., None], -1)[..., 0]
+    np.testing.assert_allclose(loss_BT, expected, atol=3e-6)
+    np.testing.assert_array_equal(right_BT, logits_BTV.argmax(-1) == targets)

@@ -2,7 +2,7 @@
 
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.cait import CaiTConfig
-from jaxgrow.models.config import Config, Cost, from_json
+from jaxgrow.models.config import Config, Cost, TextConfig, from_json
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.models.vit import ViTConfig
@@ -14,6 +14,7 @@ __all__ = [
     "Cost",
     "GPT2Config",
     "LlamaConfig",
+    "TextConfig",
     "ViTConfig",
     "from_json",
 ]

@@ -12,17 +12,17 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
-from jaxgrow.models.config import Config, Cost
+from jaxgrow.models.config import Cost, TextConfig
 from jaxgrow.models.layers import (
     MLP,
     KeptTokens,
     LayerNorm,
     Linear,
     SelfAttention,
+    class_logits,
     run_parts,
     stacked_init,
-    vocabulary_logits,
-    vocabulary_loss,
+    token_head,
 )
 
 gelu = partial(jax.nn.gelu, approximate=False)
@@ -34,7 +34,7 @@ def masked_places(masked: float, length: int) -> int:
 
 
 @dataclass(frozen=True)
-class BERTConfig(Config):
+class BERTConfig(TextConfig):
     """BERT as published; RoBERTa is ``vocab=50265, context=514, types=1, first_position=2, eps=1e-5``.
 
     ``norm="pre"`` is the BERT of Progressive Layer Dropping (Zhang & He, 2020): norms before the sublayers, a final one after
@@ -46,11 +46,11 @@ class BERTConfig(Config):
     context: int = 512  # rows of the position table
     types: int = 2  # of tokens: the first and the second of two texts
     norm: Literal["post", "pre"] = "post"
-    tied: bool = True
     first_position: int = 0  # the row of the first token; RoBERTa's padding sits in the one before it
     masked: float = 0.15  # the part of a sample's places that is predicted: what the head costs in training
 
     no_axes: ClassVar = ("first_position",)
+    tasks: ClassVar = ("tokens", "classes", "spans")
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
     def __post_init__(self):
@@ -77,12 +77,15 @@ class BERTConfig(Config):
         return self.context - self.first_position
 
     def cost(self, length: int) -> Cost:
-        """``2 * (4 D HK + 2 D F) + 4 T HK`` in a layer; ``2 D D + 2 D V`` in the head, at the masked places alone."""
+        """``2 * (4 D HK + 2 D F) + 4 T HK`` in a layer; ``2 D D + 2 D V`` in the head, at the masked places alone, ``2 D D + 2
+        D C`` once a text, or ``4 D`` for spans."""
         width = self.heads * self.head_dim
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
-        share = masked_places(self.masked, length) / length
-        transform, decoder = share * 2 * self.embed * self.embed, share * 2 * self.embed * self.vocab
-        return Cost(kernels + 4 * length * width, transform + decoder, table=decoder if self.tied else 0)
+        places = {"tokens": masked_places(self.masked, length), "classes": 1, "spans": length}[self.head]
+        out = self.vocab if self.head == "tokens" else self.classes
+        transform = 0 if self.head == "spans" else 2 * self.embed * self.embed * places / length
+        decoder = 2 * self.embed * out * places / length
+        return Cost(kernels + 4 * length * width, transform + decoder, table=decoder if self.ties else 0)
 
 
 class Block(nn.Module):
@@ -126,7 +129,9 @@ class BERT(nn.Module):
     Under ``norm="post"``, a dropped layer leaves its norms out, too.
 
     The head is ``head_norm(gelu(x W + b))``, then the table or a kernel of its own, and a bias for every word. Where the table
-    is used both ways, it is a writer, and the norm before it is declared as a *reader* of ``embed``, as in GPT-2.
+    is used both ways, it is a writer, and the norm before it is declared as a *reader* of ``embed``, as in GPT-2. With
+    ``head="classes"`` it is ``tanh(x_0 W + b) W' + b'``, [B, classes]; with ``"spans"``, ``x W + b`` [B, T, 2], of which the
+    first is that a span begins at a place, and the second that it ends there.
 
     Deviation(BERT): no dropout, no prediction of the next sentence, and so no pooler. `lemon` widens a pre-LN model exactly,
     but not this one to sizes that are no multiple: its first norm gives the spare units zeros, not means.
@@ -141,6 +146,7 @@ class BERT(nn.Module):
         *,
         rms: bool = False,
         targets: jax.Array | None = None,
+        each: bool = False,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -176,15 +182,19 @@ class BERT(nn.Module):
             x_BTD = jnp.take_along_axis(x_BTD, inputs["places"][..., None], axis=1)
         if c.norm == "pre":
             x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
+        if c.head != "tokens":
+            if c.head == "classes":
+                pooler = Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="pooler")
+                x_BTD = jnp.tanh(pooler(x_BTD[:, 0]))
+            logits = class_logits(x_BTD, c.classes, init)
+            return (logits, rms_L) if rms else logits
         x_BTD = gelu(Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="transform")(x_BTD))
-        x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="head_norm")(x_BTD)
+        x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (c.vocab,))
-        if targets is not None:
-            return vocabulary_loss(x_BTD, head_DV, targets, dtype, bias_V)
-        logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype) + bias_V[None, None]
-        return (logits_BTV, rms_L) if rms else logits_BTV
+        said = token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each)
+        return (said, rms_L) if rms else said
 
 
 def _positions(config: BERTConfig, places_PD, length: int, mask_BT):

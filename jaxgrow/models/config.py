@@ -83,6 +83,11 @@ class Config:
         raise NotImplementedError
 
     @property
+    def predicts(self) -> Literal["tokens", "classes", "spans"]:
+        """What its outputs are of."""
+        return "classes"
+
+    @property
     def length(self) -> int:
         """The positions that one sample has in the layers, at most."""
         raise NotImplementedError
@@ -138,6 +143,54 @@ class Config:
 
     def as_json(self) -> dict[str, Any]:
         return {"family": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class TextConfig(Config):
+    """A model of text. ``head`` is what it predicts: tokens, as it was pre-trained; one of ``classes``, for the whole text (or,
+    with one class, a number); or the tokens at which a span of the text begins and ends.
+    """
+
+    vocab: int = 50304
+    context: int = 1024
+    tied: bool = True  # the head over tokens is the table of tokens
+    head: Literal["tokens", "classes", "spans"] = "tokens"
+    classes: int = 2
+
+    tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.head not in self.tasks:
+            raise ValueError(f"{type(self).__name__} has no head for {self.head}, only {', '.join(self.tasks)}")
+        if self.head == "spans" and self.classes != 2:
+            raise ValueError(f"a span has a begin and an end: head=spans needs classes=2, not {self.classes}")
+
+    @property
+    def predicts(self) -> Literal["tokens", "classes", "spans"]:
+        return self.head
+
+    @property
+    def ties(self) -> bool:
+        """Whether the table of tokens is used both ways."""
+        return self.tied and self.head == "tokens"
+
+    def sizes(self) -> dict[str, int]:
+        return {name: n for name, n in super().sizes().items() if name != "classes" or self.head != "tokens"}
+
+    def with_head(self, head: Literal["tokens", "classes", "spans"], classes: int = 2) -> Self:
+        """The same model with another head."""
+        return replace(self, head=head, classes=classes)
+
+    def as_json(self) -> dict[str, Any]:
+        """What a model has that predicts tokens is written as it always was."""
+        out = super().as_json()
+        return {k: v for k, v in out.items() if self.head != "tokens" or k not in ("head", "classes")}
+
+
+def head_cost(config: TextConfig, length: int) -> float:
+    """FLOPs a position: ``2 D V``, or ``2 D C`` once a text."""
+    return 2 * config.embed * (config.vocab if config.head == "tokens" else config.classes / length)
 
 
 @cache  # every phase of a plan asks, and the model is traced for it

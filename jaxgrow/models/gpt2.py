@@ -11,26 +11,25 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.attention import mean_keys
-from jaxgrow.models.config import Config, Cost
+from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.layers import (
     MLP,
     KeptTokens,
     LayerNorm,
     SelfAttention,
+    class_logits,
+    last_tokens,
     run_parts,
     stacked_init,
-    vocabulary_logits,
-    vocabulary_loss,
+    token_head,
 )
 
 
 @dataclass(frozen=True)
-class GPT2Config(Config):
+class GPT2Config(TextConfig):
     """Sizes are named as their axes are, so that a growth's new sizes are the grown model's config (`resized`)."""
 
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
-    context: int = 1024
-    tied: bool = True
 
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
 
@@ -48,10 +47,11 @@ class GPT2Config(Config):
 
     def cost(self, length: int) -> Cost:
         """``2 * (4 D HK + 2 D F)`` in the kernels of a layer, ``4 * S HK`` in scores and their weighted sum, with S the mean
-        number of keys that are computed for a query, of which the mask hides some; ``2 D V`` in the head."""
-        width, head = self.heads * self.head_dim, 2 * self.embed * self.vocab
+        number of keys that are computed for a query, of which the mask hides some; ``2 D V`` in the head, or ``2 D C`` a
+        text."""
+        width, head = self.heads * self.head_dim, head_cost(self, length)
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
-        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.tied else 0)
+        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.ties else 0)
 
 
 class Block(nn.Module):
@@ -76,7 +76,9 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; ``rms=True`` adds each layer's RMS [L].
 
-    With ``targets``, int [B, T], ``(mean cross-entropy, accuracy)`` instead, without all logits at once (`vocabulary_loss`).
+    With ``targets``, int [B, T], ``(mean cross-entropy, accuracy)`` instead, without all logits at once (`vocabulary_loss`);
+    with ``each``, that of every place, [B, T]. With ``head="classes"``, ``-> logits [B, classes]`` of the text up to its last
+    token, which is that before ``inputs["lengths"]``, int [B], where inputs are ``{"tokens": .., "lengths": ..}``.
 
     ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``kept_tokens`` says which tokens pass
     which layers, the others going around them (`KeptTokens`). The bottom ``frozen`` layers, if any, and the embeddings have no
@@ -92,10 +94,11 @@ class GPT2(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens_BT,
+        inputs,
         *,
         rms: bool = False,
         targets: jax.Array | None = None,
+        each: bool = False,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -103,7 +106,7 @@ class GPT2(nn.Module):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-        dtype = jnp.dtype(c.dtype)
+        dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         if tokens_BT.shape[1] > c.context:
             raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
@@ -126,10 +129,11 @@ class GPT2(nn.Module):
             rms=rms,
             kept=kept,
         )
-        x_BTD = LayerNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="final_norm")(x_BTD)
+        x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
+        if c.head == "classes":
+            logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
+            return (logits_BC, rms_L) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        if targets is not None:
-            return vocabulary_loss(x_BTD, head_DV, targets, dtype)
-        logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
-        return (logits_BTV, rms_L) if rms else logits_BTV
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+        return (said, rms_L) if rms else said

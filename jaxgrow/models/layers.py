@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -46,6 +46,23 @@ class Linear(nn.Module):
             bias = self.param("bias", named(nn.initializers.zeros, *outputs, role="bias"), self.shape[self.contract :])
             y = y + bias.astype(self.dtype).reshape(1, -1)
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
+
+
+def class_logits(
+    x: jax.Array, classes: int, kernel_init: Initializer, name: str = "classifier", bias: bool = True
+) -> jax.Array:
+    """``x W + b``, in float32 or better, [.., classes]. Inside of a compact module, which gets the kernel as ``name``."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    axes, shape = ("embed" + READ, "classes"), (x.shape[-1], classes)
+    return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
+
+
+def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
+    """``(tokens [B, T], place of the last one [B])`` of inputs that are tokens, or ``{"tokens": .., "lengths": [B]}`` where
+    those after the lengths are padding."""
+    tokens_BT = inputs["tokens"] if isinstance(inputs, Mapping) else inputs
+    lengths = inputs.get("lengths") if isinstance(inputs, Mapping) else None
+    return tokens_BT, jnp.full(len(tokens_BT), tokens_BT.shape[1] - 1) if lengths is None else lengths - 1
 
 
 class LayerNorm(nn.Module):
@@ -98,22 +115,44 @@ def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype):
 
     def piece(total, part):
         x_BSD, of_BS = part
-        _, _, _, sums = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
-        return jax.tree.map(jnp.add, total, sums), None
+        _, _, _, (loss_BS, right_BS) = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
+        return jax.tree.map(jnp.add, total, (loss_BS.sum(), right_BS.sum(dtype=bias_V.dtype))), None
 
     zero = jnp.zeros((), bias_V.dtype)
     (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, targets_BT))
     return loss / targets_BT.size, right / targets_BT.size
 
 
+def vocabulary_scores(
+    x_BTD: jax.Array, head_DV: jax.Array, targets_BT: jax.Array, dtype: DTypeLike, bias_V: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """``(cross-entropy of each target, whether it has the greatest logit)``, [B, T]: `vocabulary_loss` before its means."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
+    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+
+    def piece(_, part):
+        _, _, _, each_BS = _scored(*part, cast_DV, bias_V, dtype)
+        return None, each_BS
+
+    return _in_pieces(piece, None, (x_BTD, targets_BT))[1]
+
+
+def token_head(x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False):
+    """What a model says of tokens: logits, or, with ``targets``, `vocabulary_loss`; with ``each``, `vocabulary_scores`."""
+    if targets_BT is not None:
+        return (vocabulary_scores if each else vocabulary_loss)(x_BTD, head_DV, targets_BT, dtype, bias_V)
+    logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
+    return logits_BTV if bias_V is None else logits_BTV + bias_V[None, None]
+
+
 def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype):
-    """``(logits, log of their sum of exponentials, which is the target, (summed loss, number that are right))``."""
+    """``(logits, log of their sum of exponentials, which is the target, (loss of each, whether it is right))``."""
     logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(bias_V, (1, 1, len(bias_V)))
     log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
-    loss = (log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)).sum()
-    right = (logits_BSV.argmax(-1) == targets_BS).sum(dtype=loss.dtype)
-    return logits_BSV, log_z_BS1, chosen_BSV, (loss, right)
+    loss_BS = log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)
+    return logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, logits_BSV.argmax(-1) == targets_BS)
 
 
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
@@ -124,7 +163,8 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
 
     def piece(total, part):
         x_BSD, targets_BS = part
-        logits_BSV, log_z_BS1, chosen_BSV, sums = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype)
+        logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, right_BS) = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype)
+        sums = loss_BS.sum(), right_BS.sum(dtype=wide)
         slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
         rows_GNV = slope_BSV.astype(dtype).reshape(groups, -1, len(bias_V))
         back_BSD = head_GDV = bias_GV = None
@@ -164,18 +204,17 @@ _vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 def _in_pieces(function: Callable, total: Any, sequences: Any) -> tuple[Any, Any]:
     """`jax.lax.scan` over pieces of the sequences [B, T, ..], `SCORED` positions on each device; the last one may be shorter.
 
-    What the function returns beside the total is an array of the positions of its piece, or None.
+    What the function returns beside the total are arrays of the positions of its piece, or None.
     """
     samples, length = sequences[0].shape[:2]
     size = max(1, min(length, SCORED * batch_parts(samples) // samples))
     whole = length // size * size
     cut = [x[:, :whole].reshape(samples, -1, size, *x.shape[2:]).swapaxes(0, 1) for x in sequences]
     total, each = jax.lax.scan(function, total, tuple(cut))
-    if each is not None:
-        each = each.swapaxes(0, 1).reshape(samples, whole, *each.shape[3:])
+    each = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(samples, whole, *x.shape[3:]), each)
     if whole < length:
         total, last = function(total, tuple(x[:, whole:] for x in sequences))
-        each = None if each is None else jnp.concatenate([each, last], 1)
+        each = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), each, last)
     return total, each
 
 

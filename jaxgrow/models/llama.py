@@ -13,20 +13,21 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.attention import attention, mean_keys
-from jaxgrow.models.config import Config, Cost
+from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.layers import (
     KeptTokens,
     Linear,
     RMSNorm,
+    class_logits,
+    last_tokens,
     run_parts,
     stacked_init,
-    vocabulary_logits,
-    vocabulary_loss,
+    token_head,
 )
 
 
 @dataclass(frozen=True)
-class LlamaConfig(Config):
+class LlamaConfig(TextConfig):
     """Query head i reads key head ``i // (heads / kv_heads)`` (Ainslie et al., 2023), so these two axes grow together.
 
     ``head_dim`` should stay as it is when a model grows: rotary positions give each of its pairs a frequency of its own.
@@ -72,9 +73,9 @@ class LlamaConfig(Config):
     def cost(self, length: int) -> Cost:
         """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads; scores and head as of a GPT-2."""
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        head = 2 * self.embed * self.vocab
+        head = head_cost(self, length)
         kernels = 2 * self.embed * (2 * width + 2 * keys + 3 * self.mlp)
-        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.tied else 0)
+        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.ties else 0)
 
 
 def rotations(c: LlamaConfig, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,11 +172,12 @@ class Llama(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens_BT,
+        inputs,
         mask_BS=None,
         *,
         rms: bool = False,
         targets: jax.Array | None = None,
+        each: bool = False,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -187,7 +189,8 @@ class Llama(nn.Module):
             raise ValueError(
                 "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
             )
-        dtype, length = jnp.dtype(c.dtype), tokens_BT.shape[1]
+        dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
+        length = tokens_BT.shape[1]
         if length > c.context:
             raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
@@ -219,10 +222,11 @@ class Llama(nn.Module):
             rms=rms,
             kept=kept,
         )
-        x_BTD = RMSNorm("embed" + READ if c.tied else "embed", c.eps, dtype, name="final_norm")(x_BTD)
+        x_BTD = RMSNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
+        if c.head == "classes":
+            logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
+            return (logits_BC, rms_L) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        if targets is not None:
-            return vocabulary_loss(x_BTD, head_DV, targets, dtype)
-        logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
-        return (logits_BTV, rms_L) if rms else logits_BTV
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+        return (said, rms_L) if rms else said

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ
 from jaxgrow.models.config import Config
-from jaxgrow.models.layers import Linear
+from jaxgrow.models.layers import Linear, class_logits
 
 INIT = nn.initializers.normal(0.02)
 _AXES = ("patch_rows", "patch_columns", "channels")
@@ -78,6 +78,4 @@ def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike) -> jax.Ar
 
 def classified(config: PatchConfig, x_BD: jax.Array, name: str = "head") -> jax.Array:
     """Logits ``[B, classes]``, in float32 or better. Inside of a compact module, which gets the kernel as ``name``."""
-    dtype = jnp.promote_types(x_BD.dtype, jnp.float32)
-    axes, shape = ("embed" + READ, "classes"), (config.embed, config.classes)
-    return Linear(axes, shape, 1, INIT, dtype, name=name)(x_BD.astype(dtype))
+    return class_logits(x_BD, config.classes, INIT, name)

@@ -85,11 +85,21 @@ def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:
 
 
 def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
-    """``(mean cross-entropy of the targets, share of them that are most likely)``; logits over a vocabulary are never whole."""
+    """``(mean loss, share of the targets that are met)``; logits over a vocabulary are never whole.
+
+    The loss is the cross-entropy, and what is most likely meets its target, of a span at both ends; of a model that says one
+    number, the squared error, and within a half is met.
+    """
     inputs, targets = batch
-    if "vocab" in model.config.sizes():
+    if model.config.predicts == "tokens":
         return logits(model, inputs, targets=targets, **options)  # type: ignore[return-value]
     output = logits(model, inputs, **options)
+    if model.config.predicts == "spans":  # over the places, for each end
+        output = output.swapaxes(1, 2)
+        return cross_entropy(output, targets), (output.argmax(-1) == targets).all(-1).mean()
+    if output.shape[-1] == 1:
+        error = jnp.abs(output[..., 0] - targets)
+        return jnp.square(error).mean(), (error < 0.5).mean()
     classes = targets if jnp.issubdtype(targets.dtype, jnp.integer) else targets.argmax(-1)
     return cross_entropy(output, targets), (output.argmax(-1) == classes).mean()
 
