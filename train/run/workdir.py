@@ -26,10 +26,11 @@ from train.files import lock, write_json
 from train.hosts import once
 from train.plan.methods import LARGE
 from train.run import checkpoint
-from train.state.model import Model
+from train.state.model import HEADS, Model
 
 _HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
 _WHERE = ("path", "valid_path", "tokenizer")
+_OF_HEADS = ("head", "classes", "tied", "masked", "distillation")  # of a model's config
 _WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
 
 
@@ -159,11 +160,12 @@ class Workdir:
         once(lambda: write_json(self._result, result))
 
 
-def imported(folder: Path, config: Config, mesh: Mesh) -> tuple[Model, dict[str, Any] | None]:
+def imported(folder: Path, config: Config, mesh: Mesh, headless: bool = False) -> tuple[Model, dict[str, Any] | None]:
     """A model that somebody has, on the devices of a mesh, in parameters of float32 or better, and the result of its run.
 
     ``folder``: of a run that has ended, or whatever `jaxgrow.interop.open_checkpoint` reads: a Hugging Face folder, or one that
-    ``jaxgrow`` wrote. What such a model has cost nobody knows: then the result is None.
+    ``jaxgrow`` wrote. What such a model has cost nobody knows: then the result is None. ``headless``: it may have another head,
+    which is left out.
 
     Raises:
       UserError: there is no such thing, the run has not ended, its model is another than ``config``, or damaged.
@@ -184,6 +186,9 @@ def imported(folder: Path, config: Config, mesh: Mesh) -> tuple[Model, dict[str,
             raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
         has = source.config.as_json()
     wrong = differences(has | {name: getattr(config, name) for name in config.run_by}, config.as_json())
+    if headless:
+        params = {name: of for name, of in params.items() if name not in HEADS}
+        wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
     return Model(params, None, config), run.result if run.finished else None
