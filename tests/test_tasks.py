@@ -18,11 +18,11 @@ from hypothesis.extra.numpy import arrays
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
-from train.data.text import Data, tokens
-from train.errors import UserError
 from train.data.labelled import glue, metrics, squad
 from train.data.labelled.encoding import Encoder, truncated
 from train.data.labelled.task import NAMES, Labelled, Prepared, task
+from train.data.text import Data, tokens
+from train.errors import UserError
 
 SIZES = dict(vocab=400, layers=1, embed=8, heads=2, head_dim=4, mlp=8)
 BERT = BERTConfig(**SIZES, context=512)

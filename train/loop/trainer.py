@@ -90,7 +90,7 @@ class _Data:
         self.training = batches.training(source, e.batch, e.seed, mine)
         self.validation = batches.validation(held_out, e.batch, e.eval_batches, mine)
         self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
-        self.identity = batches.identity(e.data)
+        self.identity = batches.identity(e.data, e.model)
 
 
 class Trainer:

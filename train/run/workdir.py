@@ -3,7 +3,7 @@
 ``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
 what it goes on from, ``maps.npz`` the maps that it learned, if any. A finished run has ``result.json`` and, as
 `jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside the tokenizer of its
-text, ``tokenizer.json``.
+text, ``tokenizer.json``; of a task, also ``scores.json``.
 """
 
 import json
@@ -44,6 +44,7 @@ class Workdir:
         self.checkpoints = self.folder / "checkpoints"
         self._config = self.folder / "config.json"
         self._result = self.folder / "result.json"
+        self._scores = self.folder / "scores.json"
 
     # --- reading ---
 
@@ -60,6 +61,14 @@ class Workdir:
     @property
     def config(self) -> dict[str, Any]:
         return json.loads(self._config.read_text())
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]] | None:
+        """What its last model scores on the data that judge its task, if somebody has asked: split -> metric -> value."""
+        return json.loads(self._scores.read_text()) if self._scores.exists() else None
+
+    def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
+        once(lambda: write_json(self._scores, scores))
 
     @property
     def result(self) -> dict[str, Any]:
@@ -106,7 +115,7 @@ class Workdir:
                 f"{self.folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
             )
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
-            self.same_data(there["corpus"], batches.identity(experiment.data))
+            self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
 
     @contextmanager
     def alone(self) -> Iterator[None]:

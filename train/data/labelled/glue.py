@@ -9,8 +9,8 @@ import numpy as np
 
 from train.data import formats
 from train.data.corpus import prepared
-from train.errors import UserError
 from train.data.labelled.metrics import accuracy, f1, matthews, pearson, spearman
+from train.errors import UserError
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 _TORN = 0.01  # of the rows, at most, may be broken off, where published files have such rows

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train.data import formats
-from train.errors import UserError
 from train.data.labelled.encoding import Encoder, Texts, framed
 from train.data.labelled.glue import located
 from train.data.labelled.metrics import answer_f1, exact_match
+from train.errors import UserError
 
 QUESTION = 64  # tokens of a question, at most; four times as many bytes (`Encoder.piece`)
 ANSWER = 30  # tokens of an answer, at most; four times as many bytes

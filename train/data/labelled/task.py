@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxgrow.models import BERTConfig
 from jaxgrow.models.config import TextConfig
-from train.errors import UserError
 from train.data.labelled import glue, squad
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
+from train.errors import UserError
 
 NAMES = (*glue.TASKS, *squad.TASKS)
 
@@ -83,6 +83,7 @@ class Prepared:
         return self.scores[split](outputs)
 
 
+@lru_cache(maxsize=2)  # every run of a fine-tuning asks, and asks several times
 def task(data: Labelled, model: TextConfig) -> Prepared:
     """The task as ``model``, whatever its head, reads it; tokenised here, and kept in memory.
 
