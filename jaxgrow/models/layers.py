@@ -132,7 +132,8 @@ def vocabulary_scores(
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(_, part):
-        _, _, _, each_BS = _scored(*part, cast_DV, bias_V, dtype)
+        x_BSD, of_BS = part
+        _, _, _, each_BS = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
         return None, each_BS
 
     return _in_pieces(piece, None, (x_BTD, targets_BT))[1]
@@ -141,7 +142,9 @@ def vocabulary_scores(
 def token_head(x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False):
     """What a model says of tokens: logits, or, with ``targets``, `vocabulary_loss`; with ``each``, `vocabulary_scores`."""
     if targets_BT is not None:
-        return (vocabulary_scores if each else vocabulary_loss)(x_BTD, head_DV, targets_BT, dtype, bias_V)
+        if each:
+            return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V)
+        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V)
     logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
     return logits_BTV if bias_V is None else logits_BTV + bias_V[None, None]
 
