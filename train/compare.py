@@ -8,6 +8,10 @@ config or fraction may have settings of its own, after more colons, on top of th
 ``configs/demo.py:ligo:optim.peak_lr=2e-2``, ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``; a fraction has the
 baseline's, too. What each side needs, `train.sweep` finds.
 
+``--evaluate wikitext2,lambada [--data DIR]`` adds what `train.evaluate` says of each run, and ``--finetune
+configs/finetune.py:sst2`` what each scores once it is fine-tuned (`train.finetune`), by the best rate: does an equal loss mean an
+equal score?
+
 Writes ``compare.md``, ``compare.png``, ``compare.json`` and, where layers are dropped, ``compare_keep.png`` into the work
 directory. Runs that are not judged alike (corpus, tokenizer, split, context, evaluation batches) are refused.
 """
@@ -16,13 +20,20 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 from train.errors import UserError, exits_cleanly
-from train.experiment import Experiment, as_json, load, warn
+from train.experiment import Experiment, as_json, load, load_as, warn
+from train.finetune import best, finetune, own
+from train.finetuning import FineTuning
 from train.loop.trainer import run
+from train.overrides import numbers
 from train.results import plots
 from train.results.comparison import Comparison
 from train.results.runs import Run, refuse_unlike
+from train.state.opened import opened
+from train.tasks.scoring import Scorer
+from train.tasks.zero_shot import evaluate, found
 
 
 def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
@@ -57,11 +68,26 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
     )
 
 
-def numbers(text: str, kind: type, what: str) -> list:
-    try:
-        return [kind(part) for part in text.split(",") if part]
-    except ValueError as error:
-        raise UserError(f"{what} takes numbers divided by commas, not {text!r}") from error
+def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
+    """What every run scores without training, by task: bits per byte of texts, accuracy of the others."""
+    found = [[evaluate(Scorer(opened(r.folder)), tasks, data) for r in same] for same in runs]
+    names = {task: next(n for n in ("bits_per_byte", "accuracy") if n in found[0][0][task]) for task in tasks}
+    return {
+        f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in found]
+        for task, name in names.items()
+    }
+
+
+def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str, list[list[float]]]:
+    """What every run scores fine-tuned: the mean over the fine-tuning's seeds of the task's own metric, at its best rate."""
+
+    def one(run: Run) -> tuple[str, float]:
+        found = finetune(tuning, run.folder, workdir)
+        at = found[best(found)]
+        return next(iter(next(iter(at[0].values())))), mean(own(scores) for scores in at)
+
+    scores = [[one(r) for r in same] for same in runs]
+    return {f"{tuning.name}, {scores[0][0][0]}": [[value for _, value in same] for same in scores]}
 
 
 def main() -> None:
@@ -72,6 +98,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
     parser.add_argument("--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
+    parser.add_argument("--evaluate", default="", metavar="A,B", help="tasks of train.evaluate")
+    parser.add_argument(
+        "--data", type=Path, default=Path("."), metavar="DIR", help="where their files are (default: here)"
+    )
+    parser.add_argument("--finetune", action="append", default=[], metavar="CONFIG", help="a config of train.finetune")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of every config")
     arguments = parser.parse_args()
     seeds = numbers(arguments.seeds, int, "--seeds")
@@ -81,7 +112,17 @@ def main() -> None:
     for fraction, *own in (text.split(":") for text in arguments.frontier.split(",") if text):
         baseline = load(":".join([arguments.configs[0], *own]), arguments.set)
         shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
+    tasks, tunings = (
+        [t for t in arguments.evaluate.split(",") if t],
+        [load_as(FineTuning, c)[1] for c in arguments.finetune],
+    )
+    found({*tasks}, arguments.data)
     comparison, folder = compare(configs, shorter, seeds, arguments.workdir), arguments.workdir
+    every = [*comparison.runs, *comparison.frontier]
+    scores = judged(every, tasks, arguments.data)
+    for tuning in tunings:
+        scores |= tuned(every, tuning, folder / "finetune")
+    comparison = replace(comparison, scores=scores)
     table = comparison.table()
     (folder / "compare.md").write_text(table)
     summary = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}

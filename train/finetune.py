@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TypeAlias
 
-from train.compare import numbers
 from train.errors import exits_cleanly
 from train.experiment import load_as, warn
 from train.finetuning import FineTuning
 from train.loop.trainer import run
+from train.overrides import numbers
 from train.run.workdir import Workdir
 from train.tasks.supervised import score
 
@@ -50,10 +50,11 @@ def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path)
 
 def best(found: Mapping[float, Sequence[Scores]]) -> float:
     """The rate with the greatest mean of the task's own metric."""
-    return max(found, key=lambda rate: mean(_own(scores) for scores in found[rate]))
+    return max(found, key=lambda rate: mean(own(scores) for scores in found[rate]))
 
 
-def _own(scores: Scores) -> float:
+def own(scores: Scores) -> float:
+    """The task's own metric."""
     return next(iter(next(iter(scores.values())).values()))
 
 

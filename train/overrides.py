@@ -14,6 +14,13 @@ from train.errors import UserError
 T = TypeVar("T")
 
 
+def numbers(text: str, kind: type, what: str) -> list:
+    try:
+        return [kind(part) for part in text.split(",") if part]
+    except ValueError as error:
+        raise UserError(f"{what} takes numbers divided by commas, not {text!r}") from error
+
+
 def overridden(node: T, overrides: Sequence[str]) -> T:
     """``node`` with ``a.b=c`` overrides, which are judged together: one may need another.
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from jaxgrow import operators
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
-from train.compare import numbers
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, load
 from train.loop.trainer import run
+from train.overrides import numbers
 from train.plan.methods import Growing, GrowTo, Learned, Stage
 from train.plan.plan import shapes
 from train.plan.transforms import differing

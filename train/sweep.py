@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from train.compare import numbers, shortened
+from train.compare import shortened
 from train.errors import Diverged, UserError, exits_cleanly
 from train.experiment import Experiment, load
 from train.loop.trainer import run
+from train.overrides import numbers
 from train.results.runs import Run
 from train.results.sweeping import Tried, table
 

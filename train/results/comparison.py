@@ -1,8 +1,8 @@
 """What runs saved against a baseline, over seeds: the frontier first, the curves beside it; rows, tables, what to doubt."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
@@ -22,6 +22,9 @@ class Comparison:
 
     runs: list[list[Run]]
     frontier: list[list[Run]]  # of the baseline, one list a budget below 1
+    scores: Mapping[str, list[list[float]]] = field(
+        default_factory=dict
+    )  # by what they are of: those of all runs, so listed
 
     def __post_init__(self):
         refuse_unlike([(r.name, r.config) for runs in [*self.runs, *self.frontier] for r in runs])
@@ -43,7 +46,7 @@ class Comparison:
         baseline = {r.seed: r for r in self.runs[0]}
         budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}
         rows = []
-        for runs in [*self.runs, *self.frontier]:
+        for i, runs in enumerate([*self.runs, *self.frontier]):
             base = [baseline[r.seed] for r in runs]
             pairs = list(zip(runs, base, strict=True))
             row: dict[str, Any] = {
@@ -53,6 +56,7 @@ class Comparison:
                 "tokens_per_parameter": mean(r.result["tokens"] / r.parameters for r in runs),
                 "loss": [r.loss for r in runs],
                 "accuracy": [r.result["val_accuracy"] for r in runs],
+                "scores": {name: scores[i] for name, scores in self.scores.items()},
                 **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
                 "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
             }
@@ -155,6 +159,11 @@ class Comparison:
                 )
         text += "\n\nAlong the curves: what each had spent when it came down to the baseline's final loss to stay.\n\n"
         text += _lines(along, rows)
+        if self.scores:
+            text += "\n\nWhat the models can do: each seed's, after the mean.\n\n"
+            can: dict[str, Any] = {"run": lambda r: r["run"], "final loss": columns["final loss"]}
+            can |= {name: lambda r, name=name: spread(r["scores"][name], "{:.4f}") for name in self.scores}
+            text += _lines(can, rows)
         return f"{text}\n\n{self._phases()}\n"
 
     def _phases(self) -> str:

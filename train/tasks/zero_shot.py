@@ -219,11 +219,15 @@ def evaluate(scorer: Scorer, names: Iterable[str], folder: Path, stride: int | N
     """
     if stride is not None and not 1 <= stride <= scorer.config.length:
         raise UserError(f"a stride lies between 1 and the context of {scorer.config.length} tokens, but is {stride}")
-    chosen = {name: _found(name, folder) for name in names}
     return {
         name: task.judge(scorer, files, stride) | {"files": [str(f) for f in files]}
-        for name, (task, files) in chosen.items()
+        for name, (task, files) in found(names, folder).items()
     }
+
+
+def found(names: Iterable[str], folder: Path) -> dict[str, tuple[Task, list[Path]]]:
+    """The tasks of these names, and their files; raises as `evaluate`."""
+    return {name: _found(name, folder) for name in names}
 
 
 def _found(name: str, folder: Path) -> tuple[Task, list[Path]]:
