@@ -145,10 +145,13 @@ def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, whi
 def test_what_is_fine_tuned_grows_twice_as_wide_by_hypercloning_and_answers_the_same(tmp_path, architecture):
     before = assert_alike(made(tmp_path / "a", architecture))
     sizes = interop.open_checkpoint(tmp_path / "a").sizes()
-    wide = [
-        w for axis in ("embed", "heads", "kv_heads", "mlp") if axis in sizes for w in (f"--{axis}", 2 * sizes[axis])
-    ]
-    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *wide)
+    wide = {
+        f"--{axis}".replace("_", "-"): 2 * sizes[axis]
+        for axis in ("embed", "heads", "kv_heads", "mlp")
+        if axis in sizes
+    }
+    words = [word for pair in wide.items() for word in pair]
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *words)
     np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
 
 
