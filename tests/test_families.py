@@ -39,7 +39,14 @@ FAMILIES: dict[str, Config] = {
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
 }
-families = pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+# What is fine-tuned differs in its head, which grows, too.
+HEADED: dict[str, Config] = {
+    "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),
+    "BERT, spans": BERTConfig(**SIZES, **TEXT, head="spans"),
+    "GPT-2, classes": GPT2Config(**SIZES, **TEXT, head="classes", classes=3),
+    "Qwen2, a number": LlamaConfig(**SIZES, **TEXT, kv_heads=2, qkv_bias=True, head="classes", classes=1),
+}
+families = pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
 
 
 @cache

@@ -141,6 +141,20 @@ def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, whi
     assert (tmp_path / "deep" / "tokenizer.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("architecture", [a for a in SETTINGS if a.endswith(("SequenceClassification", "Answering"))])
+def test_what_is_fine_tuned_grows_twice_as_wide_by_hypercloning_and_answers_the_same(tmp_path, architecture):
+    before = assert_alike(made(tmp_path / "a", architecture))
+    sizes = interop.open_checkpoint(tmp_path / "a").sizes()
+    wide = {
+        f"--{axis}".replace("_", "-"): 2 * sizes[axis]
+        for axis in ("embed", "heads", "kv_heads", "mlp")
+        if axis in sizes
+    }
+    words = [word for pair in wide.items() for word in pair]
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *words)
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
+
+
 @cases
 def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     made(tmp_path / "a", architecture, which)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from jaxgrow import interop
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.data.labelled import glue, metrics, squad
 from train.data.labelled.encoding import Encoder, truncated
@@ -383,6 +384,28 @@ def test_the_longer_text_is_shortened_as_by_tokenizers(a, b, room):
     assert [int(n) for n in truncated(np.array(a), np.array(b), room)] == [ids.count(0), ids.count(1)]
 
 
+@pytest.mark.parametrize(("tokenizer", "model"), [("bert", BERT), ("roberta", ROBERTA)], ids=["BERT", "RoBERTa"])
+@pytest.mark.parametrize("length", [7, 16, 64])
+def test_pairs_are_framed_as_the_tokenizer_itself_does(tmp_path, tokenizers, tokenizer, model, length):
+    """By the post-processor that was saved with it."""
+    pairs = [
+        ("the cat sat on the mat", "a dog"),
+        ("who?", "said a dog 12 ä € 😀 " * 4),
+        ("sat " * 30, "cat " * 30),
+        ("a", "b"),
+    ]
+    rows = [f"{i}\t{a}\t{b}\tentailment" for i, (a, b) in enumerate(pairs)]
+    data = Labelled("rte", saved(tmp_path, "rte", rows), tokenizer=tokenizers[tokenizer], length=length)
+    made, theirs = task(data, model), Tokenizer.from_file(data.tokenizer)
+    theirs.enable_truncation(length, strategy="longest_first")
+    theirs.enable_padding(length=length, pad_id=made.pad)
+    for i, (a, b) in enumerate(pairs):
+        inputs, expected = made.train.sample(i, None)[0], theirs.encode(a, b)
+        assert inputs["tokens"].tolist() == expected.ids and inputs["mask"].tolist() == expected.attention_mask
+        if tokenizer == "bert":
+            assert inputs["types"].tolist() == expected.type_ids
+
+
 def test_a_text_that_is_too_long_still_ends(tmp_path):
     made = task(Labelled("sst2", saved(tmp_path, "sst2", ["abcdefghij\t1"]), length=6), GPT2)
     assert said(made, "bytes") == list("abcde\x00")
@@ -438,6 +461,22 @@ def test_a_model_takes_what_is_read(tmp_path, model):
     inputs = jax.tree.map(lambda *x: np.stack(x), *[made.train.sample(i, None)[0] for i in range(2)])
     logits = jax.eval_shape(lambda p, x: config.module.apply({"params": p}, x), tiny.shapes(config), inputs)
     assert logits.shape == (2, 3)
+
+
+@pytest.mark.parametrize("model", [BERT, ROBERTA, GPT2, LLAMA], ids=["BERT", "RoBERTa", "GPT-2", "Llama"])
+@pytest.mark.parametrize("name", ["mnli", "stsb"])
+def test_what_is_saved_says_its_labels_and_its_padding(tmp_path, model, name):
+    made = task(Labelled(name, saved(tmp_path / "files", name), length=48), model)
+    config = model.with_head(made.head, made.classes)
+    interop.save(tmp_path / "a", config, tiny.params(config, dtype="float32"), settings=made.settings)
+    said = json.loads((tmp_path / "a" / "config.json").read_text())
+    if name == "mnli":
+        assert said["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+        assert said["label2id"]["contradiction"] == 2 and said["problem_type"] == "single_label_classification"
+    else:
+        assert len(said["id2label"]) == 1 and said["problem_type"] == "regression"
+    assert said.get("pad_token_id") == {BERT: None, ROBERTA: 1}.get(model, made.pad)
+    assert interop.load(tmp_path / "a")[0] == config
 
 
 # --- SQuAD ---

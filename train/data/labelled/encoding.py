@@ -43,12 +43,13 @@ _BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
 class Encoder:
     """A tokenizer, with the frame that a model wants of it.
 
-    ======================= ======================== =====================================================================
-    a BERT, `[CLS]`          `[CLS] a [SEP] b [SEP]`  WordPiece's names
-    a BERT, `<s>`            `<s> a </s></s> b </s>`  RoBERTa's
-    a BERT, ``"bytes"``      ``C0 a 00 b 00``         bytes that no text holds; padding is ``C1``
-    a decoder                `[<s>] a </s> b </s>`    with `<s>` if the tokenizer has one, and its end of text; byte 0 of bytes
-    ======================= ======================== =====================================================================
+    ==================== ========================== ==========================================================
+    a BERT, ``[CLS]``    ``[CLS] a [SEP] b [SEP]``  the names of BERT's own tokenizer
+    a BERT, ``<s>``      ``<s> a </s></s> b </s>``  RoBERTa's
+    a BERT, bytes        ``C0 a 00 b 00``           bytes that no text holds; padding is ``C1``
+    a decoder            ``<s> a </s> b </s>``      its end of text, and what begins one, if the tokenizer has it
+    a decoder, bytes     ``a 00 b 00``              byte 0 ended documents in pre-training
+    ==================== ========================== ==========================================================
 
     ``piece`` is how many of its tokens are about one of a tokenizer of word pieces: more, where they are bytes.
 

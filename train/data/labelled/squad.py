@@ -182,6 +182,9 @@ def answers(windows: Windows, questions: list[Question], logits: np.ndarray, nul
       questions: in the same order.
       logits: [W, length, 2], of begins and ends.
       null: None: every question has an answer.
+
+    Returns:
+      As many answers as there are questions.
     """
     score, span = np.full(len(questions), -np.inf), np.zeros((len(questions), 2), int)
     nothing = np.full(len(questions), np.inf)

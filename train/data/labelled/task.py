@@ -63,6 +63,15 @@ class Prepared:
     identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
     scores: Mapping[str, Score]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the ``config.json`` of a model that has learned it should say (`jaxgrow.interop.save`)."""
+        named = {str(i): label for i, label in enumerate(self.labels)}
+        out: dict[str, Any] = (
+            {"id2label": named, "label2id": {label: int(i) for i, label in named.items()}} if named else {}
+        )
+        return out | ({"pad_token_id": self.pad} if self.train.types is None else {})
+
     def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
         """What a model's outputs for all examples of ``valid[split]``, in order, are worth.
 
