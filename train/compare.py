@@ -9,8 +9,8 @@ config or fraction may have settings of its own, after more colons, on top of th
 baseline's, too. What each side needs, `train.sweep` finds.
 
 ``--evaluate wikitext2,lambada [--data DIR]`` adds what `train.evaluate` says of each run, and ``--finetune
-configs/finetune.py:sst2`` what each scores once it is fine-tuned (`train.finetune`), by the best rate: does an equal loss mean an
-equal score?
+configs/finetune.py:sst2`` what each scores once it is fine-tuned (`train.finetune`), by the best rate: does an equal loss
+mean an equal score?
 
 Writes ``compare.md``, ``compare.png``, ``compare.json`` and, where layers are dropped, ``compare_keep.png`` into the work
 directory. Runs that are not judged alike (corpus, tokenizer, split, context, evaluation batches) are refused.
@@ -109,8 +109,8 @@ def main() -> None:
     if not seeds:
         raise UserError("--seeds needs at least one seed")
     configs, shorter = [load(text, arguments.set) for text in arguments.configs], []
-    for fraction, *own in (text.split(":") for text in arguments.frontier.split(",") if text):
-        baseline = load(":".join([arguments.configs[0], *own]), arguments.set)
+    for fraction, *settings in (text.split(":") for text in arguments.frontier.split(",") if text):
+        baseline = load(":".join([arguments.configs[0], *settings]), arguments.set)
         shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
     tasks, tunings = (
         [t for t in arguments.evaluate.split(",") if t],

@@ -48,7 +48,7 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
             if isinstance(source.config, TextConfig):
                 foreign |= _tokenizer(workdir.folder, source.config, part)
             if getattr(source.config, "head", "tokens") != "tokens":
-                foreign |= _labels(workdir, source.config)
+                foreign |= task(Labelled(**workdir.config["data"]["Labelled"]), source.config).settings
             huggingface.write(source, family, foreign, part)
             about = {"version": __version__, "operator": "export", "sources": [source.fingerprint()]}
             write_json(part / RECORD, about | {"config": source.config.as_json(), "files": []})
@@ -73,16 +73,6 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     return {
         f"{role}_id": tokenizer.token_to_id(name) for role, name in named.items() if role in ("bos_token", "eos_token")
     }
-
-
-def _labels(run: Workdir, config: Any) -> dict[str, Any]:
-    """The names of the task's classes, and the padding that `transformers` finds a text's last token by."""
-    was = Labelled(**run.config["data"]["Labelled"])
-    prepared = task(was, config)
-    if not prepared.labels:
-        return {"pad_token_id": prepared.pad}
-    names = {str(i): label for i, label in enumerate(prepared.labels)}
-    return {"pad_token_id": prepared.pad, "id2label": names, "label2id": {n: int(i) for i, n in names.items()}}
 
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
