@@ -63,6 +63,25 @@ def text(path: Path) -> Document:
             yield piece
 
 
+def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``(where it is, in words, all fields)`` of each line of a ``.jsonl``, which may be compressed, or row of a ``.parquet``.
+
+    Raises:
+      UserError: as `documents`.
+    """
+    if path.suffix == ".parquet":
+        from pyarrow import ArrowException, parquet
+
+        with _readable(path, ArrowException), parquet.ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches(_ROWS) for row in batch.to_pylist())
+            yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows, 1))
+        return
+    with _readable(path), _opened(path) as file:
+        for n, line in enumerate(file, 1):
+            if not line.isspace():
+                yield f"{path}, line {n}", _object(line, f"{path}, line {n}")
+
+
 # --- JSON Lines ---
 
 
@@ -73,14 +92,19 @@ def _json_lines(path: Path, field: str) -> Iterator[Document]:
                 yield pieces(_field(line, field, f"{path}, line {n}"))
 
 
-def _field(line: bytes, field: str, where: str) -> str:
+def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
     except ValueError as error:
         what = getattr(error, "msg", error)  # json's own text calls every line its first
         raise UserError(f"{where} is no JSON ({what}); mend or delete the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{where} is no JSON object with a field {field!r}, but a {type(record).__name__}")
+        raise UserError(f"{where} is no JSON object, but a {type(record).__name__}")
+    return record
+
+
+def _field(line: bytes, field: str, where: str) -> str:
+    record = _object(line, where)
     if field not in record:
         raise UserError(f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field")
     text = "" if record[field] is None else record[field]

@@ -132,13 +132,16 @@ def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> Non
 
 
 def tokenizer(name: str) -> Any:
-    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json`` and ``merges.txt``.
+    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json`` and ``merges.txt``; of
+    ``"bytes"``, one that gives the same tokens.
 
     Raises:
       UserError: there is none.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    if name == "bytes":
+        return _byte_tokenizer()
     path = Path(name).expanduser()
     try:
         if path.is_dir():
@@ -155,6 +158,52 @@ def tokenizer(name: str) -> Any:
     return loaded
 
 
+def _byte_tokenizer() -> Any:
+    """A token is a byte of UTF-8, and its number the byte's; byte 0, which no text holds, ends documents."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    # A byte-level BPE spells bytes as characters that can be printed: those that are one, then the others from 256 on.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted(set(range(256)) - set(printable))
+    spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    vocab = {END if b == 0 else character: b for character, b in spelt.items()}
+    made = Tokenizer(models.BPE(vocab, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    made.add_special_tokens([AddedToken(END, special=True)])
+    return made
+
+
+END = "<|endoftext|>"
+_ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
+_BEGINS = ("<|begin_of_text|>", "<s>", "[CLS]", *_ENDS)
+
+
+def end_of_text(tokenizer: Any) -> int | None:
+    """The token that ends a document, if there is one."""
+    return next((i for t in _ENDS if (i := tokenizer.token_to_id(t)) is not None), None)
+
+
+def begin_of_text(tokenizer: Any) -> int | None:
+    """The token that stands before a document: one of its own, or that which ended the document before."""
+    return next((i for t in _BEGINS if (i := tokenizer.token_to_id(t)) is not None), None)
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The `tokenizers.Tokenizer` that lies in the folder of a model.
+
+    Raises:
+      UserError: there is none.
+    """
+    if (file := folder / "tokenizer.json").is_file():
+        return tokenizer(str(file))
+    if (folder / "vocab.json").is_file():
+        return tokenizer(str(folder))
+    raise UserError(
+        f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name one by --tokenizer, or bytes"
+    )
+
+
 def _tokenizer_files(path: Path) -> list[Path]:
     return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
 
@@ -163,7 +212,7 @@ def _encoder(name: str) -> Encode:
     if name == "bytes":
         return _bytes
     loaded = tokenizer(name)
-    end = next((i for t in ("<|endoftext|>", "</s>", "[SEP]") if (i := loaded.token_to_id(t)) is not None), None)
+    end = end_of_text(loaded)
 
     def encode(pieces: list[str]) -> tuple[list[Any], list[int]]:
         ids = [e.ids for e in loaded.encode_batch_fast(pieces, add_special_tokens=False)]

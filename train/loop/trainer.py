@@ -69,7 +69,7 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
             checkpoints.wait()
             about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
             result = recorder.record() | about | {"corpus": data.identity}
-    workdir.finish(result, model.config, model.params)
+    workdir.finish(result, model.config, model.params, getattr(experiment.data, "tokenizer", None))
     return once(lambda: result)
 
 

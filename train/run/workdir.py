@@ -2,7 +2,8 @@
 
 ``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
 what it goes on from, ``maps.npz`` the maps that it learned, if any. A finished run has ``result.json`` and, as
-`jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``.
+`jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside the tokenizer of its
+text, ``tokenizer.json``.
 """
 
 import json
@@ -18,7 +19,7 @@ from jaxgrow import sharding
 from jaxgrow.axes import Tree
 from jaxgrow.interop import Cast, CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config
-from train.data import batches
+from train.data import batches, text
 from train.errors import UserError
 from train.experiment import Experiment, as_json, conflicts, differences
 from train.files import lock, write_json
@@ -148,10 +149,13 @@ class Workdir:
 
     # --- ending ---
 
-    def finish(self, result: dict[str, Any], config: Config, params: Tree) -> None:
-        """Exports the run's last model, and then, for it makes the run a finished one, writes its result."""
+    def finish(self, result: dict[str, Any], config: Config, params: Tree, tokenizer: str | None) -> None:
+        """Exports the run's last model, with its tokenizer if it is of text, and then, for it makes the run a finished one,
+        writes its result."""
         # One process does it on the host, where nothing is compiled.
         orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params)
+        if tokenizer is not None:
+            once(lambda: text.tokenizer(tokenizer).save(str(self.folder / "tokenizer.json")))
         once(lambda: write_json(self._result, result))
 
 

@@ -1,0 +1,65 @@
+"""Judges a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada,blimp [--data DIR]``
+
+MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder.
+
+A task is one of
+
+    wikitext2 wikitext103 ptb bits_per_byte   perplexity by token and by word, bits per byte (the last: all .txt files)
+    lambada                                   the last word: accuracy, perplexity
+    blimp                                     minimal pairs: accuracy, over all phenomena and of each
+    piqa hellaswag arc_easy arc_challenge     multiple choice: accuracy, and by likelihood per character
+    FILE                                      any text, as wikitext2
+
+read from the published files in DIR, or in DIR/TASK; nothing is downloaded. Each token of a text is predicted once, from up to
+a context of tokens before it; windows move on by ``--stride`` tokens (by default, a context). Formats and counts are those of
+the lm-evaluation-harness, which itself runs on any of these models by `train.tasks.harness`.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from train.errors import UserError, exits_cleanly
+from train.files import write_json
+from train.state.opened import opened
+from train.tasks.scoring import Scorer
+from train.tasks.zero_shot import evaluate
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """One line a number."""
+    rows = [
+        (task, name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+        for task, result in results.items()
+        for name, value in result.items()
+        if isinstance(value, int | float)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m train.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="a folder")
+    parser.add_argument("--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada")
+    parser.add_argument(
+        "--data", type=Path, default=Path("."), metavar="DIR", help="where their files are (default: here)"
+    )
+    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes, where MODEL has none")
+    parser.add_argument("--stride", type=int, help="tokens that windows over texts move on by")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all numbers there")
+    arguments = parser.parse_args()
+    names = [name for name in arguments.tasks.split(",") if name]
+    if not names:
+        raise UserError("--tasks names none")
+    scorer = Scorer(opened(arguments.model, arguments.tokenizer), progress=True)
+    results = evaluate(scorer, names, arguments.data.expanduser(), arguments.stride)
+    if arguments.json:
+        write_json(arguments.json, {"model": str(arguments.model), "tasks": results})
+    print(table(results))
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)

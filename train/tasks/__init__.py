@@ -1,0 +1,1 @@
+"""Tasks that models are judged by."""

@@ -1,0 +1,181 @@
+"""How well a model predicts given tokens: each from those before it, or, in a masked model, from all others.
+
+Requests of all lengths are padded to a few, and go together in batches of as many positions, so that a few programs serve all.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxgrow.models import BERTConfig, TextConfig
+from train.data.masking import BYTES, vocabulary
+from train.data.text import begin_of_text, end_of_text
+from train.state.mesh import put, rows
+from train.state.opened import TextModel
+
+POSITIONS = 1 << 14  # of a batch, at most
+SHORTEST = 16
+
+
+class Request(NamedTuple):
+    """The tokens ``begin .. end - 1`` are scored."""
+
+    tokens: np.ndarray  # int [n]
+    begin: int
+    end: int
+
+
+class Score(NamedTuple):
+    loss: float  # the sum of the tokens' cross-entropies, nats: less the logarithm of their probability
+    greedy: bool  # whether each was the likeliest
+
+
+class Scorer:
+    """Scores tokens under a model.
+
+    A causal model sees the ``context`` tokens before a token at most. A masked one has the likelihood that Salazar et al.
+    (ACL 2020) call pseudo: each token is hidden in turn.
+    """
+
+    def __init__(self, model: TextModel, progress: bool = False):
+        self.model, self.config, self.progress = model, model.config, progress
+        self.masked = isinstance(model.config, BERTConfig)
+        self.begin, self.end = begin_of_text(model.tokenizer), end_of_text(model.tokenizer)
+        self.mask = _mask(model.tokenizer) if self.masked else None
+
+    # --- what is scored ---
+
+    def encode(self, text: str) -> list[int]:
+        """Its tokens, without those that begin or end texts."""
+        return self.model.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def continuation(self, context: str, continuation: str) -> Request:
+        """The tokens of ``continuation`` after ``context``.
+
+        Both are tokenised together, blanks at the context's end as part of the continuation, since tokens begin with them. What
+        begins a text stands before, if it does nothing else, or the context is empty. Where all is too long, the beginning of
+        the context is cut off.
+        """
+        stripped = context.rstrip()
+        continuation, context = context[len(stripped) :] + continuation, stripped
+        before, both = self.encode(context), self.encode(context + continuation)
+        prefix = (
+            [self.begin] if self.begin is not None and (self.masked or not before or self.begin != self.end) else []
+        )
+        suffix = [self.end] if self.masked and self.end is not None else []
+        room = self.config.length + (not self.masked) - len(prefix) - len(suffix)
+        cut = max(0, len(both) - room)
+        tokens = np.array([*prefix, *both[cut:], *suffix], np.int32)
+        begin = len(prefix) + max(0, len(before) - cut)
+        return Request(tokens, max(begin, 0 if self.masked else 1), len(tokens) - len(suffix))
+
+    def windows(self, text: str, stride: int | None = None) -> list[Request]:
+        """All tokens of a text, each scored once, in windows of the model's context that move on by ``stride`` (None: the
+        context): after the first window each token has ``context - stride`` before it, at least. The text is as after the token
+        that begins texts; in a tokenizer without one, its first token is not scored.
+        """
+        length = self.config.length
+        stride = stride or length
+        ids = self.encode(text)
+        tokens = np.array(ids if self.begin is None else [self.begin, *ids], np.int32)
+        requests, done = [], 1
+        while done < len(tokens):
+            end = min(len(tokens), length + 1 if done == 1 else done + stride)
+            first = max(0, end - length - 1)
+            requests.append(Request(tokens[first:end], done - first, end - first))
+            done = end
+        return requests
+
+    # --- scores ---
+
+    def __call__(self, requests: Sequence[Request]) -> list[Score]:
+        """In the order of the requests."""
+        lines = [line for i, request in enumerate(requests) for line in self._lines(i, request)]
+        loss, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
+        lines.sort(key=lambda line: -len(line.tokens))
+        bar = tqdm(total=len(lines), desc="score", disable=None if self.progress else True, leave=False)
+        with bar, jax.set_mesh(self.model.mesh):
+            for batch in self._batches(lines):
+                each, right = self._scored(batch)
+                for line, losses, rights in zip(batch, each, right, strict=False):
+                    loss[line.request] += losses[line.begin : line.end].sum(dtype=np.float64)
+                    greedy[line.request] &= rights[line.begin : line.end].all()
+                bar.update(len(batch))
+        return [Score(float(x), bool(g)) for x, g in zip(loss, greedy, strict=True)]
+
+    def _lines(self, number: int, request: Request) -> "Iterable[_Line]":
+        tokens, begin, end = request
+        if not self.masked:
+            return [_Line(number, tokens[:-1], tokens[1:], begin - 1, end - 1)]
+        return [_Line(number, _hidden(tokens, i, self.mask), tokens[i : i + 1], 0, 1, i) for i in range(begin, end)]
+
+    def _batches(self, lines: "list[_Line]") -> "Iterable[list[_Line]]":
+        while lines:
+            size = min(self._samples(len(lines[0].tokens)), _at_least(len(lines)))
+            yield lines[:size]
+            lines = lines[size:]
+
+    def _samples(self, length: int) -> int:
+        return max(1, POSITIONS // _padded(length, self.config))
+
+    def _scored(self, batch: "list[_Line]") -> tuple[np.ndarray, np.ndarray]:
+        """``(cross-entropy, whether it is the likeliest)`` of the targets of each line, [lines, targets]."""
+        mesh = self.model.mesh
+        parts = mesh.shape["data"] * mesh.shape["fsdp"]
+        samples = -(-min(self._samples(len(batch[0].tokens)), _at_least(len(batch))) // parts) * parts
+        length = _padded(len(batch[0].tokens), self.config)
+        tokens, targets = (
+            np.zeros((samples, length), np.int32),
+            np.zeros((samples, 1 if self.masked else length), np.int32),
+        )
+        mask, places = np.zeros((samples, length), bool), np.zeros((samples, 1), np.int32)
+        mask[:, 0] = True  # a row that is filled up must not be empty
+        for i, line in enumerate(batch):
+            tokens[i, : len(line.tokens)], targets[i, : len(line.targets)] = line.tokens, line.targets
+            mask[i, : len(line.tokens)], places[i] = True, line.place
+        inputs: Any = {"tokens": tokens, "mask": mask, "places": places} if self.masked else tokens
+        mine = rows(samples, mesh)
+        inputs, targets = put(jax.tree.map(lambda x: x[mine], (inputs, targets)), mesh)
+        return jax.device_get(_program(self.config, self.model.params, inputs, targets))
+
+
+class _Line(NamedTuple):
+    """One sample, of which the targets ``begin .. end - 1`` are the request's."""
+
+    request: int
+    tokens: np.ndarray
+    targets: np.ndarray
+    begin: int
+    end: int
+    place: int = 0  # of the token that a masked model is asked for
+
+
+@partial(jax.jit, static_argnums=0)
+def _program(config: TextConfig, params: Any, inputs: Any, targets: Any) -> Any:
+    return config.module.apply({"params": params}, inputs, targets=targets, each=True)
+
+
+def _hidden(tokens: np.ndarray, i: int, mask: int | None) -> np.ndarray:
+    out = tokens.copy()
+    out[i] = mask
+    return out
+
+
+def _mask(tokenizer: Any) -> int:
+    bytes_alone = tokenizer.get_vocab_size() == BYTES.vocab and tokenizer.token_to_id("[MASK]") is None
+    return BYTES.mask_id if bytes_alone else vocabulary(tokenizer).mask_id
+
+
+def _at_least(count: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _padded(length: int, config: TextConfig) -> int:
+    """To a power of two, or one and a half of it."""
+    power = _at_least(length)
+    return min(max(SHORTEST, power * 3 // 4 if length <= power * 3 // 4 else power), config.length)
