@@ -77,7 +77,7 @@ def generate(
       >>> [len(new) for new in generate(config, params, [[1, 2, 3], [4]], max_new=5, temperature=0.8)]
       [5, 5]
     """
-    continues(config)
+    _continues(config)
     rows = [_checked(config, i, prompt) for i, prompt in enumerate(prompts)]
     sampling = _sampling(temperature, top_k, top_p)
     if max_new < 1:
@@ -99,12 +99,7 @@ def generate(
     return [found_R[:count] for found_R, count in zip(found_BR, counts_B, strict=True)]
 
 
-def continues(config: Config) -> None:
-    """Nothing, where the model continues text.
-
-    Raises:
-      ValueError: it does not.
-    """
+def _continues(config: Config) -> None:
     if not config.causal:
         raise ValueError(f"a {type(config).__name__.removesuffix('Config')} does not continue text: take a GPT-2 or a Llama")
     if config.predicts != "tokens":
