@@ -25,9 +25,9 @@ LEAST = 16  # places of a program, which serves all shorter prompts and continua
 class Sampling:
     """How a token is drawn. Numbers, not constants of a program: another temperature compiles nothing. None: not done."""
 
-    temperature: jax.Array | float | None = None  # None: the likeliest token
-    top_k: jax.Array | int | None = None
-    top_p: jax.Array | float | None = None
+    temperature: Any = None  # None: the likeliest token
+    top_k: Any = None
+    top_p: Any = None
 
 
 def generate(
@@ -63,8 +63,8 @@ def generate(
       end: the token that ends a text.
 
     Returns:
-      The new tokens of each prompt, int32. Where a text ended, ``end`` is the last of them. Where prompt and new tokens fill the
-      context, there are less than ``max_new``.
+      The new tokens of each prompt, int32. Where a text ended, ``end`` is the last of them. Where prompt and new tokens fill
+      the context, there are less than ``max_new``.
 
     Raises:
       ValueError: a model that does not continue text, a prompt that is empty, too long, or has tokens that the model does not
@@ -101,7 +101,9 @@ def generate(
 
 def _continues(config: Config) -> None:
     if not config.causal:
-        raise ValueError(f"a {type(config).__name__.removesuffix('Config')} does not continue text: take a GPT-2 or a Llama")
+        raise ValueError(
+            f"a {type(config).__name__.removesuffix('Config')} does not continue text: take a GPT-2 or a Llama"
+        )
     if config.predicts != "tokens":
         raise ValueError(f"this model predicts {config.predicts}, not tokens: take one with head=tokens")
 
@@ -110,7 +112,9 @@ def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.n
     """A prompt's tokens."""
     vocab, tokens = config.sizes()["vocab"], np.asarray(prompt)
     if tokens.ndim != 1 or not len(tokens):
-        raise ValueError(f"prompt {i} is {'empty' if tokens.size == 0 else 'no sequence of tokens'}: give one token at least")
+        raise ValueError(
+            f"prompt {i} is {'empty' if tokens.size == 0 else 'no sequence of tokens'}: give one token at least"
+        )
     if not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(f"prompt {i} has tokens of {tokens.dtype}, not integers")
     if len(tokens) >= config.length:
@@ -160,7 +164,9 @@ class _State:
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="room")
-def _generated(config, params, tokens_BP, lengths_B, most_B, sampling, key, end, *, room) -> tuple[jax.Array, jax.Array]:
+def _generated(
+    config, params, tokens_BP, lengths_B, most_B, sampling, key, end, *, room
+) -> tuple[jax.Array, jax.Array]:
     """``(new tokens [B, R], how many of each row are meant)``; ``most_B``: the most that each may get."""
     rows_B = jnp.arange(len(tokens_BP), dtype=jnp.int32)
 
@@ -168,14 +174,14 @@ def _generated(config, params, tokens_BP, lengths_B, most_B, sampling, key, end,
         inputs: Any = {"tokens": tokens_BT, "lengths": lengths_B}
         return config.module.apply({"params": params}, inputs, past=past)  # type: ignore[return-value]
 
-    def with_next(state: _State, logits_BV) -> _State:
+    def with_next(state: Any, logits_BV) -> Any:
         token_B = drawn(logits_BV, sampling, key, rows_B, state.step)
         tokens_BR = state.tokens_BR.at[:, state.step].set(token_B)
         counts_B = state.counts_B + state.going_B
         going_B = state.going_B & (token_B != end) & (counts_B < most_B)
         return state.replace(step=state.step + 1, tokens_BR=tokens_BR, counts_B=counts_B, going_B=going_B)
 
-    def step(state: _State) -> _State:
+    def step(state: Any) -> Any:
         last_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BR, state.step - 1, 1, 1)
         # A row that ended reads on at the same place, and nobody looks at it.
         logits_BV, new = read(last_B1, state.going_B.astype(jnp.int32), state.past)

@@ -1,10 +1,11 @@
 """Continues texts by a model: ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
 
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder: a GPT-2, a Llama or a Qwen2.
+MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder: a GPT-2, a Llama or a
+Qwen2.
 
-Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and ``--samples`` continues each prompt
-several times. A text goes on until the model ends it, for ``--max-new`` tokens, or until prompt and new tokens fill the model's
-context. The same command gives the same texts.
+Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and ``--samples`` continues each
+prompt several times. A text goes on until the model ends it, for ``--max-new`` tokens, or until prompt and new tokens fill the
+model's context. The same command gives the same texts.
 """
 
 import argparse
@@ -28,8 +29,8 @@ def samples(
     """Each prompt, continued ``count`` times; ``settings`` as of `jaxgrow.generate`.
 
     Returns:
-      For each sample ``prompt``, ``text`` (prompt and continuation), ``tokens`` (how many are new) and ``ended`` (whether the model
-      ended the text).
+      For each sample ``prompt``, ``text`` (prompt and continuation), ``tokens`` (how many are new) and ``ended`` (whether the
+      model ended the text).
 
     Raises:
       UserError: the model does not continue text, or a prompt or a setting is none that it takes.

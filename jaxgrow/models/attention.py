@@ -64,17 +64,18 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
 
 
-def attention_after(past, places_BT, q_BTHK, k_BTGK, v_BTGK):
+def attention_after(past, q_BTHK, k_BTGK, v_BTGK):
     """Causal `attention`, by XLA, of tokens that follow others, each row at places of its own.
 
     Args:
-      past: ``(keys, values)`` of the places from 0, [B, S, G, K]; what lies from a row's first place on is not seen.
-      places_BT: of the tokens, int32, one after the other in each row, less than S.
-      q_BTHK: their queries.
+      past: ``((keys, values), places)``: [B, S, G, K] of the places from 0, of which those from a row's first one on mean
+        nothing; and the places of the tokens, int32 [B, T], less than S, one after the other in each row.
+      q_BTHK: queries of the tokens.
       k_BTGK: their keys.
       v_BTGK: their values.
     """
-    k_BSGK, v_BSGK = (put_at(a, b, places_BT[:, 0]) for a, b in zip(past, (k_BTGK, v_BTGK), strict=True))
+    old, places_BT = past
+    k_BSGK, v_BSGK = (put_at(a, b, places_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True))
     seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= places_BT[:, None, :, None]
     return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS)
 

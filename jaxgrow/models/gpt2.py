@@ -24,6 +24,7 @@ from jaxgrow.models.layers import (
     run_parts,
     stacked_init,
     token_head,
+    vocabulary_logits,
 )
 
 
@@ -83,8 +84,8 @@ class GPT2(nn.Module):
     with ``each``, that of every place, [B, T]. With ``head="classes"``, ``-> logits [B, classes]`` of the text up to its last
     token, which is that before ``inputs["lengths"]``, int [B], where inputs are ``{"tokens": .., "lengths": ..}``.
 
-    With a `Past`, tokens are those that come next, and ``(logits [B, vocab] of the last token, the Past of these tokens alone)`` is
-    returned; ``inputs["lengths"]`` as above.
+    With a `Past`, tokens are those that come next, and what is returned is ``(logits of the last token [B, vocab], the Past of
+    these tokens alone)``; ``inputs["lengths"]`` as above.
 
     ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``kept_tokens`` says which tokens pass
     which layers, the others going around them (`KeptTokens`). The bottom ``frozen`` layers, if any, and the embeddings have no
@@ -114,7 +115,9 @@ class GPT2(nn.Module):
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
         if past is not None and (rms or frozen or not all(x is None for x in (targets, kept, kept_tokens))):
-            raise ValueError("what reads on from a past gives logits of its last tokens, from all layers: give past alone")
+            raise ValueError(
+                "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
+            )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         if tokens_BT.shape[1] > c.context:
             raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
@@ -126,17 +129,17 @@ class GPT2(nn.Module):
 
         if frozen:
             table_VD, places_TD = jax.lax.stop_gradient((table_VD, places_TD))
-        length = tokens_BT.shape[1]
+        length, x_BTD = tokens_BT.shape[1], jnp.take(table_VD, tokens_BT, axis=0)
         at_BTD = places_TD[None, :length] if past is None else places_TD[past.places_BT(length)]
-        x_BTD = (jnp.take(table_VD, tokens_BT, axis=0) + at_BTD).astype(dtype)
+        x_BTD = (x_BTD + at_BTD).astype(dtype)
 
         def layer(w, x, *scale, **reading):
             return block.apply({"params": w}, x, *scale, **reading)
 
         if past is not None:
-            x_BTD, read = run_after(layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
+            x_BTD, more = run_after(layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
         else:
-            x_BTD, rms_L = run_parts(
+            x_BTD, more = run_parts(
                 layer,
                 blocks,
                 x_BTD,
@@ -150,10 +153,10 @@ class GPT2(nn.Module):
         x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
-            return (logits_BC, rms_L) if rms else logits_BC
+            return (logits_BC, more) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
         if past is not None:
-            return said[:, 0], read
-        return (said, rms_L) if rms else said
+            return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+        return (said, more) if rms else said

@@ -266,7 +266,7 @@ class SelfAttention(nn.Module):
         if past is None:
             y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
         else:
-            y_BTHK = attention_after(*past, q_BTHK, k_BTHK, v_BTHK)
+            y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (self.heads, self.head_dim, self.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
@@ -347,9 +347,9 @@ class Past:
     What lies at later places means nothing. ``Past()``: it has read nothing.
     """
 
-    keys: jax.Array | None = None
-    values: jax.Array | None = None
-    lengths_B: jax.Array | None = None
+    keys: Any = None
+    values: Any = None
+    lengths_B: Any = None
 
     def places_BT(self, length: int) -> jax.Array:
         """Those of so many tokens that come next; [1, T] where all rows begin."""
@@ -364,7 +364,7 @@ class Past:
     def with_room(self, places: int) -> "Past":
         """The same, of so many places."""
         more = [(0, places - self.places) if axis == 2 else (0, 0) for axis in range(5)]
-        return self.replace(keys=jnp.pad(self.keys, more), values=jnp.pad(self.values, more))
+        return Past(jnp.pad(self.keys, more), jnp.pad(self.values, more), self.lengths_B)
 
     def and_then(self, new: "Past") -> "Past":
         """With what was read next, for which there must be room."""
@@ -376,10 +376,10 @@ class Past:
 def run_after(
     apply: Callable, stacked: Any, x_BTD: jax.Array, past: Past, last_B: jax.Array, *, scan: bool = True
 ) -> tuple[jax.Array, Past]:
-    """``x`` through the blocks, after what was read before: ``(output of the last token of each row [B, 1, D], what was read)``.
+    """``x`` through the blocks, after what was read before: ``(output of each row's last token [B, 1, D], what was read)``.
 
-    ``apply(w, x, past=.., mutable=..) -> (x, variables)``, where past is ``((keys, values) of the layer, places [B, T])``, or None at
-    the beginning: then attention is that of a whole sequence, by whatever kernel.
+    ``apply(w, x, past=.., mutable=..) -> (x, variables)``, where past is ``((keys, values) of the layer, places [B, T])``, or
+    None at the beginning: then attention is that of a whole sequence, by whatever kernel.
     """
     places_BT = past.places_BT(x_BTD.shape[1])
 

@@ -27,6 +27,7 @@ from jaxgrow.models.layers import (
     run_parts,
     stacked_init,
     token_head,
+    vocabulary_logits,
 )
 
 
@@ -128,7 +129,7 @@ class Attention(nn.Module):
         if past is None:
             y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS, by=c.attention)
         else:
-            y_BTHK = attention_after(*past, q_BTHK, k_BTGK, v_BTGK)
+            y_BTHK = attention_after(past, q_BTHK, k_BTGK, v_BTGK)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=False, name="out")(y_BTHK)
 
@@ -165,8 +166,8 @@ class Block(nn.Module):
         c = self.config
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        attention = Attention(c, *inits, self.dtype, name="attention")
-        x_BTD = x_BTD + rescaled(attention(h_BTD, rotation, mask_BS, past), scale)
+        sublayer = Attention(c, *inits, self.dtype, name="attention")
+        x_BTD = x_BTD + rescaled(sublayer(h_BTD, rotation, mask_BS, past), scale)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         return x_BTD + rescaled(SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD), scale)
 
@@ -202,7 +203,9 @@ class Llama(nn.Module):
                 "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
             )
         if past is not None and (rms or frozen or not all(x is None for x in (targets, kept, kept_tokens, mask_BS))):
-            raise ValueError("what reads on from a past gives logits of its last tokens, from all layers: give past alone")
+            raise ValueError(
+                "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
+            )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         length = tokens_BT.shape[1]
         if length > c.context:
@@ -230,9 +233,9 @@ class Llama(nn.Module):
         x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
         if past is not None:
             next_layer = partial(layer, rotation=at(past.places_BT(length)))
-            x_BTD, read = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
+            x_BTD, more = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
         else:
-            x_BTD, rms_L = run_parts(
+            x_BTD, more = run_parts(
                 layer,
                 blocks,
                 x_BTD,
@@ -247,10 +250,10 @@ class Llama(nn.Module):
         x_BTD = RMSNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
-            return (logits_BC, rms_L) if rms else logits_BC
+            return (logits_BC, more) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
         if past is not None:
-            return said[:, 0], read
-        return (said, rms_L) if rms else said
+            return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+        return (said, more) if rms else said

@@ -12,9 +12,9 @@ files.
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.generation import generate
 from lm_eval.api.model import LM  # type: ignore[import-not-found]
 
+from jaxgrow.generation import generate
 from train.state.opened import opened
 from train.tasks.scoring import Scorer
 
