@@ -1,10 +1,10 @@
 """Tokens a second of generation, against Hugging Face's `generate` by PyTorch, of the same GPT-2 on the same processor.
 
-    python benchmarks/generate.py [--json FILE] [--layers 12] [--embed 768] [--batches 1,8] [--prompt 128] [--new 128] [--rounds 8]
+    python benchmarks/generate.py [--json FILE] [--layers 12] [--embed 768] [--batches 1,8] [--prompt 128] [--new 128]
 
-Same weights (random ones, read from one folder), prompts, float32, the likeliest tokens, keys and values kept on both sides. Each
-side lives in a process of its own with all cores; rounds alternate, and ratios are taken within a round. A time is that of
-all new tokens, the reading of the prompts included. The first tokens must agree: both then do the same work.
+Same weights (random ones, read from one folder), prompts, float32, the likeliest tokens, keys and values kept on both sides.
+Each side lives in a process of its own with all cores; rounds alternate, and ratios are taken within a round. A time is that
+of all new tokens, the reading of the prompts included. The first tokens must agree: both then do the same work.
 """
 
 import argparse
@@ -58,7 +58,11 @@ def start_jax(folder: str) -> None:
     global _generate
     config, params = load(folder)
     params = jax.tree.map(jax.numpy.asarray, params)
-    _generate = lambda prompts, new: np.stack(generate(config, params, list(prompts), max_new=new))
+
+    def run(prompts: np.ndarray, new: int) -> np.ndarray:
+        return np.stack(generate(config, params, list(prompts), max_new=new))
+
+    _generate = run
 
 
 def timed(prompts: np.ndarray, new: int) -> tuple[float, float, np.ndarray]:
