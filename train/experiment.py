@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxgrow.models import Config
 from train.data.images import Images
+from train.data.labelled.task import Labelled
 from train.data.text import Data
 from train.errors import UserError
 from train.hosts import is_first
@@ -23,6 +24,8 @@ from train.plan.methods import Method, Scratch
 from train.plan.plan import Plan, shapes
 from train.state.mesh import How, Mesh
 from train.state.optim import Optim, transformation
+
+T = TypeVar("T")
 
 # Fields as `as_json` names them: they change how a run goes and what it writes, not what it computes.
 FREE = frozenset({"log_every", "checkpoint_every", "parallel", "data.Data.cache", "data.Images.cache"})
@@ -37,7 +40,7 @@ class Experiment:
     model: Config
     steps: int
     batch: int  # samples: sequences of the model's context, or images; over all devices and micro-batches
-    data: Data | Images = field(default_factory=Data)
+    data: Data | Images | Labelled = field(default_factory=Data)
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
     accumulate: int = 1  # micro-batches that a batch is divided into
@@ -74,15 +77,7 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
       UserError: the file is missing, breaks, or defines no such experiment; or an override does not fit.
     """
-    file, *parts = str(text).split(":")
-    name = parts.pop(0) if parts and "=" not in parts[0] else None
-    path = Path(file)
-    if not path.is_file() or path.suffix != ".py":
-        raise UserError(f"there is no config {path}: a Python file, .py")
-    experiment = overridden(_made(path, name), [*overrides, *parts])
-    wrong = misfits(experiment)
-    if wrong:
-        raise UserError(f"config {path}: {'; '.join(wrong)}")
+    path, experiment = load_as(Experiment, text, overrides)
     try:
         plan = experiment.plan
         shapes(plan, len(plan), transformation(experiment.optim))
@@ -93,38 +88,54 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     return experiment
 
 
-def _made(path: Path, name: str | None) -> Experiment:
+def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> tuple[Path, T]:
+    """`load`, but for what the experiment would do: the file, and what a function of it makes, a dataclass of this ``kind``."""
+    file, *parts = str(text).split(":")
+    name = parts.pop(0) if parts and "=" not in parts[0] else None
+    path = Path(file)
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"there is no config {path}: a Python file, .py")
+    made = overridden(_made(path, name, kind), [*overrides, *parts])
+    wrong = misfits(made)
+    if wrong:
+        raise UserError(f"config {path}: {'; '.join(wrong)}")
+    return path, made
+
+
+def _made(path: Path, name: str | None, kind: type[T]) -> T:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        experiment = _named(module, name, path)()
+        made = _named(module, name, path, kind)()
     except UserError:
         raise
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}, line {lines[-1]}" if lines else path
         raise UserError(f"config {where}: {type(error).__name__}: {error}") from error
-    if not isinstance(experiment, Experiment):
+    if not isinstance(made, kind):
         raise UserError(
-            f"config {path}: {name or 'config'}() must return an Experiment, not {type(experiment).__name__}"
+            f"config {path}: {name or 'config'}() must return {_a(kind.__name__)}, not {type(made).__name__}"
         )
-    return experiment
+    return made
 
 
-def names(module: ModuleType) -> list[str]:
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+
+
+def names(module: ModuleType, kind: type = Experiment) -> list[str]:
     """The experiments that a config file has, in its order: functions of its own that say they return one."""
     own = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
-    return [f.__name__ for f in own if inspect.signature(f) == _SIGNATURE and not f.__name__.startswith("_")]
+    signature = inspect.Signature(return_annotation=kind)
+    return [f.__name__ for f in own if inspect.signature(f) == signature and not f.__name__.startswith("_")]
 
 
-_SIGNATURE = inspect.Signature(return_annotation=Experiment)
-
-
-def _named(module: ModuleType, name: str | None, path: Path) -> Callable[[], Experiment]:
+def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:
     made = getattr(module, name or "config", None)
-    if made is None and (others := names(module)):
+    if made is None and (others := names(module, kind)):
         raise UserError(
             f"{path} has no experiment {name or 'config'!r}; name one, as {path}:{others[0]}, of {', '.join(others)}"
         )

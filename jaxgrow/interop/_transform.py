@@ -100,7 +100,13 @@ def load(folder: str | Path, mesh: Mesh | None = None) -> tuple[Config, Params]:
 
 
 def save(
-    folder: str | Path, config: Config, params: Params, like: str | Path | None = None, *, overwrite: bool = False
+    folder: str | Path,
+    config: Config,
+    params: Params,
+    like: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a Hugging Face folder; with ``like``, unknown keys of its ``config.json`` and its other files are carried over.
 
@@ -108,8 +114,9 @@ def save(
       folder: to be made.
       config: of the model.
       params: its parameters.
-      like: a checkpoint of the same architecture.
+      like: a checkpoint of the same architecture, or of the same model with another head.
       overwrite: whether a checkpoint that is there is replaced, at the end.
+      settings: as of `write`.
 
     Raises:
       CheckpointError: no architecture stores such a model, parameters that do not fit the config, or a folder that exists.
@@ -122,6 +129,7 @@ def save(
         [template] if template else [],
         to="hf",
         overwrite=overwrite,
+        settings=settings,
     )
 
 
@@ -165,6 +173,7 @@ def write(
     shard: int = SHARD,
     progress: bool = False,
     dry_run: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> int:
     """Writes a model as a folder, which appears whole or not at all.
 
@@ -179,6 +188,8 @@ def write(
       shard: bytes of a safetensors file, at most.
       progress: whether to show a bar.
       dry_run: writes nothing; what is wrong with the model or the folder is told all the same.
+      settings: what the ``config.json`` of a Hugging Face folder should say that the model does not, such as ``id2label``,
+        the labels of classes, or ``pad_token_id`` (`jaxgrow.interop.labels`).
 
     Returns:
       The bytes of its parameters.
@@ -193,7 +204,7 @@ def write(
     size = sum(leaf.size for leaf in source.leaves.values())
     family = None
     if kind == "hf":
-        family, foreign = huggingface.family_for(source.config, foreign)
+        family, foreign = huggingface.family_for(source.config, foreign, settings)
     if foreign is not None and root is not None:
         foreign = _in_dtype(foreign, source, root)
     if dry_run:

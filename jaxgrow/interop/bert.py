@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.labels import classes, labelled, problem
 from jaxgrow.models.bert import BERTConfig
 
 
-def _names(model: str, transform: str, norm: str, decoder: str, bias: str) -> Callable[[BERTConfig], dict[str, Stored]]:
-    """The table of a model, by the names of what is not alike in both."""
+def _names(model: str, head: Callable[[BERTConfig], dict[str, Stored]]) -> Callable[[BERTConfig], dict[str, Stored]]:
+    """The table of a model: what is alike in all, under its own name, and its head."""
     e, h = f"{model}.embeddings.", f"{model}.encoder.layer.{{layers}}."
 
     def names(config: BERTConfig) -> dict[str, Stored]:
@@ -16,13 +17,7 @@ def _names(model: str, transform: str, norm: str, decoder: str, bias: str) -> Ca
             "token_embedding": Stored(e + "word_embeddings.weight", "vocab embed"),
             "position_embedding": Stored(e + "position_embeddings.weight", "context embed"),
             "type_embedding": Stored(e + "token_type_embeddings.weight", "types embed"),
-            "transform/kernel": Stored(f"{transform}.weight", "embed embed_in"),
-            "transform/bias": Stored(f"{transform}.bias", "embed"),
-            # An untied decoder has a bias of its own; the other one is not used then.
-            "head_bias": Stored(bias if config.tied else f"{decoder}.bias", "vocab"),
         }
-        if not config.tied:
-            out["head_kernel"] = Stored(f"{decoder}.weight", "vocab embed")
         for ours, theirs, outputs, inputs in (
             ("attention/query", "attention.self.query", "heads head_dim", "embed"),
             ("attention/key", "attention.self.key", "heads head_dim", "embed"),
@@ -37,13 +32,40 @@ def _names(model: str, transform: str, norm: str, decoder: str, bias: str) -> Ca
             ("embedding_norm", e + "LayerNorm"),
             ("blocks/attention_norm", h + "attention.output.LayerNorm"),
             ("blocks/mlp_norm", h + "output.LayerNorm"),
-            ("head_norm", norm),
         ):
             out[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
             out[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
-        return out
+        return out | head(config)
 
     return names
+
+
+def _linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[str, Stored]:
+    return {
+        f"{ours}/kernel": Stored(f"{theirs}.weight", f"{outputs} {inputs}"),
+        f"{ours}/bias": Stored(f"{theirs}.bias", outputs),
+    }
+
+
+def _tokens(transform: str, norm: str, decoder: str, bias: str) -> Callable[[BERTConfig], dict[str, Stored]]:
+    def head(config: BERTConfig) -> dict[str, Stored]:
+        out = _linear("transform", transform, "embed", "embed_in") | {
+            "head_norm/scale": Stored(f"{norm}.weight", "embed"),
+            "head_norm/bias": Stored(f"{norm}.bias", "embed"),
+            # An untied decoder has a bias of its own; the other one is not used then.
+            "head_bias": Stored(bias if config.tied else f"{decoder}.bias", "vocab"),
+        }
+        return out if config.tied else out | {"head_kernel": Stored(f"{decoder}.weight", "vocab embed")}
+
+    return head
+
+
+def _classes(pooler: str, classifier: str) -> Callable[[BERTConfig], dict[str, Stored]]:
+    return lambda config: _linear("pooler", pooler, "embed", "embed_in") | _linear("classifier", classifier, "classes")
+
+
+def _spans(config: BERTConfig) -> dict[str, Stored]:
+    return _linear("classifier", "qa_outputs", "classes")
 
 
 def _unused(bias: str) -> Any:
@@ -70,22 +92,39 @@ _SETTINGS = {
     "add_cross_attention": (False,),
 }
 
+_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=_FIELDS, absent=_ABSENT)
+_BERT: dict[str, Any] = dict(
+    model_type="bert",
+    settings=_SETTINGS,
+    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    **_COMMON,
+)
+_ROBERTA: dict[str, Any] = dict(
+    settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position
+    **_COMMON,
+)
+# What a model has by its head: of classes as many as labels; of spans, labels for their begin and end.
+_CLASSES: dict[str, Any] = dict(inferred=classes, derived=problem)
+_SPANS: dict[str, Any] = dict(inferred=classes, derived=labelled)
+
+
+def _fixed(head: str, first_position: int) -> dict[str, Any]:
+    return {"norm": "post", "first_position": first_position, "head": head}
+
+
 BertForMaskedLM = Family(
     architecture="BertForMaskedLM",
-    model_type="bert",
-    config=BERTConfig,
-    fields=_FIELDS,
-    names=_names(  # type: ignore[arg-type]
+    names=_names(
         "bert",
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
+        _tokens(
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder",
+            "cls.predictions.bias",
+        ),
     ),
     copies=_unused("cls.predictions.bias"),
-    fixed={"norm": "post", "first_position": 0},
-    absent=_ABSENT,
-    settings=_SETTINGS,
+    fixed=_fixed("tokens", 0),
     ignored=(
         "*.position_ids",
         "bert.pooler.*",
@@ -93,18 +132,56 @@ BertForMaskedLM = Family(
         "cls.predictions.bias",
         "cls.predictions.decoder.*",
     ),
-    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    **_BERT,
+)
+BertForSequenceClassification = Family(
+    architecture="BertForSequenceClassification",
+    names=_names("bert", _classes("bert.pooler.dense", "classifier")),
+    fixed=_fixed("classes", 0),
+    ignored=("*.position_ids",),
+    **_BERT | _CLASSES,
+)
+BertForQuestionAnswering = Family(
+    architecture="BertForQuestionAnswering",
+    names=_names("bert", _spans),
+    fixed=_fixed("spans", 0),
+    ignored=("*.position_ids", "bert.pooler.*"),
+    **_BERT | _SPANS,
 )
 
-_ROBERTA: dict[str, Any] = dict(
-    config=BERTConfig,
-    fields=_FIELDS,
-    names=_names("roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # type: ignore[arg-type]
-    copies=_unused("lm_head.bias"),
-    fixed={"norm": "post", "first_position": 2},
-    absent=_ABSENT,
-    settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position
-    ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
+
+def _masked(architecture: str, model_type: str) -> Family:
+    return Family(
+        architecture=architecture,
+        model_type=model_type,
+        names=_names("roberta", _tokens("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")),
+        copies=_unused("lm_head.bias"),
+        fixed=_fixed("tokens", 2),
+        ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
+        **_ROBERTA,
+    )
+
+
+def _classifying(architecture: str, model_type: str) -> Family:
+    return Family(
+        architecture=architecture,
+        model_type=model_type,
+        names=_names("roberta", _classes("classifier.dense", "classifier.out_proj")),
+        fixed=_fixed("classes", 2),
+        ignored=("*.position_ids", "roberta.pooler.*"),
+        **_ROBERTA | _CLASSES,
+    )
+
+
+RobertaForMaskedLM = _masked("RobertaForMaskedLM", "roberta")
+XLMRobertaForMaskedLM = _masked("XLMRobertaForMaskedLM", "xlm-roberta")
+RobertaForSequenceClassification = _classifying("RobertaForSequenceClassification", "roberta")
+XLMRobertaForSequenceClassification = _classifying("XLMRobertaForSequenceClassification", "xlm-roberta")
+RobertaForQuestionAnswering = Family(
+    architecture="RobertaForQuestionAnswering",
+    model_type="roberta",
+    names=_names("roberta", _spans),
+    fixed=_fixed("spans", 2),
+    ignored=("*.position_ids", "roberta.pooler.*"),
+    **_ROBERTA | _SPANS,
 )
-RobertaForMaskedLM = Family(architecture="RobertaForMaskedLM", model_type="roberta", **_ROBERTA)
-XLMRobertaForMaskedLM = Family(architecture="XLMRobertaForMaskedLM", model_type="xlm-roberta", **_ROBERTA)

@@ -1,9 +1,25 @@
-"""The architectures that are read and written."""
+"""The architectures that are read and written; of several with the same model, the one as it was pre-trained comes first."""
 
-from jaxgrow.interop.bert import BertForMaskedLM, RobertaForMaskedLM, XLMRobertaForMaskedLM
+from jaxgrow.interop.bert import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    RobertaForMaskedLM,
+    RobertaForQuestionAnswering,
+    RobertaForSequenceClassification,
+    XLMRobertaForMaskedLM,
+    XLMRobertaForSequenceClassification,
+)
 from jaxgrow.interop.family import Family
-from jaxgrow.interop.gpt2 import GPT2LMHeadModel
-from jaxgrow.interop.llama import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
+from jaxgrow.interop.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
+from jaxgrow.interop.llama import (
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MistralForCausalLM,
+    MistralForSequenceClassification,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -23,5 +39,14 @@ FAMILIES: dict[str, Family] = {
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
+        BertForSequenceClassification,
+        RobertaForSequenceClassification,
+        XLMRobertaForSequenceClassification,
+        GPT2ForSequenceClassification,
+        LlamaForSequenceClassification,
+        Qwen2ForSequenceClassification,
+        MistralForSequenceClassification,
+        BertForQuestionAnswering,
+        RobertaForQuestionAnswering,
     )
 }

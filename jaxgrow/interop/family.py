@@ -91,7 +91,7 @@ class Family:
     model_type: str
     config: type[Config]
     fields: Mapping[str, str]  # their key: our field
-    names: Callable[[Config], dict[str, Stored]]  # our leaf: where it is stored
+    names: Callable[[Any], dict[str, Stored]]  # of a config: our leaf, and where it is stored
     # What of our config the architecture leaves no choice of: our field: value. A config with another is stored elsewhere.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # What we compute: their key, and the values that mean it, the first one where it is left out. Others are refused.
@@ -113,6 +113,10 @@ class Family:
     # Of how many units a head is: embed / heads, and nothing else; any number, but `transformers` loads no embed that the heads
     # do not divide; any number.
     heads: Literal["divide embed", "must divide embed", "free"] = "divide embed"
+
+    def has_head(self, config: Config) -> bool:
+        """Whether it predicts what the model does."""
+        return self.fixed.get("head", config.predicts) == config.predicts
 
     def current(self, name: str) -> str:
         """The name of a tensor today, whatever it was in the file."""
@@ -198,10 +202,12 @@ class Family:
         out = {key: allowed[0] for key, allowed in self.settings.items()} if like is None else dict(like)
         out |= {"architectures": [self.architecture], "model_type": self.model_type}
         out |= {key: getattr(config, name) for key, name in self.fields.items()}
+        derived = self.derived(config)
         # A list that has the length that it needs is the user's own, such as the labels of classes.
-        out |= {
-            k: v for k, v in self.derived(config).items() if not (isinstance(v, dict | list) and _alike(out.get(k), v))
-        }
+        own = {k for k, v in derived.items() if isinstance(v, dict | list) and _alike(out.get(k), v)}
+        if "id2label" in own and out.get("problem_type") is not None:  # what these labels are for
+            own.add("problem_type")
+        out |= {k: v for k, v in derived.items() if k not in own}
         back = self.ours(out).run_as(config)
         differ = [
             f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"

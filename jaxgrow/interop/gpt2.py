@@ -1,6 +1,9 @@
 """GPT-2's names. Its kernels lie as ours do, input first; query, key and value are one tensor."""
 
+from typing import Any
+
 from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.labels import classes, problem
 from jaxgrow.models.gpt2 import GPT2Config
 
 
@@ -26,13 +29,14 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
     ):
         names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
         names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
-    if not config.tied:
+    if config.head == "classes":
+        names["classifier/kernel"] = Stored("score.weight", "classes embed")
+    elif not config.tied:
         names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
     return names
 
 
-GPT2LMHeadModel = Family(
-    architecture="GPT2LMHeadModel",
+_GPT2: dict[str, Any] = dict(
     model_type="gpt2",
     config=GPT2Config,
     fields={
@@ -45,7 +49,7 @@ GPT2LMHeadModel = Family(
         "layer_norm_epsilon": "eps",
         "tie_word_embeddings": "tied",
     },
-    names=_names,  # type: ignore[arg-type]
+    names=_names,
     settings={
         "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"),  # the same formula
         "scale_attn_weights": (True,),
@@ -60,4 +64,13 @@ GPT2LMHeadModel = Family(
         "tie_word_embeddings": True,
     },
     prefix="transformer.",
+)
+
+GPT2LMHeadModel = Family(architecture="GPT2LMHeadModel", fixed={"head": "tokens"}, **_GPT2)
+GPT2ForSequenceClassification = Family(
+    architecture="GPT2ForSequenceClassification",
+    fixed={"head": "classes"},
+    inferred=classes,
+    derived=problem,
+    **_GPT2,
 )

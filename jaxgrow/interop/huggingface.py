@@ -158,11 +158,11 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(architecture, str) and architecture in FAMILIES:
         return FAMILIES[architecture]
-    stems = {re.split("For|LMHead", name)[0]: family for name, family in FAMILIES.items()}
     alike = [
         family
-        for stem, family in stems.items()
-        if family.model_type == foreign.get("model_type") and str(architecture).startswith(stem)
+        for name, family in FAMILIES.items()
+        if family.model_type == foreign.get("model_type")
+        and str(architecture).startswith(re.split("For|LMHead", name)[0])
     ]
     way_out = ""
     for family in alike[:1]:
@@ -176,20 +176,27 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     raise CheckpointError(f"{file}: architectures is {named!r}{way_out}; supported: {', '.join(FAMILIES)}")
 
 
-def family_for(config: Config, foreign: Mapping[str, Any] | None) -> tuple[Family, dict[str, Any]]:
-    """The architecture that stores a model of ``config``, and its ``config.json``, after ``foreign``.
+def family_for(
+    config: Config, foreign: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
+) -> tuple[Family, dict[str, Any]]:
+    """The architecture that stores a model of ``config``, and its ``config.json``, after ``foreign`` and with ``settings``: its
+    own, or that of the same model with the head that ``config`` has.
 
     Raises:
       CheckpointError: none does.
     """
+    candidates = [f for f in FAMILIES.values() if f.config is type(config) and f.has_head(config)]
+    named = f"{type(config).__name__} that predicts {config.predicts}"
     if foreign is not None:
-        candidates = [family_of(foreign, Path("config.json"))]
-    else:
-        candidates = [f for f in FAMILIES.values() if f.config is type(config)]
-    wrong = [f"no architecture stores a {type(config).__name__}"] if not candidates else []
+        family = family_of(foreign, Path("config.json"))
+        named = f"{family.model_type} that predicts {config.predicts}"
+        candidates = [f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)]
+        candidates = [family] if family.has_head(config) else candidates
+    wrong = [] if candidates else [f"no architecture stores a {named}"]
     for family in candidates:
         try:
-            return family, family.theirs(config, foreign)
+            said = family.theirs(config, foreign)
+            return family, family.theirs(config, {**said, **settings}) if settings else said
         except ValueError as error:
             wrong.append(str(error))
     raise CheckpointError("; ".join(wrong))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.labels import classes, problem
 from jaxgrow.models.llama import LlamaConfig
 
 
@@ -28,7 +29,9 @@ def _names(config: LlamaConfig) -> dict[str, Stored]:
         ("final_norm", "model.norm"),
     ):
         names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-    if not config.tied:
+    if config.head == "classes":
+        names["classifier/kernel"] = Stored("score.weight", "classes embed")
+    elif not config.tied:
         names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
     return names
 
@@ -98,11 +101,16 @@ def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
     return _inferred(theirs, key_heads=8)
 
 
-def _family(
-    architecture: str, model_type: str, context: int, derived: Callable[[Any], dict[str, Any]], **more: Any
-) -> Family:
-    return Family(
-        architecture=architecture,
+def _families(
+    model: str,
+    model_type: str,
+    context: int,
+    inferred: Callable[[Mapping[str, Any]], dict[str, Any]],
+    derived: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {},
+    **more: Any,
+) -> tuple[Family, Family]:
+    """The architectures of a model that predicts tokens, and of one that predicts classes."""
+    common: dict[str, Any] = dict(
         model_type=model_type,
         config=LlamaConfig,
         fields={
@@ -115,42 +123,55 @@ def _family(
             "rms_norm_eps": "eps",
             "tie_word_embeddings": "tied",
         },
-        names=_names,  # type: ignore[arg-type]
+        names=_names,
         absent={"max_position_embeddings": context, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
-        derived=lambda config: _derived(config) | derived(config),  # type: ignore[arg-type]
         ignored=("*.rotary_emb.inv_freq",),
         prefix="model.",
         **more,
     )
+    tokens = Family(
+        architecture=f"{model}ForCausalLM",
+        fixed={"head": "tokens"},
+        inferred=inferred,
+        derived=lambda config: _derived(config) | derived(config),  # type: ignore[arg-type]
+        **common,
+    )
+    classifying = Family(
+        architecture=f"{model}ForSequenceClassification",
+        fixed={"head": "classes"},
+        inferred=lambda theirs: inferred(theirs) | classes(theirs),
+        derived=lambda config: _derived(config) | derived(config) | problem(config),  # type: ignore[arg-type]
+        **common,
+    )
+    return tokens, classifying
 
 
 _SILU = ("silu", "swish")
 
-LlamaForCausalLM = _family(
-    "LlamaForCausalLM",
+LlamaForCausalLM, LlamaForSequenceClassification = _families(
+    "Llama",
     "llama",
     2048,
-    lambda config: {},
+    _inferred,
     settings={"hidden_act": _SILU, "attention_bias": (False,), "mlp_bias": (False,)},
-    inferred=_inferred,
     heads="must divide embed",
 )
-Qwen2ForCausalLM = _family(
-    "Qwen2ForCausalLM",
+Qwen2ForCausalLM, Qwen2ForSequenceClassification = _families(
+    "Qwen2",
     "qwen2",
     32768,
+    _qwen2,
     # No window, of however many layers.
     lambda config: {"layer_types": ["full_attention"] * config.layers, "use_sliding_window": False},
     settings={"hidden_act": _SILU},
-    inferred=_qwen2,
     heads="free",
 )
-MistralForCausalLM = _family(
-    "MistralForCausalLM",
+MistralForCausalLM, MistralForSequenceClassification = _families(
+    "Mistral",
     "mistral",
     131072,
+    _mistral,
     lambda config: {"sliding_window": None},
     settings={"hidden_act": _SILU},
-    inferred=_mistral,
     heads="free",
 )

@@ -1,10 +1,10 @@
 """ViT's and DeiT's names. Their kernels lie output first; the patches' is a convolution's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.labels import classes, labelled
 from jaxgrow.models.vit import ViTConfig
 
 _MODULES = {
@@ -44,16 +44,6 @@ def _names(model: str, heads: Mapping[str, str], config: ViTConfig) -> dict[str,
     return names
 
 
-def _inferred(distillation: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Their number of classes is that of their labels, which they leave out where it is two."""
-    return lambda theirs: {"classes": len(theirs.get("id2label", "01")), "distillation": distillation}
-
-
-def _derived(config: ViTConfig) -> dict[str, Any]:
-    labels = {str(i): f"LABEL_{i}" for i in range(config.classes)}
-    return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
-
-
 def _family(architecture: str, model_type: str, distillation: str, heads: Mapping[str, str]) -> Family:
     return Family(
         architecture=architecture,
@@ -69,12 +59,13 @@ def _family(architecture: str, model_type: str, distillation: str, heads: Mappin
             "intermediate_size": "mlp",
             "layer_norm_eps": "eps",
         },
-        names=partial(_names, model_type, heads),  # type: ignore[arg-type]
+        names=partial(_names, model_type, heads),
         absent={"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12},
         settings={"hidden_act": ("gelu", "gelu_python"), "qkv_bias": (True,)},
         ignored=(f"{model_type}.pooler.*",),
-        inferred=_inferred(distillation),
-        derived=_derived,  # type: ignore[arg-type]
+        fixed={"distillation": distillation},
+        inferred=classes,
+        derived=labelled,
     )
 
 

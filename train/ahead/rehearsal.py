@@ -135,7 +135,7 @@ class Rehearsal:
             what = "step, dropping" if min(plan.layers for plan in same) < phase.config.layers else "step"
             cost = float(np.mean([plan.flops for plan in same]))
             arguments = (self._placed(model), batch, self._placed(most.inputs))
-            model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.config.length, cost)
+            model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.length, cost)
         self.validate(0, model)
         return model
 
@@ -155,7 +155,7 @@ class Rehearsal:
         one = self._batch(rows)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batches, *x.shape), x.dtype, sharding=where), one)
 
-    def imported(self, folder: str, config: Config) -> tuple[Model, None]:
+    def imported(self, folder: str, config: Config, headless: bool = False) -> tuple[Model, None]:
         return self._placed(Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)), None
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None: ...

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from absl import flags
 
-from jaxgrow.models import BERTConfig, Config
+from jaxgrow.models import BERTConfig, Config, TextConfig
 from jaxgrow.models.bert import masked_places
 from jaxgrow.models.patches import PatchConfig
 from train.data.images import Images, images
+from train.data.labelled.task import Labelled, task
 from train.data.masking import BYTES, MaskedWindows, vocabulary
 from train.data.text import Data, tokenizer, tokens
 from train.data.workers import end_with_parent
@@ -29,8 +30,15 @@ _CHUNK = 32  # samples that a worker makes at once: few, so that it is soon done
 
 
 class Source(Protocol):
-    what: str  # its samples, in errors
-    workers: int  # processes that make its samples; 0: a thread is enough
+    @property
+    def what(self) -> str:
+        """Its samples, in errors."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Processes that make its samples; 0: a thread is enough."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -58,7 +66,7 @@ class Windows:
         return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
 
 
-def identity(data: Data | Images) -> dict[str, Any]:
+def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     """What the data are, by content: name, hashes of ``train`` and ``valid`` as they are trained on, and of the tokenizer.
 
     The Python, where its standard library is the corpus. Equal data may have other names.
@@ -66,10 +74,12 @@ def identity(data: Data | Images) -> dict[str, Any]:
     Raises:
       UserError: data that cannot be read.
     """
+    if isinstance(data, Labelled):
+        return task(data, model).identity  # type: ignore[arg-type]
     return images(data).identity if isinstance(data, Images) else tokens(data).identity
 
 
-def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
+def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Source]:
     """What ``model`` trains on, and what judges it.
 
     Raises:
@@ -79,6 +89,8 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
         raise UserError(
             f"a {type(model).__name__} cannot take {type(data).__name__}: set data to what the model is for"
         )
+    if isinstance(data, Labelled):
+        return _of_task(data, model)  # type: ignore[arg-type]
     if isinstance(data, Images):
         split, sizes = images(data), model.integers()
         takes = {"pixels a side": sizes["image"], "channels": sizes["channels"], "classes": sizes["classes"]}
@@ -108,7 +120,17 @@ def sources(data: Data | Images, model: Config) -> tuple[Source, Source]:
     return Windows(text.train, model.length), Windows(text.valid, model.length)
 
 
-def shapes(data: Data | Images, model: Config, samples: int) -> Batch:
+def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
+    prepared = task(data, model)
+    if (model.head, model.classes) != (prepared.head, prepared.classes):
+        raise UserError(
+            f"{data.task} needs a model with head={prepared.head} and classes={prepared.classes}, but it has "
+            f"head={model.head} and classes={model.classes}"
+        )
+    return prepared.train, next(iter(prepared.valid.values()))
+
+
+def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch:
     """A batch for training ``model``, as shapes; no data are read."""
     if isinstance(model, PatchConfig):
         soft = isinstance(data, Images) and (data.augment.mixup or data.augment.cutmix or data.augment.smoothing)
@@ -116,11 +138,22 @@ def shapes(data: Data | Images, model: Config, samples: int) -> Batch:
         return inputs, jax.ShapeDtypeStruct(
             (samples, model.classes) if soft else (samples,), np.float32 if soft else np.int32
         )
+    if isinstance(data, Labelled):
+        return _shapes_of_task(data, model, samples)  # type: ignore[arg-type]
     inputs = jax.ShapeDtypeStruct((samples, model.length), np.int32)
     if not isinstance(model, BERTConfig):
         return inputs, inputs
     places = jax.ShapeDtypeStruct((samples, masked_places(model.masked, model.length)), np.int32)
     return {"tokens": inputs, "places": places}, places
+
+
+def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:
+    tokens = jax.ShapeDtypeStruct((samples, data.length), np.int32)
+    ends = (2,) if model.head == "spans" else ()
+    targets = jax.ShapeDtypeStruct((samples, *ends), np.float32 if model.classes == 1 else np.int32)
+    if not isinstance(model, BERTConfig):
+        return {"tokens": tokens, "lengths": jax.ShapeDtypeStruct((samples,), np.int32)}, targets
+    return {"tokens": tokens, "types": tokens, "mask": jax.ShapeDtypeStruct(tokens.shape, bool)}, targets
 
 
 class Stream(grain.DatasetIterator):

@@ -166,7 +166,7 @@ def _byte_tokenizer() -> Any:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)) - set(printable))
     spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-    vocab = {END if b == 0 else character: b for character, b in spelt.items()}
+    vocab = {_NAMED_BYTES.get(b, character): b for character, b in spelt.items()}
     made = Tokenizer(models.BPE(vocab, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
     made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -176,7 +176,9 @@ def _byte_tokenizer() -> Any:
 
 END = "<|endoftext|>"
 _ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
-_BEGINS = ("<|begin_of_text|>", "<s>", "[CLS]", *_ENDS)
+_BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *_ENDS)
+# Bytes that no text holds, by what they are to models of bytes (`train.data.masking.BYTES`, `train.data.labelled.encoding`).
+_NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
 
 def end_of_text(tokenizer: Any) -> int | None:
@@ -202,6 +204,18 @@ def tokenizer_of(folder: Path) -> Any:
     raise UserError(
         f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name one by --tokenizer, or bytes"
     )
+
+
+def name_of(folder: Path) -> str:
+    """What `Data.tokenizer` has to be for the tokenizer in the folder of a model.
+
+    Raises:
+      UserError: there is none.
+    """
+    if tokenizer_of(folder).get_vocab() == _byte_tokenizer().get_vocab():
+        return "bytes"
+    file = folder / "tokenizer.json"
+    return str(file if file.is_file() else folder)
 
 
 def _tokenizer_files(path: Path) -> list[Path]:

@@ -26,7 +26,7 @@ class StepPlan:
 def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, int], StepPlan]:
     """``(step of the phase, step of the run) -> StepPlan``."""
     sources = [modifier.begin(phase, model, setting) for modifier in phase.modifiers]
-    tokens = setting.samples * phase.config.length
+    tokens = setting.samples * phase.length
 
     def at(step: int, number: int) -> StepPlan:
         lr = learning_rate(phase.optim, phase.steps, step)

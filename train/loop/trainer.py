@@ -90,7 +90,7 @@ class _Data:
         self.training = batches.training(source, e.batch, e.seed, mine)
         self.validation = batches.validation(held_out, e.batch, e.eval_batches, mine)
         self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
-        self.identity = batches.identity(e.data)
+        self.identity = batches.identity(e.data, e.model)
 
 
 class Trainer:
@@ -130,7 +130,7 @@ class Trainer:
 
     def train(self, phase: Train, model: Model) -> Model:
         """``model`` after the steps of ``phase`` that are left."""
-        e, tokens, first = self.experiment, self.experiment.batch * phase.config.length, max(self.first, phase.begin)
+        e, tokens, first = self.experiment, self.experiment.batch * phase.length, max(self.first, phase.begin)
         self.models.pop(phase.name, None)  # the step takes its memory
         modifiers = tuple(m.program() for m in phase.modifiers)
         step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
@@ -206,9 +206,9 @@ class Trainer:
         if is_first():
             write(self.folder / name)
 
-    def imported(self, folder: str, config: Config) -> tuple[Model, dict[str, Any] | None]:
+    def imported(self, folder: str, config: Config, headless: bool = False) -> tuple[Model, dict[str, Any] | None]:
         where = self.folder.parent / Path(folder).expanduser()
-        model, result = everywhere(lambda: imported(where, config, self.mesh))
+        model, result = everywhere(lambda: imported(where, config, self.mesh, headless))
         if result is None:
             _say(f"{where} is no run of ours: what its model has cost is not known, and not counted")
         return model, result

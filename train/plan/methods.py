@@ -191,6 +191,21 @@ class Continue:
 
 
 @dataclass(frozen=True)
+class FineTune:
+    """A model that one has, with a new head, trained on a task."""
+
+    source: str  # its folder, as of `train.plan.transforms.Import`
+    length: int | None = None  # positions of a sample; None: as many as the model has
+    drop: LayerDrop | None = None
+    freeze: Freeze | None = None
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        held = () if self.freeze is None else (Hold(self.freeze),)
+        source = Import(LARGE, model, self.source, new_head=True)
+        return (source, *training(LARGE, steps, optim, model, self.drop, held, self.length))
+
+
+@dataclass(frozen=True)
 class Inherit:
     """Knowledge inheritance (Qin et al., NAACL 2022): the large model from scratch, taught by a small one at first."""
 
@@ -212,4 +227,4 @@ def _source(small: Config, source: Stage | str, optim: Optim, steps: int) -> tup
     return source.train(SOURCE, small, optim, steps)
 
 
-Method: TypeAlias = Scratch | Continue | VCycle | Growing | Inherit
+Method: TypeAlias = Scratch | Continue | FineTune | VCycle | Growing | Inherit

@@ -55,8 +55,9 @@ class Context(Protocol):
         """Has ``write`` make the file ``name`` of the run's folder."""
         ...
 
-    def imported(self, folder: str, config: Any) -> tuple[Model, dict[str, Any] | None]:
-        """The model of a finished run beside this one, and its result; or of another checkpoint, and None."""
+    def imported(self, folder: str, config: Any, headless: bool = False) -> tuple[Model, dict[str, Any] | None]:
+        """The model of a finished run beside this one, and its result; or of another checkpoint, and None. ``headless``:
+        without its head, which may be another than ``config``'s."""
         ...
 
     def validate(self, step: int, model: Model) -> None: ...

@@ -30,6 +30,7 @@ class Train(Phase):
     modifiers: tuple[Modifier, ...] = ()  # what it adds to plain training
     begin: int = 0  # the part of the steps that this phase runs: begin .. end - 1
     until: int | None = None
+    positions: int | None = None  # of a sample; None: as many as the model has
 
     def __post_init__(self):
         for modifier in self.modifiers:
@@ -55,6 +56,11 @@ class Train(Phase):
     def end(self) -> int:
         return self.steps if self.until is None else self.until
 
+    @property
+    def length(self) -> int:
+        """Positions of a sample."""
+        return self.positions or self.config.length
+
     @cached_property  # every step asks
     def _savings(self) -> dict[str, Any]:
         return {name: value for m in self.modifiers for name, value in m.savings(self.config).items()}
@@ -63,7 +69,7 @@ class Train(Phase):
 
     def flops(self, tokens: int, layers: float | None = None) -> float:
         """Of a step, without what modifiers compute besides."""
-        return flops.train(self.config, tokens, layers=layers, **self._savings)
+        return flops.train(self.config, tokens, self.positions, layers, **self._savings)
 
     @cached_property
     def token_cost(self) -> float:
@@ -72,7 +78,7 @@ class Train(Phase):
         return self.flops(1, *layers)
 
     def cost(self, samples: int) -> float:
-        return (self.end - self.begin) * (samples * self.config.length * self.token_cost + self.fixed_flops)
+        return (self.end - self.begin) * (samples * self.length * self.token_cost + self.fixed_flops)
 
     def warnings(self) -> list[str]:
         steps, warmup = self.steps, self.optim.warmup
@@ -93,7 +99,7 @@ class Train(Phase):
     def born(self, context: Context) -> Model:
         """The model before the first step."""
         # What the steps are is no matter before them: phases that start alike share a program.
-        alike = replace(self, steps=0, optim=Optim(), modifiers=(), begin=0, until=None)
+        alike = replace(self, steps=0, optim=Optim(), modifiers=(), begin=0, until=None, positions=None)
         return context.compute(alike, _born, context.models, context.key)[0]
 
     def run(self, context: Context) -> Model:
@@ -112,6 +118,7 @@ class Measure(Phase):
 
     name: str
     sensitivity: Sensitivity
+    positions: int | None = None  # of a sample; None: as many as the model has
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -135,10 +142,11 @@ class Measure(Phase):
 
     def flops(self, config: Config, samples: int) -> float:
         """A skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
-        tokens, layers = samples * config.length, config.layers
+        length, layers = self.positions or config.length, config.layers
+        whole = flops.forward(config, samples * length, length)
         if self.sensitivity.kind == "taylor":
-            return 2 * flops.forward(config, tokens)
-        return flops.forward(config, tokens) + layers * flops.forward(config, tokens, layers=layers - 1)
+            return 2 * whole
+        return whole + layers * flops.forward(config, samples * length, length, layers=layers - 1)
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         model = models[self.name]
@@ -165,21 +173,26 @@ def training(
     config: Config,
     drop: LayerDrop | None = None,
     modifiers: tuple[Modifier, ...] = (),
+    positions: int | None = None,
 ) -> tuple[Phase, ...]:
     """The phases of one training.
 
     With sensitivities, SBLD's Algorithm 2: all layers, measure, drop, and again if asked to.
     """
+
+    def train(*modifiers: Modifier, begin: int = 0, until: int | None = None) -> Train:
+        return Train(name, steps, optim, config, modifiers, begin, until, positions)
+
     if drop is None:
-        return (Train(name, steps, optim, config, modifiers),)
+        return (train(*modifiers),)
     dropping = (*modifiers, DropLayers(drop))
     if drop.sensitivity is None:
-        return (Train(name, steps, optim, config, dropping),)
+        return (train(*dropping),)
     s = drop.sensitivity
     cuts = [round(s.after * steps)]
     while s.every and cuts[-1] + max(1, round(s.every * steps)) < steps:
         cuts.append(cuts[-1] + max(1, round(s.every * steps)))
-    phases: list[Phase] = [Train(name, steps, optim, config, modifiers, 0, cuts[0])]
+    phases: list[Phase] = [train(*modifiers, until=cuts[0])]
     for begin, until in itertools.pairwise([*cuts, steps]):
-        phases += [Measure(name, s), Train(name, steps, optim, config, dropping, begin, until)]
+        phases += [Measure(name, s, positions), train(*dropping, begin=begin, until=until)]
     return tuple(phases)

@@ -17,7 +17,7 @@ from jaxgrow.operators import Groups, coalesce, decoalesce
 from jaxgrow.operators.targets import width
 from jaxgrow.symmetry import break_symmetry
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model, initial
+from train.state.model import Model, fresh_head, initial
 
 
 class Transform(Phase):
@@ -166,6 +166,9 @@ class Import(Phase):
     name: str
     config: Config
     folder: str  # of it; if no absolute path, beside the work directory of this run; ``{seed}`` in it becomes the seed
+    new_head: bool = (
+        False  # what it predicts is another thing than there: all but the head is taken, and the head is fresh
+    )
 
     @property
     def writes(self) -> str:
@@ -176,7 +179,9 @@ class Import(Phase):
 
     def run(self, context: Context) -> Model:
         context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
-        model, result = context.imported(self.folder.format(seed=context.seed), self.config)
+        model, result = context.imported(self.folder.format(seed=context.seed), self.config, self.new_head)
+        if self.new_head:
+            model = replace(model, params=model.params | fresh_head(self.config, context.key))
         if result is not None:
             layers = sum(phase["layers"] for phase in result["phases"])
             context.ledger.add(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)

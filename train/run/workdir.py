@@ -3,7 +3,7 @@
 ``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
 what it goes on from, ``maps.npz`` the maps that it learned, if any. A finished run has ``result.json`` and, as
 `jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside the tokenizer of its
-text, ``tokenizer.json``.
+text, ``tokenizer.json``; of a task, also ``scores.json``.
 """
 
 import json
@@ -26,10 +26,11 @@ from train.files import lock, write_json
 from train.hosts import once
 from train.plan.methods import LARGE
 from train.run import checkpoint
-from train.state.model import Model
+from train.state.model import HEADS, Model
 
 _HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
 _WHERE = ("path", "valid_path", "tokenizer")
+_OF_HEADS = ("head", "classes", "tied", "masked", "distillation")  # of a model's config
 _WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
 
 
@@ -43,6 +44,7 @@ class Workdir:
         self.checkpoints = self.folder / "checkpoints"
         self._config = self.folder / "config.json"
         self._result = self.folder / "result.json"
+        self._scores = self.folder / "scores.json"
 
     # --- reading ---
 
@@ -59,6 +61,14 @@ class Workdir:
     @property
     def config(self) -> dict[str, Any]:
         return json.loads(self._config.read_text())
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]] | None:
+        """What its last model scores on the data that judge its task, if somebody has asked: split -> metric -> value."""
+        return json.loads(self._scores.read_text()) if self._scores.exists() else None
+
+    def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
+        once(lambda: write_json(self._scores, scores))
 
     @property
     def result(self) -> dict[str, Any]:
@@ -105,7 +115,7 @@ class Workdir:
                 f"{self.folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
             )
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
-            self.same_data(there["corpus"], batches.identity(experiment.data))
+            self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -159,11 +169,12 @@ class Workdir:
         once(lambda: write_json(self._result, result))
 
 
-def imported(folder: Path, config: Config, mesh: Mesh) -> tuple[Model, dict[str, Any] | None]:
+def imported(folder: Path, config: Config, mesh: Mesh, headless: bool = False) -> tuple[Model, dict[str, Any] | None]:
     """A model that somebody has, on the devices of a mesh, in parameters of float32 or better, and the result of its run.
 
     ``folder``: of a run that has ended, or whatever `jaxgrow.interop.open_checkpoint` reads: a Hugging Face folder, or one that
-    ``jaxgrow`` wrote. What such a model has cost nobody knows: then the result is None.
+    ``jaxgrow`` wrote. What such a model has cost nobody knows: then the result is None. ``headless``: it may have another head,
+    which is left out.
 
     Raises:
       UserError: there is no such thing, the run has not ended, its model is another than ``config``, or damaged.
@@ -184,6 +195,9 @@ def imported(folder: Path, config: Config, mesh: Mesh) -> tuple[Model, dict[str,
             raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
         has = source.config.as_json()
     wrong = differences(has | {name: getattr(config, name) for name in config.run_by}, config.as_json())
+    if headless:
+        params = {name: of for name, of in params.items() if name not in HEADS}
+        wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
     return Model(params, None, config), run.result if run.finished else None

@@ -70,6 +70,15 @@ def initial(config: Config, key: jax.Array) -> Tree:
     return config.init(key)
 
 
+HEADS = ("transform", "head_norm", "head_bias", "head_kernel", "pooler", "classifier", "head", "distillation_head")
+
+
+@partial(jax.jit, static_argnums=0)
+def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
+    """The parameters of what stands above the body of a model: another task has others."""
+    return {name: of for name, of in config.init(key).items() if name in HEADS}
+
+
 def parameters(model: Model) -> Any:
     """The parameters that ``model.config`` computes with."""
     if model.base is None:

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxgrow.models import BERTConfig, TextConfig
-from train.data.masking import BYTES, vocabulary
+from train.data.masking import vocabulary
 from train.data.text import begin_of_text, end_of_text
 from train.state.mesh import put, rows
 from train.state.opened import TextModel
@@ -45,7 +45,7 @@ class Scorer:
         self.model, self.config, self.progress = model, model.config, progress
         self.masked = isinstance(model.config, BERTConfig)
         self.begin, self.end = begin_of_text(model.tokenizer), end_of_text(model.tokenizer)
-        self.mask = _mask(model.tokenizer) if self.masked else None
+        self.mask = vocabulary(model.tokenizer).mask_id if self.masked else None
 
     # --- what is scored ---
 
@@ -163,11 +163,6 @@ def _hidden(tokens: np.ndarray, i: int, mask: int | None) -> np.ndarray:
     out = tokens.copy()
     out[i] = mask
     return out
-
-
-def _mask(tokenizer: Any) -> int:
-    bytes_alone = tokenizer.get_vocab_size() == BYTES.vocab and tokenizer.token_to_id("[MASK]") is None
-    return BYTES.mask_id if bytes_alone else vocabulary(tokenizer).mask_id
 
 
 def _at_least(count: int) -> int:

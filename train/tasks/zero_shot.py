@@ -28,7 +28,10 @@ class Question(NamedTuple):
 
 
 class Task(Protocol):
-    patterns: tuple[str, ...]  # of its files, in the order in which they are looked for
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Of its files, in the order in which they are looked for."""
+        ...
 
     def judge(self, scorer: Scorer, files: list[Path], stride: int | None) -> Result: ...
 

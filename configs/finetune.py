@@ -1,0 +1,93 @@
+"""Fine-tuning on tasks, as papers have it.
+
+    python -m train.finetune configs/finetune.py:sst2 --model runs/vcycle --set data.path=DIR
+
+The folder of the data holds the published files of the task, or of all tasks, each in a folder of its own.
+"""
+
+from dataclasses import replace
+
+from train.data.labelled.task import Labelled
+from train.finetuning import FineTuning
+from train.state.optim import Optim
+
+
+def _glue(task: str) -> FineTuning:
+    """Multi-level training (Zou et al., 2024): five rates, the best of them, for every task; padded to 128 tokens."""
+    return FineTuning(
+        name=task,
+        data=Labelled(task, "glue", length=128),
+        epochs=5,
+        batch=32,
+        rates=(1e-5, 2e-5, 3e-5, 4e-5, 5e-5),
+        seeds=(0, 1, 2),
+    )
+
+
+def cola() -> FineTuning:
+    return _glue("cola")
+
+
+def sst2() -> FineTuning:
+    return _glue("sst2")
+
+
+def mrpc() -> FineTuning:
+    return _glue("mrpc")
+
+
+def stsb() -> FineTuning:
+    return _glue("stsb")
+
+
+def qqp() -> FineTuning:
+    return _glue("qqp")
+
+
+def mnli() -> FineTuning:
+    return _glue("mnli")
+
+
+def qnli() -> FineTuning:
+    return _glue("qnli")
+
+
+def rte() -> FineTuning:
+    return _glue("rte")
+
+
+def wnli() -> FineTuning:
+    return _glue("wnli")
+
+
+def squad1() -> FineTuning:
+    """LiGO's (Wang et al., 2023); windows of 384 tokens, 128 apart, as is usual."""
+    return FineTuning(
+        name="squad1",
+        data=Labelled("squad1", "squad", length=384, stride=128),
+        epochs=2,
+        batch=12,
+        rates=(5e-5,),
+        seeds=(0, 1, 2),
+    )
+
+
+def squad2() -> FineTuning:
+    return replace(squad1(), name="squad2", data=replace(squad1().data, task="squad2"))
+
+
+def bytes_sst2() -> FineTuning:
+    """For the small byte-level models of `configs.wikipedia`, whose rates are a hundred times those of a BERT."""
+    return FineTuning(
+        name="sst2",
+        data=Labelled("sst2", "sst2", length=128, examples=16384),
+        epochs=2,
+        batch=32,
+        rates=(1e-3, 3e-3),
+        seeds=(0, 1),
+        optim=Optim(schedule="linear", b2=0.99, weight_decay=0.01),
+    )
+
+
+def bytes_cola() -> FineTuning:
+    return replace(bytes_sst2(), name="cola", data=Labelled("cola", "cola", length=128), epochs=4)

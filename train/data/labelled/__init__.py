@@ -1,0 +1,1 @@
+"""Labelled data: tasks that models are fine-tuned on."""

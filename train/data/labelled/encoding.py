@@ -1,0 +1,214 @@
+"""What a model reads of one text or two: their tokens, and those that tell where texts begin and end."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgrow.models import BERTConfig
+from jaxgrow.models.config import TextConfig
+from train.data.masking import BYTES
+from train.data.text import tokenizer
+from train.data.tokenise import digest, dtype
+from train.errors import UserError
+
+_PIECE = 4  # bytes of English text to a piece of a word
+_CHUNK = 4096  # texts that are tokenised at once
+_ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "[SEP]")
+_BEGINS = ("<s>", "<|begin_of_text|>")
+_PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
+
+
+class Frame(NamedTuple):
+    """The tokens around texts: ``begin a end``, or ``begin a between b end``; what follows is padding."""
+
+    begin: tuple[int, ...]
+    between: tuple[int, ...]
+    end: tuple[int, ...]
+    pad: int
+
+    def room(self, texts: int, length: int) -> int:
+        """The tokens of a sample that are left to its texts."""
+        return length - len(self.begin) - len(self.end) - (len(self.between) if texts == 2 else 0)
+
+
+# No UTF-8 text holds these bytes. The first of them ended documents in pre-training (`train.data.masking.BYTES`, whose mask
+# is another), and ends texts here.
+_BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
+
+
+class Encoder:
+    """A tokenizer, with the frame that a model wants of it.
+
+    ======================= ======================== =====================================================================
+    a BERT, `[CLS]`          `[CLS] a [SEP] b [SEP]`  WordPiece's names
+    a BERT, `<s>`            `<s> a </s></s> b </s>`  RoBERTa's
+    a BERT, ``"bytes"``      ``C0 a 00 b 00``         bytes that no text holds; padding is ``C1``
+    a decoder                `[<s>] a </s> b </s>`    with `<s>` if the tokenizer has one, and its end of text; byte 0 of bytes
+    ======================= ======================== =====================================================================
+
+    ``piece`` is how many of its tokens are about one of a tokenizer of word pieces: more, where they are bytes.
+
+    A decoder answers at the last token: it is always the end of text, which is no padding.
+
+    Raises:
+      UserError: no tokenizer, one without such tokens, or with more tokens than the model.
+    """
+
+    def __init__(self, name: str, model: TextConfig):
+        self.vocab, self.identity = 256, "bytes"
+        self.piece = _PIECE if name == "bytes" else 1
+        self._loaded: Any = None
+        if name != "bytes":
+            self._loaded = tokenizer(name)
+            self.vocab, self.identity = self._loaded.get_vocab_size(), _identity(Path(name).expanduser())
+        if self.vocab > model.vocab:
+            raise UserError(
+                f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise it to as many"
+            )
+        self.dtype = dtype(self.vocab)
+        frame = self._of_an_encoder() if isinstance(model, BERTConfig) else self._of_a_decoder()
+        if frame is None:
+            wanted = (
+                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>" if isinstance(model, BERTConfig) else ", ".join(_ENDS)
+            )
+            raise UserError(
+                f"a {type(model).__name__} reads texts that are marked by {wanted}, but the tokenizer {name} has none of "
+                "them: take the one that it was pre-trained with, or the tokenizer 'bytes'"
+            )
+        self.frame = frame
+
+    def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Of each text, its tokens, [n]."""
+        if self._loaded is None:
+            return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+        out = []
+        for i in range(0, len(texts), _CHUNK):
+            for e in self._loaded.encode_batch_fast(list(texts[i : i + _CHUNK]), add_special_tokens=False):
+                out.append(np.array(e.ids, self.dtype))
+        return out
+
+    def places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of each text, its tokens [n], and the characters that they stand for: from one to before another, int32 [n, 2]."""
+        if self._loaded is None:
+            return [(tokens, _byte_places(text)) for text, tokens in zip(texts, self.tokens(texts), strict=True)]
+        out = []
+        for i in range(0, len(texts), _CHUNK):
+            for e in self._loaded.encode_batch(list(texts[i : i + _CHUNK]), add_special_tokens=False):
+                out.append((np.array(e.ids, self.dtype), np.array(e.offsets, np.int32).reshape(-1, 2)))
+        return out
+
+    def _of_an_encoder(self) -> Frame | None:
+        if self._loaded is None:
+            return Frame((_BYTE_BEGIN,), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
+        for names, ends in ((("[CLS]", "[SEP]", "[PAD]"), 1), (("<s>", "</s>", "<pad>"), 2)):
+            first, last, pad = map(self._loaded.token_to_id, names)
+            if first is not None and last is not None and pad is not None:
+                return Frame((first,), (last,) * ends, (last,), pad)
+        return None
+
+    def _of_a_decoder(self) -> Frame | None:
+        if self._loaded is None:
+            return Frame((), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
+        end = self._first(_ENDS)
+        if end is None:
+            return None
+        begin, pad = self._first(_BEGINS), self._first(_PADS)
+        # Any token but the end may be padding (`jaxgrow.interop.labels`).
+        return Frame(() if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad)
+
+    def _first(self, names: Sequence[str]) -> int | None:
+        return next((i for name in names if (i := self._loaded.token_to_id(name)) is not None), None)
+
+
+def _identity(path: Path) -> str:
+    """As in `train.data.text.Tokens.identity`."""
+    files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
+    return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()
+
+
+def _byte_places(text: str) -> np.ndarray:
+    letters = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    sizes = 1 + sum((letters >= least).astype(int) for least in (0x80, 0x800, 0x10000))
+    begin = np.repeat(np.arange(len(letters), dtype=np.int32), sizes)
+    return np.stack([begin, begin + 1], 1)
+
+
+def truncated(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens are kept of texts of ``first`` and ``second`` tokens, int [N] each: the longer one is shortened, to the
+    length of the shorter, then both; of an odd ``room`` the longer gets one more, of equals the second."""
+    least = np.minimum(np.minimum(first, second), room // 2)
+    swapped = first > second
+    most = np.minimum(np.where(swapped, first, second), room - least)
+    return np.where(swapped, most, least), np.where(swapped, least, most)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Framed texts, one after the other."""
+
+    tokens: np.ndarray
+    edges: np.ndarray  # int64 [N + 1]: where each begins, and where the last ends
+    second: np.ndarray  # int32 [N]: the tokens before those of the second text
+
+    def __len__(self) -> int:
+        return len(self.second)
+
+
+def framed(frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, kind: type) -> Texts:
+    """Texts, or pairs of them, in their frame, as tokens of dtype ``kind``; they fit already."""
+    begin, between, end = (np.array(part, kind) for part in frame[:3])
+    parts, sizes, before = [np.zeros(0, kind)], [], []
+    for i, a in enumerate(first):
+        sample = [begin, a, end] if second is None else [begin, a, between, second[i], end]
+        size = sum(map(len, sample))
+        parts += sample
+        sizes.append(size)
+        before.append(size if second is None else len(begin) + len(a) + len(between))
+    return Texts(
+        np.concatenate(parts), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), np.array(before, np.int32)
+    )
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Framed texts as a model takes them, and what it should say of each.
+
+    A sample's inputs are, of a BERT, ``tokens`` int32, ``types`` int32 and ``mask`` bool, [T] each; of a decoder, ``tokens``
+    int32 [T] and ``lengths`` int32; T is the same for all. Its target is a class, int32; a number, float32; or where a span
+    begins and ends, int32 [2].
+    """
+
+    texts: Texts
+    targets: np.ndarray  # [N] or [N, 2]
+    length: int
+    pad: int
+    types: int | None  # that the model has of tokens; None: a decoder
+    what: str = "examples"
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Example ``i``; nothing of it is random."""
+        begin, end = self.texts.edges[i : i + 2]
+        size = int(end - begin)
+        tokens = np.full(self.length, self.pad, np.int32)
+        tokens[:size] = self.texts.tokens[begin:end]
+        if self.types is None:
+            return {"tokens": tokens, "lengths": np.asarray(size, np.int32)}, np.asarray(self.targets[i])
+        place = np.arange(self.length)
+        types = (place >= self.texts.second[i]) & (place < size) if self.types > 1 else np.zeros(self.length, bool)
+        return {"tokens": tokens, "types": types.astype(np.int32), "mask": place < size}, np.asarray(self.targets[i])
+
+    def digest(self) -> str:
+        """Of what is fed: tokens and targets."""
+        shape = f"{self.length} {self.pad} {self.types} {self.targets.dtype} {self.targets.shape}"
+        out = hashlib.sha256(shape.encode())
+        for part in (self.texts.tokens, self.texts.edges, self.texts.second, self.targets):
+            out.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
+        return out.hexdigest()

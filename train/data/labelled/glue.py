@@ -1,0 +1,216 @@
+"""GLUE (Wang et al., 2019): nine tasks of one text or two, as the benchmark's files or tensorflow-datasets hold them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from train.data import formats
+from train.data.corpus import prepared
+from train.data.labelled.metrics import accuracy, f1, matthews, pearson, spearman
+from train.errors import UserError
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+_TORN = 0.01  # of the rows, at most, may be broken off, where published files have such rows
+
+
+class Columns(NamedTuple):
+    """Where a row has its texts and its label: names of the first line, or, in files without one, numbers from 0."""
+
+    texts: tuple[str | int, ...]
+    label: str | int
+
+
+@dataclass(frozen=True)
+class Glue:
+    """A task: its files, its labels, and how answers are judged."""
+
+    title: str  # the folder of its files
+    labels: tuple[str, ...]  # in GLUE's order; none: a number
+    columns: Columns
+    metrics: Mapping[str, Metric]  # the first one is the task's
+    features: tuple[str, ...] = ()  # the texts, in tensorflow-datasets, where not named as the columns are
+    spelled: tuple[str, ...] = ("0", "1")  # the labels, in files
+    files: tuple[Mapping[str, str], ...] = (
+        {"train": "train.tsv", "dev": "dev.tsv"},
+    )  # of each publication, GLUE's first
+    torn: bool = False  # published files have rows that are broken off, which are left out
+
+    @property
+    def splits(self) -> list[str]:
+        """``train``, and those that judge."""
+        return list(self.files[0])
+
+    def number(self, label: str | float) -> float | None:
+        """The class, or the number, that a label is; None: it is none."""
+        if self.labels:
+            if isinstance(label, str):
+                return self.spelled.index(label) if label in self.spelled else None
+            return label if 0 <= label < len(self.labels) else None
+        try:
+            return float(label) if np.isfinite(float(label)) else None
+        except ValueError:
+            return None
+
+
+class Rows(NamedTuple):
+    """The texts of all rows, the first ones and perhaps the second ones, and their labels, int32 or float32 [N]."""
+
+    texts: tuple[list[str], ...]
+    labels: np.ndarray
+
+
+_PAIR = ("sentence1", "sentence2")
+_ACCURACY: Mapping[str, Metric] = {"accuracy": accuracy}
+_BOTH: Mapping[str, Metric] = {"accuracy": accuracy, "f1": f1}
+_ENTAILED = ("entailment", "not_entailment")
+
+TASKS: dict[str, Glue] = {
+    "cola": Glue(
+        "CoLA",
+        ("unacceptable", "acceptable"),
+        Columns((3,), 1),
+        {"matthews": matthews},
+        features=("sentence",),
+        files=(
+            {"train": "train.tsv", "dev": "dev.tsv"},
+            {"train": "in_domain_train.tsv", "dev": "in_domain_dev.tsv"},  # as Warstadt et al. published it
+        ),
+    ),
+    "sst2": Glue("SST-2", ("negative", "positive"), Columns(("sentence",), "label"), _ACCURACY),
+    "mrpc": Glue(
+        "MRPC",
+        ("not_equivalent", "equivalent"),
+        Columns(("#1 String", "#2 String"), "Quality"),
+        _BOTH,
+        features=_PAIR,
+    ),
+    "stsb": Glue("STS-B", (), Columns(_PAIR, "score"), {"pearson": pearson, "spearman": spearman}),
+    "qqp": Glue(
+        "QQP",
+        ("not_duplicate", "duplicate"),
+        Columns(("question1", "question2"), "is_duplicate"),
+        _BOTH,
+        torn=True,
+    ),
+    "mnli": Glue(
+        "MNLI",
+        ("entailment", "neutral", "contradiction"),
+        Columns(_PAIR, "gold_label"),
+        _ACCURACY,
+        features=("premise", "hypothesis"),
+        spelled=("entailment", "neutral", "contradiction"),
+        files=({"train": "train.tsv", "matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},),
+    ),
+    "qnli": Glue("QNLI", _ENTAILED, Columns(("question", "sentence"), "label"), _ACCURACY, spelled=_ENTAILED),
+    "rte": Glue("RTE", _ENTAILED, Columns(_PAIR, "label"), _ACCURACY, spelled=_ENTAILED),
+    "wnli": Glue("WNLI", ("not_entailment", "entailment"), Columns(_PAIR, "label"), _ACCURACY),
+}
+
+
+def from_files(task: Glue, path: Path) -> dict[str, Rows]:
+    """Training and judging rows, from files in a folder or in its folder ``task.title``: plain, .gz, .xz or .zst.
+
+    Raises:
+      UserError: files that lack, or that are not the task's; the message names file, line, and what is there.
+    """
+    return {split: _rows(task, file) for split, file in located(task.files, path, task.title).items()}
+
+
+def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -> dict[str, Path]:
+    """The files of the first publication that is there whole, in ``path`` or ``path/title``, compressed or not.
+
+    Raises:
+      UserError: there is none.
+    """
+    wanted = " or ".join(" and ".join(files.values()) for files in publications)
+    where, missing = f"{path} or {path / title}", f"there is no {next(iter(publications[0].values()))}"
+    for files in publications:
+        for folder in (path, path / title):
+            found = {split: _either(folder / name) for split, name in files.items()}
+            there = {split: file for split, file in found.items() if file is not None}
+            if len(there) == len(files):
+                return there
+            if there:
+                lacking = next(name for split, name in files.items() if split not in there)
+                where, missing = str(folder), f"{next(iter(there.values())).name} is there, but no {lacking}"
+    raise UserError(
+        f"{missing} in {where}: download {title} as it was published, and name the folder of {wanted} (plain, .gz, .xz or "
+        ".zst) in data.path"
+    )
+
+
+def _either(file: Path) -> Path | None:
+    files = (file.with_name(file.name + suffix) for suffix in ("", ".gz", ".xz", ".zst"))
+    return next((f for f in files if f.is_file()), None)
+
+
+def _rows(task: Glue, file: Path) -> Rows:
+    lines = "".join(formats.text(file)).removeprefix("\N{BYTE ORDER MARK}").split("\n")
+    rows = [(n, line.removesuffix("\r").split("\t")) for n, line in enumerate(lines, 1)]
+    (*texts, label), first = _places(rows[0][1], task.columns, file)
+    least = max(*texts, label) + 1
+    rows = [(n, row) for n, row in rows[first:] if row != [""]]
+    torn = [(n, len(row)) for n, row in rows if len(row) < least]
+    if torn and len(torn) > _TORN * len(rows) * task.torn:
+        raise UserError(
+            f"{file}, line {torn[0][0]} has {torn[0][1]} columns, but {task.title} has at least {least}, divided by tabs; mend "
+            "or delete the line"
+        )
+    rows = [(n, row) for n, row in rows if len(row) >= least]
+    labels = ((f"{file}, line {n}", row[label]) for n, row in rows)
+    return Rows(tuple([row[t] for _, row in rows] for t in texts), _labels(task, labels, file))
+
+
+def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], int]:
+    """The numbers of the columns of texts and label, and at which row the file begins, by its first one."""
+    wanted = [*columns.texts, columns.label]
+    numbers = [name for name in wanted if isinstance(name, int)]
+    if numbers:
+        return numbers, 0
+    if lacking := [name for name in wanted if name not in first]:
+        raise UserError(
+            f"{file} has no column {lacking[0]!r} in its first line, only {', '.join(map(repr, first))[:200]}: it is not the "
+            "file that was published"
+        )
+    return [first.index(str(name)) for name in wanted], 1
+
+
+def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object) -> np.ndarray:
+    """Of labels, and where each of them stands."""
+    out = []
+    for place, label in labels:
+        number = task.number(label)
+        if number is None:
+            kind = f"one of {', '.join(task.spelled)}" if task.labels else "a number"
+            raise UserError(f"{place}: the label {label!r} is not {kind}; mend or delete it")
+        out.append(number)
+    if not out:
+        raise UserError(f"{where} has no rows: it is not the file that was published")
+    return np.array(out, np.int32 if task.labels else np.float32)
+
+
+def from_tfds(name: str, task: Glue, path: str | None) -> dict[str, Rows]:
+    """Training and judging rows of ``glue/<name>``, prepared under ``path``.
+
+    Raises:
+      UserError: it cannot be prepared, or has other features.
+    """
+    builder = prepared(f"glue/{name}", path)
+    texts = task.features or tuple(map(str, task.columns.texts))
+    if lacking := [feature for feature in (*texts, "label") if feature not in builder.info.features]:
+        raise UserError(f"glue/{name} has no feature {lacking[0]!r}, only {', '.join(builder.info.features)}")
+    out = {}
+    for split in task.splits:
+        theirs = {"train": "train", "dev": "validation"}.get(split, f"validation_{split}")
+        if theirs not in builder.info.splits:
+            raise UserError(f"glue/{name} has no split {theirs!r}, only {', '.join(builder.info.splits)}")
+        records = list(builder.as_data_source(theirs))
+        where = f"split {theirs} of glue/{name}"
+        labels = _labels(
+            task, ((f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)), where
+        )
+        out[split] = Rows(tuple([r[t].decode("utf-8", "replace") for r in records] for t in texts), labels)
+    return out

@@ -1,0 +1,228 @@
+"""SQuAD (Rajpurkar et al., 2016; 2018): where in a text the answer to a question begins and ends.
+
+A text may be longer than a model reads at once: it is read in windows, each after the question, and the best answer of all
+windows is the answer. In version 2 some questions have none.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from train.data import formats
+from train.data.labelled.encoding import Encoder, Texts, framed
+from train.data.labelled.glue import located
+from train.data.labelled.metrics import answer_f1, exact_match
+from train.errors import UserError
+
+QUESTION = 64  # tokens of a question, at most; four times as many bytes (`Encoder.piece`)
+ANSWER = 30  # tokens of an answer, at most; four times as many bytes
+_CHUNK = 1024  # windows that are searched at once
+_HELD = 10  # one article in so many judges, where there is no file for it
+_HALF = re.compile("[\ud800-\udfff]")  # an escape such as \ud83d alone is half a character
+
+
+@dataclass(frozen=True)
+class Squad:
+    """A version: its files, and whether questions may have no answer."""
+
+    files: tuple[Mapping[str, str], ...]  # of each publication; without ``dev``, articles are held out
+    unanswerable: bool
+
+
+TASKS: dict[str, Squad] = {
+    "squad1": Squad(
+        ({"train": "train-v1.1.json", "dev": "dev-v1.1.json"}, {"train": "train-v1.1.rebuilt.json"}), unanswerable=False
+    ),
+    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), unanswerable=True),
+}
+
+
+class Question(NamedTuple):
+    text: str
+    context: str
+    answers: tuple[str, ...]  # those that people gave; none: there is none
+    begin: int  # the character at which the first of them begins
+
+
+def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
+    """The questions of ``train`` and ``dev``, from JSON files, plain, .gz, .xz or .zst, in ``path`` or ``path/squad``.
+
+    Raises:
+      UserError: files that lack, or that are not SQuAD's; the message names file and question.
+    """
+    files = located(task.files, path, "squad")
+    articles = {split: _articles(file) for split, file in files.items()}
+    if "dev" not in articles:
+        every = articles["train"]
+        articles = {
+            "train": [a for i, a in enumerate(every) if i % _HELD != _HELD - 1],
+            "dev": every[_HELD - 1 :: _HELD],
+        }
+    out = {}
+    for split, held in articles.items():
+        file = files.get(split, files["train"])
+        out[split] = [q for article in held for q in _questions(article, task, file)]
+        if not out[split]:
+            raise UserError(f"{file} has no questions for {split}: it is not the file that was published")
+    return out
+
+
+def _articles(file: Path) -> list[Any]:
+    try:
+        articles = json.loads("".join(formats.text(file)))["data"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again") from error
+    if not isinstance(articles, list):
+        raise UserError(f"{file} is not SQuAD's JSON: its data is no list; download it again")
+    return articles
+
+
+def _questions(article: Any, task: Squad, file: Path) -> Iterator[Question]:
+    where = f"{file}"
+    try:
+        for paragraph in article["paragraphs"]:
+            context = _whole(paragraph["context"])
+            for entry in paragraph["qas"]:
+                where = f"{file}, question {entry['id']}"
+                given = [] if entry.get("is_impossible") else entry["answers"]
+                answers = tuple(_whole(answer["text"]) for answer in given)
+                begin = given[0]["answer_start"] if given else 0
+                if not answers and not task.unanswerable:
+                    raise UserError(f"{where} has no answer, as in version 2: set data.task=squad2")
+                if answers and context[begin : begin + len(answers[0])] != answers[0]:
+                    raise UserError(f"{where}: its answer {answers[0]!r} is not at character {begin} of its text")
+                yield Question(_whole(entry["question"]), context, answers, begin)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{where} is not as in SQuAD ({type(error).__name__}: {error}); download the file again"
+        ) from error
+
+
+def _whole(text: str) -> str:
+    return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a model reads of questions, in their order: of each, windows of its context."""
+
+    texts: Texts
+    targets: np.ndarray  # int32 [W, 2]: the tokens at which the answer begins and ends; (0, 0): it is not in the window
+    question: np.ndarray  # int32 [W]: whose window it is
+    skipped: np.ndarray  # int32 [W]: the tokens of the context before the window
+    held: np.ndarray  # int32 [W]: those in it
+    longest: int  # tokens of an answer, at most
+    places: list[np.ndarray]  # of each question: the characters of the tokens of its context, int32 [n, 2]
+
+
+def windows(questions: list[Question], encoder: Encoder, length: int, stride: int) -> Windows:
+    """Windows of ``length`` tokens that begin ``stride`` tokens of the context apart, less where tokens would lie between
+    them; the last one ends with the context. A question has `QUESTION` tokens at most, or half of the window.
+    """
+    longest = min(QUESTION * encoder.piece, encoder.frame.room(2, length) // 2)
+    asked = [tokens[:longest] for tokens in encoder.tokens([q.text for q in questions])]
+    contexts = list(dict.fromkeys(q.context for q in questions))  # several questions have the same
+    read = dict(zip(contexts, encoder.places(contexts), strict=True))
+    first, second, targets, whose, skipped = [], [], [], [], []
+    for i, (q, question) in enumerate(zip(questions, asked, strict=True)):
+        tokens, places = read[q.context]
+        room = encoder.frame.room(2, length) - len(question)
+        before = len(encoder.frame.begin) + len(question) + len(encoder.frame.between)
+        answer = _tokens_of(q, places)
+        for begin in _begins(len(tokens), room, stride):
+            end = min(begin + room, len(tokens))
+            inside = answer is not None and begin <= answer[0] and answer[1] < end
+            targets.append((answer[0] - begin + before, answer[1] - begin + before) if answer and inside else (0, 0))
+            first.append(question)
+            second.append(tokens[begin:end])
+            whose.append(i)
+            skipped.append(begin)
+    return Windows(
+        framed(encoder.frame, first, second, encoder.dtype),
+        np.array(targets, np.int32),
+        np.array(whose, np.int32),
+        np.array(skipped, np.int32),
+        np.array([len(part) for part in second], np.int32),
+        ANSWER * encoder.piece,
+        [read[q.context][1] for q in questions],
+    )
+
+
+def _begins(tokens: int, room: int, stride: int) -> range:
+    """Where windows of ``room`` tokens begin: up to the first that holds the last token."""
+    step = min(stride, room)
+    return range(0, max(tokens - room, 0) + step, step)
+
+
+def _tokens_of(q: Question, places: np.ndarray) -> tuple[int, int] | None:
+    """The first and the last token that have a character of the answer."""
+    if not q.answers:
+        return None
+    end = q.begin + len(q.answers[0])
+    touched = np.flatnonzero((places[:, 1] > q.begin) & (places[:, 0] < end))
+    return (int(touched[0]), int(touched[-1])) if len(touched) else None
+
+
+def answers(windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None) -> list[str]:
+    """The answer to each question, as its context has it.
+
+    It is the span of at most `ANSWER` tokens, in one window, that has the largest sum of logits. With ``null``, there is no
+    answer, "", where the sum at the first token is larger than that by more than ``null``, in the window in which it is least.
+
+    Deviation(BERT): all spans are compared, not those between the 20 best begins and the 20 best ends: the best of all is
+    found, which is the best of those wherever they have one.
+
+    Args:
+      windows: of the questions.
+      questions: in the same order.
+      logits: [W, length, 2], of begins and ends.
+      null: None: every question has an answer.
+    """
+    score, span = np.full(len(questions), -np.inf), np.zeros((len(questions), 2), int)
+    nothing = np.full(len(questions), np.inf)
+    for some in np.array_split(np.arange(len(logits)), -(-len(logits) // _CHUNK)):
+        best, found = _best(windows, logits[some].astype(np.float64), some)
+        for w, q in enumerate(windows.question[some]):
+            nothing[q] = min(nothing[q], logits[some[w], 0].sum(dtype=np.float64))
+            if best[w] > score[q]:
+                score[q], span[q] = best[w], found[w]
+    out = []
+    for q, question in enumerate(questions):
+        silent = score[q] == -np.inf or (null is not None and nothing[q] - score[q] > null)
+        begin, end = (0, 0) if silent else (windows.places[q][span[q, 0], 0], windows.places[q][span[q, 1], 1])
+        out.append(question.context[begin:end].strip())
+    return out
+
+
+def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of some windows, the largest sum of a begin and an end, and which tokens of the context they are: [W] and [W, 2]."""
+    first, length = windows.texts.second[some, None], logits.shape[1]
+    inside = (np.arange(length) >= first) & (np.arange(length) < first + windows.held[some, None])
+    begins, ends = (np.where(inside, logits[..., side], -np.inf) for side in (0, 1))
+    score, span = np.full(len(some), -np.inf), np.zeros((len(some), 2), int)
+    for further in range(min(windows.longest, length)):
+        sums = begins[:, : length - further] + ends[:, further:]
+        at = sums.argmax(1)
+        top = sums[np.arange(len(some)), at]
+        better = top > score
+        score = np.where(better, top, score)
+        span[better] = np.stack([at, at + further], 1)[better]
+    return score, span + (windows.skipped[some, None] - first)
+
+
+def score(task: Squad, questions: list[Question], said: list[str]) -> dict[str, float]:
+    """F1 and exact match, means over questions, in 0..1; in version 2 also of those that have an answer and of those that
+    have none, where there are such."""
+    f1 = np.array([answer_f1(a, q.answers) for a, q in zip(said, questions, strict=True)])
+    exact = np.array([exact_match(a, q.answers) for a, q in zip(said, questions, strict=True)])
+    has = np.array([bool(q.answers) for q in questions])
+    out = {"f1": float(f1.mean()), "exact_match": float(exact.mean())}
+    for name, part in (("answer", has), ("no_answer", ~has)) if task.unanswerable else ():
+        if part.any():
+            out |= {f"{name}_f1": float(f1[part].mean()), f"{name}_exact_match": float(exact[part].mean())}
+    return out

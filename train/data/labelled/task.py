@@ -1,0 +1,187 @@
+"""Tasks as fine-tuning wants them: examples to train on, examples that judge, and what a model's answers are worth."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxgrow.models import BERTConfig
+from jaxgrow.models.config import TextConfig
+from train.data.labelled import glue, squad
+from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
+from train.errors import UserError
+
+NAMES = (*glue.TASKS, *squad.TASKS)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Labelled text: a task of GLUE, or SQuAD.
+
+    ``source="files"`` are the published files in a folder, which may be compressed (.gz, .xz, .zst); ``"tfds"`` is
+    ``glue/<task>`` of tensorflow-datasets, prepared or to be prepared under ``path``, and read without TensorFlow.
+    """
+
+    task: str  # "cola" .. "wnli", "squad1", "squad2"
+    path: str | None = None  # the folder of the files, or of tensorflow-datasets
+    source: Literal["files", "tfds"] = "files"
+    tokenizer: str = "bytes"  # as of `train.data.text.Data`
+    length: int = 128  # tokens of a sample, at most
+    stride: int = 128  # tokens from one window of a SQuAD text to the next, at most
+    examples: int | None = None  # to train on: so many of a fixed shuffle; None: all
+
+    def __post_init__(self):
+        if self.task not in NAMES:
+            raise ValueError(f"there is no task {self.task!r}, only {', '.join(NAMES)}")
+        for name in ("length", "stride", "examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, but is {value}")
+        if self.source == "files" and self.path is None:
+            raise ValueError("data.source=files needs data.path, the folder of the task's files")
+        if self.source == "tfds" and self.task in squad.TASKS:
+            raise ValueError(f"{self.task} is read from its files: set data.source=files and data.path")
+
+
+Score = Callable[[np.ndarray], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task for a model: ``model.with_head(head, classes)`` learns it."""
+
+    train: Examples
+    valid: dict[str, Examples]  # the first one judges
+    head: Literal["classes", "spans"]
+    classes: int  # 1: a number
+    labels: tuple[str, ...]  # names of the classes; of a number or spans, none
+    pad: int  # the token after the last one of a text; no text of a decoder ends with it
+    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
+    scores: Mapping[str, Score]
+
+    def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
+        """What a model's outputs for all examples of ``valid[split]``, in order, are worth.
+
+        Args:
+          split: of ``valid``.
+          outputs: logits [N, classes], a number [N, 1], or logits of begins and ends [N, length, 2].
+
+        Returns:
+          Metrics, the task's own one first: from 0 to 1, or, of correlations, from -1.
+
+        Raises:
+          ValueError: outputs of another shape.
+        """
+        examples = self.valid[split]
+        shape = (len(examples), *((examples.length,) if self.head == "spans" else ()), self.classes)
+        if outputs.shape != shape:
+            raise ValueError(f"outputs for {split} are {outputs.shape}, but should be {shape}")
+        return self.scores[split](outputs)
+
+
+@lru_cache(maxsize=2)  # every run of a fine-tuning asks, and asks several times
+def task(data: Labelled, model: TextConfig) -> Prepared:
+    """The task as ``model``, whatever its head, reads it; tokenised here, and kept in memory.
+
+    Raises:
+      UserError: data that lack or are damaged, or that the model cannot take.
+    """
+    if data.length > model.length:
+        raise UserError(
+            f"data.length is {data.length} tokens, but the model has {model.length} positions; lower it to as many"
+        )
+    encoder = Encoder(data.tokenizer, model)
+    least = data.length - encoder.frame.room(2, data.length) + 2
+    if data.length < least:
+        raise UserError(
+            f"data.length is {data.length}, but two texts and what is around them need at least {least} tokens"
+        )
+    if data.task in glue.TASKS:
+        return _glue(data, model, encoder)
+    if not isinstance(model, BERTConfig):
+        raise UserError(
+            f"{data.task} is for a BERT, whose tokens see what follows them, not for a {type(model).__name__}"
+        )
+    return _squad(data, model, encoder)
+
+
+def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
+    about = glue.TASKS[data.task]
+    tfds = data.source == "tfds"
+    rows = glue.from_tfds(data.task, about, data.path) if tfds else glue.from_files(about, _folder(data))
+    train = rows["train"]
+    some = _few(len(train.labels), data.examples)
+    rows["train"] = glue.Rows(tuple([part[i] for i in some] for part in train.texts), train.labels[some])
+    read = {split: _texts(part, encoder, data.length) for split, part in rows.items()}
+    examples = {split: _examples(texts, rows[split].labels, data, model, encoder) for split, texts in read.items()}
+    scores = {split: partial(_judged, about, part.labels) for split, part in rows.items()}
+    return _prepared(data, encoder, examples, scores, "classes", len(about.labels) or 1, about.labels)
+
+
+def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
+    room = encoder.frame.room(len(rows.texts), length)
+    first, *others = map(encoder.tokens, rows.texts)
+    if not others:
+        return framed(encoder.frame, [a[:room] for a in first], None, encoder.dtype)
+    second = others[0]
+    sizes = truncated(np.array(list(map(len, first))), np.array(list(map(len, second))), room)
+    a, b = (
+        [tokens[:n] for tokens, n in zip(part, s, strict=True)] for part, s in zip((first, second), sizes, strict=True)
+    )
+    return framed(encoder.frame, a, b, encoder.dtype)
+
+
+def _judged(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+    predictions = outputs.argmax(-1) if about.labels else outputs[:, 0]
+    return {name: metric(predictions, labels) for name, metric in about.metrics.items()}
+
+
+def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
+    about = squad.TASKS[data.task]
+    questions = squad.from_files(about, _folder(data))
+    questions["train"] = [questions["train"][i] for i in _few(len(questions["train"]), data.examples)]
+    read = {split: squad.windows(part, encoder, data.length, data.stride) for split, part in questions.items()}
+    examples = {split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()}
+
+    def judged(split: str, outputs: np.ndarray) -> dict[str, float]:
+        said = squad.answers(read[split], questions[split], outputs, 0.0 if about.unanswerable else None)
+        return squad.score(about, questions[split], said)
+
+    scores = {split: partial(judged, split) for split in read}
+    return _prepared(data, encoder, examples, scores, "spans", 2, ())
+
+
+def _folder(data: Labelled) -> Path:
+    assert data.path is not None
+    return Path(data.path).expanduser()
+
+
+def _few(count: int, wanted: int | None) -> np.ndarray:
+    """The first of a fixed shuffle; all, in their order, if none are to be left out."""
+    return np.arange(count) if wanted is None else np.random.default_rng(0).permutation(count)[:wanted]
+
+
+def _examples(texts: Texts, targets: np.ndarray, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
+    types = model.types if isinstance(model, BERTConfig) else None
+    return Examples(texts, targets, data.length, encoder.frame.pad, types, f"examples of {data.task}")
+
+
+def _prepared(
+    data: Labelled,
+    encoder: Encoder,
+    examples: dict[str, Examples],
+    scores: Mapping[str, Score],
+    head: Literal["classes", "spans"],
+    classes: int,
+    labels: tuple[str, ...],
+) -> Prepared:
+    train = examples["train"]
+    valid = {split: part for split, part in examples.items() if split != "train"}
+    content = "".join(part.digest() for part in valid.values())
+    identity = {"name": data.task, "tokenizer": encoder.identity, "train": train.digest()}
+    identity |= {"valid": hashlib.sha256(content.encode()).hexdigest()}
+    return Prepared(train, valid, head, classes, labels, encoder.frame.pad, identity, scores)
