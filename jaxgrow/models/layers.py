@@ -132,7 +132,8 @@ def vocabulary_scores(
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(_, part):
-        _, _, _, each_BS = _scored(*part, cast_DV, bias_V, dtype)
+        x_BSD, of_BS = part
+        _, _, _, each_BS = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
         return None, each_BS
 
     return _in_pieces(piece, None, (x_BTD, targets_BT))[1]
