@@ -5,6 +5,7 @@ from jaxgrow import (
     drop,
     flops,
     freeze,
+    generation,
     interop,
     ligo,
     maps,
@@ -21,6 +22,7 @@ from jaxgrow import (
 from jaxgrow._grow import grow
 from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
+from jaxgrow.generation import generate
 from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
 from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
@@ -37,6 +39,8 @@ __all__ = [
     "dual",
     "flops",
     "freeze",
+    "generate",
+    "generation",
     "grow",
     "grow_optimizer",
     "interop",

@@ -44,7 +44,7 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
         raise ValueError(f"attention={by} does not serve this model: {'; '.join(why[by])}; set attention=auto")
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
-    dtype, head_dim, length = q_BTHK.dtype, q_BTHK.shape[-1], q_BTHK.shape[1]
+    length = q_BTHK.shape[1]
     # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if mask_BS is not None:
@@ -55,19 +55,49 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
         return jax.nn.dot_product_attention(
             q_BTHK, k_BSGK, v_BSGK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
         )
-    if dtype == jnp.float64:
-        k_BTHK, v_BTHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
-        scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / head_dim**0.5
-        if seen_BHTS is not None:
-            scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
-        return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BTHK)
-    if not causal:
-        return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS)
+    if not causal or q_BTHK.dtype == jnp.float64:
+        return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS)
     blocks = []
     for begin, end in query_blocks(length):
         mask = seen_BHTS[:, :, begin:end, :end]
-        blocks.append(jax.nn.dot_product_attention(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask=mask))
+        blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask))
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
+
+
+def attention_after(past, q_BTHK, k_BTGK, v_BTGK):
+    """Causal `attention`, by XLA, of tokens that follow others, each row at places of its own.
+
+    Args:
+      past: ``((keys, values), places)``: [B, S, G, K] of the places from 0, of which those from a row's first one on mean
+        nothing; and the places of the tokens, int32 [B, T], less than S, one after the other in each row.
+      q_BTHK: queries of the tokens.
+      k_BTGK: their keys.
+      v_BTGK: their values.
+    """
+    old, places_BT = past
+    k_BSGK, v_BSGK = (put_at(a, b, places_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True))
+    seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= places_BT[:, None, :, None]
+    return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS)
+
+
+def put_at(old_BS, new_BT, first_B):
+    """``old_BS[.., S, ..]`` with each row's ``new_BT`` at its places from ``first_B`` on; more axes may follow."""
+
+    def row(old_S, new_T, first):
+        return jax.lax.dynamic_update_slice_in_dim(old_S, new_T, first, 0)
+
+    return jax.vmap(row)(old_BS, new_BT, first_B)
+
+
+def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS):
+    dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
+    if dtype != jnp.float64:
+        return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS)
+    k_BSHK, v_BSHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
+    scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK) / head_dim**0.5
+    if seen_BHTS is not None:
+        scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
+    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BSHK)
 
 
 def refused(

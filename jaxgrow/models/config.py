@@ -42,6 +42,7 @@ class Config:
     scan_layers: bool = True  # or unrolled: longer to compile, perhaps faster
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
+    causal: ClassVar[bool] = False  # whether a position sees those before it alone, so that a text can be continued
     normalisation: ClassVar[Literal["layer", "rms"]] = "layer"  # LayerNorm or RMSNorm, which operators may have to know
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")  # how it is run, not what it is
     no_axes: ClassVar[tuple[str, ...]] = ()  # integer fields that are no axis's size

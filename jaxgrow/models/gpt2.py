@@ -16,12 +16,15 @@ from jaxgrow.models.layers import (
     MLP,
     KeptTokens,
     LayerNorm,
+    Past,
     SelfAttention,
     class_logits,
     last_tokens,
+    run_after,
     run_parts,
     stacked_init,
     token_head,
+    vocabulary_logits,
 )
 
 
@@ -31,6 +34,7 @@ class GPT2Config(TextConfig):
 
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
 
+    causal: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
 
     @property
@@ -59,8 +63,8 @@ class Block(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, scale=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
+    def __call__(self, x_BTD, scale=None, past=None):
+        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`); ``past`` as of `run_after`."""
         c = self.config
         init = nn.initializers.normal(0.02)
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)  # the residual stream adds 2 L of these
@@ -68,7 +72,7 @@ class Block(nn.Module):
         attention = SelfAttention(
             c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, c.attention, name="attention"
         )
-        x_BTD = x_BTD + rescaled(attention(h_BTD), scale)
+        x_BTD = x_BTD + rescaled(attention(h_BTD, past=past), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         return x_BTD + rescaled(MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD), scale)
 
@@ -79,6 +83,9 @@ class GPT2(nn.Module):
     With ``targets``, int [B, T], ``(mean cross-entropy, accuracy)`` instead, without all logits at once (`vocabulary_loss`);
     with ``each``, that of every place, [B, T]. With ``head="classes"``, ``-> logits [B, classes]`` of the text up to its last
     token, which is that before ``inputs["lengths"]``, int [B], where inputs are ``{"tokens": .., "lengths": ..}``.
+
+    With a `Past`, tokens are those that come next, and what is returned is ``(logits of the last token [B, vocab], the Past of
+    these tokens alone)``; ``inputs["lengths"]`` as above.
 
     ``kept`` says which layers run (`jaxgrow.drop.Kept`); without it all do, unscaled. ``kept_tokens`` says which tokens pass
     which layers, the others going around them (`KeptTokens`). The bottom ``frozen`` layers, if any, and the embeddings have no
@@ -102,10 +109,15 @@ class GPT2(nn.Module):
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
+        past: Past | None = None,
     ):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
+        if past is not None and (rms or frozen or not all(x is None for x in (targets, kept, kept_tokens))):
+            raise ValueError(
+                "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
+            )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         if tokens_BT.shape[1] > c.context:
             raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
@@ -117,23 +129,34 @@ class GPT2(nn.Module):
 
         if frozen:
             table_VD, places_TD = jax.lax.stop_gradient((table_VD, places_TD))
-        x_BTD = (jnp.take(table_VD, tokens_BT, axis=0) + places_TD[None, : tokens_BT.shape[1]]).astype(dtype)
-        x_BTD, rms_L = run_parts(
-            lambda w, x, *scale: block.apply({"params": w}, x, *scale),
-            blocks,
-            x_BTD,
-            kept_tokens=kept_tokens,
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            rms=rms,
-            kept=kept,
-        )
+        length, x_BTD = tokens_BT.shape[1], jnp.take(table_VD, tokens_BT, axis=0)
+        at_BTD = places_TD[None, :length] if past is None else places_TD[past.places_BT(length)]
+        x_BTD = (x_BTD + at_BTD).astype(dtype)
+
+        def layer(w, x, *scale, **reading):
+            return block.apply({"params": w}, x, *scale, **reading)
+
+        if past is not None:
+            x_BTD, more = run_after(layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
+        else:
+            x_BTD, more = run_parts(
+                layer,
+                blocks,
+                x_BTD,
+                kept_tokens=kept_tokens,
+                frozen=frozen,
+                remat=c.remat,
+                scan=c.scan_layers,
+                rms=rms,
+                kept=kept,
+            )
         x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
-            return (logits_BC, rms_L) if rms else logits_BC
+            return (logits_BC, more) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        if past is not None:
+            return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
         said = token_head(x_BTD, head_DV, targets, dtype, each=each)
-        return (said, rms_L) if rms else said
+        return (said, more) if rms else said

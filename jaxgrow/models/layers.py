@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
-from jaxgrow.models.attention import By, attention
+from jaxgrow.models.attention import By, attention, attention_after, put_at
 from jaxgrow.sharding import batch_parts, gathered, split_batch
 
 SCORED = 1024  # positions on a device whose logits over a vocabulary exist at once, where only a loss is asked for
@@ -236,6 +236,9 @@ class RMSNorm(nn.Module):
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
 
 
+KEPT = "intermediates", "keys_and_values"  # where attention leaves them for `run_after`; without it, nothing is left
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention. Query, key and value are leaves of their own, so that growth never has to split one.
 
@@ -252,8 +255,8 @@ class SelfAttention(nn.Module):
     by: By = "auto"  # the kernel
 
     @nn.compact
-    def __call__(self, x_BTD, mask_BS=None):
-        """``mask_BS``: the keys that are seen, bool; None: all."""
+    def __call__(self, x_BTD, mask_BS=None, past=None):
+        """``mask_BS``: the keys that are seen, bool; None: all. ``past``: of this layer, as of `run_after`."""
         shape = (self.embed, self.heads, self.head_dim)
 
         def project(name, *outputs):
@@ -262,7 +265,11 @@ class SelfAttention(nn.Module):
         q_BTHK = project("query", "heads", "head_dim")
         k_BTHK = project("key", "heads", "head_dim" + READ)
         v_BTHK = project("value", "heads", "head_dim" + VALUE)
-        y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
+        self.sow(*KEPT, (k_BTHK, v_BTHK))
+        if past is None:
+            y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
+        else:
+            y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (self.heads, self.head_dim, self.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
@@ -334,6 +341,60 @@ def run_parts(
             x_BTD, own = run_stack(apply, part, x_BTD, **options)
         rms.append(own)
     return x_BTD, None if rms[0] is None else jnp.concatenate(rms)
+
+
+@struct.dataclass
+class Past:
+    """What a model has read: keys and values of every layer, [L, B, S, G, K], of which each row has ``lengths_B``, int32.
+
+    What lies at later places means nothing. ``Past()``: it has read nothing.
+    """
+
+    keys: Any = None
+    values: Any = None
+    lengths_B: Any = None
+
+    def places_BT(self, length: int) -> jax.Array:
+        """Those of so many tokens that come next; [1, T] where all rows begin."""
+        first = jnp.zeros(1, jnp.int32) if self.lengths_B is None else self.lengths_B
+        return first[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+
+    @property
+    def places(self) -> int:
+        """S."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def with_room(self, places: int) -> "Past":
+        """The same, of so many places."""
+        more = [(0, places - self.places) if axis == 2 else (0, 0) for axis in range(5)]
+        return Past(jnp.pad(self.keys, more), jnp.pad(self.values, more), self.lengths_B)
+
+    def and_then(self, new: "Past") -> "Past":
+        """With what was read next, for which there must be room."""
+        put = jax.vmap(put_at, (0, 0, None))  # of every layer
+        keys, values = (put(a, b, self.lengths_B) for a, b in ((self.keys, new.keys), (self.values, new.values)))
+        return Past(keys, values, self.lengths_B + new.lengths_B)
+
+
+def run_after(
+    apply: Callable, stacked: Any, x_BTD: jax.Array, past: Past, last_B: jax.Array, *, scan: bool = True
+) -> tuple[jax.Array, Past]:
+    """``x`` through the blocks, after what was read before: ``(output of each row's last token [B, 1, D], what was read)``.
+
+    ``apply(w, x, past=.., mutable=..) -> (x, variables)``, where past is ``((keys, values) of the layer, places [B, T])``, or
+    None at the beginning: then attention is that of a whole sequence, by whatever kernel.
+    """
+    places_BT = past.places_BT(x_BTD.shape[1])
+
+    def body(x, inputs):
+        w, before = inputs
+        y, left = apply(w, split_batch(x), past=before and (before, places_BT), mutable=KEPT[0])
+        (kept,) = left[KEPT[0]]["attention"][KEPT[1]]
+        return y, kept
+
+    before = (past.keys, past.values) if past.places else None
+    x_BTD, (keys, values) = jax.lax.scan(body, x_BTD, (stacked, before), unroll=not scan)
+    return x_BTD[jnp.arange(len(x_BTD)), last_B][:, None], Past(keys, values, last_B + 1)
 
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]

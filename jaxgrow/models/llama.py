@@ -1,6 +1,7 @@
 """Llama (Touvron et al., 2023) and Qwen2 (Yang et al., 2024): pre-norm decoders with rotary positions and grouped queries."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -12,17 +13,21 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
-from jaxgrow.models.attention import attention, mean_keys
+from jaxgrow.models.attention import attention, attention_after, mean_keys
 from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.layers import (
+    KEPT,
     KeptTokens,
     Linear,
+    Past,
     RMSNorm,
     class_logits,
     last_tokens,
+    run_after,
     run_parts,
     stacked_init,
     token_head,
+    vocabulary_logits,
 )
 
 
@@ -47,6 +52,7 @@ class LlamaConfig(TextConfig):
     rope_high: float = 4.0
     rope_context: int = 8192
 
+    causal: ClassVar = True
     normalisation: ClassVar = "rms"
     no_axes: ClassVar = ("context", "rope_context")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
@@ -107,7 +113,7 @@ class Attention(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, rotation, mask_BS=None):
+    def __call__(self, x_BTD, rotation, mask_BS=None, past=None):
         c = self.config
 
         def project(name, heads, *outputs):
@@ -119,7 +125,11 @@ class Attention(nn.Module):
         q_BTHK = rotated(project("query", c.heads, "heads", "head_dim"), *rotation)
         k_BTGK = rotated(project("key", c.kv_heads, "kv_heads", "head_dim" + READ), *rotation)
         v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
-        y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS, by=c.attention)
+        self.sow(*KEPT, (k_BTGK, v_BTGK))
+        if past is None:
+            y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS, by=c.attention)
+        else:
+            y_BTHK = attention_after(past, q_BTHK, k_BTGK, v_BTGK)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=False, name="out")(y_BTHK)
 
@@ -150,12 +160,14 @@ class Block(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, rotation, scale=None, mask_BS=None):
-        """``rotation``: cosine and sine [1 or B, T, K/2] of the positions; ``scale`` multiplies what each sublayer adds."""
+    def __call__(self, x_BTD, rotation, scale=None, mask_BS=None, past=None):
+        """``rotation``: cosine and sine [1 or B, T, K/2] of the positions; ``scale`` multiplies what each sublayer adds;
+        ``past`` as of `run_after`."""
         c = self.config
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        x_BTD = x_BTD + rescaled(Attention(c, *inits, self.dtype, name="attention")(h_BTD, rotation, mask_BS), scale)
+        sublayer = Attention(c, *inits, self.dtype, name="attention")
+        x_BTD = x_BTD + rescaled(sublayer(h_BTD, rotation, mask_BS, past), scale)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         return x_BTD + rescaled(SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD), scale)
 
@@ -181,6 +193,7 @@ class Llama(nn.Module):
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
+        past: Past | None = None,
     ):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
@@ -189,44 +202,58 @@ class Llama(nn.Module):
             raise ValueError(
                 "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
             )
+        if past is not None and (rms or frozen or not all(x is None for x in (targets, kept, kept_tokens, mask_BS))):
+            raise ValueError(
+                "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
+            )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         length = tokens_BT.shape[1]
         if length > c.context:
             raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
-        rotation = tuple(a[None] for a in rotations(c, length))
+        rotation = tuple(a[None] for a in rotations(c, length + (0 if past is None else past.places)))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         first = tuple(a[:, :1] for a in rotation)
         blocks = self.param(
             "blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
         )
 
-        def layer(w, x, *scale, rotation=rotation):
-            return block.apply({"params": w}, x, rotation, *scale, mask_BS=mask_BS)
+        def layer(w, x, *scale, rotation=rotation, **reading):
+            return block.apply({"params": w}, x, rotation, *scale, mask_BS=mask_BS, **reading)
+
+        def at(places):
+            return [jnp.asarray(a[0])[places] for a in rotation]
 
         def layer_of_kept_tokens(w, x):  # these keep the positions that they have in the sequence
-            return layer(w, x, rotation=[jnp.asarray(a[0])[kept_tokens.places_BS] for a in rotation])  # type: ignore[union-attr]
+            return layer(w, x, rotation=at(kept_tokens.places_BS))  # type: ignore[union-attr]
 
         if frozen:
             table_VD = jax.lax.stop_gradient(table_VD)
-        x_BTD, rms_L = run_parts(
-            layer,
-            blocks,
-            jnp.take(table_VD, tokens_BT, axis=0).astype(dtype),
-            kept_tokens=kept_tokens,
-            apply_kept_tokens=layer_of_kept_tokens,
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            rms=rms,
-            kept=kept,
-        )
+        x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
+        if past is not None:
+            next_layer = partial(layer, rotation=at(past.places_BT(length)))
+            x_BTD, more = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
+        else:
+            x_BTD, more = run_parts(
+                layer,
+                blocks,
+                x_BTD,
+                kept_tokens=kept_tokens,
+                apply_kept_tokens=layer_of_kept_tokens,
+                frozen=frozen,
+                remat=c.remat,
+                scan=c.scan_layers,
+                rms=rms,
+                kept=kept,
+            )
         x_BTD = RMSNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
-            return (logits_BC, rms_L) if rms else logits_BC
+            return (logits_BC, more) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        if past is not None:
+            return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
         said = token_head(x_BTD, head_DV, targets, dtype, each=each)
-        return (said, rms_L) if rms else said
+        return (said, more) if rms else said

@@ -12,9 +12,9 @@ files.
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.generation import generate
 from lm_eval.api.model import LM  # type: ignore[import-not-found]
 
+from jaxgrow.generation import generate
 from train.state.opened import opened
 from train.tasks.scoring import Scorer
 
@@ -44,15 +44,15 @@ class Harness(LM):
         length, until = self.model.config.length, settings.get("until", [])
         new = min(settings.get("max_gen_toks", 256), length - 1)
         prompt = self.scorer.encode(context)[new - length :] or [self.scorer.begin or 0]
-        temperature = settings.get("temperature") if settings.get("do_sample") else None
+        draws = {"temperature": 1.0, **settings} if settings.get("do_sample") else {}
         [tokens] = generate(
             self.model.config,
             self.model.params,
             [prompt],
             max_new=new,
-            temperature=temperature,
-            top_k=settings.get("top_k"),
-            top_p=settings.get("top_p"),
+            temperature=draws.get("temperature"),
+            top_k=draws.get("top_k"),
+            top_p=draws.get("top_p"),
             end=self.scorer.end,
         )
         text = self.model.tokenizer.decode(list(map(int, tokens)))

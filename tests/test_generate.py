@@ -1,0 +1,149 @@
+"""``python -m train.generate``, and that whole models generate what `transformers` does."""
+
+import io
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgrow import generate
+from jaxgrow.interop import load, save
+from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
+from train import generate as command
+from train.data.text import tokenizer
+from train.errors import UserError, exits_cleanly
+
+SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
+
+
+def written(folder, config):
+    """A model with opinions, and a tokenizer of bytes."""
+    save(folder, config, jax.tree.map(lambda x: 8 * np.asarray(x), jax.jit(config.init)(jax.random.key(0))))
+    tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("generate") / "gpt", GPT2Config(**SIZES))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command; returns what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["generate", *map(str, arguments)])
+        command.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+# --- the command ---
+
+
+def test_it_prints_prompts_with_their_continuations(gpt, run):
+    printed = run(gpt, "--prompt", "ab", "a word", "--max-new", 8, "--json")
+    samples = [json.loads(line) for line in printed.splitlines()]
+    assert [sample["prompt"] for sample in samples] == ["ab", "a word"]
+    config, params = load(gpt)
+    found = generate(config, params, [list(b"ab"), list(b"a word")], max_new=8, end=0)
+    for sample, tokens in zip(samples, found, strict=True):
+        text = bytes(tokens[tokens != 0].tolist()).decode(errors="replace")
+        assert sample["text"] == sample["prompt"] + text
+        assert sample["tokens"] == len(tokens) and sample["ended"] == (tokens[-1] == 0)
+    assert run(gpt, "--prompt", "ab", "--prompt", "a word", "--max-new", 8) == "".join(
+        sample["text"] + "\n" for sample in samples
+    )
+
+
+def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):
+    draw = (gpt, "--prompt", "ab", "--max-new", 8, "--samples", 2, "--json", "--temperature", 3, "--top-p", 0.95)
+    one, again, other = run(*draw), run(*draw), run(*draw, "--seed", 1)
+    assert one == again != other
+    first, second = map(json.loads, one.splitlines())
+    assert first != second
+
+
+def test_prompts_come_in_line_by_line_and_a_text_ends_with_the_context(gpt, run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo words\n"))
+    samples = list(map(json.loads, run(gpt, "--prompt", "-", "--json", "--max-new", 64).splitlines()))
+    assert [s["prompt"] for s in samples] == ["one", "two words"]
+    assert all(s["ended"] or s["tokens"] == 48 - len(s["prompt"]) for s in samples)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(UserError, match="--prompt -: no line came in"):
+        run(gpt, "--prompt", "-")
+
+
+def test_a_finished_run_is_a_model(small_run, run):
+    assert run(small_run, "--prompt", "ab", "--max-new", 3).startswith("ab")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--prompt", ""], "prompt 0 is empty: give one token at least"),
+        (["--prompt", "a" * 48], "prompt 0 has 48 tokens, which leaves no place in the model's context of 48"),
+        (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, not above 0"),
+        (["--prompt", "a", "--temperature", "1", "--top-p", "2"], "top_p is 2.0, not above 0 and up to 1"),
+        (["--prompt", "a", "--max-new", "0"], "max_new is 0, less than 1"),
+        (["--prompt", "a", "--samples", "0"], "--samples is 0, less than 1"),
+        (["--prompt", "a", "--samples", "2"], "--samples 2: the likeliest tokens are the same each time"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_code_2(gpt, monkeypatch, capsys, given, says):
+    monkeypatch.setattr(sys, "argv", ["generate", str(gpt), *given])
+    with pytest.raises(SystemExit) as stop:
+        exits_cleanly(command.main)
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and says in lines[0]
+
+
+def test_models_of_something_else_are_refused(tmp_path, run):
+    with pytest.raises(UserError, match="a BERT does not continue text: take a GPT-2 or a Llama"):
+        run(written(tmp_path / "bert", BERTConfig(**SIZES)), "--prompt", "a")
+    image = ViTConfig(image=8, patch=4, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+    with pytest.raises(UserError, match="is a ViTConfig of images: this is for models that predict tokens"):
+        run(written(tmp_path / "vit", image), "--prompt", "a")
+    with pytest.raises(UserError, match="there is no folder"):
+        run(tmp_path / "none", "--prompt", "a")
+
+
+# --- beside transformers ---
+
+COMMON = dict(vocab_size=61, num_hidden_layers=3, num_attention_heads=4, hidden_size=24, intermediate_size=40)
+COMMON |= dict(max_position_embeddings=40, num_key_value_heads=2)
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 100.0}
+ARCHITECTURES = {
+    "GPT2": dict(vocab_size=61, n_positions=40, n_layer=3, n_head=4, n_embd=24, n_inner=40),
+    "Llama": COMMON | {"rope_parameters": LLAMA3},
+    "Qwen2": COMMON | {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = getattr(hf, f"{name}Config")(**ARCHITECTURES[name], bos_token_id=None, eos_token_id=None)
+    model = getattr(hf, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for path, p in model.named_parameters():  # larger than fresh ones: else it says one token only
+            p.copy_(torch.randn(p.shape, generator=generator) / 3 + (p.ndim == 1 and "bias" not in path))
+    model.save_pretrained(tmp_path / "model")
+
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 61, n).tolist() for n in (3, 1, 12)]
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])  # on the left
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    with torch.no_grad():
+        theirs = model.generate(padded, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=0)
+    found = generate(*load(tmp_path / "model"), prompts, max_new=20)
+    np.testing.assert_array_equal(np.stack(found), theirs[:, longest:].numpy())
+    assert all(len(set(tokens.tolist())) > 3 for tokens in found)
