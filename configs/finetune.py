@@ -7,6 +7,8 @@ The folder of the data holds the published files of the task, or of all tasks, e
 
 from dataclasses import replace
 
+from train.data.augment import Augment
+from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.finetuning import FineTuning
 from train.state.optim import Optim
@@ -74,6 +76,23 @@ def squad1() -> FineTuning:
 
 def squad2() -> FineTuning:
     return replace(squad1(), name="squad2", data=replace(squad1().data, task="squad2"))
+
+
+def cifar10() -> FineTuning:
+    """A ViT, DeiT or CaiT, at 32 pixels a side; ``--set data.size=224`` for one that was trained so."""
+    return FineTuning(
+        name="cifar10",
+        data=Images("folder", "cifar10/train-jpeg.tar.xz", augment=Augment(flip=True)),
+        epochs=10,
+        batch=128,
+        rates=(1e-4, 3e-4, 1e-3),
+        optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
+    )
+
+
+def digits() -> FineTuning:
+    """scikit-learn's, 8 pixels a side, which are always there."""
+    return FineTuning(name="digits", data=Images("digits"), epochs=20, batch=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2))
 
 
 def bytes_sst2() -> FineTuning:

@@ -14,7 +14,9 @@ import runs
 from jaxgrow import flops
 from jaxgrow.interop import load, orbax, save
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig, ViTConfig
+from jaxgrow.models.patches import resized_positions
 from train import finetune as command
+from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.errors import UserError
@@ -117,6 +119,30 @@ def test_a_bert_finds_spans(home):
     scores = command.finetune(spans, home / "bert", home / "runs")[1e-2][0]["dev"]
     assert scores["exact_match"] > 0.5
     assert scores["f1"] >= scores["exact_match"]
+
+
+def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
+    small = ViTConfig(image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32)
+    orbax.export(tmp_path / "vit", small, jax.jit(small.init)(jax.random.key(0)))
+    digits = FineTuning("digits", Images("digits"), epochs=4, batch=64, rates=(1e-2,), optim=OPTIM)
+    scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
+    assert scores["valid"]["accuracy"] > 0.5  # by chance 0.1
+    config, _ = load(tmp_path / "digits-vit-lr0.01-seed0")
+    assert (config.image, config.classes, config.positions) == (8, 10, 5)
+
+
+def test_positions_of_another_resolution_are_interpolated():
+    old, new = (ViTConfig(image=side, patch=4, classes=2, layers=1, embed=3) for side in (16, 32))
+    rows, columns = np.mgrid[:4, :4].reshape(2, -1)
+    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(16)], 1)])
+    found = np.asarray(resized_positions(places, old, new))
+    np.testing.assert_array_equal(found[0], places[0])  # the token's
+    np.testing.assert_allclose(found[1:, 2], 1, atol=1e-6)
+    grid = found[1:].reshape(8, 8, 3)
+    inside = grid[2:6, 2:6]  # where the kernel meets no edge, a slope stays one, of half the step
+    np.testing.assert_allclose(np.diff(inside[..., 0], axis=0), 0.5, atol=1e-5)
+    np.testing.assert_allclose(np.diff(inside[..., 1], axis=1), 0.5, atol=1e-5)
+    np.testing.assert_array_equal(resized_positions(places, old, old), places)
 
 
 # --- what is kept, and what is new ---
@@ -230,7 +256,7 @@ def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says
 def test_models_of_something_else_are_refused(home, tmp_path):
     vit = ViTConfig(image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     orbax.export(tmp_path / "vit", vit, jax.jit(vit.init)(jax.random.key(0)))
-    with pytest.raises(UserError, match="is a ViTConfig, but cola is a task of text"):
+    with pytest.raises(UserError, match="a ViTConfig cannot learn Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):
         score(home / "gpt2", Labelled("cola", str(home / "cola"), length=14))

@@ -68,7 +68,7 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
         cells = [_cell([scores[split][metric] for scores in runs]) for split, metric in names]
         lines.append(f"| {rate:g}{' (best)' * (rate == best(found))} | {' | '.join(cells)} |")
     seeds = ", ".join(map(str, tuning.seeds))
-    about = f"{tuning.data.task} by {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
+    about = f"{tuning.name} by {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
     return "\n".join([*lines, "", f"{about}; several seeds: the mean, ± the deviation, and in brackets each."]) + "\n"
 
 
@@ -96,7 +96,7 @@ def main() -> None:
         tuning = replace(tuning, seeds=tuple(seeds))
     found = finetune(tuning, arguments.model, arguments.workdir)
     text, name = table(tuning, arguments.model, found), f"{tuning.name}-{arguments.model.resolve().name}"
-    summary = {"task": tuning.data.task, "model": str(arguments.model), "best": best(found), "seeds": tuning.seeds}
+    summary = {"task": tuning.name, "model": str(arguments.model), "best": best(found), "seeds": tuning.seeds}
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
     (arguments.workdir / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
     (arguments.workdir / f"{name}.md").write_text(text)

@@ -2,17 +2,21 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from jaxgrow.drop import LayerDrop
 from jaxgrow.freeze import Freeze
-from jaxgrow.models import TextConfig
-from train.data.labelled.task import Labelled, task
+from jaxgrow.models import Config, TextConfig
+from train.data.images import Images
+from train.data.labelled.task import Labelled, Prepared
 from train.data.text import name_of
-from train.errors import UserError
 from train.experiment import Experiment
 from train.plan.methods import FineTune
 from train.state.opened import config_of
 from train.state.optim import Optim
+from train.tasks.supervised import prepared
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class FineTuning:
     """A task, and a paper's way of training on it. The tokenizer of ``data`` is the model's, its length at most the model's."""
 
     name: str
-    data: Labelled
+    data: Labelled | Images
     epochs: float = 3.0
     batch: int = 32
     rates: tuple[float, ...] = (2e-5,)  # peak rates: the one whose mean over the seeds is best is told
@@ -45,24 +49,32 @@ class FineTuning:
         Raises:
           UserError: there is no such model, or it cannot learn the task.
         """
-        config = config_of(folder)
-        if not isinstance(config, TextConfig):
-            raise UserError(f"{folder} is a {type(config).__name__}, but {self.data.task} is a task of text")
-        data = replace(self.data, tokenizer=name_of(folder), length=min(self.data.length, config.length))
-        prepared = task(data, config)
-        each = len(prepared.train) / self.batch
+        config, data = config_of(folder), self.data
+        if isinstance(config, TextConfig) and isinstance(data, Labelled):
+            data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
+        task = prepared(data, config)
+        each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
         return Experiment(
             name=f"{self.name}-{folder.name}-lr{rate:g}",
-            model=config.with_head(prepared.head, prepared.classes),
+            model=_model(config, task),
             steps=steps,
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), data.length, self.drop, self.freeze),
+            method=FineTune(str(folder), data.length if isinstance(data, Labelled) else None, self.drop, self.freeze),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),
-            eval_batches=max(1, len(next(iter(prepared.valid.values()))) // self.batch),
+            eval_batches=max(1, len(next(iter(task.valid.values()))) // self.batch),
             checkpoint_every=max(1, round(each)),
         )
+
+
+def _model(config: Config, task: Prepared) -> Config:
+    """``config``, with the head that a task wants; of images, for their size."""
+    if isinstance(config, TextConfig):
+        return config.with_head(task.head, task.classes)
+    pixels, _ = task.train.sample(0, np.random.default_rng(0))
+    changes: Any = {"classes": task.classes, "image": len(pixels)}
+    return replace(config, **changes)

@@ -1,5 +1,6 @@
 """What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,6 +75,18 @@ def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike) -> jax.Ar
     patches_BTPPC = rearrange(images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size)
     axes, shape = (*(name + READ for name in _AXES), "embed" + BELOW), (size, size, channels, config.embed)
     return Linear(axes, shape, 3, INIT, dtype, name="patch_embedding")(patches_BTPPC)
+
+
+def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) -> jax.Array:
+    """The embeddings of the positions of ``old``, for images of ``new``'s size: those of patches lie on a grid, which is
+    interpolated (bicubic, as for DeiT, Touvron et al., 2021, section 3); those of tokens are copied. [T, D] -> [T', D]."""
+    if old.patches == new.patches:
+        return places_TD
+    tokens = old.positions - old.patches
+    before, after = (math.isqrt(c.patches) for c in (old, new))
+    grid = rearrange(places_TD[tokens:], "(h w) d -> h w d", h=before)
+    grid = jax.image.resize(grid, (after, after, grid.shape[-1]), "cubic")
+    return jnp.concatenate([places_TD[:tokens], rearrange(grid, "h w d -> (h w) d").astype(places_TD.dtype)])
 
 
 def classified(config: PatchConfig, x_BD: jax.Array, name: str = "head") -> jax.Array:

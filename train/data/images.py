@@ -91,6 +91,10 @@ class Pictures:
         other = self._at(int(rng.integers(len(self)))) if self.augment.mixup or self.augment.cutmix else None
         return pixels.sample((image, label), other, self.augment, self.kept.size, len(self.kept.classes), rng)
 
+    def label(self, i: int) -> int:
+        """The class of an image."""
+        return self.kept.store[int(self.chosen[i])][1]
+
     def _at(self, i: int) -> tuple[Any, int]:
         image, label = self.kept.store[int(self.chosen[i])]
         return image.convert("L" if self.kept.channels == 1 else "RGB"), label

@@ -9,16 +9,17 @@ text, ``tokenizer.json``; of a task, also ``scores.json``.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from jaxgrow import sharding
 from jaxgrow.axes import Tree
-from jaxgrow.interop import Cast, CheckpointError, open_checkpoint, orbax
-from jaxgrow.models import Config
+from jaxgrow.interop import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
+from jaxgrow.models import Config, from_json
+from jaxgrow.models.patches import PatchConfig, resized_positions
 from train.data import batches, text
 from train.errors import UserError
 from train.experiment import Experiment, as_json, conflicts, differences
@@ -30,7 +31,7 @@ from train.state.model import HEADS, Model
 
 _HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
 _WHERE = ("path", "valid_path", "tokenizer")
-_OF_HEADS = ("head", "classes", "tied", "masked", "distillation")  # of a model's config
+_OF_HEADS = ("head", "classes", "tied", "masked", "image")  # of a model's config: what another task may have otherwise
 _WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
 
 
@@ -184,23 +185,31 @@ def imported(folder: Path, config: Config, mesh: Mesh, headless: bool = False) -
         raise UserError(
             f"there is no finished run in {folder}, nor another model; run its config first, with the same seed"
         )
-    if run.finished and not (folder / "params").is_dir():  # by a version that did not export them
-        has, params = run.result["model"], sharding.shard(run.params(), config.axes(), mesh)
-    else:
-        try:
-            source = open_checkpoint(folder)
-            least = Cast(source, "float32", at_least=True)
-            params = (source if least.leaves == source.leaves else least).shard(mesh)
-        except CheckpointError as error:
-            raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
-        has = source.config.as_json()
+    try:
+        source = _stored(run, config) or open_checkpoint(folder)
+        least = Cast(source, "float32", at_least=True)
+        params = (source if least.leaves == source.leaves else least).shard(mesh)
+    except CheckpointError as error:
+        raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
+    has = source.config.as_json()
     wrong = differences(has | {name: getattr(config, name) for name in config.run_by}, config.as_json())
     if headless:
         params = {name: of for name, of in params.items() if name not in HEADS}
+        if isinstance(config, PatchConfig) and isinstance(source.config, PatchConfig):
+            params["position_embedding"] = resized_positions(params["position_embedding"], source.config, config)
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:
         raise UserError(f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}")
     return Model(params, None, config), run.result if run.finished else None
+
+
+def _stored(run: Workdir, config: Config) -> Source | None:
+    """The model of a run that was finished by a version that did not export it."""
+    if not run.finished or (run.folder / "params").is_dir():
+        return None
+    return Loaded(
+        replace(from_json(run.result["model"]), **{n: getattr(config, n) for n in config.run_by}), run.params()
+    )
 
 
 def load(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:

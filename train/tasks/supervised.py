@@ -10,15 +10,40 @@ import numpy as np
 from jaxgrow.axes import Params
 from jaxgrow.interop import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
-from train.data.labelled.encoding import Examples
-from train.data.labelled.task import Labelled, task
+from jaxgrow.models.patches import PatchConfig
+from train.data.batches import Source
+from train.data.images import Images, images
+from train.data.labelled.metrics import accuracy
+from train.data.labelled.task import Labelled, Prepared, task
 from train.errors import UserError
 from train.state.mesh import Mesh, put, rows
 
 POSITIONS = 1 << 14  # of a batch, at most
 
 
-def score(folder: Path, data: Labelled) -> dict[str, dict[str, float]]:
+def prepared(data: Labelled | Images, model: Config) -> Prepared:
+    """What there is to learn, for a model of any head.
+
+    Raises:
+      UserError: data that lack or are damaged, or that the model cannot take.
+    """
+    if isinstance(data, Images) != isinstance(model, PatchConfig):
+        raise UserError(f"a {type(model).__name__} cannot learn {type(data).__name__}")
+    if isinstance(data, Labelled):
+        return task(data, model)  # type: ignore[arg-type]
+    split = images(data)
+    labels = np.array([split.valid.label(i) for i in range(len(split.valid))])
+
+    def judged(outputs: np.ndarray) -> dict[str, float]:
+        return {"accuracy": accuracy(outputs.argmax(-1), labels)}
+
+    classes = split.classes
+    return Prepared(
+        split.train, {"valid": split.valid}, "classes", len(classes), classes, 0, split.identity, {"valid": judged}
+    )
+
+
+def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     """Split -> metric -> value, of the model in ``folder``, the task's own metric first.
 
     Raises:
@@ -29,23 +54,23 @@ def score(folder: Path, data: Labelled) -> dict[str, dict[str, float]]:
     except CheckpointError as error:
         raise UserError(str(error)) from error
     config: Any = source.config
-    prepared = task(data, config)
-    if (config.predicts, config.classes) != (prepared.head, prepared.classes):
+    learned = prepared(data, config)
+    if (config.predicts, config.classes) != (learned.head, learned.classes):
         raise UserError(
-            f"{data.task} has {prepared.head}, {prepared.classes} of them, but the model in {folder} predicts {config.predicts}"
+            f"the task has {learned.head}, {learned.classes} of them, but the model in {folder} predicts {config.predicts}"
             f"{'' if config.predicts == 'tokens' else f', {config.classes} of them'}: fine-tune it first"
         )
     mesh = Mesh().over(jax.devices())
     params = source.shard(mesh)
     return {
-        name: prepared.score(name, outputs(config, params, examples, mesh)) for name, examples in prepared.valid.items()
+        name: learned.score(name, outputs(config, params, examples, mesh)) for name, examples in learned.valid.items()
     }
 
 
-def outputs(config: Config, params: Params, examples: Examples, mesh: jax.sharding.Mesh) -> np.ndarray:
+def outputs(config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh) -> np.ndarray:
     """Of all examples, in order; the last batch is filled up with the last example."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    size = min(len(examples), max(1, POSITIONS // examples.length))
+    size = min(len(examples), max(1, POSITIONS // config.length))
     size = -(-size // parts) * parts
     mine, out = rows(size, mesh), []
     with jax.set_mesh(mesh):

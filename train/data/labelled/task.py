@@ -54,8 +54,8 @@ Score = Callable[[np.ndarray], dict[str, float]]
 class Prepared:
     """A task for a model: ``model.with_head(head, classes)`` learns it."""
 
-    train: Examples
-    valid: dict[str, Examples]  # the first one judges
+    train: Any  # a `train.data.batches.Source`: `Examples`, or images
+    valid: Mapping[str, Any]  # the first one judges
     head: Literal["classes", "spans"]
     classes: int  # 1: a number
     labels: tuple[str, ...]  # names of the classes; of a number or spans, none
@@ -92,13 +92,17 @@ class Prepared:
         return self.scores[split](outputs)
 
 
-@lru_cache(maxsize=2)  # every run of a fine-tuning asks, and asks several times
 def task(data: Labelled, model: TextConfig) -> Prepared:
     """The task as ``model``, whatever its head, reads it; tokenised here, and kept in memory.
 
     Raises:
       UserError: data that lack or are damaged, or that the model cannot take.
     """
+    return _task(data, model.with_head("tokens"))
+
+
+@lru_cache(maxsize=2)  # every run of a fine-tuning asks, and asks several times
+def _task(data: Labelled, model: TextConfig) -> Prepared:
     if data.length > model.length:
         raise UserError(
             f"data.length is {data.length} tokens, but the model has {model.length} positions; lower it to as many"
