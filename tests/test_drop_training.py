@@ -109,7 +109,7 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     chex.assert_trees_all_equal(*ends)
 
 
-@pytest.mark.parametrize("how", ["jit", "pmap", "mesh"])
+@pytest.mark.parametrize("how", [pytest.param("jit", marks=pytest.mark.slow), "pmap", "mesh"])
 def test_the_compiled_step_has_conditionals(how, monkeypatch):
     tx, compiled = optax.identity(), []
     kept = Kept(GATES[:1], SCALE[:1])
