@@ -33,7 +33,7 @@ def shapes(config: GPT2Config):
 
 @cache
 def shapes_by_name(config: GPT2Config):
-    """`shapes`, by the names of axes, which depend on no size: without an abstract initialisation of each config."""
+    """Those of `shapes`, by the names of axes, which depend on no size: without an abstract initialisation of each config."""
     sizes = config.sizes()
 
     def leaf(names):
