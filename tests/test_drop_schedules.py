@@ -153,8 +153,8 @@ PREFIX = LayerDrop(time="constant", depth="prefix", scale="none")
 def test_a_prefix_is_the_bottom_layers_and_never_none_of_them(now, layers, ran):
     drop = replace(PREFIX, theta=now)
     assert at(drop, 1, layers).tolist() == at(drop, STEPS, layers).tolist() == [1.0] * ran + [0.0] * (layers - ran)
-    for execution in ("cond", "gather"):
-        drawn = gates(replace(drop, execution=execution), layers, STEPS, 7, seed=5, micro=3)[1]
+    both = [replace(drop, execution=execution) for execution in ("cond", "gather")]
+    for drawn in jax.jit(lambda t: [gates(d, layers, STEPS, t, seed=5, micro=3)[1] for d in both])(7):
         assert np.asarray(drawn).sum(-1).tolist() == [ran] * 3 and np.asarray(drawn)[:, :ran].all()
 
 
@@ -177,19 +177,30 @@ def test_the_sum_of_keep_probabilities(layers, t):
     assert first.sum() == pytest.approx(layers - (1 - now) * (layers - 1) / 2, abs=1e-9)
 
 
-@pytest.mark.parametrize("drop", ALL, ids=lambda d: f"{d.time}-{d.depth}{'-reverse' * d.reverse}")
-def test_every_schedule_is_probabilities_and_jittable(drop):
-    found = jax.jit(jax.vmap(lambda t: schedule(drop, 7, t, STEPS)))(jnp.arange(0, STEPS + 1, 50) * 1.0)
+@pytest.fixture(scope="module")
+def every():
+    """``t -> the probabilities of each of ALL``, one program for all."""
+    return jax.jit(lambda t: [schedule(drop, 7, t, STEPS) for drop in ALL])
+
+
+@pytest.fixture(scope="module")
+def over_all_time(every):
+    return jax.jit(jax.vmap(every))(jnp.arange(0, STEPS + 1, 50) * 1.0)
+
+
+@pytest.mark.parametrize("i", range(len(ALL)), ids=[f"{d.time}-{d.depth}{'-reverse' * d.reverse}" for d in ALL])
+def test_every_schedule_is_probabilities_and_jittable(every, over_all_time, i):
+    found = np.asarray(over_all_time[i])
     assert found.shape == (21, 7)
     assert ((found >= 0.5 - 1e-9) & (found <= 1)).all()
-    np.testing.assert_allclose(found[7], at(drop, 350, 7), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(found[7], every(350.0)[i], rtol=0, atol=TOLERANCE)
 
 
 def test_theta_one_keeps_everything():
-    for drop in (*ALL, replace(PLD, sensitivity=Sensitivity())):
-        for t in (0, 1, STEPS):
-            p = at(replace(drop, theta=1.0), t, sensitivity=np.arange(5.0))
-            assert (p == 1).all()
+    always = [replace(drop, theta=1.0) for drop in (*ALL, replace(PLD, sensitivity=Sensitivity()))]
+    run = jax.jit(lambda t: [schedule(drop, 5, t, STEPS, np.arange(5.0)) for drop in always])
+    for t in (0.0, 1.0, float(STEPS)):
+        assert all((p == 1).all() for p in jax.device_get(run(t)))
 
 
 # --- allocation by sensitivity ---
@@ -290,13 +301,13 @@ def test_sbld_differs_from_its_uniform_control_by_its_allocation_alone():
 def test_pld_is_a_special_case_of_allocation():
     for layers, now in itertools.product((4, 12, 24), (0.3, 0.5, 0.9)):
         s = layers - np.arange(1.0, layers + 1)
-        p = allocate(s, now, beta=(layers - 1) / layers, p_min=0.0)
+        p = allocated(s, now, beta=(layers - 1) / layers, p_min=0.0)
         np.testing.assert_allclose(p, 1 - np.arange(1, layers + 1) / layers * (1 - now), rtol=0, atol=1e-13)
 
 
 def test_without_differences_or_beta_dropping_is_uniform():
-    np.testing.assert_allclose(allocate(np.full(6, 0.7), 0.5), budget(0.5, 6), rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(allocate(np.arange(6.0), 0.5, beta=0.0), budget(0.5, 6), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(allocated(np.full(6, 0.7), 0.5), budget(0.5, 6), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(allocated(np.arange(6.0), 0.5, beta=0.0), budget(0.5, 6), rtol=0, atol=TOLERANCE)
 
 
 def test_block_and_allow_lists_by_hand():
@@ -462,14 +473,14 @@ def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals():
 def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
     drop = replace(PLD, time="constant", execution=execution)
 
+    @partial(jax.jit, static_argnums=2)
     def draw(seed, step, micro=3):
-        return np.asarray(gates(drop, 12, STEPS, step, seed=seed, micro=micro)[1])
+        return gates(drop, 12, STEPS, step, seed=seed, micro=micro)[1]
 
     np.testing.assert_array_equal(draw(5, 7), draw(5, 7))
     again = jax.jit(jax.vmap(partial(lambda t: gates(drop, 12, STEPS, t, seed=5, micro=3)[1])))(jnp.arange(5, 9))
     np.testing.assert_array_equal(again[2], draw(5, 7))  # drawn alone or with others
-    compiled = jax.jit(lambda seed, step: gates(drop, 12, STEPS, step, seed=seed, micro=3)[1])
-    many = [np.asarray(compiled(seed, step)) for seed, step in itertools.product(range(3), range(20))]
+    many = [np.asarray(draw(seed, step)) for seed, step in itertools.product(range(3), range(20))]
     assert len({g.tobytes() for g in many}) > 50
     assert any((g[0] != g[1]).any() for g in many)
     if execution == "cond":

@@ -134,7 +134,7 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
 def test_positions_of_another_resolution_are_interpolated():
     old, new = (ViTConfig(image=side, patch=4, classes=2, layers=1, embed=3) for side in (16, 32))
     rows, columns = np.mgrid[:4, :4].reshape(2, -1)
-    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(16)], 1)])
+    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(16)], 1)]).astype(np.float32)
     found = np.asarray(resized_positions(places, old, new))
     np.testing.assert_array_equal(found[0], places[0])  # the token's
     np.testing.assert_allclose(found[1:, 2], 1, atol=1e-6)

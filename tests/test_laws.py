@@ -324,6 +324,13 @@ def test_two_steps_of_pairs_are_one_step_of_fours():
 # --- any sizes ---
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("widths", [OLD, dict.fromkeys(OLD, 1), tiny.BIG], ids=str)
+def test_shapes_by_name_are_those_of_an_initialisation(tied, widths):
+    config = tiny.config(tied=tied, **widths)
+    chex.assert_trees_all_equal_shapes(tiny.shapes_by_name(config), tiny.shapes(config))
+
+
 @st.composite
 def any_growth(draw, operator):
     """``(sizes, growth)``."""
@@ -344,14 +351,14 @@ def any_growth(draw, operator):
 
 
 @pytest.mark.parametrize("operator", [fpi, lemon, aki, sparkling, zero_pad, solar, lidas, llama_pro])
-@settings(max_examples=10)  # an abstract initialisation each
+@settings(max_examples=10)
 @given(st.data())
 def test_any_sizes_grow_to_the_shapes_of_their_model(operator, data):
     """Nothing is divided by zero, and what is copied inverts, but sparkling's scales."""
     old, growth = data.draw(any_growth(operator))
     config = tiny.config(**old)
     large = grow(growth, tiny.params(config), tiny.axes(tiny.config()))
-    chex.assert_trees_all_equal_shapes(large, tiny.shapes(replace(config.resized(growth), eps=config.eps)))
+    chex.assert_trees_all_equal_shapes(large, tiny.shapes_by_name(replace(config.resized(growth), eps=config.eps)))
     chex.assert_tree_all_finite(large)
     copies = growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth
     for m in copies.values() if operator is not sparkling else ():

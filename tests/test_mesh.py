@@ -32,7 +32,7 @@ METHODS = {
 }
 
 
-FAST = {("V-cycle, corrected", "data")}  # of SBLD, see also `test_hosts`
+FAST = {("V-cycle, corrected", "fsdp and tensor")}  # of SBLD, see also `test_hosts`
 
 
 @pytest.fixture(scope="module")

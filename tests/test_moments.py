@@ -5,6 +5,7 @@ equality is to the bit.
 """
 
 import re
+from functools import cache
 
 import chex
 import jax
@@ -78,6 +79,7 @@ def run(tx, params, state, gs):
     return out, state
 
 
+@cache
 def trained(tx, steps=3):
     return run(tx, SMALL, tx.init(SMALL), gradients(SMALL, steps))[1]
 

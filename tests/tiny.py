@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow import grow
+from jaxgrow.axes import axis, is_names
 from jaxgrow.maps import Growth, new_sizes
 from jaxgrow.models import Config, GPT2Config
 
@@ -31,6 +32,17 @@ def shapes(config: GPT2Config):
 
 
 @cache
+def shapes_by_name(config: GPT2Config):
+    """Those of `shapes`, by the names of axes, which depend on no size: without an abstract initialisation of each config."""
+    sizes = config.sizes()
+
+    def leaf(names):
+        return jax.ShapeDtypeStruct(tuple(sizes[axis(name)] for name in names), jnp.float32)
+
+    return jax.tree.map(leaf, axes(GPT2Config(tied=config.tied)), is_leaf=is_names)
+
+
+@cache
 def axes(config: GPT2Config):
     return replace(config, dtype="float32").axes()  # names need no x64
 
@@ -48,7 +60,8 @@ def params(config: GPT2Config, seed: int = 0, dtype: str = "float64"):
         name = jax.tree_util.keystr(path[-1:], simple=True)
         return (rng.normal(size=x.shape) / 2 + (name == "scale")).astype(jnp.dtype(dtype))
 
-    return jax.tree_util.tree_map_with_path(leaf, shapes(config))
+    known = shapes_by_name(config) if isinstance(config, GPT2Config) else shapes(config)
+    return jax.tree_util.tree_map_with_path(leaf, known)
 
 
 def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import jax
@@ -100,8 +100,8 @@ class Config:
     # --- what follows from it ---
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters: a plain nested dict of arrays. Pure; jit it."""
-        return split(self.module.init(key, self.example)["params"])[0]
+        """Fresh parameters: a plain nested dict of arrays. Pure, and one program for each config."""
+        return split(_boxed(self, key))[0]
 
     def axes(self) -> Axes:
         """The axis names of the parameters, without making any."""
@@ -194,9 +194,15 @@ def head_cost(config: TextConfig, length: int) -> float:
     return 2 * config.embed * (config.vocab if config.head == "tokens" else config.classes / length)
 
 
-@cache  # every phase of a plan asks, and the model is traced for it
+@partial(jax.jit, static_argnums=0, inline=True)
+def _boxed(config: Config, key: jax.Array) -> Any:
+    """Fresh parameters with their names; the model is traced once for both."""
+    return config.module.init(key, config.example)["params"]
+
+
+@cache
 def _axes(config: Config) -> Axes:
-    return split(jax.eval_shape(config.module.init, jax.random.key(0), config.example)["params"])[1]
+    return split(jax.eval_shape(partial(_boxed, config), jax.random.key(0)))[1]
 
 
 def from_json(content: Mapping[str, Any]) -> Config:

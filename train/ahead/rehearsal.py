@@ -112,14 +112,16 @@ class Rehearsal:
     def begin(self, phase: Phase, made: Any) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
 
-    def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+    def compute(
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any
+    ) -> tuple[Model, Callable[[], float]]:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx)
         made, cost = self._compiled(program, arguments, self._phase.kind if phase is self._phase else "born", 1, 0)
         if made.sensitivity is not None:  # is looked at
             made = replace(made, sensitivity=np.linspace(0, 1, made.config.layers, dtype=np.float32))
-        return made, cost
+        return made, lambda: cost
 
     def train(self, phase: Train, model: Model) -> Model:
         e = self.experiment

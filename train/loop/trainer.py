@@ -191,13 +191,15 @@ class Trainer:
         count = sum(x.size for x in jax.tree.leaves(params))
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
-    def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+    def compute(
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any
+    ) -> tuple[Model, Callable[[], float]]:
         with jax.set_mesh(self.mesh):
             lowered = programs.made(function, phase, self.tx).lower(*arguments)
             self.begin(phase, lowered.out_info)
             model = lowered.compile()(*arguments)
-        # As it is written: what is compiled is one device's part.
-        return model, max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
+        # As it is written: what is compiled is one device's part. Counting takes longer than most of these programs do.
+        return model, lambda: max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
 
     def held_out(self, batches: int) -> Any:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)

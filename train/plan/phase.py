@@ -39,8 +39,10 @@ class Context(Protocol):
         """Opens the phase's account; ``made`` is its model, as shapes."""
         ...
 
-    def compute(self, phase: "Phase", function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
-        """Opens the phase's account; ``function(phase, tx, *arguments)``, compiled, and its FLOPs as XLA counts them."""
+    def compute(
+        self, phase: "Phase", function: Callable[..., Model], *arguments: Any
+    ) -> tuple[Model, Callable[[], float]]:
+        """Opens the phase's account; ``function(phase, tx, *arguments)``, compiled, and what tells its FLOPs, as of XLA."""
         ...
 
     def train(self, phase: Any, model: Model) -> Model:

@@ -31,7 +31,7 @@ class Transform(Phase):
 
     def run(self, context: Context) -> Model:
         model, flops = context.compute(self, _applied, context.models)
-        context.ledger.add(flops=flops)
+        context.ledger.add(flops=flops())
         context.validate(0, model)
         return model
 
