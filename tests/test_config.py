@@ -195,7 +195,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("model.tied=1", "'1' is no bool"),
         ("optim.peak_lr=fast", "'fast' is no float"),
         ("parallel=tpu", "'tpu' is no 'mesh' or 'pmap'"),
-        ("method=VCycle", "'VCycle' is no Scratch or Continue or VCycle"),
+        ("method=VCycle", "'VCycle' is no Scratch or Continue or FineTune or VCycle"),
         ("method.up=(1, 2)", "'(1, 2)' is no tuple[train.plan.methods.Stage, ...]"),
         ("method.moments_up=most", "'most' is no 'drop' or 'copy' or 'exact' or 'asymmetric'"),
         ("steps=0", "steps must be at least 1, but is 0"),

@@ -132,14 +132,14 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
 
 
 def test_positions_of_another_resolution_are_interpolated():
-    old, new = (ViTConfig(image=side, patch=4, classes=2, layers=1, embed=3) for side in (16, 32))
-    rows, columns = np.mgrid[:4, :4].reshape(2, -1)
-    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(16)], 1)]).astype(np.float32)
+    old, new = (ViTConfig(image=side, patch=4, classes=2, layers=1, embed=3) for side in (32, 64))
+    rows, columns = np.mgrid[:8, :8].reshape(2, -1)
+    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(64)], 1)]).astype(np.float32)
     found = np.asarray(resized_positions(places, old, new))
     np.testing.assert_array_equal(found[0], places[0])  # the token's
     np.testing.assert_allclose(found[1:, 2], 1, atol=1e-6)
-    grid = found[1:].reshape(8, 8, 3)
-    inside = grid[2:6, 2:6]  # where the kernel meets no edge, a slope stays one, of half the step
+    grid = found[1:].reshape(16, 16, 3)
+    inside = grid[4:12, 4:12]  # where the kernel meets no edge, a slope stays one, of half the step
     np.testing.assert_allclose(np.diff(inside[..., 0], axis=0), 0.5, atol=1e-5)
     np.testing.assert_allclose(np.diff(inside[..., 1], axis=1), 0.5, atol=1e-5)
     np.testing.assert_array_equal(resized_positions(places, old, old), places)

@@ -47,8 +47,8 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
         with appearing(folder, [workdir.folder], overwrite) as part:
             if isinstance(source.config, TextConfig):
                 foreign |= _tokenizer(workdir.folder, source.config, part)
-            if getattr(source.config, "head", "tokens") != "tokens":
-                foreign |= task(Labelled(**workdir.config["data"]["Labelled"]), source.config).settings
+                if source.config.predicts != "tokens":
+                    foreign |= task(Labelled(**workdir.config["data"]["Labelled"]), source.config).settings
             huggingface.write(source, family, foreign, part)
             about = {"version": __version__, "operator": "export", "sources": [source.fingerprint()]}
             write_json(part / RECORD, about | {"config": source.config.as_json(), "files": []})
