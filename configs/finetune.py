@@ -99,14 +99,14 @@ def bytes_sst2() -> FineTuning:
     """For the small byte-level models of `configs.wikipedia`, whose rates are a hundred times those of a BERT."""
     return FineTuning(
         name="sst2",
-        data=Labelled("sst2", "sst2", length=128, examples=16384),
+        data=Labelled("sst2", "sst2", length=96, examples=8192),
         epochs=2,
         batch=32,
         rates=(1e-3, 3e-3),
-        seeds=(0, 1),
+        seeds=(0,),
         optim=Optim(schedule="linear", b2=0.99, weight_decay=0.01),
     )
 
 
 def bytes_cola() -> FineTuning:
-    return replace(bytes_sst2(), name="cola", data=Labelled("cola", "cola", length=128), epochs=4)
+    return replace(bytes_sst2(), name="cola", data=Labelled("cola", "cola", length=64), epochs=4)
