@@ -278,3 +278,26 @@ def test_what_cannot_be_judged_is_said(small_run, tmp_path):
         opened(tmp_path / "none")
     with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
         opened(small_run, str(tmp_path / "nowhere"))
+
+
+# --- beside transformers ---
+
+
+@pytest.mark.parametrize("stride", [None, 7])
+def test_perplexity_is_that_of_transformers(tmp_path, stride):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = hf.GPT2Config(vocab_size=256, n_positions=16, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
+    torch.manual_seed(0)
+    theirs = hf.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "gpt")
+    (tmp_path / "ptb.test.txt").write_text(TEXT)
+    tokens, done, nats = torch.tensor([[0, *TEXT.encode()]]), 1, 0.0
+    while done < tokens.shape[1]:  # as their guide to perplexity does, with one token more of context
+        end = min(tokens.shape[1], 17 if done == 1 else done + (stride or 16))
+        window = tokens[:, max(0, end - 17) : end]
+        with torch.no_grad():
+            log_p = theirs(window[:, :-1]).logits.log_softmax(-1).gather(2, window[:, 1:, None])
+        nats -= float(log_p[0, done - end :].sum())
+        done = end
+    ours = evaluate(Scorer(opened(tmp_path / "gpt", "bytes")), ["ptb"], tmp_path, stride)["ptb"]
+    assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)

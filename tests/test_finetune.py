@@ -26,7 +26,7 @@ from train.loop.trainer import run
 from train.plan.training import Train
 from train.run.workdir import Workdir
 from train.state.optim import Optim
-from train.tasks.supervised import score
+from train.tasks.supervised import outputs, prepared, score
 
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 FAMILIES = {"gpt2": GPT2Config(**SIZES), "bert": BERTConfig(**SIZES), "llama": LlamaConfig(**SIZES, kv_heads=1)}
@@ -238,6 +238,19 @@ def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
     assert foreign["pad_token_id"] == 0xC1
     assert "matthews, dev" in (tmp_path / "hf" / "README.md").read_text()
     jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
+
+
+def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp_path):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    export(learned[0], tmp_path / "hf")
+    theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
+    examples = prepared(experiment.data, experiment.model).valid["dev"]
+    samples = [examples.sample(i, np.random.default_rng(0))[0]["tokens"] for i in range(len(examples))]
+    with torch.no_grad():
+        logits = theirs(torch.tensor(np.stack(samples), dtype=torch.long)).logits.numpy()
+    config, params = load(learned[0])
+    np.testing.assert_allclose(outputs(config, params, examples, runs.mesh()), logits, atol=1e-4)
 
 
 @pytest.mark.parametrize(
