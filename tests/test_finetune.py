@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import runs
 
-from jaxgrow import flops
+from jaxgrow import flops, interop, operators
+from jaxgrow.freeze import Freeze
 from jaxgrow.interop import load, orbax, save
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig, ViTConfig
 from jaxgrow.models.patches import resized_positions
@@ -167,6 +168,17 @@ def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
         ended[name] = load(tmp_path / name)[1]
     jax.tree.map(np.testing.assert_array_equal, ended["a"], ended["again"])
     assert not np.array_equal(ended["a"]["classifier"]["kernel"], ended["other"]["classifier"]["kernel"])
+
+
+def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_path):
+    growth = operators.llama_pro(FAMILIES["gpt2"].sizes(), {"layers": 4})
+    interop.transform(learned[0], tmp_path / "deep", growth, to="orbax")
+    tokenizer("bytes").save(str(tmp_path / "deep" / "tokenizer.json"))
+    old = Freeze(layers=tuple(sorted({0, 1, 2, 3} - {*operators.new_layers(growth)})))
+    experiment = replace(tuning(home / "cola", freeze=old).of(tmp_path / "deep", 1e-30, 0), steps=1)
+    assert experiment.method.new_head is False
+    run(experiment, tmp_path / "run")
+    assert score(tmp_path / "run", experiment.data) == learned[1]  # LLaMA-Pro's layers do nothing at first
 
 
 def test_samples_cost_what_they_are_long(home):

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 import runs
-from orbax.checkpoint import v1 as ocp
 
-from jaxgrow import grow, ligo, sizes
+from jaxgrow import grow, interop, ligo, sizes
 from train import maps
+from train.data.text import tokenizer_of
 from train.errors import exits_cleanly
 from train.plan import learning
 from train.plan.learning import Learn
@@ -79,7 +79,9 @@ def test_maps_are_described_drawn_and_applied_to_another_model(saved, another, m
     assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
     params = load(another)
     expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(coefficients, params)
-    found = ocp.load(str(tmp_path / "grown"))
+    config, found = interop.load(tmp_path / "grown")  # jaxgrow's commands read it
+    assert config == runs.MODEL
+    assert tokenizer_of(tmp_path / "grown").get_vocab_size() == 256
     chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)  # float32, in another order
     chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.MODEL))
 

@@ -21,7 +21,11 @@ from train.tasks.supervised import prepared
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A task, and a paper's way of training on it. The tokenizer of ``data`` is the model's, its length at most the model's."""
+    """A task, and a paper's way of training on it.
+
+    The tokenizer of ``data`` is the model's, its length at most the model's. A model that was fine-tuned on the task, and
+    perhaps grown since, keeps its head; any other gets a fresh one.
+    """
 
     name: str
     data: Labelled | Images
@@ -53,16 +57,17 @@ class FineTuning:
         if isinstance(config, TextConfig) and isinstance(data, Labelled):
             data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
         task = prepared(data, config)
+        model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
         return Experiment(
             name=f"{self.name}-{folder.name}-lr{rate:g}",
-            model=_model(config, task),
+            model=model,
             steps=steps,
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), data.length if isinstance(data, Labelled) else None, self.drop, self.freeze),
+            method=FineTune(str(folder), model != config, length, self.drop, self.freeze),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),

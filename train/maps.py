@@ -1,18 +1,20 @@
 """The maps that LiGO learned: described, plotted, applied to another checkpoint of the same shape.
 
-``python -m train.maps FILE [--plot FILE.png] [--apply RUN --out FOLDER]``
+``python -m train.maps FILE [--plot FILE.png] [--apply MODEL --out FOLDER]``
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
+from jaxgrow.interop import CheckpointError, open_checkpoint, orbax
 from train.errors import UserError, exits_cleanly
 from train.plan.learning import Maps
 from train.plan.learning import load as load_maps
 from train.results import plots
+from train.run.workdir import Workdir
 from train.run.workdir import load as load_params
 
 
@@ -34,8 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.maps", description=__doc__)
     parser.add_argument("file", type=Path, help="maps.npz of a run")
     parser.add_argument("--plot", type=Path, help="where to draw them")
-    parser.add_argument("--apply", type=Path, metavar="RUN", help="a run whose last model is grown by the maps")
-    parser.add_argument("--out", type=Path, help="where the grown parameters go: a new Orbax folder")
+    parser.add_argument(
+        "--apply", type=Path, metavar="MODEL", help="a run, or another checkpoint, to be grown by the maps"
+    )
+    parser.add_argument("--out", type=Path, help="where the grown model goes: a new Orbax folder")
     arguments = parser.parse_args()
     if (arguments.apply is None) != (arguments.out is None):
         raise UserError("--apply and --out go together: a run to grow, and a folder for the result")
@@ -44,13 +48,23 @@ def main() -> None:
     if arguments.plot:
         plots.maps(maps, arguments.plot)
     if arguments.apply:
-        try:
-            grown = maps.apply(load_params(arguments.apply))
-        except ValueError as error:
-            raise UserError(f"the maps of {arguments.file} do not fit {arguments.apply}: {error}") from error
-        if arguments.out.exists():
-            raise UserError(f"{arguments.out} exists already; give another --out")
-        ocp.save(str(arguments.out.resolve()), grown)
+        _apply(maps, arguments.file, arguments.apply, arguments.out)
+
+
+def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
+    """Writes a folder that `jaxgrow.interop` reads, with the tokenizer that lies beside the model."""
+    if out.exists():
+        raise UserError(f"{out} exists already; give another --out")
+    try:
+        params = load_params(model) if Workdir(model).begun else open_checkpoint(model).params()
+        grown = maps.apply(params)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    except ValueError as error:
+        raise UserError(f"the maps of {file} do not fit {model}: {error}") from error
+    orbax.export(out, maps.large, grown)
+    if (tokenizer := model / "tokenizer.json").is_file():
+        shutil.copyfile(tokenizer, out / tokenizer.name)
 
 
 if __name__ == "__main__":

@@ -192,16 +192,17 @@ class Continue:
 
 @dataclass(frozen=True)
 class FineTune:
-    """A model that one has, with a new head, trained on a task."""
+    """A model that one has, trained on a task."""
 
     source: str  # its folder, as of `train.plan.transforms.Import`
+    new_head: bool = True  # or it has the task's already: it was fine-tuned, and perhaps grown since
     length: int | None = None  # positions of a sample; None: as many as the model has
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         held = () if self.freeze is None else (Hold(self.freeze),)
-        source = Import(LARGE, model, self.source, new_head=True)
+        source = Import(LARGE, model, self.source, self.new_head)
         return (source, *training(LARGE, steps, optim, model, self.drop, held, self.length))
 
 
