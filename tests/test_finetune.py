@@ -21,6 +21,7 @@ from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.errors import UserError
+from train.evaluate import judged
 from train.export import export
 from train.finetuning import FineTuning
 from train.loop.trainer import run
@@ -201,6 +202,8 @@ def test_scores_are_kept_with_the_run(learned, home):
     assert Workdir(folder).scores == scores
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
     assert score(folder, experiment.data) == scores
+    found = judged(folder, ["cola"], home)["cola"]  # without the run's own setting of the length
+    assert found == {"matthews, dev": scores["dev"]["matthews"]}
 
 
 # --- the command ---

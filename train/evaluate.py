@@ -9,6 +9,7 @@ A task is one of
     blimp                                     minimal pairs: accuracy, over all phenomena and of each
     piqa hellaswag arc_easy arc_challenge     multiple choice: accuracy, and by likelihood per character
     FILE                                      any text, as wikitext2
+    cola sst2 .. squad1 squad2                of a model that was fine-tuned on it: the task's metrics (`train.finetune`)
 
 read from the published files in DIR, or in DIR/TASK; nothing is downloaded. Each token of a text is predicted once, from up to
 a context of tokens before it; windows move on by ``--stride`` tokens (by default, a context). Formats and counts are those of
@@ -19,11 +20,39 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from train.data.labelled.task import NAMES, Labelled
+from train.data.text import name_of
 from train.errors import UserError, exits_cleanly
 from train.files import write_json
-from train.state.opened import opened
+from train.state.opened import config_of, opened
 from train.tasks.scoring import Scorer
-from train.tasks.zero_shot import evaluate
+from train.tasks.supervised import score
+from train.tasks.zero_shot import evaluate, found
+
+
+def judged(
+    model: Path, names: list[str], data: Path, tokenizer: str | None = None, stride: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """What the model scores in each task.
+
+    Raises:
+      UserError: there is no such model, no such task, or its files lack.
+    """
+    learned = [name for name in names if name in NAMES]
+    others = [name for name in names if name not in NAMES]
+    results: dict[str, dict[str, Any]] = {}
+    if others:
+        found(others, data)  # before anything is loaded
+        results = evaluate(Scorer(opened(model, tokenizer), progress=True), others, data, stride)
+    for name in learned:
+        where = data / name if (data / name).is_dir() else data
+        length = config_of(model).length
+        task = Labelled(
+            name, str(where), tokenizer=tokenizer or name_of(model), length=length, stride=max(1, length // 3)
+        )
+        scores = score(model, task)
+        results[name] = {f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()}
+    return {name: results[name] for name in names}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -54,8 +83,9 @@ def main() -> None:
     names = [name for name in arguments.tasks.split(",") if name]
     if not names:
         raise UserError("--tasks names none")
-    scorer = Scorer(opened(arguments.model, arguments.tokenizer), progress=True)
-    results = evaluate(scorer, names, arguments.data.expanduser(), arguments.stride)
+    results = judged(
+        arguments.model.expanduser(), names, arguments.data.expanduser(), arguments.tokenizer, arguments.stride
+    )
     if arguments.json:
         write_json(arguments.json, {"model": str(arguments.model), "tasks": results})
     print(table(results))
