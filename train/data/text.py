@@ -175,15 +175,15 @@ def _byte_tokenizer() -> Any:
 
 
 END = "<|endoftext|>"
-_ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
-_BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *_ENDS)
+ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
+_BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *ENDS)
 # Bytes that no text holds, by what they are to models of bytes (`train.data.masking.BYTES`, `train.data.labelled.encoding`).
 _NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
 
 def end_of_text(tokenizer: Any) -> int | None:
     """The token that ends a document, if there is one."""
-    return next((i for t in _ENDS if (i := tokenizer.token_to_id(t)) is not None), None)
+    return next((i for t in ENDS if (i := tokenizer.token_to_id(t)) is not None), None)
 
 
 def begin_of_text(tokenizer: Any) -> int | None:

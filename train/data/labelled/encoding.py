@@ -11,13 +11,12 @@ import numpy as np
 from jaxgrow.models import BERTConfig
 from jaxgrow.models.config import TextConfig
 from train.data.masking import BYTES
-from train.data.text import tokenizer
+from train.data.text import ENDS, end_of_text, tokenizer
 from train.data.tokenise import digest, dtype
 from train.errors import UserError
 
 _PIECE = 4  # bytes of English text to a piece of a word
 _CHUNK = 4096  # texts that are tokenised at once
-_ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "[SEP]")
 _BEGINS = ("<s>", "<|begin_of_text|>")
 _PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
 
@@ -74,7 +73,7 @@ class Encoder:
         frame = self._of_an_encoder() if isinstance(model, BERTConfig) else self._of_a_decoder()
         if frame is None:
             wanted = (
-                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>" if isinstance(model, BERTConfig) else ", ".join(_ENDS)
+                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>" if isinstance(model, BERTConfig) else ", ".join(ENDS)
             )
             raise UserError(
                 f"a {type(model).__name__} reads texts that are marked by {wanted}, but the tokenizer {name} has none of "
@@ -114,7 +113,7 @@ class Encoder:
     def _of_a_decoder(self) -> Frame | None:
         if self._loaded is None:
             return Frame((), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
-        end = self._first(_ENDS)
+        end = end_of_text(self._loaded)
         if end is None:
             return None
         begin, pad = self._first(_BEGINS), self._first(_PADS)
