@@ -363,6 +363,7 @@ def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
     chex.assert_trees_all_equal(load(tmp_path / "dense"), load(tmp_path / "one"))
 
 
+@pytest.mark.slow
 def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, sbld):
     e, whole, _ = sbld
     runs.stopped(e, tmp_path, 2, 4, 8, 10)

@@ -109,7 +109,7 @@ def test_labels_that_say_nothing_teach_nothing(home):
     assert abs(found[1e-2][0]["dev"]["matthews"]) < 0.25
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_every_family_fine_tunes(home, family):
     found = command.finetune(tuning(home / "cola"), home / family, home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.5

@@ -109,6 +109,7 @@ def three(a, b, c):
 # --- a run ---
 
 
+@pytest.mark.slow
 def test_a_run_stopped_amid_the_second_warmup_ends_with_the_same_bits(small_run):
     """2 steps of the small model, then 4: killed after the first and the third of these."""
     to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
