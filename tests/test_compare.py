@@ -13,8 +13,10 @@ import runs
 
 from jaxgrow.models import GPT2Config
 from train import compare
+from train.data.labelled.task import Labelled
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, as_json
+from train.finetuning import FineTuning
 from train.loop import programs
 from train.results import plots
 from train.results.comparison import Comparison
@@ -379,6 +381,33 @@ def dropping(folder: Path, seed: int, seconds: float) -> Run:
             line |= {"compile_seconds": 0.0}
             log.write(json.dumps(line | keep) + "\n")
     return Run("drop", seed, run.folder)
+
+
+def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
+    assert "can do" not in comparison.table()
+    scores = {"sst2, accuracy": [[0.5], [0.75], [0.25]][: len(comparison.runs) + len(comparison.frontier)]}
+    rows = tables(replace(comparison, scores=scores).table())[-2]
+    assert [row["sst2, accuracy"] for row in rows.values()] == [f"{x:.4f}" for (x,) in scores["sst2, accuracy"]]
+    assert {row["final loss"] for row in rows.values()} == {
+        row["final loss"] for row in tables(comparison.table())[0].values()
+    }
+
+
+def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path):
+    (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
+    for name in ("train", "dev"):
+        (tmp_path / f"in_domain_{name}.tsv").write_text(
+            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
+        )
+    run = Run("small", 0, small_run)
+    judged = compare.judged([[run], [run, run]], ["ptb"], tmp_path)
+    [[a], [b, c]] = judged["ptb, bits per byte"]
+    assert a == b == c  # of a run and itself
+    tuning = FineTuning("toy", Labelled("cola", str(tmp_path), length=8), epochs=1, batch=8, rates=(1e-3, 1e-2))
+    tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
+    each = [json.loads(f.read_text())["dev"]["matthews"] for f in (tmp_path / "runs").glob("*/scores.json")]
+    assert tuned == {"toy, matthews": [[max(each)]]}
+    assert len(each) == 2
 
 
 def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
