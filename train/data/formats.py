@@ -92,19 +92,19 @@ def _json_lines(path: Path, field: str) -> Iterator[Document]:
                 yield pieces(_field(line, field, f"{path}, line {n}"))
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
     except ValueError as error:
         what = getattr(error, "msg", error)  # json's own text calls every line its first
         raise UserError(f"{where} is no JSON ({what}); mend or delete the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{where} is no JSON object, but a {type(record).__name__}")
+        raise UserError(f"{where} is no JSON object{wanted}, but a {type(record).__name__}")
     return record
 
 
 def _field(line: bytes, field: str, where: str) -> str:
-    record = _object(line, where)
+    record = _object(line, where, f" with a field {field!r}")
     if field not in record:
         raise UserError(f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field")
     text = "" if record[field] is None else record[field]
