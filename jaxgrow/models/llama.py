@@ -21,7 +21,7 @@ from jaxgrow.models.layers import (
     class_logits,
     last_tokens,
     run_parts,
-    stacked_init,
+    stacked,
     token_head,
 )
 
@@ -198,9 +198,7 @@ class Llama(nn.Module):
         rotation = tuple(a[None] for a in rotations(c, length))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         first = tuple(a[:, :1] for a in rotation)
-        blocks = self.param(
-            "blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
-        )
+        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
 
         def layer(w, x, *scale, rotation=rotation):
             return block.apply({"params": w}, x, rotation, *scale, mask_BS=mask_BS)
