@@ -93,7 +93,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
       >>> list(kernels(LoRA(targets=("q*",)), axes))
       ['query']
     """
-    leaves = {path.removesuffix("/kernel"): (path, n) for path, n in flatten_dict(axes, sep="/").items()}
+    leaves = {path.removesuffix("/kernel"): (path, n) for path, n in _flat(axes).items()}
     every = {module: n for module, (path, n) in leaves.items() if path != module and any(map(reads, n))}
     lost = [target for target in lora.targets if not any(fnmatchcase(module, target) for module in every)]
     if lost:
@@ -221,7 +221,7 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
       >>> merge({"up": {"kernel": np.zeros((2, 3))}}, adapter, LoRA(rank=1, alpha=2.0))["up"]["kernel"].tolist()
       [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
-    out = flatten_dict(params, sep="/")
+    out = _flat(params)
     for module, (a, b) in _pairs(adapter, lora, out):
         kernel = out[f"{module}/kernel"]
         stacked = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]
@@ -252,9 +252,13 @@ def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
       >>> sorted(attach({"up": {"kernel": np.zeros((2, 3))}}, adapter, LoRA(rank=1))["up"])
       ['a', 'b', 'kernel']
     """
-    out = flatten_dict(params, sep="/")
+    out = _flat(params)
     out |= {f"{m}/{n}": x for m, (a, b) in _pairs(adapter, lora, out) for n, x in (("a", a), ("b", lora.scale * b))}
     return unflatten_dict(out, sep="/")
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    return flatten_dict(tree, sep="/")  # type: ignore[return-value]
 
 
 def _cut(names: Names) -> _Kernel:
@@ -269,7 +273,7 @@ def _tree(modules: dict[str, dict[str, Any]]) -> Any:
 
 def _pairs(adapter: Params, lora: LoRA, params: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """``(module, (a, b))`` of an adapter that fits."""
-    leaves = flatten_dict(adapter, sep="/")
+    leaves = _flat(adapter)
     for module in dict.fromkeys(path.rpartition("/")[0] for path in leaves):
         a, b, kernel = leaves.get(f"{module}/a"), leaves.get(f"{module}/b"), params.get(f"{module}/kernel")
         shapes = [None if x is None else np.shape(x) for x in (a, b, kernel)]

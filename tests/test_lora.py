@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from counting import products
 
-from jaxgrow import grow, grow_optimizer, lora, swap
+from jaxgrow import flops, grow, grow_optimizer, lora, swap
 from jaxgrow.lora import LoRA
 from jaxgrow.maps import AxisMap, tile
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
@@ -206,3 +207,26 @@ def test_a_map_over_axes_of_both_factors_is_refused():
     both = AxisMap(np.eye(6), np.eye(6), ((2, 3), (2, 3)))
     with pytest.raises(ValueError, match=re.escape("up/kernel: one map acts on the axes embed, mlp together")):
         lora.growth({("embed", "mlp"): both}, LoRA(targets=("up",)), axes)
+
+
+# --- what it costs ---
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_every_matrix_product_of_its_training_is_counted(family):
+    """Of the kernels that stand still no product makes a gradient."""
+    config = type(FAMILIES[family])(**{**SIZES, "dtype": "float32"}, head="classes", tied=False)
+    params = shapes(config)
+    fresh = jax.eval_shape(lambda: lora.init(EVERY, config.axes(), config.sizes(), jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((2, 8), np.int32)
+
+    def loss(trained, params, tokens):
+        head, adapter = trained
+        return config.module.apply({"params": lora.attach({**params, **head}, adapter, EVERY)}, tokens)[:, 0].mean()
+
+    arguments = ({"classifier": params["classifier"]}, fresh), params, tokens
+    counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
+    assert flops.train(config, 16, lora=EVERY) == counted
+    assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
+    with pytest.raises(ValueError, match="not together with frozen layers"):
+        flops.train(config, 16, lora=EVERY, frozen=1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxgrow.drop import LayerDrop
 from jaxgrow.freeze import Freeze
+from jaxgrow.lora import LoRA
 from jaxgrow.models import TextConfig
 from train.data.labelled.task import Labelled, task
 from train.data.text import name_of
@@ -29,6 +30,7 @@ class FineTuning:
     optim: Optim = field(default_factory=lambda: Optim(schedule="linear", b2=0.999, weight_decay=0.01))
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
+    lora: LoRA | None = None
     accumulate: int = 1
 
     def __post_init__(self):
@@ -59,7 +61,7 @@ class FineTuning:
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), data.length, self.drop, self.freeze),
+            method=FineTune(str(folder), data.length, self.drop, self.freeze, self.lora),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),
