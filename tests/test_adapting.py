@@ -102,11 +102,13 @@ def test_its_steps_cost_what_their_products_do(home):
 
 
 def test_layers_are_dropped_from_it_too(home, tmp_path):
-    """Those that did not run keep their factors, where they are told to."""
-    drop = LayerDrop(keep=0.5, dropped="freeze")
+    """A layer that never runs keeps its factors, where it is told to: ``b`` is zero, as at birth."""
+    drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
     experiment = few(home, 2)
     run(replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run")
-    assert (tmp_path / "run" / "lora.npz").exists()
+    b = adapting.load(tmp_path / "run" / "lora.npz").params["blocks"]["mlp"]["up"]["b"]
+    assert b[0].any()
+    assert not b[1].any()
 
 
 def test_what_does_not_go_together_is_refused(home, tmp_path):
