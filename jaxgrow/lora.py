@@ -59,7 +59,7 @@ class LoRA:
         return replace(self, rank=rank, alpha=self.scale * rank)
 
 
-class _Kernel(NamedTuple):
+class Kernel(NamedTuple):
     """The axes of a kernel: those that stack kernels, those that it reads, and those that it writes."""
 
     stacked: Names
@@ -73,6 +73,13 @@ class _Kernel(NamedTuple):
     @property
     def leaves(self) -> dict[str, Names]:
         return {"a": (*self.stacked, *self.read, RANK), "b": (*self.stacked, RANK + READ, *self.written)}
+
+
+def cut(names: Names) -> Kernel:
+    """Those of a kernel, by its axis names; ``a`` has those that lead and are read, ``b`` the rest."""
+    first = next(i for i, n in enumerate(names) if reads(n))
+    last = next(i for i in range(first, len(names) + 1) if i == len(names) or not reads(names[i]))
+    return Kernel(names[:first], names[first:last], names[last:])
 
 
 def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
@@ -120,7 +127,7 @@ def axes_of(lora: LoRA, axes: Axes) -> Axes:
       >>> axes_of(LoRA(targets=("up",)), {"up": {"kernel": ("layers", "embed.in", "mlp")}})["up"]["b"]
       ('layers', 'rank.in', 'mlp')
     """
-    return _tree({module: _cut(names).leaves for module, names in kernels(lora, axes).items()})
+    return _tree({module: cut(names).leaves for module, names in kernels(lora, axes).items()})
 
 
 def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
@@ -152,13 +159,13 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     """
     own = {**sizes, RANK: lora.rank}
 
-    def drawn(module: str, kernel: _Kernel) -> dict[str, Any]:
+    def drawn(module: str, kernel: Kernel) -> dict[str, Any]:
         a, b = ([own[axis(n)] for n in kernel.leaves[leaf]] for leaf in ("a", "b"))
         bound = math.prod(own[axis(n)] for n in kernel.read) ** -0.5
         mine = jax.random.fold_in(key, zlib.crc32(module.encode()))
         return {"a": jax.random.uniform(mine, a, jnp.float32, -bound, bound), "b": jnp.zeros(b, jnp.float32)}
 
-    return _tree({module: drawn(module, _cut(names)) for module, names in kernels(lora, axes).items()})
+    return _tree({module: drawn(module, cut(names)) for module, names in kernels(lora, axes).items()})
 
 
 def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
@@ -191,7 +198,7 @@ def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
     """
     found = {}
     for module, names in kernels(lora, axes).items():
-        leaf, kernel = f"{module}/kernel", _cut(names)
+        leaf, kernel = f"{module}/kernel", cut(names)
         found[module] = [part for term in maps.terms(of, leaf, names) or ({},) for part in _parts(term, leaf, kernel)]
     count = max(map(len, found.values()))
     rules = []
@@ -261,12 +268,6 @@ def _flat(tree: Any) -> dict[str, Any]:
     return flatten_dict(tree, sep="/")  # type: ignore[return-value]
 
 
-def _cut(names: Names) -> _Kernel:
-    first = next(i for i, n in enumerate(names) if reads(n))
-    last = next(i for i in range(first, len(names) + 1) if i == len(names) or not reads(names[i]))
-    return _Kernel(names[:first], names[first:last], names[last:])
-
-
 def _tree(modules: dict[str, dict[str, Any]]) -> Any:
     return unflatten_dict({f"{module}/{leaf}": x for module, of in modules.items() for leaf, x in of.items()}, sep="/")
 
@@ -293,7 +294,7 @@ def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
     return stacked >= 0 and whole == kernel and a[:stacked] == b[:stacked] and a[-1] == rank == b[stacked]
 
 
-def _parts(term: Term, leaf: str, kernel: _Kernel) -> Iterator[tuple[Term, Term]]:
+def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]:
     """What acts on ``a`` and on ``b`` for each product whose sum is the term."""
     a: dict[tuple[str, ...], AxisMap] = {}
     b: dict[tuple[str, ...], AxisMap] = {}

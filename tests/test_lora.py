@@ -1,5 +1,6 @@
 """LoRA: at birth it changes nothing, it grows with its model to the last digit, and training moves nothing else."""
 
+import json
 import re
 
 import chex
@@ -11,6 +12,11 @@ import tiny
 from counting import products
 
 from jaxgrow import flops, grow, grow_optimizer, lora, swap
+from jaxgrow.interop import CheckpointError, peft
+from jaxgrow.interop.files import read_json
+from jaxgrow.interop.huggingface import family_for
+from jaxgrow.interop.safetensors import header
+from jaxgrow.interop.source import flat
 from jaxgrow.lora import LoRA
 from jaxgrow.maps import AxisMap, tile
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
@@ -18,7 +24,7 @@ from jaxgrow.operators import aki, coalesce, decoalesce, hypercloning, lemon, ll
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-SIZES = dict(vocab=11, context=8, layers=2, embed=6, heads=4, head_dim=4, mlp=10, dtype="float64")
+SIZES = dict(vocab=11, context=8, layers=2, embed=8, heads=4, head_dim=2, mlp=10, dtype="float64")
 FAMILIES = {
     "gpt2": GPT2Config(**SIZES),
     "bert": BERTConfig(**SIZES),
@@ -42,7 +48,7 @@ GROWTHS = {  # and what they multiply the rank by
     "decoalesce": (lambda f: decoalesce({**sizes(f), **wider(f), "layers": 4}, layers="adjacent"), 1),
     "coalesce, widths": (lambda f: coalesce(sizes(f), heads="far", layers=None), 1),
     "coalesce, layers": (lambda f: coalesce(sizes(f), heads=None, layers="adjacent"), 2),
-    "lemon, ragged": (lambda f: lemon(sizes(f), {"embed": 9, "mlp": 13}, seed=1), 1),
+    "lemon, ragged": (lambda f: lemon(sizes(f), {"embed": 12, "mlp": 13}, seed=1), 1),
     "staged": (lambda f: staged(sizes(f), wider(f)), 2),
     "aki": (lambda f: aki(sizes(f), wider(f)), 2),
     "solar, blended": (lambda f: solar(sizes(f), {"layers": 3}, blend=1), 2),
@@ -230,3 +236,62 @@ def test_every_matrix_product_of_its_training_is_counted(family):
     assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
     with pytest.raises(ValueError, match="not together with frozen layers"):
         flops.train(config, 16, lora=EVERY, frozen=1)
+
+
+# --- PEFT's layout ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_s_layout_holds_the_same_products(family, tmp_path):
+    """``W + alpha / r B A``, of PyTorch's layout, is our merged kernel there."""
+    config, axes, params, adapter = model(family)
+    peft.save(tmp_path / "lora", config, EVERY, adapter)
+    about, tensors = read_json(tmp_path / "lora" / peft.CONFIG), header(tmp_path / "lora" / peft.WEIGHTS)
+    stored = family_for(config, None)[0].names(config)
+    sizes, zeros = config.sizes(), jax.tree.map(np.zeros_like, params)
+    merged = flat(lora.merge(zeros, adapter, EVERY))
+    assert about["fan_in_fan_out"] == (family == "gpt2")
+    assert about["r"] == EVERY.rank * (3 if family == "gpt2" else 1)
+    for path, kernel in merged.items():
+        if not path.endswith("/kernel") or not path.startswith("blocks"):
+            continue
+        name = stored[path].name.format(layers=1).removesuffix(".weight")
+        assert name in about["target_modules"]
+        a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"].read() for x in "AB")
+        product = about["lora_alpha"] / about["r"] * b @ a
+        theirs = product.T if about["fan_in_fan_out"] else product
+        ours = stored[path].ours(theirs, flat(axes)[path], sizes)
+        np.testing.assert_allclose(ours, kernel[1], atol=1e-12)
+    after, back = peft.load(tmp_path / "lora", config)
+    assert tiny.distance(lora.merge(zeros, back, after), lora.merge(zeros, adapter, EVERY)) < 1e-12
+
+
+def test_a_lora_of_peft_s_grows_with_its_model(tmp_path):
+    config, axes, params, adapter = model("llama", LoRA(rank=2))
+    peft.save(tmp_path / "small", config, LoRA(rank=2), adapter)
+    own, read = peft.load(tmp_path / "small", config)
+    growth = hypercloning(config.sizes(), wider("llama"))
+    rules = lora.growth(growth, own, axes)
+    large = config.resized(growth)
+    peft.save(tmp_path / "large", large, own.resized(rules), grow(rules, read, lora.axes_of(own, axes)))
+    after, grown = peft.load(tmp_path / "large", large)
+    both = lora.merge(grow(growth, params, axes), grown, after)
+    assert tiny.distance(both, grow(growth, lora.merge(params, adapter, LoRA(rank=2)), axes)) < 1e-12
+
+
+def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
+    config, _, _, adapter = model("llama")
+    peft.save(tmp_path / "lora", config, EVERY, adapter)
+    with pytest.raises(CheckpointError, match="exists"):
+        peft.save(tmp_path / "lora", config, EVERY, adapter)
+    with pytest.raises(CheckpointError, match=r"has shape \(3, 8\), but the model makes it \(3, 16\)"):
+        peft.load(tmp_path / "lora", config.resized({"embed": tile(8, 2)}))
+    with pytest.raises(CheckpointError, match=r"lacks base_model\.model\.model\.layers\.2\.self_attn"):
+        peft.load(tmp_path / "lora", config.resized({"layers": tile(2, 2)}))
+    about = read_json(tmp_path / "lora" / peft.CONFIG)
+    (tmp_path / "lora" / peft.CONFIG).write_text(json.dumps(about | {"use_dora": True}))
+    with pytest.raises(CheckpointError, match=r"of no plain LoRA: .*use_dora is True; merge it into its model"):
+        peft.load(tmp_path / "lora", config)
+    (tmp_path / "lora" / peft.CONFIG).write_text(json.dumps(about))
+    with pytest.raises(CheckpointError, match="this BERTConfig have no such kernels"):
+        peft.load(tmp_path / "lora", FAMILIES["bert"])
