@@ -10,6 +10,8 @@ somebody has can be read, grown with its model, and written again::
     save("grown-lora", config.resized(growth), own.resized(own_growth), grown)
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +47,22 @@ class _Place(NamedTuple):
 
     module: str  # ours
     part: int  # of their outputs, where several kernels are one tensor
+    parts: int
     read: tuple[int, ...]  # sizes
     written: tuple[int, ...]
+
+    @property
+    def inputs(self) -> int:
+        return math.prod(self.read)
+
+    @property
+    def outputs(self) -> int:
+        return math.prod(self.written)
+
+    @property
+    def rows(self) -> slice:
+        """Its outputs, among those of the module."""
+        return slice(self.part * self.outputs, (self.part + 1) * self.outputs)
 
 
 def load(folder: str | Path, config: Config) -> tuple[LoRA, Params]:
@@ -65,47 +81,56 @@ def load(folder: str | Path, config: Config) -> tuple[LoRA, Params]:
       CheckpointError: a file that is missing or damaged, a LoRA that is more than one, or one of another model.
     """
     folder = Path(folder).expanduser()
-    about = read_json(inside(folder, CONFIG))
-    wrong = [f"{key} is {about[key]!r}" for key, plain in _PLAIN.items() if about.get(key) not in plain]
-    rank, alpha = about.get("r"), about.get("lora_alpha")
-    if about.get("peft_type") != "LORA" or wrong or type(rank) is not int or not isinstance(alpha, int | float):
-        raise CheckpointError(
-            f"{folder / CONFIG} is of no plain LoRA: peft_type {about.get('peft_type')!r}, r {rank!r}, lora_alpha {alpha!r}"
-            f"{''.join(', ' + w for w in wrong)}; merge it into its model in PEFT, and take that"
-        )
-    stored = safetensors.header(inside(folder, WEIGHTS))
+    rank, alpha = _settings(inside(folder, CONFIG))
+    file = inside(folder, WEIGHTS)
+    stored = safetensors.header(file)
     leaves: dict[str, np.ndarray] = {}
-    for name, places in _places(config).items():
-        of = [[name.format(layers=i) + f".lora_{x}.weight" for i in range(config.layers)] for x in "AB"]
-        if not any(tensor in stored for names in of for tensor in names):
+    every = _places(config)
+    for name, places in every.items():
+        if not any(tensor in stored for tensor in _names(name, "A", config) + _names(name, "B", config)):
             continue
-        if missing := [tensor for names in of for tensor in names if tensor not in stored]:
-            raise CheckpointError(f"{folder / WEIGHTS} lacks {listed(missing)}: a LoRA is in all layers, or in none")
+        of = places[0]
+        a = _read(stored, file, _names(name, "A", config), (rank, of.inputs))
+        b = _read(stored, file, _names(name, "B", config), (of.parts * of.outputs, rank))
         for place in places:
-            inputs, outputs = (int(np.prod(s)) for s in (place.read, place.written))
-            first = place.part * outputs
-            shapes = (rank, inputs), ((1 + max(p.part for p in places)) * outputs, rank)
-            a, b = (np.stack([_read(stored[n], s) for n in names]) for names, s in zip(of, shapes, strict=True))
             leaves[f"{place.module}/a"] = a.swapaxes(1, 2).reshape(-1, *place.read, rank)
-            b = b[:, first : first + outputs]
-            leaves[f"{place.module}/b"] = b.swapaxes(1, 2).reshape(-1, rank, *place.written)
-    modules = tuple(dict.fromkeys(path.rpartition("/")[0] for path in leaves))
-    known = {name.format(layers=i) for name in _places(config) for i in range(config.layers)}
-    if unknown := [name for name in stored if name.rpartition(".lora_")[0] not in known]:
+            leaves[f"{place.module}/b"] = b[:, place.rows].swapaxes(1, 2).reshape(-1, rank, *place.written)
+    known = {tensor for name in every for x in "AB" for tensor in _names(name, x, config)}
+    if unknown := [tensor for tensor in stored if tensor not in known]:
         raise CheckpointError(
-            f"{folder / WEIGHTS} has {listed(unknown)}: the layers of this {type(config).__name__} have no such kernels"
+            f"{file} has {listed(unknown)}: the layers of this {type(config).__name__} have no such kernels"
         )
-    if not modules:
-        raise CheckpointError(f"{folder / WEIGHTS} is empty")
-    return LoRA(rank, float(alpha), modules), nested(leaves)
+    if not leaves:
+        raise CheckpointError(f"{file} is empty")
+    return LoRA(rank, alpha, tuple(dict.fromkeys(path.rpartition("/")[0] for path in leaves))), nested(leaves)
 
 
-def _read(tensor: safetensors.Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    if tensor.shape != shape:
-        raise CheckpointError(
-            f"{tensor.name} in {tensor.file} has shape {tensor.shape}, but the model makes it {shape}"
-        )
-    x = tensor.read()
+def _settings(file: Path) -> tuple[int, float]:
+    """``(rank, alpha)``."""
+    about = read_json(file)
+    wrong = [f"{key} {about[key]!r}" for key, plain in _PLAIN.items() if about.get(key) not in plain]
+    kind, rank, alpha = (about.get(key) for key in ("peft_type", "r", "lora_alpha"))
+    if kind == "LORA" and not wrong and type(rank) is int and isinstance(alpha, int | float) and min(rank, alpha) > 0:
+        return rank, float(alpha)
+    said = ", ".join([f"peft_type {kind!r}, r {rank!r}, lora_alpha {alpha!r}", *wrong])
+    raise CheckpointError(f"{file} is of no plain LoRA: {said}; merge it into its model with PEFT, and take that")
+
+
+def _names(name: str, factor: str, config: Config) -> list[str]:
+    """The tensors of a factor, by layers."""
+    return [f"{name.format(layers=layer)}.lora_{factor}.weight" for layer in range(config.layers)]
+
+
+def _read(stored: Mapping[str, safetensors.Tensor], file: Path, names: list[str], shape: tuple[int, ...]) -> np.ndarray:
+    """[layers, ..]"""
+    if missing := [name for name in names if name not in stored]:
+        raise CheckpointError(f"{file} lacks {listed(missing)}: a LoRA is in both factors of all layers, or in none")
+    for name in names:
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f"{name} in {file} has shape {stored[name].shape}, but the model makes it {shape}; is it another model's?"
+            )
+    x = np.stack([stored[name].read() for name in names])
     return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
@@ -129,31 +154,36 @@ def save(folder: str | Path, config: Config, lora: LoRA, adapter: Params) -> Non
     groups = {name: [p for p in places if p.module in mine] for name, places in _places(config).items()}
     if lost := mine - {p.module for places in groups.values() for p in places}:
         raise CheckpointError(
-            f"no layer's kernel in PEFT's layout: {listed(sorted(lost))}; merge it (jaxgrow.lora.merge)"
+            f"{', '.join(sorted(lost))}: no kernel of a layer in PEFT's layout; merge the LoRA (jaxgrow.lora.merge)"
         )
     rank = lora.rank * max(map(len, groups.values()))
     tensors: dict[str, np.ndarray] = {}
-    for name, mine_here in groups.items():
-        if not mine_here:
-            continue
-        parts = 1 + max(p.part for p in _places(config)[name])
-        inputs, outputs = (int(np.prod(s)) for s in (mine_here[0].read, mine_here[0].written))
-        a = np.zeros((config.layers, rank, inputs), leaves[f"{mine_here[0].module}/a"].dtype)
-        b = np.zeros((config.layers, parts * outputs, rank), a.dtype)
-        for i, place in enumerate(mine_here):
-            at, out = (slice(n * size, (n + 1) * size) for n, size in ((i, lora.rank), (place.part, outputs)))
-            a[:, at] = leaves[f"{place.module}/a"].reshape(config.layers, inputs, -1).swapaxes(1, 2)
-            b[:, out, at] = leaves[f"{place.module}/b"].reshape(config.layers, -1, outputs).swapaxes(1, 2)
-        for layer in range(config.layers):
-            module = name.format(layers=layer)
-            tensors |= {f"{module}.lora_A.weight": a[layer], f"{module}.lora_B.weight": b[layer]}
+    for name, places in groups.items():
+        if places:
+            a, b = _factors(places, leaves, rank, lora.rank)
+            tensors |= dict(zip(_names(name, "A", config), a, strict=True))
+            tensors |= dict(zip(_names(name, "B", config), b, strict=True))
     modules = sorted({name.partition(".lora_")[0].removeprefix(PREFIX) for name in tensors})
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": lora.scale * rank, "target_modules": modules, "bias": "none"}
     about |= {"lora_dropout": 0.0, "fan_in_fan_out": _reads_first(config), "inference_mode": True}
     planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in tensors.items()]
-    with appearing(Path(folder).expanduser(), [], False) as part:
+    with appearing(Path(folder), [], False) as part:
         safetensors.write_file(part / WEIGHTS, planned)
         write_json(part / CONFIG, about)
+
+
+def _factors(
+    places: list[_Place], leaves: Mapping[str, np.ndarray], rank: int, own: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A [layers, rank, in] and B [layers, out, rank] of one module: of each kernel, of rank ``own``, a part."""
+    of, like = places[0], leaves[f"{places[0].module}/a"]
+    a = np.zeros((len(like), rank, of.inputs), like.dtype)
+    b = np.zeros((len(like), of.parts * of.outputs, rank), like.dtype)
+    for i, place in enumerate(places):
+        at = slice(i * own, (i + 1) * own)
+        a[:, at] = leaves[f"{place.module}/a"].reshape(len(like), of.inputs, own).swapaxes(1, 2)
+        b[:, place.rows, at] = leaves[f"{place.module}/b"].reshape(len(like), own, of.outputs).swapaxes(1, 2)
+    return a, b
 
 
 def _stored(config: Config) -> dict[str, Stored]:
@@ -166,11 +196,12 @@ def _places(config: Config) -> dict[str, list[_Place]]:
     """By the names of their modules, with ``{layers}``."""
     out: dict[str, list[_Place]] = {}
     stored, sizes = _stored(config), config.sizes()
+    together = Counter(s.name for s in stored.values())
     for module, names in kernels(LoRA(targets=tuple(stored)), config.axes()).items():
-        kernel = cut(names)
+        kernel, where = cut(names), stored[module]
         read, written = (tuple(sizes[axis(n)] for n in of) for of in (kernel.read, kernel.written))
-        name = PREFIX + stored[module].name.removesuffix(".weight")
-        out.setdefault(name, []).append(_Place(module, stored[module].part or 0, read, written))
+        place = _Place(module, where.part or 0, together[where.name], read, written)
+        out.setdefault(PREFIX + where.name.removesuffix(".weight"), []).append(place)
     return out
 
 
