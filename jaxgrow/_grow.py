@@ -63,7 +63,7 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
 
 def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
-    if not any(m for term in terms for m, _, _ in _parts(term, names)):
+    if not any(m for term in terms for m, _, _ in parts(term, names)):
         return x
     sharding = _on_mesh(x)
     if sharding is None:
@@ -98,17 +98,17 @@ def _on_mesh(x: Any) -> NamedSharding | None:
 
 
 def _sum(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
-    parts = [_parts(term, names) for term in terms]
-    if len(parts) == 1:
-        return _grow_one(parts[0], names, x)
+    found = [parts(term, names) for term in terms]
+    if len(found) == 1:
+        return _grow_one(found[0], names, x)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32), copy=False)
-    total = _grow_one(parts[0], names, wide)
-    for part in parts[1:]:
+    total = _grow_one(found[0], names, wide)
+    for part in found[1:]:
         total = total + _grow_one(part, names, wide)
     return total.astype(x.dtype)
 
 
-def _parts(term: maps.Term, names: Names) -> list[Part]:
+def parts(term: maps.Term, names: Names) -> list[Part]:
     """What acts on each axis of a leaf, or on a key's adjacent ones."""
     out, i, plain = [], 0, tuple(axis(n) for n in names)
     joint = [axes for axes in term if len(axes) > 1]
@@ -136,8 +136,8 @@ def _matrices(parts: Sequence[Part], names: Names) -> list[Matrix | None]:
 
 def products(term: maps.Term, names: Names, shape: Sequence[int]) -> list[float]:
     """2 x multiply-adds of each matrix product that a term does for a leaf, in order."""
-    parts = _parts(term, names)
-    return matrices.products(_matrices(parts, names), _joined(parts, shape))
+    found = parts(term, names)
+    return matrices.products(_matrices(found, names), _joined(found, shape))
 
 
 def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
@@ -159,7 +159,7 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
             continue
         for term in found or ({},):  # each by itself: sizes that differ may broadcast
             sizes_ = dict(enumerate(np.shape(x)))
-            for m, begin, end in _parts(term, names):
+            for m, begin, end in parts(term, names):
                 if m is None:
                     continue
                 for dim, new, old in zip(range(begin, end), *m.shapes, strict=True):

@@ -4,12 +4,17 @@ A multiply-add counts two. Norms, softmax and the optimizer are left out: below 
 ``tests/test_flops.py`` holds the formula against what XLA counts in the compiled step.
 """
 
+import math
+from collections.abc import Mapping
+
+import jax
 import numpy as np
 
 from jaxgrow import maps
 from jaxgrow._grow import products
-from jaxgrow.axes import Axes, Params, leaves
+from jaxgrow.axes import LAYERS, Axes, Params, axis, is_names, leaves, path, role
 from jaxgrow.drop import TokenDrop
+from jaxgrow.lora import RANK, LoRA, axes_of
 from jaxgrow.models.config import Config
 
 
@@ -42,11 +47,13 @@ def train(
     *,
     frozen: int = 0,
     drop: TokenDrop | None = None,
+    lora: LoRA | None = None,
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
     Products with the input need no gradient of it. Frozen layers at the bottom and the embeddings below them have no backward
-    pass, and then a tied head's table has no gradient.
+    pass, and then a tied head's table has no gradient. With a LoRA, no kernel of the layers has one, nor has a tied table:
+    their products cost two thirds, those of attention and of a new head what they always do, and its own three forward ones.
 
     Args:
       config: of the model.
@@ -55,9 +62,13 @@ def train(
       layers: how many ran, a mean perhaps; the config's, if left out.
       frozen: how many layers at the bottom do not train.
       drop: which tokens go around which layers.
+      lora: what trains in place of all that is below the head.
 
     Returns:
       Floating-point operations.
+
+    Raises:
+      ValueError: a LoRA together with frozen layers or dropped tokens.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -73,7 +84,23 @@ def train(
         (begin, end), kept = drop.middle(config.layers), drop.kept(length)
         saved = tokens * (cost.layer - kept / length * config.cost(kept).layer)
         total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
+    if lora is not None:
+        if frozen or drop is not None:
+            raise ValueError("a LoRA is for a whole stack: not together with frozen layers or token dropping")
+        axes, sizes = (
+            config.axes(),
+            {**config.sizes(), RANK: lora.rank, LAYERS: config.layers if layers is None else layers},
+        )
+        adapter, frozen_kernels = _kernels(axes_of(lora, axes), sizes), _kernels(axes["blocks"], sizes)
+        total += tokens * (3 * adapter - frozen_kernels - cost.first - cost.table)
     return total
+
+
+def _kernels(axes: Axes, sizes: Mapping[str, float]) -> float:
+    """FLOPs of a position's products with all kernels."""
+    every = jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
+    kernels = [names for p, names in every if role(path(p), names) == "kernel"]
+    return float(sum(2 * math.prod(sizes[axis(n)] for n in names) for names in kernels))
 
 
 def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
@@ -95,7 +122,7 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
       24.0
     """
     total = 0.0
-    for path, x, names in leaves(params, axes):
-        for term in maps.terms(growth, path, names):
+    for leaf, x, names in leaves(params, axes):
+        for term in maps.terms(growth, leaf, names):
             total += sum(products(term, names, np.shape(x)))
     return total

@@ -21,7 +21,14 @@ FUNCTIONS = {
     for package in (jaxgrow, jaxgrow.operators, jaxgrow.drop)
     for name in package.__all__
     if inspect.isfunction(getattr(package, name))
-} | {"jaxgrow.ligo.init": jaxgrow.ligo.init, "jaxgrow.ligo.growth": jaxgrow.ligo.growth}
+} | {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module, names in (
+        (jaxgrow.ligo, ("init", "growth")),
+        (jaxgrow.lora, ("init", "growth", "merge", "attach", "axes_of")),
+    )
+    for name in names
+}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -4,22 +4,21 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import runs
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, squad, tuning
 
 from jaxgrow import flops, interop, operators
 from jaxgrow.freeze import Freeze
 from jaxgrow.interop import load, orbax, save
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig, ViTConfig
+from jaxgrow.models import ViTConfig
 from jaxgrow.models.patches import resized_positions
 from train import finetune as command
 from train.data.images import Images
 from train.data.labelled.task import Labelled
-from train.data.text import tokenizer
 from train.errors import UserError
 from train.evaluate import judged
 from train.export import export
@@ -27,53 +26,7 @@ from train.finetuning import FineTuning
 from train.loop.trainer import run
 from train.plan.training import Train
 from train.run.workdir import Workdir
-from train.state.optim import Optim
 from train.tasks.supervised import outputs, prepared, score
-
-SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
-FAMILIES = {"gpt2": GPT2Config(**SIZES), "bert": BERTConfig(**SIZES), "llama": LlamaConfig(**SIZES, kv_heads=1)}
-OPTIM = Optim(schedule="linear", b2=0.99, weight_decay=0.0)
-
-
-def cola(folder: Path, count: int = 128, shuffled: bool = False) -> Path:
-    """Sentences of a's or of b's, in the files of CoLA; ``shuffled``: with labels that say nothing of them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(("train", "dev")):
-        rng = np.random.default_rng(seed)
-        labels = rng.integers(0, 2, count)
-        texts = ["".join(rng.choice([*("ab"[label] * 3), *" cd"], 10)) for label in labels]
-        said = rng.permutation(labels) if shuffled else labels
-        rows = (f"x\t{label}\t\t{text}\n" for label, text in zip(said, texts, strict=True))
-        (folder / f"in_domain_{name}.tsv").write_text("".join(rows))
-    return folder
-
-
-def squad(folder: Path) -> Path:
-    """Questions whose answer is the word of b's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(("train-v1.1.json", "dev-v1.1.json")):
-        rng, paragraphs = np.random.default_rng(seed), []
-        for i in range(32):
-            before = int(rng.integers(1, 6))
-            answer = {"text": "bbb", "answer_start": before + 1}
-            question = {"question": "b", "id": str(i), "answers": [answer]}
-            paragraphs.append({"context": f"{'a' * before} bbb aa", "qas": [question]})
-        (folder / name).write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
-    return folder
-
-
-def checkpoint(folder: Path, config: TextConfig) -> Path:
-    """A model with its tokenizer, as a run leaves them."""
-    orbax.export(folder, config, jax.jit(config.init)(jax.random.key(0)))
-    tokenizer("bytes").save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def tuning(path: Path, **changes) -> FineTuning:
-    values = dict(
-        name="cola", data=Labelled("cola", str(path), length=14), epochs=4, batch=16, rates=(1e-2,), optim=OPTIM
-    )
-    return FineTuning(**values | changes)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from jaxgrow import flops, grow
 from jaxgrow.ligo import LiGO, growth, init
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from train.data.batches import next_tokens
+from train.state.made import ByMaps
 from train.state.model import Model, loss, parameters
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -241,7 +242,7 @@ def gradients(coefficients):
     batch = next_tokens(tiny.tokens(length=6))
 
     def value(coefficients, params):
-        return loss(Model(coefficients, None, LARGE, base=params, source=SMALL), batch)
+        return loss(Model(coefficients, None, LARGE, base=params, made=ByMaps(SMALL)), batch)
 
     return jax.jit(jax.grad(value, (0, 1)))(coefficients, params)
 
@@ -263,7 +264,7 @@ def test_zero_rows_are_a_saddle_for_all_maps_but_the_residual_stream_s():
 
 def test_what_a_model_computes_with_is_what_growing_gives():
     maps, params = start(), tiny.params(SMALL)
-    close(parameters(Model(maps, None, LARGE, base=params, source=SMALL)), grown(maps, params))
+    close(parameters(Model(maps, None, LARGE, base=params, made=ByMaps(SMALL))), grown(maps, params))
 
 
 @pytest.mark.parametrize("shared", [True, False])

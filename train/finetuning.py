@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxgrow.drop import LayerDrop
 from jaxgrow.freeze import Freeze
+from jaxgrow.lora import LoRA
 from jaxgrow.models import Config, TextConfig
 from train.data.images import Images
 from train.data.labelled.task import Labelled, Prepared
@@ -37,6 +38,7 @@ class FineTuning:
     optim: Optim = field(default_factory=lambda: Optim(schedule="linear", b2=0.999, weight_decay=0.01))
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
+    lora: LoRA | None = None
     accumulate: int = 1
 
     def __post_init__(self):
@@ -67,7 +69,7 @@ class FineTuning:
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), model != config, length, self.drop, self.freeze),
+            method=FineTune(str(folder), model != config, length, self.drop, self.freeze, self.lora),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),

@@ -193,7 +193,7 @@ def write(
         [_FILE] if len(files) == 1 else [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     )
     for name, content in zip(names, files, strict=True):
-        _write_file(folder / name, content, done)
+        write_file(folder / name, content, done)
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(p.size for file in files for p in file)},
@@ -214,7 +214,8 @@ def _shards(planned: Iterable[Planned], shard: int) -> list[list[Planned]]:
     return files
 
 
-def _write_file(path: Path, planned: Sequence[Planned], done: Callable[[int], Any]) -> None:
+def write_file(path: Path, planned: Sequence[Planned], done: Callable[[int], Any] = lambda n: None) -> None:
+    """Writes one file of these tensors; ``done`` as of `write`."""
     planned = sorted(planned, key=lambda p: -p.dtype.itemsize)  # so that every tensor lies where its dtype may
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without it
     end = 0

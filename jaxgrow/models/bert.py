@@ -21,7 +21,7 @@ from jaxgrow.models.layers import (
     SelfAttention,
     class_logits,
     run_parts,
-    stacked_init,
+    stacked,
     token_head,
 )
 
@@ -159,7 +159,7 @@ class BERT(nn.Module):
         places_PD = self.param("position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed))
         types_YD = self.param("type_embedding", named(init, "types", "embed" + BELOW), (c.types, c.embed))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
-        blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
+        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
         mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
         x_BTD = jnp.take(table_VD, tokens_BT, axis=0) + _positions(c, places_PD, tokens_BT.shape[1], mask_BT)

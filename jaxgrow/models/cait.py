@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, run_parts, run_stack, stacked_init
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, run_parts, run_stack, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -161,7 +161,7 @@ class CaiT(nn.Module):
 
         one = jnp.zeros((1, 1, c.embed), dtype)
         layer = Block(c, dtype, talking=True, parent=None)  # detached: only its init and apply are used
-        blocks = self.param("blocks", lambda key: stacked_init(layer, key, c.layers, one))
+        blocks = stacked(self, "blocks", layer, c.layers, one)
         x_BTD, rms_L = run_parts(
             lambda w, x, *scale: layer.apply({"params": w}, x, None, *scale),
             blocks,
@@ -174,9 +174,7 @@ class CaiT(nn.Module):
             kept=kept,
         )
         look = Block(c, dtype, talking=False, parent=None)
-        looks = self.param(
-            "class_blocks", lambda key: stacked_init(look, key, c.class_layers, one, one, axis="class_layers")
-        )
+        looks = stacked(self, "class_blocks", look, c.class_layers, one, one, axis="class_layers")
         token_D = self.param("class_embedding", named(INIT, "embed", role="table"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
         u_B1D, _ = run_stack(

@@ -22,7 +22,7 @@ from jaxgrow.models.layers import (
     last_tokens,
     run_after,
     run_parts,
-    stacked_init,
+    stacked,
     token_head,
     vocabulary_logits,
 )
@@ -125,7 +125,7 @@ class GPT2(nn.Module):
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
         places_TD = self.param("position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
-        blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
+        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
         if frozen:
             table_VD, places_TD = jax.lax.stop_gradient((table_VD, places_TD))

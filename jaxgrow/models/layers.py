@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 from flax.core import meta
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.custom_derivatives import SymbolicZero
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
@@ -25,7 +26,10 @@ SCORED = 1024  # positions on a device whose logits over a vocabulary exist at o
 
 
 class Linear(nn.Module):
-    """``y = x W + b``, with an axis name for every axis of ``W``. Its leading axes that end in ``.in`` are contracted."""
+    """``y = x W + b``, with an axis name for every axis of ``W``. Its leading axes that end in ``.in`` are contracted.
+
+    Where leaves ``a`` and ``b`` lie beside the kernel (`jaxgrow.lora.attach`), ``y + (x a) b``.
+    """
 
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -40,7 +44,11 @@ class Linear(nn.Module):
         inputs = math.prod(self.shape[: self.contract])
         # A product of two matrices, however many axes x and W have: XLA then makes no transposed copies of activations in
         # the backward pass, 6 % of a training step on a CPU.
-        y = x.reshape(-1, inputs) @ kernel.astype(self.dtype).reshape(inputs, -1)
+        x_NI = x.reshape(-1, inputs)
+        y = x_NI @ kernel.astype(self.dtype).reshape(inputs, -1)
+        if self.has_variable("params", "a"):
+            a, b = (self.get_variable("params", name).astype(self.dtype) for name in ("a", "b"))
+            y = y + x_NI @ a.reshape(inputs, -1) @ b.reshape(b.shape[0], -1)
         if self.bias:
             outputs = self.axes[self.contract :]
             bias = self.param("bias", named(nn.initializers.zeros, *outputs, role="bias"), self.shape[self.contract :])
@@ -299,6 +307,19 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str
     """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only `LAYERS` grow and drop as layers."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
+
+
+def stacked(module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS) -> Any:
+    """The parameter ``name`` of a compact module: those of its blocks, as `stacked_init` makes them, and the LoRA that lies
+    beside their kernels, if one does (`jaxgrow.lora.attach`)."""
+    given = flatten_dict(module.get_variable("params", name, {}))
+    beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}
+
+    def init(key: jax.Array) -> Any:
+        fresh = stacked_init(block, key, layers, *args, axis=axis)
+        return unflatten_dict(flatten_dict(fresh) | beside) if beside else fresh
+
+    return module.param(name, init)
 
 
 @struct.dataclass

@@ -25,7 +25,7 @@ from jaxgrow.models.layers import (
     last_tokens,
     run_after,
     run_parts,
-    stacked_init,
+    stacked,
     token_head,
     vocabulary_logits,
 )
@@ -215,9 +215,7 @@ class Llama(nn.Module):
         rotation = tuple(a[None] for a in rotations(c, length + (0 if past is None else past.places)))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         first = tuple(a[:, :1] for a in rotation)
-        blocks = self.param(
-            "blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
-        )
+        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
 
         def layer(w, x, *scale, rotation=rotation, **reading):
             return block.apply({"params": w}, x, rotation, *scale, mask_BS=mask_BS, **reading)

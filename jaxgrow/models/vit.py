@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, SelfAttention, run_parts, stacked_init
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, SelfAttention, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -106,7 +106,7 @@ class ViT(nn.Module):
             x_BTD = jax.lax.stop_gradient(x_BTD)
 
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
-        blocks = self.param("blocks", lambda key: stacked_init(block, key, c.layers, jnp.zeros((1, 1, c.embed), dtype)))
+        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
         x_BTD, rms_L = run_parts(
             lambda w, x, *scale: block.apply({"params": w}, x, *scale),
             blocks,

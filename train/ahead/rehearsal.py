@@ -84,7 +84,8 @@ class Rehearsal:
     """
 
     resumed = False
-    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    key = property(lambda self: jax.random.key(0))
 
     def __init__(self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None):
         self.experiment, self.machine, self.say = experiment, machine, say

@@ -21,7 +21,8 @@ from train.files import appears_whole
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
-from train.state.model import Model, initial, parameters
+from train.state.made import ByMaps
+from train.state.model import Model, initial, plain
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Learn(Train):
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         small = models[self.source]
         maps = ligo.init(self.ligo, self.small.axes(), self.small.sizes(), self.target, key)
-        return Model(maps, tx.init(maps), self.config, None, parameters(small), self.small)
+        return Model(maps, tx.init(maps), self.config, None, plain(small), ByMaps(self.small))
 
     def born(self, context: Context) -> Model:
         model = super().born(context)
@@ -84,7 +85,7 @@ class Apply(Transform):
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         model = models[self.source]
-        return Model(parameters(model), None, model.config)
+        return Model(plain(model), None, model.config)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
 """Methods: each is data, and builds a plan."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeAlias
 
 from jaxgrow.drop import LayerDrop, TokenDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.ligo import LiGO
+from jaxgrow.lora import LoRA
 from jaxgrow.models import Config
 from jaxgrow.moments import Policy
+from train.plan.adapting import Adapt, Merge
 from train.plan.learning import Apply, Learn
 from train.plan.modifiers import DropTokens, Hold, Modifier, Rewarm, Teacher
 from train.plan.phase import Phase
 from train.plan.plan import Plan
-from train.plan.training import training
+from train.plan.training import Train, training
 from train.plan.transforms import Coalesce, Correct, Decoalesce, Grouping, Grow, Import, Interpolate
 from train.state.optim import Optim
 
@@ -199,11 +202,18 @@ class FineTune:
     length: int | None = None  # positions of a sample; None: as many as the model has
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
+    lora: LoRA | None = None  # trains beside the head, in place of the body; merged into it at the end
+
+    def __post_init__(self):
+        if self.lora is not None and self.freeze is not None:
+            raise ValueError("with a LoRA nothing of the body trains: leave out freeze, or lora")
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         held = () if self.freeze is None else (Hold(self.freeze),)
         source = Import(LARGE, model, self.source, self.new_head)
-        return (source, *training(LARGE, steps, optim, model, self.drop, held, self.length))
+        kind = Train if self.lora is None else partial(Adapt, lora=self.lora)
+        phases = (source, *training(LARGE, steps, optim, model, self.drop, held, self.length, kind))
+        return phases if self.lora is None else (*phases, Merge(LARGE))
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class Hold(Modifier):
 
 def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
     """``layers`` (bool), and other leaves as ``freeze`` names them, with their moments."""
-    old, new, axes = (before.params, before.opt), (after.params, after.opt), before.config.axes()
+    old, new, axes = (before.params, before.opt), (after.params, after.opt), before.axes
     params, opt = hold(old, new, layers, before.params, axes, freeze.paths, freeze.below)
     return replace(after, params=params, opt=opt)
 

@@ -1,6 +1,7 @@
 """Phases that train a model, and the one that measures its layers in between."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -174,14 +175,15 @@ def training(
     drop: LayerDrop | None = None,
     modifiers: tuple[Modifier, ...] = (),
     positions: int | None = None,
+    kind: Callable[..., Train] = Train,
 ) -> tuple[Phase, ...]:
-    """The phases of one training.
+    """The phases of one training, each a ``kind`` of `Train`.
 
     With sensitivities, SBLD's Algorithm 2: all layers, measure, drop, and again if asked to.
     """
 
     def train(*modifiers: Modifier, begin: int = 0, until: int | None = None) -> Train:
-        return Train(name, steps, optim, config, modifiers, begin, until, positions)
+        return kind(name, steps, optim, config, modifiers, begin, until, positions)
 
     if drop is None:
         return (train(*modifiers),)

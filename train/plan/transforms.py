@@ -17,7 +17,8 @@ from jaxgrow.operators import Groups, coalesce, decoalesce
 from jaxgrow.operators.targets import width
 from jaxgrow.symmetry import break_symmetry
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model, fresh_head, initial
+from train.state.heads import fresh_head
+from train.state.model import Model, initial
 
 
 class Transform(Phase):

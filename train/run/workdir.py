@@ -27,7 +27,8 @@ from train.files import lock, write_json
 from train.hosts import once
 from train.plan.methods import LARGE
 from train.run import checkpoint
-from train.state.model import HEADS, Model
+from train.state.heads import split
+from train.state.model import Model
 
 _HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
 _WHERE = ("path", "valid_path", "tokenizer")
@@ -194,7 +195,7 @@ def imported(folder: Path, config: Config, mesh: Mesh, headless: bool = False) -
     has = source.config.as_json()
     wrong = differences(has | {name: getattr(config, name) for name in config.run_by}, config.as_json())
     if headless:
-        params = {name: of for name, of in params.items() if name not in HEADS}
+        params, _ = split(params)
         if isinstance(config, PatchConfig) and isinstance(source.config, PatchConfig):
             params["position_embedding"] = resized_positions(params["position_embedding"], source.config, config)
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]

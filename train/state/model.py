@@ -11,34 +11,37 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow import grow, ligo, sharding
-from jaxgrow.axes import Tree, sizes
+from jaxgrow import sharding
+from jaxgrow.axes import Tree
 from jaxgrow.drop import Kept
 from jaxgrow.models import Config
 from train.data.batches import Batch
+from train.state.made import Made
 
 
 @struct.dataclass
 class Model:
     """What is trained, transformed, and kept under a name between phases."""
 
-    params: Any  # of the model; or, with a ``base``, the coefficients of the maps that make it of the base
+    params: Any  # what trains: the model's own, or, with a ``base``, what makes them of it
     opt: Any  # optimizer state; None: the next phase of training starts a fresh one
     config: Config = struct.field(pytree_node=False)
     sensitivity: Any = None  # float32 [layers], as last measured for layer dropping
-    base: Any = None  # parameters of the small model that LiGO grows
-    source: Config | None = struct.field(pytree_node=False, default=None)  # the base's config
+    base: Any = (
+        None  # parameters that stand still: of the small model that LiGO grows, or of the body that a LoRA adapts
+    )
+    made: Made | None = struct.field(pytree_node=False, default=None)  # how ``params`` and ``base`` make the parameters
 
     @property
     def axes(self) -> Tree | None:
-        """The axis names of what is learned; None of maps, which are not named by the model's axes."""
-        return self.config.axes() if self.base is None else None
+        """The axis names of ``params``; None of maps, which are not named by the model's axes."""
+        return self.config.axes() if self.made is None else self.made.axes(self.config)
 
 
 def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
     """How a model, or its shapes, is divided among the devices of a mesh (`jaxgrow.sharding`). Learned maps are not."""
     axes, everywhere = model.axes, lambda tree: jax.tree.map(lambda _: P(), tree)
-    base = None if model.source is None else sharding.specs(model.base, model.source.axes(), mesh)
+    base = None if model.made is None else sharding.specs(model.base, model.made.base_axes(model.config), mesh)
     if axes is None:
         return replace(model, params=everywhere(model.params), opt=everywhere(model.opt), base=base)
     return replace(
@@ -46,6 +49,7 @@ def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
         params=sharding.specs(model.params, axes, mesh),
         opt=None if model.opt is None else sharding.optimizer_specs(model.opt, model.params, axes, mesh),
         sensitivity=everywhere(model.sensitivity),
+        base=base,
     )
 
 
@@ -70,23 +74,16 @@ def initial(config: Config, key: jax.Array) -> Tree:
     return config.init(key)
 
 
-HEADS = ("transform", "head_norm", "head_bias", "head_kernel", "pooler", "classifier", "head", "distillation_head")
-
-
-@partial(jax.jit, static_argnums=0)
-def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
-    """The parameters of what stands above the body of a model: another task has others."""
-    return {name: of for name, of in config.init(key).items() if name in HEADS}
-
-
 def parameters(model: Model) -> Any:
     """The parameters that ``model.config`` computes with."""
-    if model.base is None:
+    if model.made is None:
         return model.params
-    assert model.source is not None
-    axes = model.source.axes()
-    growth = ligo.growth(model.params, axes, sizes(model.base, axes))
-    return grow(growth, jax.lax.stop_gradient(model.base), axes)
+    return model.made.parameters(model.config, model.params, jax.lax.stop_gradient(model.base))
+
+
+def plain(model: Model) -> Any:
+    """Parameters of the same function, of the structure that ``model.config`` has."""
+    return model.params if model.made is None else model.made.plain(model.config, model.params, model.base)
 
 
 def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:

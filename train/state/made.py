@@ -1,0 +1,73 @@
+"""How the parameters of a model are made of what trains and of what stands still, where they are not what trains themselves.
+
+A new way to train a model by something smaller is a class here, and a phase that begins it (`train.plan.learning`,
+`train.plan.adapting`).
+"""
+
+from dataclasses import dataclass
+
+from jaxgrow import grow, ligo, lora
+from jaxgrow.axes import Axes, Params, Tree, sizes
+from jaxgrow.lora import LoRA
+from jaxgrow.models import Config
+from train.state.heads import split
+
+
+@dataclass(frozen=True)
+class Made:
+    """``trained`` and ``base`` below are the `train.state.model.Model.params` and `Model.base` of a model of ``config``."""
+
+    def axes(self, config: Config) -> Axes | None:
+        """The axis names of what trains; None of what is not named by the model's axes."""
+        raise NotImplementedError
+
+    def base_axes(self, config: Config) -> Axes:
+        """Those of what stands still."""
+        raise NotImplementedError
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        """What the model computes with."""
+        raise NotImplementedError
+
+    def plain(self, config: Config, trained: Tree, base: Params) -> Params:
+        """Parameters of the same function, of the structure that ``config`` has."""
+        return self.parameters(config, trained, base)
+
+
+@dataclass(frozen=True)
+class ByMaps(Made):
+    """LiGO: coefficients of maps train, and grow a small model that stands still."""
+
+    source: Config  # the small model's
+
+    def axes(self, config: Config) -> None:
+        return None
+
+    def base_axes(self, config: Config) -> Axes:
+        return self.source.axes()
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        axes = self.source.axes()
+        return grow(ligo.growth(trained, axes, sizes(base, axes)), base, axes)
+
+
+@dataclass(frozen=True)
+class ByLoRA(Made):
+    """An adapter trains, and the head; the body stands still."""
+
+    lora: LoRA
+
+    def axes(self, config: Config) -> Axes:
+        body, head = split(config.axes())
+        return lora.axes_of(self.lora, body) | head
+
+    def base_axes(self, config: Config) -> Axes:
+        return split(config.axes())[0]
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        adapter, head = split(trained)
+        return lora.attach(base | head, adapter, self.lora)
+
+    def plain(self, config: Config, trained: Tree, base: Params) -> Params:
+        adapter, head = split(trained)
+        return lora.merge(base | head, adapter, self.lora)
