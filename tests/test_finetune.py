@@ -17,8 +17,11 @@ from jaxgrow.interop import load, orbax, save
 from jaxgrow.models import ViTConfig
 from jaxgrow.models.patches import resized_positions
 from train import finetune as command
+from train.ahead.machines import described
+from train.ahead.rehearsal import Rehearsal
 from train.data.images import Images
 from train.data.labelled.task import Labelled
+from train.data.text import tokenizer
 from train.errors import UserError
 from train.evaluate import judged
 from train.export import export
@@ -157,6 +160,13 @@ def test_scores_are_kept_with_the_run(learned, home):
     assert score(folder, experiment.data) == scores
     found = judged(folder, ["cola"], home)["cola"]  # without the run's own setting of the length
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
+
+
+def test_it_is_rehearsed_without_its_machine(home):
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
+    programs = Rehearsal(experiment, described("cpu:1")).run()
+    [step] = [p for p in programs if p.what == "step"]
+    assert (step.steps, step.tokens) == (experiment.steps, 16 * 14)
 
 
 # --- the command ---

@@ -100,7 +100,7 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
     experiment, folder = run
     began = json.loads((folder / "config.json").read_text())["corpus"]
     data = replace(experiment.data, **change(experiment.data, tmp_path))
-    here = batches.identity(data)
+    here = batches.identity(data, runs.MODEL)
     before = contents(folder)
     with pytest.raises(UserError, match=r"was begun with other data: there .*, here .*; bring those back") as refused:
         pretrain.run(replace(experiment, data=data), folder)
@@ -125,7 +125,7 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
     shutil.rmtree(experiment.data.path)
     moved = replace(experiment.data, path=str(elsewhere), tokenizer=tokenizer, cache=str(tmp_path / "another"))
     result = pretrain.run(replace(experiment, data=moved), folder)
-    assert result["corpus"] == batches.identity(moved) and result["steps"] == 8
+    assert result["corpus"] == batches.identity(moved, runs.MODEL) and result["steps"] == 8
     again = replace(moved, path=str(shutil.copytree(elsewhere, tmp_path / "again")))
     assert pretrain.run(replace(experiment, data=again), folder) == result
     reverse_lines(again, tmp_path)
@@ -140,16 +140,19 @@ def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):
         (library / f"{i}.py").write_text("pass\n" * (i + 1))
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
     data = replace(runs.experiment(tmp_path).data, source="stdlib", valid_fraction=0.5)
-    found = batches.identity(data)
+    found = batches.identity(data, runs.MODEL)
     assert (found["name"], found["tokenizer"], found["python"]) == ("stdlib", "bytes", platform.python_version())
     (library / "3.py").write_text("another patch")
-    assert batches.identity(data)["valid"] != found["valid"] and batches.identity(data)["train"] == found["train"]
+    assert (
+        batches.identity(data, runs.MODEL)["valid"] != found["valid"]
+        and batches.identity(data, runs.MODEL)["train"] == found["train"]
+    )
 
 
 def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     def known(path: str, **other):
         return batches.identity(
-            Images("folder", path, **{"valid_fraction": 0.25, "cache": str(tmp_path / "c")} | other)
+            Images("folder", path, **{"valid_fraction": 0.25, "cache": str(tmp_path / "c")} | other), runs.MODEL
         )
 
     def what(identity):
@@ -167,4 +170,4 @@ def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     (moved / "zebra").rename(moved / "ant")
     picture(77).save(moved / "ant" / "0.png")
     assert what(known(str(moved))) != what(first)
-    assert what(batches.identity(Images())) == what(batches.identity(Images()))
+    assert what(batches.identity(Images(), runs.MODEL)) == what(batches.identity(Images(), runs.MODEL))

@@ -85,8 +85,6 @@ class Rehearsal:
 
     resumed = False
 
-    key = property(lambda self: jax.random.key(0))
-
     def __init__(self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None):
         self.experiment, self.machine, self.say = experiment, machine, say
         self.tx, self.seed = transformation(experiment.optim), experiment.seed
@@ -109,6 +107,10 @@ class Rehearsal:
         return self.programs
 
     # --- what phases ask for ---
+
+    @property
+    def key(self) -> jax.Array:
+        return jax.random.key(0)
 
     def begin(self, phase: Phase, made: Any) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
