@@ -143,10 +143,8 @@ def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):
     found = batches.identity(data, runs.MODEL)
     assert (found["name"], found["tokenizer"], found["python"]) == ("stdlib", "bytes", platform.python_version())
     (library / "3.py").write_text("another patch")
-    assert (
-        batches.identity(data, runs.MODEL)["valid"] != found["valid"]
-        and batches.identity(data, runs.MODEL)["train"] == found["train"]
-    )
+    other = batches.identity(data, runs.MODEL)
+    assert other["valid"] != found["valid"] and other["train"] == found["train"]
 
 
 def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
