@@ -256,7 +256,6 @@ def test_files_that_lack_or_are_others(tmp_path):
         ({"path": None}, "data.source=files needs data.path"),
         ({"length": 0}, "length is at least 1, but is 0"),
         ({"examples": 0}, "examples is at least 1"),
-        ({"task": "squad1", "source": "tfds"}, "squad1 is read from its files"),
     ],
 )
 def test_settings_that_mean_nothing(values, message):
@@ -305,6 +304,43 @@ def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
         task(Labelled("cola", str(tmp_path), "tfds"), BERT)
     with pytest.raises(UserError, match="glue/rte has no feature 'sentence1', only"):
         task(Labelled("rte", str(tmp_path), "tfds"), BERT)
+
+
+class TinySquad(tfds.core.GeneratorBasedBuilder):
+    """Its features, written without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = {name: tfds.features.Text() for name in ("id", "title", "context", "question")}
+        answers = tfds.features.Sequence({"text": tfds.features.Text(), "answer_start": np.int32})
+        features = tfds.features.FeaturesDict(text | {"answers": answers})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples() for name in ("train", "validation")}
+
+    def _generate_examples(self):
+        for i, answers in enumerate(
+            ({"text": ["ä", "ä cat"], "answer_start": [2, 2]}, {"text": [], "answer_start": []})
+        ):
+            yield i, {"id": f"{i}", "title": "", "context": "a ä cat", "question": f"q{i}", "answers": answers}
+
+
+def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeypatch):
+    def prepared(name, path):
+        builder = TinySquad(data_dir=path, file_format="array_record")
+        builder.download_and_prepare()
+        return builder
+
+    monkeypatch.setattr(squad, "prepared", prepared)
+    questions = squad.from_tfds(squad.TASKS["squad2"], str(tmp_path))
+    assert questions.keys() == {"train", "dev"}
+    answered, not_answered = sorted(questions["dev"])
+    assert answered == squad.Question("q0", "a ä cat", ("ä", "ä cat"), 2)
+    assert not_answered == squad.Question("q1", "a ä cat", (), 0)
+    with pytest.raises(UserError, match="question 1 has no answer, as in version 2"):
+        task(Labelled("squad1", str(tmp_path), "tfds"), BERT)
 
 
 # --- what a model reads ---

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train.data import formats
+from train.data.corpus import prepared
 from train.data.labelled.encoding import Encoder, Texts, framed
 from train.data.labelled.glue import located
 from train.data.labelled.metrics import answer_f1, exact_match
@@ -32,13 +33,16 @@ class Squad:
 
     files: tuple[Mapping[str, str], ...]  # of each publication; without ``dev``, articles are held out
     unanswerable: bool
+    name: str  # of tensorflow-datasets
 
 
 TASKS: dict[str, Squad] = {
     "squad1": Squad(
-        ({"train": "train-v1.1.json", "dev": "dev-v1.1.json"}, {"train": "train-v1.1.rebuilt.json"}), unanswerable=False
+        ({"train": "train-v1.1.json", "dev": "dev-v1.1.json"}, {"train": "train-v1.1.rebuilt.json"}),
+        False,
+        "squad/v1.1",
     ),
-    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), unanswerable=True),
+    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), True, "squad/v2.0"),
 }
 
 
@@ -72,6 +76,33 @@ def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
     return out
 
 
+def from_tfds(task: Squad, path: str | None) -> dict[str, list[Question]]:
+    """The questions of tensorflow-datasets' ``squad``, prepared under ``path``; its validation split is ``dev``.
+
+    Raises:
+      UserError: it cannot be prepared, or is not as it was published.
+    """
+    builder = prepared(task.name, path)
+    out = {}
+    for split, theirs in (("train", "train"), ("dev", "validation")):
+        if theirs not in builder.info.splits:
+            raise UserError(f"{task.name} has no split {theirs!r}, only {', '.join(builder.info.splits)}")
+        articles = [_article(record) for record in builder.as_data_source(theirs)]
+        out[split] = [q for a in articles for q in _questions(a, task, f"split {theirs} of {task.name}")]
+    return out
+
+
+def _article(record: Any) -> Any:
+    """A question of tensorflow-datasets, as the file of an article has it."""
+    plain = {name: value.decode("utf-8", "replace") for name, value in record.items() if isinstance(value, bytes)}
+    answers = record.get("answers", {"text": (), "answer_start": ()})
+    given = [
+        {"text": text.decode("utf-8", "replace"), "answer_start": int(begin)}
+        for text, begin in zip(answers["text"], answers["answer_start"], strict=True)
+    ]
+    return {"paragraphs": [{**plain, "qas": [{**plain, "answers": given}]}]}
+
+
 def _articles(file: Path) -> list[Any]:
     try:
         articles = json.loads("".join(formats.text(file)))["data"]
@@ -82,7 +113,7 @@ def _articles(file: Path) -> list[Any]:
     return articles
 
 
-def _questions(article: Any, task: Squad, file: Path) -> Iterator[Question]:
+def _questions(article: Any, task: Squad, file: Path | str) -> Iterator[Question]:
     where = f"{file}"
     try:
         for paragraph in article["paragraphs"]:

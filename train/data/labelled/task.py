@@ -23,7 +23,7 @@ class Labelled:
     """Labelled text: a task of GLUE, or SQuAD.
 
     ``source="files"`` are the published files in a folder, which may be compressed (.gz, .xz, .zst); ``"tfds"`` is
-    ``glue/<task>`` of tensorflow-datasets, prepared or to be prepared under ``path``, and read without TensorFlow.
+    ``glue/<task>`` or ``squad`` of tensorflow-datasets, prepared or to be prepared under ``path``, and read without TensorFlow.
     """
 
     task: str  # "cola" .. "wnli", "squad1", "squad2"
@@ -43,8 +43,6 @@ class Labelled:
                 raise ValueError(f"{name} is at least 1, but is {value}")
         if self.source == "files" and self.path is None:
             raise ValueError("data.source=files needs data.path, the folder of the task's files")
-        if self.source == "tfds" and self.task in squad.TASKS:
-            raise ValueError(f"{self.task} is read from its files: set data.source=files and data.path")
 
 
 Score = Callable[[np.ndarray], dict[str, float]]
@@ -155,7 +153,8 @@ def _judged(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[s
 
 def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     about = squad.TASKS[data.task]
-    questions = squad.from_files(about, _folder(data))
+    tfds = data.source == "tfds"
+    questions = squad.from_tfds(about, data.path) if tfds else squad.from_files(about, _folder(data))
     questions["train"] = [questions["train"][i] for i in _few(len(questions["train"]), data.examples)]
     read = {split: squad.windows(part, encoder, data.length, data.stride) for split, part in questions.items()}
     examples = {split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()}
