@@ -84,6 +84,7 @@ class Rehearsal:
     """
 
     resumed = False
+    key = jax.eval_shape(lambda: jax.random.key(0))
 
     def __init__(self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None):
         self.experiment, self.machine, self.say = experiment, machine, say
@@ -107,10 +108,6 @@ class Rehearsal:
         return self.programs
 
     # --- what phases ask for ---
-
-    @property
-    def key(self) -> jax.Array:
-        return jax.random.key(0)
 
     def begin(self, phase: Phase, made: Any) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)

@@ -181,7 +181,7 @@ class Import(Phase):
     def run(self, context: Context) -> Model:
         context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
         model, result = context.imported(self.folder.format(seed=context.seed), self.config, self.new_head)
-        if self.new_head:
+        if self.config.axes().keys() - model.params.keys():  # a rehearsal has it all
             model = replace(model, params=model.params | fresh_head(self.config, context.key))
         if result is not None:
             layers = sum(phase["layers"] for phase in result["phases"])
