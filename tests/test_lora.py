@@ -12,7 +12,7 @@ import tiny
 from counting import products
 
 from jaxgrow import flops, grow, grow_optimizer, lora, swap
-from jaxgrow.interop import CheckpointError, peft
+from jaxgrow.interop import CheckpointError, peft, save
 from jaxgrow.interop.files import read_json
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.safetensors import header
@@ -30,6 +30,7 @@ FAMILIES = {
     "bert": BERTConfig(**SIZES),
     "llama": LlamaConfig(**SIZES, kv_heads=2),
 }
+PUBLISHED = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)  # float32
 EVERY = LoRA(rank=3, alpha=5.0, targets=("*/attention/*", "*/mlp/*"))
 
 
@@ -295,3 +296,39 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
     (tmp_path / "lora" / peft.CONFIG).write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match="this BERTConfig have no such kernels"):
         peft.load(tmp_path / "lora", FAMILIES["bert"])
+
+
+@pytest.mark.parametrize(
+    "targets", [("*/attention/query", "*/attention/value"), ("*/mlp/*", "*/attention/key")], ids=str
+)
+@pytest.mark.parametrize(
+    "config, architecture",
+    [
+        (GPT2Config(**PUBLISHED), "GPT2LMHeadModel"),
+        (LlamaConfig(**PUBLISHED, kv_heads=1), "LlamaForCausalLM"),
+        (BERTConfig(**PUBLISHED), "BertForMaskedLM"),
+    ],
+    ids=["GPT-2", "Llama", "BERT"],
+)
+def test_peft_computes_with_what_is_written(tmp_path, config, architecture, targets):
+    torch, hf, published = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
+    own, rng = LoRA(rank=3, alpha=7.0, targets=targets), np.random.default_rng(0)
+    params = config.init(jax.random.key(0))
+    adapter = lora.init(own, config.axes(), config.sizes(), jax.random.key(1))
+    adapter = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, adapter)
+    save(tmp_path / "base", config, params)
+    peft.save(tmp_path / "lora", config, own, adapter)
+    base = getattr(hf, architecture).from_pretrained(tmp_path / "base")
+    tokens = rng.integers(0, 64, (2, 12))
+    with torch.no_grad():
+        theirs = (
+            published.PeftModel.from_pretrained(base, tmp_path / "lora").eval()(torch.tensor(tokens)).logits.numpy()
+        )
+
+    def logits(params):
+        inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
+        return np.asarray(config.module.apply({"params": params}, inputs))
+
+    merged = logits(lora.merge(params, adapter, own))
+    np.testing.assert_allclose(theirs, merged, atol=1e-4)
+    assert np.abs(merged - logits(params)).max() > 1e-2  # it does something
