@@ -30,6 +30,7 @@ from train.plan.training import Train
 from train.plan.transforms import Grow, Import, Transform
 from train.run.checkpoint import Checkpoints
 from train.run.workdir import imported, load
+from train.state.made import ByMaps
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 
@@ -113,7 +114,7 @@ def test_a_checkpoint_amid_learning_holds_the_maps_and_their_base():
     assert held.keys() == {"maps"}
     found, small = held["maps"], jax.eval_shape(lambda: SMALL.init(jax.random.key(0)))
     chex.assert_trees_all_equal_shapes_and_dtypes(found.base, small)
-    assert (found.source, found.config) == (SMALL, LARGE)
+    assert (found.made, found.config) == (ByMaps(SMALL), LARGE)
     assert found.params["width"]["embed"]["write"].shape == (8, 4)
     assert found.params["depth"]["blocks/mlp/up"].shape == (4, 2)
     chex.assert_trees_all_equal_shapes(found.opt[1].mu, found.params)
