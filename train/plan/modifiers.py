@@ -241,7 +241,7 @@ class Teacher(Modifier):
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         teacher = replace(setting.models[self.name], opt=None)
-        cost = flops.forward(teacher.config, setting.samples * phase.length)
+        cost = flops.forward(teacher.config, setting.samples * phase.length, phase.length)
 
         def given(step: int) -> Given:
             weight = self.weight(step, phase.steps)
