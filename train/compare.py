@@ -70,10 +70,12 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
 
 def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
     """What every run scores without training, by task: bits per byte of texts, accuracy of the others."""
-    found = [[evaluate(Scorer(opened(r.folder)), tasks, data) for r in same] for same in runs]
-    names = {task: next(n for n in ("bits_per_byte", "accuracy") if n in found[0][0][task]) for task in tasks}
+    if not tasks:
+        return {}
+    results = [[evaluate(Scorer(opened(r.folder)), tasks, data) for r in same] for same in runs]
+    names = {task: next(n for n in ("bits_per_byte", "accuracy") if n in results[0][0][task]) for task in tasks}
     return {
-        f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in found]
+        f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in results]
         for task, name in names.items()
     }
 
@@ -82,8 +84,8 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
     """What every run scores fine-tuned: the mean over the fine-tuning's seeds of the task's own metric, at its best rate."""
 
     def one(run: Run) -> tuple[str, float]:
-        found = finetune(tuning, run.folder, workdir)
-        at = found[best(found)]
+        rates = finetune(tuning, run.folder, workdir)
+        at = rates[best(rates)]
         return next(iter(next(iter(at[0].values())))), mean(own(scores) for scores in at)
 
     scores = [[one(r) for r in same] for same in runs]

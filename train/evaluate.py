@@ -24,6 +24,7 @@ from train.data.labelled.task import NAMES, Labelled
 from train.data.text import name_of
 from train.errors import UserError, exits_cleanly
 from train.files import write_json
+from train.run.workdir import Workdir
 from train.state.opened import config_of, opened
 from train.tasks.scoring import Scorer
 from train.tasks.supervised import score
@@ -46,10 +47,11 @@ def judged(
         results = evaluate(Scorer(opened(model, tokenizer), progress=True), others, data, stride)
     for name in learned:
         where = data / name if (data / name).is_dir() else data
-        length = config_of(model).length
-        task = Labelled(
-            name, str(where), tokenizer=tokenizer or name_of(model), length=length, stride=max(1, length // 3)
-        )
+        # As it was fine-tuned, where the folder says: other windows would give other answers.
+        run = Workdir(model)
+        was = run.config["data"].get("Labelled", {}) if run.finished else {}
+        read = {"length": config_of(model).length} | {k: was[k] for k in ("length", "stride") if k in was}
+        task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
         scores = score(model, task)
         results[name] = {f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()}
     return {name: results[name] for name in names}

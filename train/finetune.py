@@ -69,7 +69,12 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
         lines.append(f"| {rate:g}{' (best)' * (rate == best(found))} | {' | '.join(cells)} |")
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} by {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
-    return "\n".join([*lines, "", f"{about}; several seeds: the mean, ± the deviation, and in brackets each."]) + "\n"
+    said = f"{about}; several seeds: the mean, ± the deviation, and in brackets each."
+    if len(found) > 1 and best(found) in (min(found), max(found)):
+        said += (
+            f" The best rate is the {'least' if best(found) == min(found) else 'greatest'} that was tried: try others."
+        )
+    return "\n".join([*lines, "", said]) + "\n"
 
 
 def _cell(values: list[float]) -> str:
