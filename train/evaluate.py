@@ -50,7 +50,9 @@ def judged(
         # As it was fine-tuned, where the folder says: other windows would give other answers.
         run = Workdir(model)
         was = run.config["data"].get("Labelled", {}) if run.finished else {}
-        read = {"length": config_of(model).length} | {k: was[k] for k in ("length", "stride") if k in was}
+        read: dict[str, Any] = {"length": config_of(model).length} | {
+            k: was[k] for k in ("length", "stride") if k in was
+        }
         task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
         scores = score(model, task)
         results[name] = {f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()}
