@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -167,6 +168,8 @@ def test_it_is_rehearsed_without_its_machine(home):
     programs = Rehearsal(experiment, described("cpu:1")).run()
     [step] = [p for p in programs if p.what == "step"]
     assert (step.steps, step.tokens) == (experiment.steps, 16 * 14)
+    [evaluation] = {p.tokens for p in programs if p.what == "evaluation"}
+    assert evaluation == 16 * 14
 
 
 # --- the command ---
@@ -205,6 +208,9 @@ def test_the_best_rate_is_that_of_the_best_mean_of_the_tasks_own_metric():
 
     found = {1e-5: [scores(0.9, 0.1), scores(0.1, 0.1)], 2e-5: [scores(0.6, 0.0), scores(0.6, 0.0)]}
     assert command.best(found) == 2e-5
+    about = tuning(Path("x"), seeds=(0, 1))
+    assert "is the greatest that was tried" in command.table(about, Path("m"), found)
+    assert "that was tried" not in command.table(about, Path("m"), found | {3e-5: found[1e-5]})
 
 
 def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):

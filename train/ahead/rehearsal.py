@@ -15,6 +15,7 @@ from jaxgrow.models import Config
 from train.ahead import hlo
 from train.ahead.machines import Machine
 from train.data import batches
+from train.data.labelled.task import Labelled
 from train.errors import UserError
 from train.experiment import Experiment
 from train.loop import programs
@@ -148,8 +149,9 @@ class Rehearsal:
         e = self.experiment
         program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
         arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
-        tokens = e.batch * model.config.length
-        self._compiled(program, arguments, "evaluation", 0, tokens, flops.forward(model.config, tokens))
+        length = e.data.length if isinstance(e.data, Labelled) else model.config.length
+        tokens = e.batch * length
+        self._compiled(program, arguments, "evaluation", 0, tokens, flops.forward(model.config, tokens, length))
 
     def held_out(self, batches: int) -> Any:
         rows = self.experiment.batch // self.experiment.accumulate
