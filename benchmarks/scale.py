@@ -43,7 +43,6 @@ from train.plan.training import Train
 from train.run.ledger import Ledger
 from train.state.mesh import How, rows
 from train.state.model import Model
-from train.state.optim import transformation
 
 GPT, LLAMA = "configs/papers/gpt.py", "configs/papers/llama.py"
 # As many sequences on a device in each row of a model, and a mesh that is no larger than it must be.
@@ -163,7 +162,7 @@ class Loop:
         (phase,) = e.plan
         assert isinstance(phase, Train)
         self.tokens = e.batch * phase.config.length
-        self.mesh, self.tx = e.mesh.over(devices, e.parallel), transformation(e.optim)
+        self.mesh, self.tx = e.mesh.over(devices, e.parallel), e.tx
         born = programs.made(_begun, phase, self.tx)
         with jax.set_mesh(self.mesh):
             self.model: Model = born(jax.random.key(0))

@@ -23,7 +23,6 @@ from train.plan.methods import FineTune
 from train.plan.plan import shapes
 from train.state.heads import split
 from train.state.mesh import Mesh
-from train.state.optim import transformation
 
 OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
 
@@ -83,7 +82,7 @@ def test_devices_that_share_the_model_train_the_same(home, whole, tmp_path):
 
 def test_only_the_lora_and_the_head_have_gradients_and_moments(home):
     experiment = few(home)
-    held = shapes(experiment.plan, 2, transformation(experiment.optim))
+    held = shapes(experiment.plan, 2, experiment.tx)
     (model,) = held.values()
     assert model.params.keys() == {"blocks", "classifier"}
     assert jax.tree.leaves(model.params["blocks"]) != []

@@ -321,7 +321,7 @@ def test_two_growths_carry_training_on(small_run):
 
 def restored(experiment, folder):
     data = training(sources(experiment.data, experiment.model)[0], 8, 0)
-    tx = transformation(experiment.optim)
+    tx = experiment.tx
     with Checkpoints(folder / "checkpoints") as checkpoints:
         return checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh())[0]
 

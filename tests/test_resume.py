@@ -21,7 +21,6 @@ from train.errors import UserError
 from train.loop import inputs, programs
 from train.plan.plan import shapes
 from train.run.checkpoint import Checkpoints
-from train.state.optim import transformation
 
 METHOD = replace(runs.VCYCLE, moments_up="exact")
 
@@ -229,7 +228,7 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys
 
 def restored(experiment, folder: Path):
     data = training(sources(experiment.data, experiment.model)[0], 8, 0)
-    tx = transformation(experiment.optim)
+    tx = experiment.tx
     with Checkpoints(folder) as checkpoints:
         models, record = checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh())
     return models, record | {"data": data.get_state()}

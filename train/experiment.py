@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import optax
+
 from jaxgrow.models import Config
 from train.data.images import Images
 from train.data.labelled.task import Labelled
@@ -67,6 +69,11 @@ class Experiment:
     def plan(self) -> Plan:
         return self.method.plan(self.model, self.optim, self.steps)
 
+    @cached_property
+    def tx(self) -> optax.GradientTransformationExtraArgs:
+        """The optimizer of every model of the run, which are of one family: what their axes are called is the same."""
+        return transformation(self.optim, self.model.axes())
+
 
 def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """The experiment ``FILE.py:NAME``, or ``FILE.py`` for the one that is called ``config``, with ``a.b=c`` overrides.
@@ -80,7 +87,7 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     path, experiment = load_as(Experiment, text, overrides)
     try:
         plan = experiment.plan
-        shapes(plan, len(plan), transformation(experiment.optim))
+        shapes(plan, len(plan), experiment.tx)
         _ = [phase.cost(experiment.batch) for phase in plan]  # layers that a layer drop names must exist
     except ValueError as error:
         raise UserError(f"config {path}: {error}") from error

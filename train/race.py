@@ -28,7 +28,6 @@ from train.results import plots
 from train.results.racing import after_growing, rows, table
 from train.results.runs import Run
 from train.run.workdir import Workdir
-from train.state.optim import transformation
 
 DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}  # where each is what grows; else pairs of them
 
@@ -63,7 +62,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     method = Growing(_small(source), str(source.resolve()), (GrowTo((stage,), by=how),))
     made = replace(base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20))
-    shapes(made.plan, len(made.plan), transformation(made.optim))
+    shapes(made.plan, len(made.plan), made.tx)
     return made
 
 

@@ -30,7 +30,6 @@ from train.plan.training import Train
 from train.run.ledger import Ledger
 from train.state.mesh import divided, replicated
 from train.state.model import Model, shardings
-from train.state.optim import transformation
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Rehearsal:
 
     def __init__(self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None):
         self.experiment, self.machine, self.say = experiment, machine, say
-        self.tx, self.seed = transformation(experiment.optim), experiment.seed
+        self.tx, self.seed = experiment.tx, experiment.seed
         try:
             self.mesh = experiment.mesh.over(list(machine.devices))
         except ValueError as error:

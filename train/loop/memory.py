@@ -12,7 +12,6 @@ from train.plan.plan import states
 from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.state.model import shardings
-from train.state.optim import transformation
 
 GB = 1e9
 
@@ -25,7 +24,7 @@ def limit() -> float | None:
 def state(experiment: Experiment, mesh: jax.sharding.Mesh) -> float:
     """Bytes on one device, at most over the plan: the models that are held, and the gradients of the one that trains."""
     plan, most = experiment.plan, 0.0
-    for phase, models in zip(plan, states(plan, transformation(experiment.optim)), strict=True):
+    for phase, models in zip(plan, states(plan, experiment.tx), strict=True):
         lies = {name: shardings(model, mesh) for name, model in models.items()}
         held = on_each(models, lies)
         if isinstance(phase, Train):

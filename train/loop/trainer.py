@@ -30,7 +30,6 @@ from train.run.stop import Stop
 from train.run.workdir import Workdir, imported
 from train.state.mesh import put, rows
 from train.state.model import Model
-from train.state.optim import transformation
 
 
 def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
     data = everywhere(lambda: _Data(experiment, mesh))
     _same("data", data.identity)
     once(lambda: workdir.begin(experiment, data.identity))
-    plan, tx = experiment.plan, transformation(experiment.optim)
+    plan, tx = experiment.plan, experiment.tx
     with Checkpoints(workdir.checkpoints) as checkpoints, closing(data.training):
         restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, mesh)
         models, record = restored or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
@@ -109,7 +108,7 @@ class Trainer:
         record: dict[str, Any],
     ):
         self.experiment, self.folder, self.mesh, self.seed = experiment, folder, mesh, experiment.seed
-        self.plan, self.tx = experiment.plan, transformation(experiment.optim)
+        self.plan, self.tx = experiment.plan, experiment.tx
         self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
         self.ledger, self.log, self.finite = recorder.ledger, recorder.log, recorder.finite
         self.models = models  # those that are still needed

@@ -286,6 +286,10 @@ class Rewarm(Modifier):
         return floor + (top - floor) * 0.5 * (1 + math.cos(math.pi * done))
 
     def check(self, phase: "Train") -> None:
+        if phase.optim.name != "adamw":
+            raise ValueError(
+                f"a second warm-up goes by the age of Adam's moments: set optim.name to adamw, not {phase.optim.name}"
+            )
         if phase.optim.warmup:
             raise ValueError(f"what is new warms up again by itself: set warmup to 0, not {phase.optim.warmup}")
 

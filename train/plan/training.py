@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgrow import flops
+from jaxgrow import flops, muon
 from jaxgrow.drop import LayerDrop, Sensitivity, sensitivity
 from jaxgrow.models import Config
 from train.plan.modifiers import DropLayers, Modifier
@@ -66,7 +66,10 @@ class Train(Phase):
     def _savings(self) -> dict[str, Any]:
         return {name: value for m in self.modifiers for name, value in m.savings(self.config).items()}
 
-    fixed_flops = 0.0  # of a step besides, whatever its batch
+    @cached_property
+    def fixed_flops(self) -> float:
+        """Of a step besides, whatever its batch: Muon's products. AdamW's update has none."""
+        return muon.flops(self.config.axes(), self.config.sizes()) if self.optim.name == "muon" else 0.0
 
     def flops(self, tokens: int, layers: float | None = None) -> float:
         """Of a step, without what modifiers compute besides."""

@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedules."""
+"""AdamW and Muon, and their learning-rate schedules."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,16 @@ from typing import Literal
 import jax
 import optax
 
-from jaxgrow.axes import Tree, is_names, path, role
+from jaxgrow import muon
+from jaxgrow.axes import Axes, Tree, is_names, path, role
 from jaxgrow.moments import rebias
 
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW with a warm-up and a decay over the steps of one phase."""
+    """AdamW, or Muon beside it, with a warm-up and a decay over the steps of one phase."""
 
+    name: Literal["adamw", "muon"] = "adamw"  # Muon: of the layers' matrices (`jaxgrow.muon`); all else is AdamW's
     peak_lr: float = 6e-4
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup: int = 100  # steps of linear warm-up
@@ -26,15 +28,19 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.1  # of kernels and embeddings
     clip: float = 1.0  # global norm of the gradient
+    momentum: float = 0.95  # Muon's
+    rms: float = 0.2  # of Muon's update of a matrix, as a fraction of the rate; 0.2 is about Adam's
 
     def __post_init__(self):
+        if self.name not in ("adamw", "muon"):
+            raise ValueError(f"name is 'adamw' or 'muon', not {self.name!r}")
         if self.schedule not in ("cosine", "linear", "wsd"):
             raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
-        for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
+        for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1), ("momentum", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} lies between {low} and {high}, but is {getattr(self, name)}")
-        if not self.peak_lr > 0 or not self.clip > 0 or self.warmup < 0:
-            raise ValueError(f"peak_lr and clip are positive and warmup is not negative, but this is {self}")
+        if not (self.peak_lr > 0 and self.clip > 0 and self.rms > 0) or self.warmup < 0:
+            raise ValueError(f"peak_lr, clip and rms are positive and warmup is not negative, but this is {self}")
 
 
 def learning_rate(optim: Optim, steps: int, step: int) -> float:
@@ -49,13 +55,17 @@ def learning_rate(optim: Optim, steps: int, step: int) -> float:
     return optim.peak_lr * warm * (optim.floor + (1 - optim.floor) * shape)
 
 
-def transformation(optim: Optim) -> optax.GradientTransformationExtraArgs:
-    """AdamW without its learning rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
+def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTransformationExtraArgs:
+    """The optimizer without its rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
 
-    ``update(.., axes=axes)`` takes the axis names of the parameters, by which they decay; with None, nothing does. The same
-    object for settings that differ in the schedule only, so that their runs share compiled steps.
+    ``axes``, the axis names of a run's models, tell Muon which leaves are matrices; AdamW does without. ``update(..,
+    axes=axes)`` takes those of the parameters at hand, by which they decay; with None, nothing does. The same object for
+    settings that differ in the schedule only, so that their runs share compiled steps.
     """
-    return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+    if optim.name == "adamw":
+        return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+    matrices = tuple(muon.dimension_numbers(axes).items())
+    return _muon(matrices, optim.clip, optim.momentum, optim.rms, optim.b1, optim.b2, optim.eps, optim.weight_decay)
 
 
 @cache
@@ -64,6 +74,17 @@ def _adamw(clip: float, b1: float, b2: float, eps: float, weight_decay: float) -
         optax.clip_by_global_norm(clip),
         optax.scale_by_adam(b1, b2, eps),
         rebias(b1, b2),
+        _decay(weight_decay),
+    )
+
+
+@cache
+def _muon(
+    matrices: tuple, clip: float, momentum: float, rms: float, b1: float, b2: float, eps: float, weight_decay: float
+) -> optax.GradientTransformationExtraArgs:
+    return optax.chain(
+        optax.clip_by_global_norm(clip),
+        muon.scale_by_muon_and_adam(dict(matrices), momentum, rms, b1, b2, eps),
         _decay(weight_decay),
     )
 
