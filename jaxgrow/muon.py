@@ -53,7 +53,7 @@ def scale_by_muon_and_adam(
     b2: float = 0.95,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """Updates without a rate: ``rms sqrt(max(n, m)) U V.T`` of a matrix [n, m] with the momentum ``U S V.T``; Adam's of the rest.
+    """Updates without a rate: ``rms sqrt(max(n, m)) U V.T`` of a matrix [n, m] whose momentum is ``U S V.T``; else Adam's.
 
     Five iterations of Newton and Schulz come near ``U V.T``, with Nesterov's momentum. A full matrix then moves by ``rms`` at
     each entry, in root mean square, which is about what Adam does: one rate and one decay serve both.
@@ -91,7 +91,7 @@ def scale_by_muon_and_adam(
     def as_large_as_adams(updates: Tree, params: Tree | None = None) -> Tree:
         def one(p, u):
             at = matrices[path(p)]
-            sides = [math.prod(u.shape[i] for i in side) for side in (at.reduction_axis, at.output_axis)]
+            sides = [math.prod(np.take(u.shape, side)) for side in (at.reduction_axis, at.output_axis)]
             return u * (rms * max(sides) ** 0.5)
 
         return jax.tree_util.tree_map_with_path(one, updates)

@@ -32,7 +32,7 @@ class Adapt(Train):
     """Trains a LoRA of the model ``name``, and its head; only these have gradients and optimizer state."""
 
     lora: LoRA = field(default_factory=LoRA)
-    fixed_flops = 0.0  # Muon is for the matrices of the layers, which stand still here
+    fixed_flops = 0.0  # type: ignore[assignment]  # Muon is for the matrices of the layers, which stand still here
 
     def __post_init__(self):
         super().__post_init__()
