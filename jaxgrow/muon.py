@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
