@@ -26,6 +26,7 @@ METHODS = {
     "fpi": (_WIDTH, "heads and mlp: yes; embed: no, up to its norms"),
     "net2net": (_WIDTH, "as fpi"),
     "aki": (f"layers, {_WIDTH}", "no"),
+    "average": (f"layers, {_WIDTH}", "no"),
     "hypercloning": (f"{_WIDTH}, a whole number of times", "yes"),
     "staged": (f"{_WIDTH}: twice, all of them", "yes"),
     "lemon": (_WIDTH, "yes; of a BERT, if embed grows a whole number of times"),

@@ -137,6 +137,30 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
     return tuple(by_axes(term) for term in found)
 
 
+def copying(terms: Sequence[Term]) -> list[Term]:
+    """The terms with the writers' matrices for readers, too: what copies states as it copies units."""
+    return [{axes: AxisMap(m.write, m.write, m.joint) for axes, m in term.items()} for term in terms]
+
+
+def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
+    """Of the first term, each unit's first copy, with weight one, for readers too: further terms hold what is new.
+
+    Raises:
+      ValueError: the terms do not copy units, as ``asks`` needs them to.
+    """
+
+    def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
+        if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
+            raise ValueError(f"axis {' '.join(axes)!r}: {asks} needs a growth that copies units, {m.old} to {m.new}")
+        copies = np.flatnonzero(m.write.weight[:, 0])
+        weight = np.zeros((m.new, 1))
+        weight[copies[np.unique(m.write.index[copies, 0], return_index=True)[1]]] = 1
+        return Rows(m.write.index, weight, m.old)
+
+    alone = {axes: (first(axes, m), m.joint) for axes, m in terms[0].items()}
+    return [{axes: AxisMap(rows, rows, joint) for axes, (rows, joint) in alone.items()}]
+
+
 def new_sizes(growth: Growth) -> dict[str, int]:
     """The sizes of the axes that change, after the growth.
 

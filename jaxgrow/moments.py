@@ -4,20 +4,17 @@ A state leaf belongs to the parameter whose path ends its own and whose shape it
 state. Counters pass through.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxgrow import maps
 from jaxgrow._grow import grow, grow_leaf
 from jaxgrow.axes import Axes, Params, Tree, is_names, owner, path
-from jaxgrow.maps import AxisMap, Growth, Term, dual
-from jaxgrow.matrices import Matrix, Rows
+from jaxgrow.maps import Growth, dual
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
 
@@ -95,7 +92,7 @@ def grow_optimizer(
         field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
         on = names[mine]
         terms = maps.terms(growth, mine, on)
-        alike = _first_copies(terms) if policy == "asymmetric" else _both(terms, lambda _, m: m.write)
+        alike = maps.first_copies(terms, "policy 'asymmetric'") if policy == "asymmetric" else maps.copying(terms)
         if field == "born":
             if policy == "asymmetric":
                 kept = grow_leaf(alike, on, jnp.ones(shapes[mine], bool))
@@ -159,26 +156,6 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
         return jax.tree.map(one, updates, state.born), RebiasState(count, state.born)
 
     return optax.GradientTransformation(init, update)
-
-
-def _both(terms: Sequence[Term], matrix: Callable[[tuple[str, ...], AxisMap], Matrix]) -> list[Term]:
-    """The terms with one matrix for writers and readers alike: what copies states as it copies units."""
-    return [{axes: AxisMap(matrix(axes, m), matrix(axes, m), m.joint) for axes, m in term.items()} for term in terms]
-
-
-def _first_copies(terms: Sequence[Term]) -> list[Term]:
-    """Of the first term, each unit's first copy: further terms hold what is new."""
-
-    def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
-        if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
-            axis = " ".join(axes)
-            raise ValueError(f"axis {axis!r}: policy 'asymmetric' needs a growth that copies units, {m.old} to {m.new}")
-        copies = np.flatnonzero(m.write.weight[:, 0])
-        weight = np.zeros((m.new, 1))
-        weight[copies[np.unique(m.write.index[copies, 0], return_index=True)[1]]] = 1
-        return Rows(m.write.index, weight, m.old)
-
-    return _both(terms[:1], first)
 
 
 def clock(state: optax.OptState) -> RebiasState:

@@ -71,6 +71,7 @@ def scale_by_muon_and_adam(
       The transformation. Adam's part has a clock (`jaxgrow.moments.rebias`).
 
     Example:
+      >>> import jax.numpy as jnp
       >>> tx = scale_by_muon_and_adam(dimension_numbers({"up": ("layers", "embed.in", "mlp")}))
       >>> params = {"up": jnp.ones((2, 4, 8))}
       >>> updates, state = tx.update({"up": jax.random.normal(jax.random.key(0), (2, 4, 8))}, tx.init(params))

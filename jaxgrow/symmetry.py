@@ -1,4 +1,5 @@
-"""Copies that are alike stay alike under deterministic training; this tells them apart and keeps the function."""
+"""Copies that are alike stay alike under deterministic training: `break_symmetry` tells them apart and keeps the function,
+`fresh` puts what a model is born with in their place."""
 
 import zlib
 
@@ -58,6 +59,47 @@ def break_symmetry(params: Params, growth: maps.Maps, axes: Axes, seed: int = 0,
         return (wide + level * noise).astype(x.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
+
+
+def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> Params:
+    """The old model in its place, and all that is new as at birth: ``[[W, N], [N, N]]``, and new layers of N.
+
+    Each old unit, and layer, lies where the growth puts its first copy, with its own weights; what the growth would copy
+    beside it is drawn anew. The direct copy that bert2BERT compares with, and the random layers of zero- and one-layer
+    growth. Keeps no function exactly, but moves it little where new weights are small.
+
+    Args:
+      params: the parameters before the growth.
+      growth: one that copies units and layers; it says where the old ones lie.
+      axes: their axis names.
+      initial: parameters of the grown model, as it would be born.
+
+    Returns:
+      The grown parameters.
+
+    Raises:
+      ValueError: a growth that does not copy.
+
+    Example:
+      >>> params, axes = {"w": jnp.array([[2.0]])}, {"w": ("embed.in", "mlp")}
+      >>> fresh(params, {"mlp": maps.tile(1, 2)}, axes, {"w": jnp.array([[5.0, 6.0]])})["w"].tolist()
+      [[2.0, 6.0]]
+
+    References:
+      Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
+
+      Bu, `Deep Progressive Training <https://arxiv.org/abs/2511.04981>`_, ICML 2026
+    """
+
+    def leaf(key_path: tuple, names: Names, x: jax.Array, new: jax.Array) -> jax.Array:
+        terms = maps.terms(growth, path(key_path), names)
+        if not any(m for term in terms for m in term):
+            return x
+        terms = maps.first_copies(terms, "fresh")
+        kept = grow_leaf(terms, names, jnp.ones(jnp.shape(x), bool))
+        return jnp.where(kept, grow_leaf(terms, names, x), new)
+
+    return jax.tree_util.tree_map_with_path(leaf, axes, params, initial, is_leaf=is_names)
 
 
 def _shared(one: maps.Term, name: str, names: Names, noise: Array) -> Array:

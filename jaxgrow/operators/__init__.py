@@ -22,10 +22,12 @@ from jaxgrow.operators.depth import (
 )
 from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
 from jaxgrow.operators.targets import Sizes
-from jaxgrow.operators.width import aki, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
+from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
 
 DEPTH = {f.__name__: f for f in (stack, interleave, g_stack, mslt, midas, lidas, solar, llama_pro)}
-WIDTH = {f.__name__: f for f in (zero_pad, fpi, aki, hypercloning, staged, lemon, sparkling)} | {"net2net": net2net}
+WIDTH = {f.__name__: f for f in (zero_pad, fpi, aki, average, hypercloning, staged, lemon, sparkling)} | {
+    "net2net": net2net
+}
 
 __all__ = [
     "DEPTH",
@@ -34,6 +36,7 @@ __all__ = [
     "Sizes",
     "adjacent",
     "aki",
+    "average",
     "coalesce",
     "decoalesce",
     "far",

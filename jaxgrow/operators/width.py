@@ -337,7 +337,60 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return growth
 
 
+def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> dict[str, AxisMap]:
+    """New units are about the mean of all old ones, new layers about a copy: where LiGO's learning begins, unit by unit.
+
+    Width ``B = [I; C]`` for writers and readers alike, with rows of C uniform in 0..1 and divided by their sum; depth
+    ``u / sum(u)`` with ``u ~ U(0, noise)``, but 1 at ``l mod L`` (Wang et al., ICLR 2023, the published code's start). What is
+    new begins small, about ``1 / sqrt(old)`` of a unit, and no two are alike. Does not keep the function.
+
+    Where queries share keys, new heads are the mean of whole groups' heads, each at its place in the group.
+
+    Args:
+      sizes: the size of every axis of the model (`jaxgrow.sizes`).
+      target: the new sizes of the axes that grow, ``layers`` too.
+      seed: of the rows that are drawn.
+      noise: what of the other layers is mixed into a copied one.
+
+    Returns:
+      One map for each axis of ``target``.
+
+    Raises:
+      ValueError: a smaller size, or query heads that cannot share the keys.
+
+    Example:
+      >>> rows = dense(average({"mlp": 2}, {"mlp": 3})["mlp"].write)
+      >>> rows[:2].tolist(), round(float(rows[2].sum()), 6)
+      ([[1.0, 0.0], [0.0, 1.0]], 1.0)
+
+    References:
+      Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
+    """
+    rng = np.random.default_rng(seed)
+    found = grown("average", ("layers", *width(sizes)), sizes, target)
+    growth = {}
+    if "layers" in found:
+        old, new = found["layers"]
+        weights = rng.uniform(0, noise, (new, old))
+        weights[np.arange(new), np.arange(new) % old] = 1
+        rows = weights / weights.sum(1, keepdims=True)
+        growth["layers"] = AxisMap(rows, rows)
+    for axis, index in sources("average", sizes, {a: found[a] for a in found if a != "layers"}).items():
+        group = sizes[HEADS] // sizes[KV_HEADS] if axis == HEADS and KV_HEADS in sizes else 1
+        growth[axis] = _averaged(index, sizes[axis], group, rng)
+    return growth
+
+
 # --- parts of maps ---
+
+
+def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator) -> AxisMap:
+    """``[I; C]``: first copies are the old units, others a mean of those at the same place of a group."""
+    rows, new = np.eye(old)[index], ~first(index)
+    alike = np.arange(old)[None] % group == index[new, None] % group
+    weights = rng.uniform(size=alike.shape) * alike
+    rows[new] = weights / weights.sum(1, keepdims=True)
+    return AxisMap(rows, rows)
 
 
 def _top(old: int, new: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from jaxgrow.models import Config
 from jaxgrow.moments import Policy
 from train.plan.adapting import Adapt, Merge
 from train.plan.learning import Apply, Learn
-from train.plan.modifiers import DropTokens, Hold, Modifier, Rewarm, Teacher
+from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, Teacher
 from train.plan.phase import Phase
 from train.plan.plan import Plan
 from train.plan.training import Train, training
@@ -28,9 +28,11 @@ class Scratch:
     """One model, trained to the end of a fully decayed schedule."""
 
     drop: LayerDrop | None = None
+    ramp: tuple[int, ...] | None = None  # as of `train.plan.modifiers.Ramp`
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        return training(LARGE, steps, optim, model, self.drop)
+        modifiers = () if self.ramp is None else (Ramp(self.ramp),)
+        return training(LARGE, steps, optim, model, self.drop, modifiers)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Stage:
     tokens: TokenDrop | None = None
     freeze: Freeze | None = None
     rewarm: Rewarm | None = None  # of what a growth with the policy "asymmetric" has just made
+    ramp: tuple[int, ...] | None = None  # as of `train.plan.modifiers.Ramp`
 
     def optim(self, base: Optim) -> Optim:
         own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
@@ -59,6 +62,8 @@ class Stage:
             modifiers += (Hold(self.freeze),)
         if self.rewarm is not None:
             modifiers += (self.rewarm,)
+        if self.ramp is not None:
+            modifiers += (Ramp(self.ramp),)
         return training(name, round(self.steps * steps), self.optim(base), config, self.drop, modifiers)
 
 
@@ -136,10 +141,13 @@ class GrowTo:
     seed: int = 0
     noise: float | None = None  # as of `train.plan.transforms.Grow`
     moments: Policy = "drop"
+    fresh: bool = False  # what is new is as at birth, in place of copies
 
     def __post_init__(self):
-        if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop"):
-            raise ValueError("noise and moments are of operators, not of learned maps: leave them out")
+        if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop" or self.fresh):
+            raise ValueError("noise, moments and fresh are of operators, not of learned maps: leave them out")
+        if self.fresh and self.noise is not None:
+            raise ValueError("noise tells copies apart, and what is fresh is no copy: leave out one of them")
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,7 @@ class Growing:
                 options = {"source": name, "small": config, "ligo": to.by.ligo}
                 plan += [Learn("maps", to.by.steps, learned, into, **options), Apply("maps", target)]
             else:
-                grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments)
+                grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments, to.fresh)
                 plan.append(grown)
                 eps *= grown.config.eps / into.eps
                 into = grown.config

@@ -305,3 +305,38 @@ class Rewarm(Modifier):
     def rates(self, rates: Tree, opt: Any, given: Any) -> Tree:
         rate, birth = given
         return jax.tree.map(lambda r, born: jnp.where(born >= birth, rate, r), rates, clock(opt).born)
+
+
+@dataclass(frozen=True)
+class Ramp(Modifier):
+    """Residual branches come in by and by: at step t, from 0, layer l adds ``a F(x)`` with ``a = min(1, t / steps[l])``.
+
+    With ``steps = (T, 2 T, .., L T)``, ProRes (2026): below settles first. With 0 for the layers that were there and T for
+    those that a growth made, the model that trains is the old one when it is born, and all of it trains. No step costs more
+    or less. Validation is of the model as it is, with whole branches.
+    """
+
+    steps: tuple[int, ...]  # of each layer; 0: whole from the first step on
+
+    def check(self, phase: "Train") -> None:
+        if len(self.steps) != phase.config.layers or min(self.steps) < 0:
+            raise ValueError(f"a ramp has a number of steps for each of {phase.config.layers} layers, not {self.steps}")
+        if any(isinstance(m, DropLayers) or m.savings(phase.config) for m in phase.modifiers):
+            raise ValueError("a ramp is of a whole stack: not together with dropped layers or tokens, or frozen layers")
+
+    def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
+        whole = np.asarray(self.steps, np.float32)
+
+        def given(step: int) -> Given:
+            if step >= max(self.steps):
+                return NOTHING
+            share = np.divide(step, whole, out=np.ones_like(whole), where=whole > step)
+            return Given(Kept(None, share, "sublayer"))
+
+        return given
+
+    def program(self) -> "Ramp":
+        return Ramp(())
+
+    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+        return {} if given is None else {"kept": given}

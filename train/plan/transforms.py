@@ -15,7 +15,7 @@ from jaxgrow.models import Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, coalesce, decoalesce
 from jaxgrow.operators.targets import width
-from jaxgrow.symmetry import break_symmetry
+from jaxgrow.symmetry import break_symmetry, fresh
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
 from train.state.model import Model, initial
@@ -203,6 +203,7 @@ class Grow(Transform):
     seed: int = 0
     noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
     moments: Policy = "drop"
+    fresh: bool = False  # what is new is as at birth, in place of copies (`jaxgrow.symmetry.fresh`)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -249,12 +250,16 @@ class Grow(Transform):
         return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        model, axes = models[self.source], self.small.axes()
+        model, axes, config = models[self.source], self.small.axes(), self.small
         params, opt = model.params, model.opt if self.moments != "drop" else None
         for growth in self.growths:
             if opt is not None:
                 opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
-            params = grow(growth, params, axes)
+            config = config.resized(growth)
+            if self.fresh:
+                params = fresh(params, growth, axes, initial(config, jax.random.key(self.seed)))
+            else:
+                params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):
                 params = break_symmetry(params, growth, axes, self.seed, self.noise)
         return Model(params, opt, self.config)
