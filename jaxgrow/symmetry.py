@@ -5,6 +5,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgrow import maps
 from jaxgrow._grow import grow_leaf
@@ -91,13 +92,13 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
       Bu, `Deep Progressive Training <https://arxiv.org/abs/2511.04981>`_, ICML 2026
     """
 
-    def leaf(key_path: tuple, names: Names, x: jax.Array, new: jax.Array) -> jax.Array:
+    def leaf(key_path: tuple, names: Names, x: Array, new: Array) -> Array:
         terms = maps.terms(growth, path(key_path), names)
         if not any(m for term in terms for m in term):
             return x
         terms = maps.first_copies(terms, "fresh")
-        kept = grow_leaf(terms, names, jnp.ones(jnp.shape(x), bool))
-        return jnp.where(kept, grow_leaf(terms, names, x), new)
+        kept = grow_leaf(terms, names, np.ones(np.shape(x), x.dtype))  # one or zero, so that sums are exact
+        return grow_leaf(terms, names, x) + (1 - kept) * new
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, initial, is_leaf=is_names)
 

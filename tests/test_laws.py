@@ -24,6 +24,7 @@ from jaxgrow.maps import AxisMap, Growth, Rules, new_sizes, select, tile
 from jaxgrow.matrices import Rows, dense
 from jaxgrow.operators import (
     aki,
+    average,
     decoalesce,
     far,
     fpi,
@@ -103,6 +104,7 @@ OPERATORS = {
     "zero_pad": Row(zero_pad(OLD, RAGGED), False, BIT),
     "aki": Row(aki(OLD, RAGGED, seed=3), False, NOT),
     "aki, and layers": Row(aki(OLD, {**RAGGED, "layers": 5}, seed=4), False, NOT),
+    "average, and layers": Row(average(OLD, {**RAGGED, "layers": 5}, seed=8), False, NOT),
     "staged": Row(staged(OLD, tiny.wider(2)), True, BIT),
     "lemon heads and mlp": Row(lemon(OLD, {"heads": 5, "mlp": 13}, seed=5), True, ROUNDED),
     # Copies of the residual stream with unequal shares have unequal gradients, which a norm's backward pass mixes.
@@ -345,21 +347,21 @@ def any_growth(draw, operator):
     most = {axis: 3 * size for axis, size in old.items()}
     if operator in (lidas, llama_pro):
         most = {"layers": 2 * layers}
-    elif operator is not aki:
+    elif operator not in (aki, average):
         most.pop("layers")
     return old, operator(old, {axis: draw(st.integers(old[axis], size)) for axis, size in most.items()})
 
 
-@pytest.mark.parametrize("operator", [fpi, lemon, aki, sparkling, zero_pad, solar, lidas, llama_pro])
+@pytest.mark.parametrize("operator", [fpi, lemon, aki, average, sparkling, zero_pad, solar, lidas, llama_pro])
 @settings(max_examples=10)
 @given(st.data())
 def test_any_sizes_grow_to_the_shapes_of_their_model(operator, data):
-    """Nothing is divided by zero, and what is copied inverts, but sparkling's scales."""
+    """Nothing is divided by zero, and what is copied inverts, but for means and sparkling's scales."""
     old, growth = data.draw(any_growth(operator))
     config = tiny.config(**old)
     large = grow(growth, tiny.params(config), tiny.axes(tiny.config()))
     chex.assert_trees_all_equal_shapes(large, tiny.shapes_by_name(replace(config.resized(growth), eps=config.eps)))
     chex.assert_tree_all_finite(large)
     copies = growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth
-    for m in copies.values() if operator is not sparkling else ():
+    for m in copies.values() if operator not in (average, sparkling) else ():
         np.testing.assert_allclose(dense(m.read).T @ dense(m.write), np.eye(m.old), rtol=0, atol=1e-14)

@@ -15,10 +15,12 @@ from papers import AXES, fpi_matrix, in_matrices, layers, widened
 from jaxgrow import grow
 from jaxgrow.operators import (
     aki,
+    average,
     fpi,
     g_stack,
     g_stack_tokens,
     hypercloning,
+    interleave,
     lemon,
     lidas,
     llama_pro,
@@ -32,6 +34,7 @@ from jaxgrow.operators import (
     staged,
     zero_pad,
 )
+from jaxgrow.symmetry import fresh
 
 TOLERANCE = 1e-14
 RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
@@ -108,6 +111,66 @@ def test_advanced_knowledge_initialisation(more, sources, tied):
             new[name] = U
         wide.append(new)
     close(large, {**expected, "layers": [wide[source] for source in sources]})
+
+
+@either
+def test_averages(tied):
+    """LiGO's start, ``B_out W B_in.T`` and then noisy stacking: each row of C, and of w, is a mean."""
+    growth = average(tiny.WIDTHS, {**RAGGED, "layers": 5}, seed=3)
+    B = {axis: m.write for axis, m in growth.items()}
+    for axis, rows in B.items():
+        np.testing.assert_allclose(rows.sum(1), 1)
+        if axis != "layers":
+            np.testing.assert_array_equal(rows[: tiny.WIDTHS[axis]], np.eye(tiny.WIDTHS[axis]))
+    assert (B["embed"][6:] > 0).all() and len(np.unique(B["embed"][6:])) == 12
+    assert [int(row.argmax()) for row in B["layers"]] == [0, 1, 0, 1, 0] and (B["layers"].max(1) > 0.97).all()
+    assert (B["layers"] > 0).all()
+    params, large = grown(growth, tied)
+    B = {**B, "heads": np.kron(B["heads"], np.eye(K)), None: np.eye(11)}
+    expected = widened(params, lambda W, i, o: B[i] @ W @ B[o].T, lambda v, axis: B[axis] @ v)
+    old, mixed = expected["layers"], B["layers"]
+    expected["layers"] = [
+        {name: sum(w * layer[name] for w, layer in zip(row, old, strict=True)) for name in old[0]} for row in mixed
+    ]
+    close(large, expected)
+
+
+def test_averages_of_heads_that_share_keys_keep_to_their_places():
+    growth = average({"heads": 4, "kv_heads": 2, "embed": 6}, {"heads": 6, "kv_heads": 3}, seed=1)
+    assert growth["kv_heads"].write.shape == (3, 2)
+    np.testing.assert_array_equal(growth["heads"].write[4:] > 0, [[1, 0, 1, 0], [0, 1, 0, 1]])
+
+
+@either
+def test_what_is_fresh_is_as_at_birth_and_the_rest_stays(tied):
+    growth = fpi(tiny.WIDTHS, RAGGED, seed=3) | interleave(tiny.WIDTHS, {"layers": 5})
+    config = tiny.config(tied=tied)
+    params, axes, large = tiny.params(config), tiny.axes(config), tiny.params(config.resized(growth), seed=9)
+    filled = fresh(params, growth, axes, large)
+    places = {**tiny.WIDTHS, "heads": 3 * K, None: 11}
+
+    def corner(new, W, *axes):
+        out = new.copy()
+        out[tuple(slice(places[axis]) for axis in axes)] = W
+        return out
+
+    expected, small = in_matrices(large), in_matrices(params)
+    for i, of in ((0, 0), (3, 1)):  # the first copies of two layers among five
+        layer = expected["layers"][i]
+        for name, new in layer.items():
+            known = AXES.get(name) or (AXES.get(name.split()[0], ("", "embed"))[1],)
+            layer[name] = corner(new, small["layers"][of][name], *known)
+    for table in ("token_embedding", "position_embedding"):
+        expected[table] = expected[table].copy()
+        expected[table][:, :6] = small[table]
+    expected["final_norm"] = {
+        kind: corner(new, small["final_norm"][kind], "embed") for kind, new in expected["final_norm"].items()
+    }
+    if not tied:
+        expected["head_kernel"] = corner(expected["head_kernel"], small["head_kernel"], "embed", None)
+    chex.assert_trees_all_equal(in_matrices(filled), expected)
+    with pytest.raises(ValueError, match="fresh needs a growth that copies units, 6 to 8"):
+        fresh(params, average(tiny.WIDTHS, RAGGED), axes, large)
 
 
 @either
