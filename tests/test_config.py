@@ -178,7 +178,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
     ("override", "says"),
     [
         ("optim.peak_rl=1", "Optim has no field 'peak_rl'; did you mean peak_lr?"),
-        ("optim.warm=1", "did you mean warmup?"),
+        ("optim.warmu=1", "did you mean warmup?"),
         ("stepz=1", "Experiment has no field 'stepz'; did you mean steps"),
         (
             "model.qqqqq=1",
@@ -202,7 +202,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("seed=-1", "seed lies between 0 and 2^32 - 1, but is -1"),
         ("accumulate=3", "a batch of 8 cannot be divided into 3 micro-batches"),
         ("optim.b1=2", "b1 lies between 0 and 1, but is 2.0"),
-        ("optim.peak_lr=-1", "peak_lr and clip are positive"),
+        ("optim.peak_lr=-1", "peak_lr, clip and muon_rms are positive"),
         ("data.valid_fraction=0.7", "valid_fraction lies between 0 and 0.5, but is 0.7"),
         ("data.source=tfds", "data.source=tfds needs data.name"),
         ("model.layers=0", "layers is 0, less than 1"),
@@ -256,6 +256,15 @@ def test_a_missing_config_is_named(tmp_path, name):
     (tmp_path / "config.yaml").write_text("steps: 3")
     with pytest.raises(UserError, match="there is no config"):
         load(tmp_path / name)
+
+
+def test_fields_that_came_later_are_told_where_they_say_something(tmp_path):
+    """So that a run that an earlier version began goes on."""
+    one = runs.experiment(tmp_path)
+    told = as_json(one)["optim"]
+    assert "peak_lr" in told and "name" not in told and "muon_rms" not in told and "ramp" not in str(as_json(one))
+    other = dataclasses.replace(one, optim=dataclasses.replace(one.optim, name="muon"))
+    assert differences(as_json(one), as_json(other)) == ["optim.name: None and 'muon'"]
 
 
 def test_differences_name_fields_and_methods(tmp_path):

@@ -77,7 +77,7 @@ def stepped(tx, params, axes, steps=3, seed=0):
 
 def test_an_update_is_optax_muons_of_each_matrix_and_adams_of_the_rest():
     params, axes = tiny.params(tiny.config(dtype="float32"), dtype="float32"), tiny.axes(tiny.config(dtype="float32"))
-    optim = replace(OPTIM, clip=1e9, weight_decay=0.0, momentum=0.8, rms=0.3)
+    optim = replace(OPTIM, clip=1e9, weight_decay=0.0, muon_momentum=0.8, muon_rms=0.3)
     ours, _ = stepped(transformation(optim, axes), params, axes)
     adam, _ = stepped(transformation(replace(optim, name="adamw")), params, axes)
     at = muon.dimension_numbers(axes)

@@ -164,7 +164,8 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         if isinstance(node, Config):
             return node.as_json()
         if dataclasses.is_dataclass(node):
-            return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+            fields = {f.name: (f, getattr(node, f.name)) for f in dataclasses.fields(node)}
+            return {n: plain(x) for n, (f, x) in fields.items() if not ("later" in f.metadata and x == f.default)}
         return [plain(item) for item in node] if isinstance(node, tuple) else node
 
     tagged = plain(experiment) | {

@@ -13,6 +13,10 @@ from train.errors import UserError
 
 T = TypeVar("T")
 
+# Metadata of a field that came later than runs that people have: ``config.json`` has it only where it is not the default,
+# so that these runs go on, and are compared.
+LATER = {"later": True}
+
 
 def numbers(text: str, kind: type, what: str) -> list:
     try:

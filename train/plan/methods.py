@@ -10,6 +10,7 @@ from jaxgrow.ligo import LiGO
 from jaxgrow.lora import LoRA
 from jaxgrow.models import Config
 from jaxgrow.moments import Policy
+from train.overrides import LATER
 from train.plan.adapting import Adapt, Merge
 from train.plan.learning import Apply, Learn
 from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, Teacher
@@ -28,7 +29,7 @@ class Scratch:
     """One model, trained to the end of a fully decayed schedule."""
 
     drop: LayerDrop | None = None
-    ramp: tuple[int, ...] | None = None  # as of `train.plan.modifiers.Ramp`
+    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.Ramp`
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         modifiers = () if self.ramp is None else (Ramp(self.ramp),)
@@ -48,7 +49,7 @@ class Stage:
     tokens: TokenDrop | None = None
     freeze: Freeze | None = None
     rewarm: Rewarm | None = None  # of what a growth with the policy "asymmetric" has just made
-    ramp: tuple[int, ...] | None = None  # as of `train.plan.modifiers.Ramp`
+    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.Ramp`
 
     def optim(self, base: Optim) -> Optim:
         own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
@@ -141,7 +142,7 @@ class GrowTo:
     seed: int = 0
     noise: float | None = None  # as of `train.plan.transforms.Grow`
     moments: Policy = "drop"
-    fresh: bool = False  # what is new is as at birth, in place of copies
+    fresh: bool = field(default=False, metadata=LATER)  # what is new is as at birth, in place of copies
 
     def __post_init__(self):
         if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop" or self.fresh):

@@ -1,7 +1,7 @@
 """AdamW and Muon, and their learning-rate schedules."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -11,13 +11,15 @@ import optax
 from jaxgrow import muon
 from jaxgrow.axes import Axes, Tree, is_names, path, role
 from jaxgrow.moments import rebias
+from train.overrides import LATER
 
 
 @dataclass(frozen=True)
 class Optim:
     """AdamW, or Muon beside it, with a warm-up and a decay over the steps of one phase."""
 
-    name: Literal["adamw", "muon"] = "adamw"  # Muon: of the layers' matrices (`jaxgrow.muon`); all else is AdamW's
+    # Muon: of the layers' matrices (`jaxgrow.muon`); all else is AdamW's.
+    name: Literal["adamw", "muon"] = field(default="adamw", metadata=LATER)
     peak_lr: float = 6e-4
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup: int = 100  # steps of linear warm-up
@@ -28,19 +30,21 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.1  # of kernels and embeddings
     clip: float = 1.0  # global norm of the gradient
-    momentum: float = 0.95  # Muon's
-    rms: float = 0.2  # of Muon's update of a matrix, as a fraction of the rate; 0.2 is about Adam's
+    muon_momentum: float = field(default=0.95, metadata=LATER)  # Muon's
+    muon_rms: float = field(
+        default=0.2, metadata=LATER
+    )  # of Muon's update of a matrix, over the rate; 0.2 is about Adam's
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon"):
             raise ValueError(f"name is 'adamw' or 'muon', not {self.name!r}")
         if self.schedule not in ("cosine", "linear", "wsd"):
             raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
-        for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1), ("momentum", 0, 1)):
+        for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1), ("muon_momentum", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} lies between {low} and {high}, but is {getattr(self, name)}")
-        if not (self.peak_lr > 0 and self.clip > 0 and self.rms > 0) or self.warmup < 0:
-            raise ValueError(f"peak_lr, clip and rms are positive and warmup is not negative, but this is {self}")
+        if not (self.peak_lr > 0 and self.clip > 0 and self.muon_rms > 0) or self.warmup < 0:
+            raise ValueError(f"peak_lr, clip and muon_rms are positive and warmup is not negative, but this is {self}")
 
 
 def learning_rate(optim: Optim, steps: int, step: int) -> float:
@@ -65,7 +69,9 @@ def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTran
     if optim.name == "adamw":
         return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
     matrices = tuple(muon.dimension_numbers(axes).items())
-    return _muon(matrices, optim.clip, optim.momentum, optim.rms, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+    return _muon(
+        matrices, optim.clip, optim.muon_momentum, optim.muon_rms, optim.b1, optim.b2, optim.eps, optim.weight_decay
+    )
 
 
 @cache
