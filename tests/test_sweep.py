@@ -52,6 +52,23 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
         swept(monkeypatch, script, *options)
 
 
+def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8))
+    rates, folder = ["1e-5", "0.005", "0.02", "0.03"], tmp_path / "sweep"
+    options = ["--set", f"optim.peak_lr={','.join(rates)}", "--halving", "0.25,0.5", "--workdir", folder]
+    swept(monkeypatch, script, *options)
+    found = json.loads((folder / "tiny.json").read_text())
+    assert [f.get("of the steps") for f in found] == [None, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
+    tried = [f["settings"]["optim.peak_lr"] for f in found]
+    assert set(tried[3:]) == set(rates) and set(tried[1:3]) == set(tried[3:5]) and tried[0] == tried[1]
+    steps = {json.loads(p.read_text())["steps"] for p in folder.glob("*/result.json")}
+    assert steps == {2, 4, 8} and len(list(folder.glob("*/result.json"))) == 7
+    assert "| of the steps |" in (text := capsys.readouterr().out) and "All 7 runs that ended" in text
+
+    monkeypatch.setattr(programs, "step", None)  # what ended is not run again
+    swept(monkeypatch, script, *options)
+
+
 @pytest.mark.parametrize(
     ("best", "says"),
     [
@@ -71,6 +88,8 @@ def test_the_edge_of_a_sweep(best, says):
         (("--set", "optim.peak_lr"), "a sweep needs --set with a field and values"),
         (("--set", "optim.peak_lr=1e-2,fast"), "--set optim.peak_lr: 'fast' is no float"),
         (("--set", "optim.warmup=1", "--frontier", "2"), "--frontier takes fractions between 0 and 1, not 2"),
+        (("--set", "optim.warmup=1", "--halving", "0.5,0.25"), "--halving takes fractions that rise, not 0.5,0.25"),
+        (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):

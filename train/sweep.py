@@ -1,10 +1,13 @@
 """Runs a config with every combination of settings, for a comparison is worth what its tuning is:
 
-``python -m train.sweep CONFIG --set optim.peak_lr=5e-3,1e-2,2e-2 [--set optim.warmup=50,100] [--frontier 0.75] [--seeds 0]``
+``python -m train.sweep CONFIG --set optim.peak_lr=5e-3,1e-2,2e-2 [--set optim.warmup=50,100] [--frontier 0.75] [--seeds 0]
+[--halving 0.25,0.5]``
 
-With ``--frontier``, the config with this fraction of its steps, to tune a point of the frontier. A setting with one value holds
-for all. Each run has its own folder in ``--workdir`` (default: runs/sweep), so that the same command goes on where it was
-stopped; runs that a config imports must lie there, too. Writes ``<name>.md`` and ``<name>.json``, the best settings first, and
+With ``--frontier``, the config with this fraction of its steps, to tune a point of the frontier. With ``--halving``, every
+combination is first tried with each of these fractions of the steps, fully decayed, and the better half goes on (successive
+halving; Jamieson & Talwalkar, 2016); what that cost is told, too. A setting with one value holds for all. Each run has its own
+folder in ``--workdir`` (default: runs/sweep), so that the same command goes on where it was stopped; runs that a config imports
+must lie there, too. Writes ``<name>.md`` and ``<name>.json``, the best settings first, and
 warns where the best lies at the edge of what was tried.
 """
 
@@ -69,6 +72,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c,d,..", help="values of a field to try")
     parser.add_argument("--frontier", type=float, help="fraction of the config's steps")
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
+    parser.add_argument(
+        "--halving", default="", help="fractions of the steps, after each of which the better half goes on"
+    )
     parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"))
     arguments = parser.parse_args()
     seeds = numbers(arguments.seeds, int, "--seeds")
@@ -76,11 +82,32 @@ def main() -> None:
         raise UserError("a sweep needs a seed in --seeds")
     swept = values(arguments.set)
     experiments = combinations(arguments.config, swept, arguments.frontier)
-    tried = [Tried(s, [attempt(s, e, seed, arguments.workdir) for seed in seeds]) for s, e in experiments]
-    tried.sort(key=lambda t: t.loss)
+    fractions = numbers(arguments.halving, float, "--halving")
+    if fractions != sorted(set(fractions)):
+        raise UserError(f"--halving takes fractions that rise, not {arguments.halving}")
+    for fraction in fractions:
+        shortened(experiments[0][1], fraction)  # all are valid, or the sweep does not begin
+    tried, left = [], experiments
+    for fraction in [*fractions, None]:
+        rung = [
+            Tried(
+                s,
+                [attempt(s, e if fraction is None else shortened(e, fraction), n, arguments.workdir) for n in seeds],
+                fraction,
+            )
+            for s, e in left
+        ]
+        rung.sort(key=lambda t: t.loss)
+        tried = rung + tried
+        better = [t.settings for t in rung[: -(-len(rung) // 2)]]
+        left = [(s, e) for s, e in left if s in better]
     text, name = table(tried, swept), experiments[0][1].name
     (arguments.workdir / f"{name}.md").write_text(text)
-    results = [{"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]} for t in tried]
+    results = [
+        {"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]}
+        | ({"of the steps": t.fraction} if t.fraction else {})
+        for t in tried
+    ]
     (arguments.workdir / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(f"\n{text}")
 

@@ -13,6 +13,7 @@ class Tried:
 
     settings: dict[str, str]
     runs: list[Run | None]
+    fraction: float | None = None  # of the steps, where halving has tried it with fewer
 
     @property
     def loss(self) -> float:
@@ -34,15 +35,16 @@ def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
 
 
 def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
-    """Markdown of what was tried, best first."""
-    body = []
+    """Markdown of what was tried, best first; what halving has tried with fewer steps comes last."""
+    body, halving = [], any(t.fraction for t in tried)
     for i, t in enumerate(tried):
         known = [r for r in t.runs if r is not None]
         cost = [f"{sum(r.cost('flops') for r in known):.3g}", f"{sum(r.cost('seconds') for r in known):.0f}"]
         loss = spread([r.loss for r in known], "{:.4f}") if len(known) == len(t.runs) else "diverged"
-        body.append([*t.settings.values(), loss, *cost, "best" if i == 0 and t.loss < math.inf else ""])
+        steps = [f"{t.fraction or 1:g}"] if halving else []
+        body.append([*t.settings.values(), *steps, loss, *cost, "best" if i == 0 and t.loss < math.inf else ""])
     every = [r for t in tried for r in t.runs if r is not None]
-    text = markdown([*swept, "final loss", "FLOPs", "seconds", ""], body)
+    text = markdown([*swept, *(["of the steps"] if halving else []), "final loss", "FLOPs", "seconds", ""], body)
     text += (
         f"\n\nAll {len(every)} runs that ended: {sum(r.cost('flops') for r in every):.3g} FLOPs, "
         f"{sum(r.cost('seconds') for r in every):.0f} s, {sum(r.result['compile_seconds'] for r in every):.0f} s of them "
