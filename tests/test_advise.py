@@ -1,0 +1,120 @@
+"""What can be saved: caps against the arithmetic of the literature, the time to catch up, a config that runs, refusals."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import runs
+
+from jaxgrow.models import GPT2Config
+from train import advise
+from train.advise import RECIPES, Mixing, advice, caught_up, latest, saved, written
+from train.errors import exits_cleanly
+from train.experiment import load
+from train.plan.methods import Growing, VCycle
+from train.results.evidence import EVIDENCE, nearest
+from train.state.optim import Optim
+
+QUARTER, ONE, VCYCLE = RECIPES
+WSD = Optim(schedule="wsd", decay=0.1)
+
+
+def experiment(tmp_path, **changes):
+    return runs.experiment(tmp_path, **{"optim": WSD, "steps": 1000} | changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "tau", "expected"),
+    [  # one layer first (Bu, 2511.04981): by parameters alone, so without attention's scores, the head counted
+        (GPT2Config(vocab=50257, context=16), 0.5, 0.32),
+        (GPT2Config(vocab=50257, context=16), 0.6, 0.38),
+        (GPT2Config(vocab=50257, context=16), 0.8, 0.51),
+        (GPT2Config(vocab=256, context=16), 0.5, 0.46),
+        (GPT2Config(vocab=256, context=16), 0.6, 0.55),
+    ],
+)
+def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
+    assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(expected, abs=0.0075)  # of two digits
+
+
+def test_a_growth_comes_early_enough_to_catch_up_before_the_rate_decays(tmp_path):
+    e = experiment(tmp_path)
+    size = advise.parameters(e)
+    tokens = e.batch * e.model.context
+    assert latest(e, mixing=100 * tokens / size) == pytest.approx(0.9 - 0.1)  # 100 of 1000 steps
+    assert latest(e, mixing=950 * tokens / size) == 0
+    grown = replace(e, method=QUARTER.method(e, 0.8))
+    steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
+    assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
+    assert saved(e, QUARTER, 0.0) == 0
+
+
+def test_when_two_curves_meet():
+    scratch = [(100.0, 3.0), (200.0, 2.0), (300.0, 1.0)]
+    assert caught_up(scratch, [(120, 9.0), (200, 2.02), (250, 1.507), (300, 1.0)]) == 250  # half a per cent is as good
+    assert caught_up(scratch, [(120, 2.7), (200, 2.5), (250, 1.4)]) == 250  # to stay
+    assert caught_up(scratch, [(120, 2.7), (200, 2.0)]) == 120
+    assert caught_up(scratch, [(120, 2.7), (200, 2.02)]) is None
+    assert caught_up(scratch, []) is None
+
+
+def test_advice_is_of_what_the_budget_leaves_time_for(tmp_path):
+    e = experiment(tmp_path, optim=replace(WSD, name="muon"))
+    size, tokens = advise.parameters(e), e.batch * e.model.context
+    short = Mixing(10 * tokens / size, 1.0, 1.0)
+    text, advised = advice(e, short)
+    assert (
+        "Growing, a quarter of the layers first" in text and advised is not None and isinstance(advised.method, Growing)
+    )
+    assert advised.method.small.layers == 1 and advised.optim == e.optim and "Muon" not in text
+    for mixing in (Mixing(1000 * tokens / size), Mixing(None, 1.0, 1.0)):
+        text, advised = advice(e, mixing)
+        assert "nothing to gain at this budget" in text and advised is None
+    text, advised = advice(replace(e, optim=Optim()), short)  # a cosine
+    assert "cosine falls from the first step on" in text and "First of all Muon" in text
+    assert advised.optim == Optim(name="muon", schedule="wsd") and isinstance(advised.method, Growing)
+    assert saved(e, VCYCLE, 0.0) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
+
+
+def advised(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["advise", *map(str, arguments)])
+    exits_cleanly(advise.main)
+
+
+def test_a_pilot_runs_its_cost_is_told_and_the_config_is_that_advised(tmp_path, monkeypatch, capsys):
+    e = runs.experiment(
+        tmp_path, steps=40, optim=Optim(schedule="wsd", decay=0.1, warmup=2, peak_lr=1e-2), checkpoint_every=99
+    )
+    script = runs.script(tmp_path, e)
+    out = tmp_path / "mine.py"
+    advised(
+        monkeypatch, script, "--measure", "--workdir", tmp_path / "pilot", "--write", out, "--set", "eval_batches=1"
+    )
+    said = capsys.readouterr().out
+    made = load(out)
+    assert made.optim.name == "muon" and made.eval_batches == 1 and made.name.startswith("tiny_muon")
+    assert eval(written(made.optim), {"Optim": Optim}) == made.optim and "b1" not in written(made.optim)
+    folders = sorted(p.name for p in (tmp_path / "pilot").iterdir())
+    assert folders == ["tiny-pilot-seed0", "tiny-pilot-stack-seed0"]
+    spent = sum(json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders)
+    assert f"a pilot of {spent / e.plan[0].cost(e.batch):.1%} of the budget" in said
+
+
+def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE))
+    with pytest.raises(SystemExit):
+        advised(monkeypatch, script)
+    assert "cycle is no training from scratch, but VCycle: name its baseline" in capsys.readouterr().err
+    script = runs.script(tmp_path, runs.experiment(tmp_path))
+    with pytest.raises(SystemExit):
+        advised(monkeypatch, script, "--budget", "1")
+    assert "--budget 1 is less than a step" in capsys.readouterr().err
+
+
+def test_evidence_is_told_by_its_distance():
+    assert {e.recipe for e in EVIDENCE} >= {r.name for r in RECIPES if r is not ONE}
+    near = nearest("stack", 94e3, 20)
+    assert near[0].parameters == 94e3 and all(math.isfinite(e.distance(94e3, 20)) for e in EVIDENCE)
+    assert "94 K parameters, 20 tokens each" in near[0].told

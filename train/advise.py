@@ -1,0 +1,269 @@
+"""What can be saved on a model and its budget? The caps that arithmetic sets, what was measured near it, and a config to try:
+
+``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
+
+CONFIG is a training from scratch. A recipe that trains something smaller for a part tau of the steps, each of which costs c of
+a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some: a growth comes in the
+stable phase of the schedule, and early enough to catch up before the rate decays. How long that takes is taken to be 10 tokens
+a parameter, or, with ``--measure``, found by a pilot of a few per cent of the budget: the small model trains, grows and trains
+on at a constant rate, beside a run from scratch, until the two meet. ``--write`` writes the config that is advised.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from train.errors import UserError, exits_cleanly
+from train.experiment import Experiment, load
+from train.loop.trainer import run
+from train.plan.methods import Growing, GrowTo, Method, Scratch, Stage, VCycle
+from train.plan.transforms import Grouping
+from train.results.evidence import nearest
+from train.results.runs import Run, markdown
+from train.state.optim import Optim
+
+MIXING = 10.0  # tokens a parameter that a grown model needs to catch up, where nobody measured it
+WORTH = 0.03  # less than this is lost in the noise of seeds
+PILOT = 0.04  # of the steps: how long the small model of a pilot trains, and then the grown one
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to save, for any model from scratch."""
+
+    name: str  # as `train.results.evidence` has it
+    about: str
+    method: Callable[[Experiment, float], Method]  # of the part of the steps that the small model has
+    late: bool = True  # the small model's part may be any; else the recipe is of one piece
+
+
+def one_layer(experiment: Experiment, tau: float) -> Method:
+    return _deepened(experiment, tau, 1)
+
+
+def quarter(experiment: Experiment, tau: float) -> Method:
+    return _deepened(experiment, tau, max(1, experiment.model.layers // 4))
+
+
+def _deepened(experiment: Experiment, tau: float, layers: int) -> Method:
+    """Layers first, at a constant rate; then all, under the rest of the same schedule, moments copied."""
+    stable, decay = 1 - decaying(experiment), decaying(experiment)
+    last = Stage(1 - tau, warmup=0, schedule="linear") if tau >= stable else None
+    stages = (last,) if last else (Stage(stable - tau, warmup=0, floor=1.0), Stage(decay, warmup=0, schedule="linear"))
+    small = replace(experiment.model, layers=layers)
+    return Growing(small, Stage(tau, floor=1.0), (GrowTo(stages, by=("interleave",), moments="copy"),))
+
+
+def vcycle(experiment: Experiment, tau: float) -> Method:
+    return VCycle(
+        down=(Stage(0.05),),
+        up=(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear")),
+        groupings=(Grouping(heads=None, layers="far"),),
+        alpha=1.0,
+        correction=True,
+        moments_down="exact",
+        moments_up="exact",
+    )
+
+
+RECIPES = (
+    Recipe("stack", "a quarter of the layers first", quarter),
+    Recipe("one layer", "one layer first", one_layer),
+    Recipe("vcycle", "V-cycle in depth, corrected", vcycle, late=False),
+)
+
+
+def decaying(experiment: Experiment) -> float:
+    """The last part of the steps, in which the rate falls."""
+    return {"wsd": experiment.optim.decay, "linear": 1.0, "cosine": 1.0}[experiment.optim.schedule]
+
+
+def cost(experiment: Experiment) -> float:
+    return sum(phase.cost(experiment.batch) for phase in experiment.plan)
+
+
+def parameters(experiment: Experiment) -> int:
+    shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
+
+
+def latest(experiment: Experiment, mixing: float) -> float:
+    """The part of the steps after which a model may grow at the latest, to catch up before the rate decays."""
+    tokens = mixing * parameters(experiment) / (experiment.batch * experiment.model.length)
+    return max(0.0, 1 - decaying(experiment) - tokens / experiment.steps)
+
+
+def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
+    """The part of the FLOPs that the recipe does without, by its own plan."""
+    if recipe.late and not round(tau * experiment.steps):
+        return 0.0
+    return 1 - cost(replace(experiment, method=recipe.method(experiment, tau))) / cost(experiment)
+
+
+# --- the pilot ---
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How long a grown model takes to catch up with one from scratch; None: not within the pilot, whose ``reach`` is told."""
+
+    tokens: float | None  # a parameter
+    reach: float = 0.0
+    flops: float = 0.0  # that the pilot cost
+
+    @property
+    def told(self) -> str:
+        if not self.flops:
+            return f"is taken to catch up within {self.tokens:g} tokens a parameter (--measure finds out)"
+        if self.tokens is None:
+            return f"had not caught up within {self.reach:.2g} tokens a parameter, where the pilot ended"
+        return f"had caught up after {self.tokens:.2g} tokens a parameter"
+
+
+def pilot(experiment: Experiment, recipe: Recipe, workdir: Path) -> Mixing:
+    """Two short runs at a constant rate, one from scratch and one that grows in its middle."""
+    optim = replace(experiment.optim, schedule="wsd", decay=0.0)
+    steps = max(2 * optim.warmup, round(2 * PILOT * experiment.steps))
+    base = replace(
+        experiment, name=f"{experiment.name}-pilot", steps=steps, optim=optim, eval_every=max(1, steps // 40)
+    )
+    grown = replace(base, name=f"{base.name}-{recipe.name.replace(' ', '_')}", method=recipe.method(base, 0.5))
+    finished = []
+    for e in (base, grown):
+        folder = workdir / f"{e.name}-seed{e.seed}"
+        run(e, folder)
+        finished.append(Run(e.name, e.seed, folder))
+    scratch, other = ([(line["tokens"], line["val_loss"]) for line in r.curve] for r in finished)
+    size, born = parameters(experiment), finished[1].result["phases"][0]["tokens"]
+    met = caught_up(scratch, [point for point in other if point[0] > born])
+    flops = sum(r.cost("flops") for r in finished)
+    return Mixing(None if met is None else (met - born) / size, (other[-1][0] - born) / size, flops)
+
+
+def caught_up(scratch: list[tuple[float, float]], grown: list[tuple[float, float]]) -> float | None:
+    """The tokens at which the loss of ``grown`` comes within half a per cent of that from scratch, and stays there; or None.
+
+    Both are curves of (tokens, loss); between two points that from scratch is taken to be a straight line.
+    """
+    at, losses = zip(*scratch, strict=True)
+    above = [loss > 1.005 * np.interp(tokens, at, losses) for tokens, loss in grown]
+    if not above or above[-1]:
+        return None
+    return grown[len(above) - above[::-1].index(True) if any(above) else 0][0]
+
+
+# --- the advice ---
+
+
+def advice(experiment: Experiment, mixing: Mixing) -> tuple[str, Experiment | None]:
+    """Markdown, and the experiment that is advised; None where nothing is to be gained."""
+    size, base = parameters(experiment), stable(experiment)
+    each = experiment.steps * experiment.batch * experiment.model.length / size
+    rate = 1 - decaying(base)
+    tau = 0.0 if mixing.tokens is None else latest(base, mixing.tokens)
+    body, gains = [], []
+    for recipe in RECIPES:
+        most, found = (saved(base, recipe, t if recipe.late else 0.0) for t in (rate, tau))
+        near = "; ".join(e.told for e in nearest(recipe.name, size, each)) or "nothing"
+        counted = f"{found:.0%}, grown at {tau:.0%} of the steps" if recipe.late else "not known"
+        body.append([recipe.about, f"{most:.0%}", counted, near])
+        gains.append((found if recipe.late else 0.0, recipe))
+    pilot = f" (a pilot of {mixing.flops / cost(experiment):.1%} of the budget)" if mixing.flops else ""
+    lines = [
+        f"{experiment.name}: {size:,} parameters, {experiment.steps:,} steps, {each:.3g} tokens a parameter, "
+        f"{cost(experiment):.3g} FLOPs.",
+        "",
+        markdown(["recipe", "saves at most", "catching up counted", "measured, nearest first"], body),
+        "",
+        f"The rate is stable for {rate:.0%} of the steps; a grown model {mixing.told}{pilot}.",
+    ]
+    if base is not experiment:
+        own = experiment.optim.schedule
+        lines.append(
+            f"All this with optim.schedule=wsd: {own} falls from the first step on, and leaves no time to grow in."
+        )
+    advised = experiment
+    if experiment.optim.name == "adamw":
+        near = "; ".join(e.told for e in nearest("muon", size, each))
+        lines.append(f"First of all Muon (optim.name=muon; sweep its rate): {near}.")
+        advised = replace(advised, name=f"{advised.name}_muon", optim=replace(advised.optim, name="muon"))
+    gain, best = max(gains, key=lambda g: g[0])
+    if gain > WORTH:
+        lines.append(
+            f"Growing, {best.about}: {gain:.0%} at equal steps; its loss ends higher, so compare at equal loss."
+        )
+        grown = stable(advised)
+        advised = replace(grown, name=f"{advised.name}_grown", method=best.method(grown, tau))
+    else:
+        lines.append("Growing: nothing to gain at this budget.")
+    return "\n".join(lines) + "\n", None if advised is experiment else advised
+
+
+def stable(experiment: Experiment) -> Experiment:
+    """The same, if its rate is stable for a part of the steps; else with a schedule that is."""
+    if decaying(experiment) < 1:
+        return experiment
+    return replace(experiment, optim=replace(experiment.optim, schedule="wsd", decay=Optim().decay))
+
+
+def script(config: str, advised: Experiment) -> str:
+    """A config file of ``advised``: what it changes in ``config``."""
+    base = load(config)
+    settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
+    changes = "".join(f"        {f.name}={written(getattr(advised, f.name))},\n" for f in settings)
+    modules = ("jaxgrow.models", "train.plan.methods", "train.plan.transforms", "train.state.optim")
+    imports = "".join(f"from {name} import *\n" for name in modules)
+    return (
+        f"from dataclasses import replace\n\n{imports}from train.experiment import Experiment, load\n\n\n"
+        f"def config() -> Experiment:\n    return replace(\n        load({config!r}),\n{changes}    )\n"
+    )
+
+
+def written(value: Any) -> str:
+    """A value of a config in Python, without what is as by default."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
+    if not is_dataclass(value):
+        return repr(value)
+    own = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
+    return f"{type(value).__name__}({', '.join(f'{f.name}={written(getattr(value, f.name))}' for f in own)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m train.advise", description=__doc__)
+    parser.add_argument("config", help="a training from scratch: FILE.py:NAME, or FILE.py")
+    parser.add_argument("--budget", type=float, metavar="FLOPS", help="in place of the config's own steps")
+    parser.add_argument(
+        "--measure", action="store_true", help="run a pilot: how long does a grown model take to catch up?"
+    )
+    parser.add_argument("--workdir", type=Path, default=Path("runs/advise"), help="of the pilot (default: runs/advise)")
+    parser.add_argument("--write", type=Path, metavar="FILE.py", help="where to write the config that is advised")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
+    arguments = parser.parse_args()
+    experiment = load(arguments.config, arguments.set)
+    if not isinstance(experiment.method, Scratch):
+        raise UserError(
+            f"{experiment.name} is no training from scratch, but {type(experiment.method).__name__}: name its baseline"
+        )
+    if arguments.budget is not None:
+        steps = round(experiment.steps * arguments.budget / cost(experiment))
+        if steps < 1:
+            raise UserError(
+                f"--budget {arguments.budget:g} is less than a step, {cost(experiment) / experiment.steps:.3g} FLOPs"
+            )
+        experiment = replace(experiment, steps=steps)
+    mixing = pilot(experiment, RECIPES[0], arguments.workdir) if arguments.measure else Mixing(MIXING)
+    text, advised = advice(experiment, mixing)
+    print(text, end="")
+    if arguments.write is not None and advised is not None:
+        arguments.write.write_text(script(arguments.config, advised))
+        print(f"config: {arguments.write}")
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)

@@ -1,0 +1,51 @@
+"""What recipes have saved, and where it was measured: here, by the commands of the README, or in the literature."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measured saving of FLOPs, against training from scratch with the same optimizer unless ``against`` says otherwise."""
+
+    recipe: str
+    parameters: float
+    tokens_per_parameter: float
+    saved: float  # a fraction; below 0 where it cost more
+    against: str
+    source: str
+    half_width: float | None = None  # of a 95 % interval over seeds
+
+    def distance(self, parameters: float, tokens_per_parameter: float) -> float:
+        """How far from a model and its budget: factors of both, in e-folds."""
+        size = abs(math.log(self.parameters / parameters))
+        return size + abs(math.log(self.tokens_per_parameter / tokens_per_parameter))
+
+    @property
+    def told(self) -> str:
+        sure = "" if self.half_width is None else f" ± {100 * self.half_width:.0f}"
+        where = f"{_short(self.parameters)} parameters, {self.tokens_per_parameter:.0f} tokens each"
+        return f"{100 * self.saved:.0f} %{sure} ({where}, against {self.against}; {self.source})"
+
+
+def _short(count: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g}"
+
+
+OURS = "README, Measured"
+EVIDENCE = (
+    Evidence("average", 94e3, 20, 0.202, "a tuned AdamW frontier", f"{OURS}; a lower bound"),
+    Evidence("vcycle", 94e3, 20, 0.079, "a tuned AdamW frontier", OURS, 0.212),
+    Evidence("stack", 94e3, 20, -0.09, "a tuned AdamW frontier", OURS, 0.05),
+    Evidence("stack", 7e9, 43, 0.546, "the loss curve from scratch", "G_stack, Du et al., NeurIPS 2024"),
+    Evidence("muon", 124e6, 13, 0.33, "tuned Adam, in steps", "modded-nanogpt, 2025"),
+)
+
+
+def nearest(recipe: str, parameters: float, tokens_per_parameter: float, count: int = 2) -> list[Evidence]:
+    """Of a recipe, what was measured nearest to a model and its budget."""
+    known = [e for e in EVIDENCE if e.recipe == recipe]
+    return sorted(known, key=lambda e: e.distance(parameters, tokens_per_parameter))[:count]
