@@ -1,7 +1,9 @@
 """What every test runs under: four host devices, no silent broadcasting over ranks, hypothesis without chance."""
 
+import ctypes
 import gc
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import chex
@@ -27,9 +29,13 @@ settings.load_profile("law")
 
 # A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
-    "hosts", "drop_execution", "drop_training", "mesh", "preflight", "families", "step", "resume", "bert", "laws", "cli",
-    "rewarm", "llama", "readme", "vocabulary_loss", "moments", "drop_schedules", "preservation", "cait", "race", "config",
-    "continue", "inherit", "methods", "ligo", "plan", "vit", "flops", "compare", "ledger", "learned_maps", "interop",
+    "hosts", "finetune", "drop_execution", "bert", "families", "drop_training", "laws", "cli", "llama", "readme",
+    "generation", "preservation", "adapting",
+    # Runs of one tiny model, whose programs a worker keeps from file to file.
+    "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
+    "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "plan", "freeze",
+    "drop_schedules", "vocabulary_loss", "cait", "config", "ligo", "moments", "flops", "vit", "batches", "gpt2", "generate",
+    "tokens", "lora", "folders", "interop", "mutations", "docstrings", "roles", "evaluate",
 )  # fmt: skip
 
 
@@ -49,10 +55,14 @@ def few_programs():
         return
     maps = (SELF / "maps").read_bytes().count(b"\n")
     resident = int((SELF / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if maps > 20_000 or resident > 1.7e9:
+    full = maps > 20_000 or resident > 1.4e9
+    if full:
         jax.clear_caches()
         gc.unfreeze()
     gc.collect()
+    if full:  # glibc keeps what is freed, unless it is told: then every later module would seem to be full
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
     gc.freeze()  # what programs are made of stays, and need not be gone over after every module
 
 

@@ -17,7 +17,7 @@ from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.data.text import Data
 from train.experiment import Experiment
-from train.loop import trainer
+from train.loop import programs, trainer
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 from train.run.checkpoint import Checkpoints
 from train.run.workdir import load
@@ -143,6 +143,15 @@ def assert_same_end(folder: Path, whole: Path) -> None:
     """To the bit."""
     assert log(folder) == log(whole)
     chex.assert_trees_all_equal(load(folder), load(whole))
+
+
+@contextmanager
+def compiling(*kinds: str):
+    """The runs within compile their programs, or these kinds of them, themselves, and leave them to nobody."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in kinds or ("step", "evaluation", "made"):
+            patch.setattr(programs, name, cache(getattr(programs, name).__wrapped__))
+        yield
 
 
 @contextmanager

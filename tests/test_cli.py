@@ -97,7 +97,7 @@ TARGETS = {
 def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
     default = {"layers": 6} if method in operators.DEPTH else {"embed": 18, "heads": 6, "mlp": 30}
     target = TARGETS.get(method, default)
-    seed = ["--seed", "3"] if method in ("fpi", "net2net", "aki", "lemon") else []
+    seed = ["--seed", "3"] if method in ("fpi", "net2net", "aki", "lemon", "average") else []
     options = [text for axis, size in target.items() for text in (f"--{axis}", size)]
     run("grow", folder, tmp_path / "b", "--method", method, *options, *seed)
     growth = METHODS[method](SIZES, target, *([3] if seed else []))

@@ -74,7 +74,7 @@ def test_every_family_fine_tunes(home, family):
 
 def test_a_bert_finds_spans(home):
     data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
-    spans = FineTuning("squad1", data, epochs=20, batch=16, rates=(1e-2,), optim=OPTIM)
+    spans = FineTuning("squad1", data, epochs=10, batch=8, rates=(1e-2,), optim=OPTIM)
     scores = command.finetune(spans, home / "bert", home / "runs")[1e-2][0]["dev"]
     assert scores["exact_match"] > 0.5
     assert scores["f1"] >= scores["exact_match"]

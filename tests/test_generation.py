@@ -102,7 +102,7 @@ def test_with_a_past_nothing_else_is_asked():
             config.module.apply({"params": params(config)}, tiny.tokens(), past=Past(), **other)
 
 
-@pytest.mark.parametrize("config", [GPT, MODELS["llama"]], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("config", [pytest.param(GPT, marks=pytest.mark.slow), MODELS["llama"]], ids=["gpt2", "llama"])
 def test_on_a_mesh_they_are_the_same(config):
     mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (AxisType.Auto,) * 2)
     divided = sharding.shard(params(config), tiny.axes(config), mesh)

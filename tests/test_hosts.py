@@ -31,7 +31,7 @@ METHODS = {
 }
 # Experiments one after the other, each a line on stdout: what it came to, in this process.
 DRIVER = """
-import json, os, signal, sys, time
+import gc, json, os, signal, sys, time
 from train import hosts
 from train.errors import Preempted, UserError
 from train.experiment import load
@@ -39,6 +39,7 @@ from train.loop import inputs
 from train.loop.trainer import run
 from train.run.checkpoint import Checkpoints
 
+gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 hosts.join(address, 2, process)
 rate, save = inputs.learning_rate, Checkpoints.save
@@ -107,8 +108,8 @@ def driven(*jobs: dict) -> list[tuple[int, str, str]]:
     return ended(processes(["-c", DRIVER, "{}"], [[str(i), json.dumps(jobs)] for i in range(2)]))
 
 
-def outcomes(end: tuple[int, str, str]) -> list[dict]:
-    assert end[0] == 0, end[2]
+def outcomes(end: tuple[int, str, str], code: int = 0) -> list[dict]:
+    assert end[0] == code, end[2]
     return [json.loads(line) for line in end[1].splitlines() if line.startswith("{")]
 
 
@@ -120,37 +121,50 @@ def experiment(folder: Path, method: str, **changes):
 PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 
-def test_a_run_of_two_processes_is_stopped_twice_goes_on_and_is_the_run_of_one(tmp_path):
-    """By ``kill -9`` of one process, then by SIGTERM at one; then with other processes; then finished; then refused."""
+def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_path):
+    """By SIGTERM at one; then finished; then refused; another one by ``kill -9`` of one process, which then goes on alone."""
     e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
     with runs.only(1):
         pretrain.run(replace(e, mesh=Mesh()), alone)
-    again = {"config": config, "folder": folder}
-
-    survivor, dead = driven(again | {"kill": 2})
-    assert dead[0] == -signal.SIGKILL
-    assert survivor[0] == os.EX_TEMPFAIL and survivor[2].splitlines()[-1] == hosts.LOST
-
-    first, second = ends = driven(
+    again, killed = {"config": config, "folder": folder}, tmp_path / "killed"
+    survivor, dead = ends = driven(
         again | {"term": 3},
         again,
         again,
         {"config": config, "folder": str(tmp_path / "unlike"), "set1": ["seed=1", "optim.peak_lr=0.5"]},
         {"config": config, "folder": str(tmp_path / "pmap"), "set0": PMAP, "set1": PMAP},
+        {"config": config, "folder": str(killed), "kill": 2},
     )
-    mine = outcomes(first)
-    assert mine == outcomes(second)
+    mine = outcomes(survivor, os.EX_TEMPFAIL)
+    assert mine == outcomes(dead, -signal.SIGKILL)
     stopped, loss, finished, unlike, pmap = mine
-    assert re.fullmatch(r"stopped by SIGTERM, saved at step [56] of train large; .*", stopped["Preempted"])
+    assert re.fullmatch(r"stopped by SIGTERM, saved at step [34] of train large; .*", stopped["Preempted"])
     assert loss == finished and "loss" in loss
     assert unlike["UserError"] == (
         "processes 0 and 1 have other configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; start all by the same command"
     ).replace("0.005", repr(e.optim.peak_lr))
     assert pmap["UserError"] == "pmap is for one process, but this run has 2: set parallel=mesh"
     runs.assert_close(tmp_path / "run", alone)
+    assert survivor[2].splitlines()[-1] == hosts.LOST
     said = [[line for line in end[2].splitlines() if re.match("train|resuming|the run", line)] for end in ends]
     assert any(line.startswith("resuming at step") for line in said[0]) and said[1] == []
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), killed)
+    runs.assert_close(killed, alone)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path):
+    e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
+    job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
+    survivor, dead = driven(job | {"kill": 2})
+    assert (survivor[0], dead[0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
+    one, other = driven(job)
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.slow

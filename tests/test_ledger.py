@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from jaxgrow import flops
 from train import pretrain
 from train.errors import UserError
-from train.loop import inputs, programs
+from train.loop import inputs
 from train.plan.training import Train
 from train.run import ledger
 from train.run.recorder import Recorder
@@ -23,9 +23,9 @@ from train.run.workdir import load
 def finished(tmp_path_factory):
     """A V-cycle: its experiment, its folder and its result. It compiles, whatever ran before it."""
     folder = tmp_path_factory.mktemp("finished")
-    programs.made.cache_clear()
     experiment = runs.experiment(folder, method=runs.VCYCLE, log_every=3, checkpoint_every=5)
-    return experiment, folder / "run", pretrain.run(experiment, folder / "run")
+    with runs.compiling("made"):
+        return experiment, folder / "run", pretrain.run(experiment, folder / "run")
 
 
 # --- of a run ---

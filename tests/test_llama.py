@@ -270,8 +270,18 @@ def test_tokens_that_go_around_layers_leave_the_others_their_positions():
         np.testing.assert_allclose(logits, x @ params["head_kernel"], rtol=0, atol=1e-12)
 
 
-@either
-@pytest.mark.parametrize(("context", "frozen", "drop"), [(64, 0, None), (300, 2, None), (64, 1, TokenDrop(0.5))])
+@pytest.mark.parametrize(
+    ("context", "frozen", "drop", "tied"),
+    [
+        (64, 0, None, True),
+        (300, 2, None, False),
+        (64, 1, TokenDrop(0.5), False),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in ((64, 0, None, False), (300, 2, None, True), (64, 1, TokenDrop(0.5), True))
+        ),
+    ],
+)
 def test_every_matrix_product_of_the_program_is_counted(context, frozen, drop, tied):
     sizes = dict(layers=3, vocab=384, embed=64, heads=6, kv_heads=2, head_dim=32, mlp=160)
     c = LlamaConfig(**sizes, context=context, tied=tied)

@@ -109,9 +109,16 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
             assert over == (rule if size % 2 == 0 else None), (path, spec)
 
 
-def test_what_does_not_divide_is_said_and_stays_whole(tmp_path, capsys):
+def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
+    """Before anything is compiled. That it stays whole, and trains: the one head of the V-cycle's small model, above."""
+
+    def born(*_):
+        raise runs.Killed
+
+    monkeypatch.setattr(programs, "made", born)
     model = replace(runs.MODEL, heads=3, head_dim=4)
-    pretrain.run(runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run")
+    with pytest.raises(runs.Killed):
+        pretrain.run(runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run")
     says = "axis 'heads' of 3 does not divide among the 2 devices of tensor: each holds all of it"
     assert says in capsys.readouterr().err
 

@@ -212,7 +212,7 @@ def test_growths_that_do_not_fit_a_plan_are_refused():
             Growing(SMALL, to=to)
     with pytest.raises(ValueError, match="an imported model has no moments, so moments must be 'drop', not 'exact'"):
         Growing(SMALL, "other", (GrowTo(moments="exact"),))
-    with pytest.raises(ValueError, match="noise and moments are of operators, not of learned maps"):
+    with pytest.raises(ValueError, match="noise, moments and fresh are of operators, not of learned maps"):
         GrowTo(by=Learned(), noise=10.0)
     Growing(SMALL, "other", (GrowTo(config=DEEPER), GrowTo(moments="exact")))  # of what has trained since
 

@@ -140,7 +140,6 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
         replace(large, begin=1, until=4),
     )
     monkeypatch.setattr(type(e), "plan", plan)
-    programs.forget()
     monkeypatch.setattr(
         programs,
         "mapped",
@@ -148,7 +147,7 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
             counting if donate else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
         ),
     )
-    pretrain.run(e, tmp_path / "run")
-    programs.forget()
+    with runs.compiling():
+        pretrain.run(e, tmp_path / "run")
     assert [birth for _, birth in seen] == [2] * 4
     assert [rate for rate, _ in seen] == [rewarm.rate(optim, 4, i) for i in range(4)] == [1.5, 2, 2, 1]

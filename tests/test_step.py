@@ -124,9 +124,8 @@ def test_the_step_is_pure_and_never_calls_the_host():
 @pytest.fixture
 def anew():
     """What is patched is compiled here, and not used by other tests."""
-    programs.forget()
-    yield
-    programs.forget()
+    with runs.compiling():
+        yield
 
 
 @pytest.mark.usefixtures("anew")
@@ -169,14 +168,11 @@ class Watched:
         return float(self.value)
 
 
-@pytest.mark.usefixtures("anew")
 def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path, monkeypatch):
-    events = []
+    events, step = [], programs.step
 
-    def watching(function, how, mesh, *, donate=False):
-        run = mapped(function, how, mesh, donate=donate)
-        if not donate:
-            return run
+    def watching(*of):
+        run = step(*of)
 
         def train(*arguments):
             number = sum(kind == "sent" for kind, _ in events) + 1
@@ -186,7 +182,7 @@ def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path,
 
         return train
 
-    monkeypatch.setattr(programs, "mapped", watching)
+    monkeypatch.setattr(programs, "step", watching)
     changes = {"steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 8}
     pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
     order = list(dict.fromkeys(events))

@@ -102,7 +102,7 @@ def test_on_a_mesh_as_on_one_device(axes):
         assert_same(both(x, head, bias, targets, "float32")[0], expected, 3e-6)
 
 
-SLOW = ("BERT, untied", "Qwen2")  # parts of others
+SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,13 @@ def test_every_family_with_a_vocabulary(config, monkeypatch):
     assert_same(found, expected, 1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_place_has_its_own_loss(family):
-    config = FAMILIES[family]
-    params = config.init(jax.random.key(0))
+@pytest.mark.parametrize(
+    "config",
+    # With a bias of its own, untied, and neither: how a family comes by its head, the test above tells.
+    [pytest.param(c, marks=[pytest.mark.slow] * (name in (*SLOW, "Llama")), id=name) for name, c in FAMILIES.items()],
+)
+def test_each_place_has_its_own_loss(config):
+    params = jax.jit(config.init)(jax.random.key(0))
     tokens, targets = (np.random.default_rng(i).integers(0, 37, (3, 20)) for i in range(2))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
 
