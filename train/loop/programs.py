@@ -39,10 +39,3 @@ def made(function: Callable[..., Model], phase: Phase, tx: optax.GradientTransfo
 
 
 norm = jax.jit(optax.tree.norm)
-
-
-def forget() -> None:
-    """Drops every program: for those who change what compiling means in between."""
-    for programs in (step, evaluation, made):
-        programs.cache_clear()
-    norm.clear_cache()  # type: ignore[attr-defined]
