@@ -96,7 +96,7 @@ def test_only_the_lora_and_the_head_have_gradients_and_moments(home):
 def test_its_steps_cost_what_their_products_do(home):
     experiment = few(home)
     phase = next(p for p in experiment.plan if isinstance(p, Adapt))
-    each = flops.train(phase.config, 16 * 14, 14, lora=OWN)
+    each = flops.train(phase.config, 16 * 14, 14, adapter=OWN)
     assert phase.cost(16) == pytest.approx(experiment.steps * each)
 
 
