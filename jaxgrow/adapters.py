@@ -144,7 +144,7 @@ def fused(adapters: Sequence[Params], fusion: Params) -> Params:
 
     Example:
       >>> one = {"blocks": {"mlp_adapter": np.ones((2, 3))}}
-      >>> both = fused([one, one], {"blocks": {"mlp_adapter": np.zeros((2, 2, 3)), "mlp_fusion": np.ones(1)}})
+      >>> both = fused([one, one], {"blocks": {"mlp_adapter": np.zeros((2, 2, 3)), "mlp_fusion": np.ones(2)}})
       >>> both["blocks"]["mlp_adapter"].shape
       (2, 2, 3)
 

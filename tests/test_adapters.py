@@ -15,11 +15,13 @@ from flax import linen as nn
 
 from jaxgrow import adapters, flops, grow, grow_optimizer, ligo, sizes, swap
 from jaxgrow.adapters import Adapter
-from jaxgrow.interop import CheckpointError, huggingface
+from jaxgrow.interop import CheckpointError, adapterhub, huggingface, save
+from jaxgrow.interop.files import read_json
+from jaxgrow.interop.safetensors import header
 from jaxgrow.maps import new_sizes, tile
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
-from jaxgrow.models.adapters import Fusion
-from jaxgrow.operators import coalesce, hypercloning, interleave, lemon, llama_pro, net2net, stack, staged
+from jaxgrow.models.adapters import Bottleneck, Fusion
+from jaxgrow.operators import coalesce, hypercloning, lemon, llama_pro, net2net, stack, staged
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -33,7 +35,7 @@ FAMILIES = {
     "cait": CaiTConfig(**WIDTHS, **IMAGE, class_layers=1),
 }
 HOULSBY = Adapter(size=3)
-FUSED = Adapter(size=3, at=("mlp",), activation="relu", fused=2)
+FUSED = Adapter(size=3, activation="relu", fused=2)
 
 
 def inputs(config):
@@ -70,7 +72,7 @@ def silent(adapter):
 # --- what they are ---
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "cait"])
 def test_they_add_something(family):
     config, params = model(family)
     alone, own = adapters.detach(params)
@@ -78,7 +80,7 @@ def test_they_add_something(family):
     np.testing.assert_array_equal(forward(config, adapters.attach(alone, silent(own))), without)
     assert tiny.distance(forward(config, params), without) > 1e-2
     assert sizes(params, config.axes()) == config.sizes()
-    if family == "gpt2":  # of another, the test by NumPy says so
+    if family == "gpt2":  # of a BERT, the test by NumPy says so
         np.testing.assert_array_equal(forward(apart(config), alone), without)
 
 
@@ -146,22 +148,20 @@ def test_numpy_computes_the_same(adapter):
     assert tiny.distance(forward(config, params), expected) < 1e-10
 
 
-def test_what_is_fused_of_one_or_of_twins_is_that_adapter():
-    config, params = model("gpt2", replace(FUSED, fused=None))
+def test_what_is_fused_of_twins_is_each_of_them():
+    config, params = model("gpt2", replace(HOULSBY, activation="relu"))
     alone, own = adapters.detach(params)
-    for count in (1, 2):
-        together = replace(config, adapter=replace(FUSED, fused=count))
-        # Queries and keys are of no matter here; the value begins as nearly the identity.
-        fusion = jax.tree.map(
-            lambda x: np.broadcast_to(np.eye(8), x.shape), tiny.params(together)["blocks"]["mlp_fusion"]
-        )
-        like = adapters.detach(tiny.params(together))[1]
-        both = adapters.fused([own] * count, {"blocks": {**like["blocks"], "mlp_fusion": fusion}})
-        assert tiny.distance(forward(together, adapters.attach(alone, both)), forward(config, params)) < 1e-12
-    with pytest.raises(ValueError, match="2 adapters make it"):
-        adapters.fused([own, own], adapters.detach(tiny.params(replace(together, adapter=replace(FUSED, fused=3))))[1])
+    together = replace(config, adapter=FUSED)
+    like = adapters.detach(tiny.params(together))[1]
+    for sublayer in FUSED.at:  # of queries and keys whatever they are
+        value = like["blocks"][f"{sublayer}_fusion"]["value"]
+        value["kernel"] = np.broadcast_to(np.eye(8), value["kernel"].shape)
+    both = adapters.fused([own, own], like)
+    assert tiny.distance(forward(together, adapters.attach(alone, both)), forward(config, params)) < 1e-12
+    with pytest.raises(ValueError, match="3 adapters make it"):
+        adapters.fused([own, own, own], like)
     with pytest.raises(ValueError, match="all of one shape"):
-        adapters.fused([own, adapters.detach(model("gpt2", Adapter(4, ("mlp",)))[1])[1]], like)
+        adapters.fused([own, adapters.detach(model("gpt2", Adapter(4))[1])[1]], like)
 
 
 # --- they grow with their model ---
@@ -176,7 +176,6 @@ KEEP = {  # of a model whose norms come first
 }
 OTHERS = {
     "stack": lambda s: stack(s, {"layers": 4}),
-    "interleave": lambda s: interleave(s, {"layers": 3}),
     "net2net, ragged": lambda s: net2net(s, {"embed": 12}),
     "coalesce": lambda s: coalesce(s, heads=None, layers="adjacent"),
 }
@@ -195,9 +194,8 @@ def change(config, params, growth):
 
 
 @pytest.mark.parametrize("name", KEEP)
-@pytest.mark.parametrize("adapter", [HOULSBY, FUSED], ids=["Houlsby", "fusion"])
-def test_a_growth_that_keeps_the_model_keeps_it_with_its_adapters(name, adapter):
-    config, params = model("gpt2", adapter)
+def test_a_growth_that_keeps_the_model_keeps_it_with_its_adapters(name):
+    config, params = model("gpt2", FUSED)
     assert change(config, params, KEEP[name](config.sizes()))[0] < 1e-10
 
 
@@ -226,7 +224,8 @@ def test_the_way_back_is_the_inverse():
 
 def test_a_new_layer_s_adapter_adds_nothing_and_can_learn():
     config, params = model("gpt2")
-    _, large = change(config, params, llama_pro(config.sizes(), {"layers": 3}))
+    growth = llama_pro(config.sizes(), {"layers": 3})
+    large = grow(adapters.growth(growth, config), adapters.detach(params)[1], adapters.axes_of(config))
     own, old = large["blocks"]["mlp_adapter"], params["blocks"]["mlp_adapter"]
     for leaf in ("kernel", "bias"):
         np.testing.assert_array_equal(own["down"][leaf], old["down"][leaf][[0, 1, 1]])
@@ -234,22 +233,23 @@ def test_a_new_layer_s_adapter_adds_nothing_and_can_learn():
 
 
 def test_their_moments_are_those_of_training_the_grown_ones():
-    """A step after growing is growing after the step; gradients are those of the two models."""
+    """A step after growing is growing after the step; what a layer says is copied, and what is asked of it is shared."""
     config, params = model("gpt2")
-    growth, (alone, own) = hypercloning(config.sizes(), WIDER), adapters.detach(params)
-    part, names, tx = adapters.growth(growth, config), adapters.axes_of(config), optax.scale_by_adam()
+    growth, tx = {"embed": tile(8, 2)}, optax.scale_by_adam()
+    one, rng = Bottleneck(HOULSBY, "float64"), np.random.default_rng(3)
+    said, asked = rng.normal(size=(2, 2, 5, 8))  # batch, time, embed
+    part, names = adapters.growth(growth, config), adapters.axes_of(config)
+    own = adapters.detach(params)[1]
 
-    def gradient(config, alone, own):
-        def of(own):
-            logits = config.module.apply({"params": adapters.attach(alone, own)}, tiny.tokens())
-            return jax.nn.log_softmax(logits)[..., 0].mean()
+    @jax.jit
+    @jax.grad
+    def gradient(own, said, asked):
+        layers = jax.vmap(lambda w: (one.apply({"params": w}, said) * asked).sum())
+        return sum(layers(of).sum() for of in own["blocks"].values())
 
-        return jax.jit(jax.grad(of))(own)
-
-    g = gradient(config, alone, own)
+    g = gradient(own, said, asked)
+    large = gradient(grow(part, own, names), np.tile(said, 2), np.tile(asked, 2) / 2)
     _, state = tx.update(g, tx.init(own))
-    axes = adapters.detach(config.axes())[0]
-    large = gradient(config.resized(growth), grow(growth, alone, axes), grow(part, own, names))
     _, after = tx.update(large, grow_optimizer(tx, state, part, own, names, "exact"))
     expected = grow_optimizer(tx, tx.update(g, state)[1], part, own, names, "exact")
     assert tiny.distance(after, expected) < 1e-12
@@ -258,26 +258,23 @@ def test_their_moments_are_those_of_training_the_grown_ones():
 
 def test_learned_maps_are_of_the_model_with_its_adapters():
     config, params = model("gpt2")
-    target, key = {"embed": 12}, jax.random.key(0)
 
     def maps(config):
-        learned = ligo.init(ligo.LiGO(), config.axes(), config.sizes(), target, key)
+        learned = ligo.init(ligo.LiGO(), config.axes(), config.sizes(), {"embed": 12}, jax.random.key(0))
         return ligo.growth(learned, config.axes(), config.sizes())
 
-    large = grow(maps(config), params, config.axes())
+    large = jax.eval_shape(lambda: grow(maps(config), params, config.axes()))
     assert large["blocks"]["mlp_adapter"]["up"]["kernel"].shape == (2, 3, 12)
     with pytest.raises(
-        ValueError,
-        match="attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but this growth has nothing",
+        ValueError, match=r"attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but this"
     ):
-        adapters.growth(maps(apart(config)), config)
+        jax.eval_shape(lambda: adapters.growth(maps(apart(config)), config))
 
 
 # --- what they cost ---
 
 
-@pytest.mark.parametrize("adapter", [HOULSBY, FUSED], ids=["Houlsby", "fusion"])
-@pytest.mark.parametrize("family", ["gpt2", "bert"])
+@pytest.mark.parametrize("family, adapter", [("gpt2", HOULSBY), ("bert", FUSED)])
 def test_every_matrix_product_of_their_training_is_counted(family, adapter):
     """Of kernels that stand still, adapters that are fused among them, no product makes a gradient."""
     plain = replace(FAMILIES[family], dtype="float32", head="classes", tied=False)
@@ -316,3 +313,70 @@ def test_what_they_are_is_kept_with_the_config_and_nothing_else_is():
     deep = grow(stack(sizes(alone, apart(config).axes()), {"layers": 4}), alone, apart(config).axes())
     with pytest.raises(ValueError, match="have 2 and 4; grow the adapters with their model"):
         adapters.attach(deep, own)
+
+
+# --- AdapterHub's layout ---
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_adapterhub_s_layout_holds_the_same(family, tmp_path):
+    config, params = model(family)
+    _, own = adapters.detach(params)
+    adapterhub.save(tmp_path / "hub", config, own, "task")
+    back, read = adapterhub.load(tmp_path / "hub", apart(config))
+    assert back == config.adapter
+    jax.tree.map(np.testing.assert_array_equal, read, own)
+    about, tensors = read_json(tmp_path / "hub" / adapterhub.CONFIG), header(tmp_path / "hub" / adapterhub.WEIGHTS)
+    assert config.embed // about["config"]["reduction_factor"] == 3
+    layer = {"bert": "bert.encoder.layer.1.output.", "gpt2": "transformer.h.1.output_adapters."}
+    up = tensors[layer.get(family, "model.layers.1.output_adapters.") + "adapters.task.adapter_up.weight"].read()
+    np.testing.assert_array_equal(up.T, own["blocks"]["mlp_adapter"]["up"]["kernel"][1])
+
+
+def test_what_adapterhub_computes_otherwise_is_refused(tmp_path):
+    config, params = model("bert")
+    adapterhub.save(tmp_path / "hub", config, params)
+    file = tmp_path / "hub" / adapterhub.CONFIG
+    about = read_json(file)
+    with pytest.raises(CheckpointError, match="exists"):
+        adapterhub.save(tmp_path / "hub", config, params)
+    with pytest.raises(CheckpointError, match=r"has shape \(3, 8\), but the model makes it \(3, 16\)"):
+        adapterhub.load(tmp_path / "hub", replace(apart(config), embed=16, heads=8))
+    with pytest.raises(CheckpointError, match=r"lacks bert\.encoder\.layer\.2\."):
+        adapterhub.load(tmp_path / "hub", apart(config).resized({"layers": tile(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"has bert\.encoder\.layer\.1\."):
+        adapterhub.load(tmp_path / "hub", replace(apart(config), layers=1))
+    for wrong in (
+        {"original_ln_before": True},
+        {"non_linearity": "tanh"},
+        {"phm_layer": True},
+    ):  # the first is Pfeiffer's
+        file.write_text(json.dumps({**about, "config": {**about["config"], **wrong}}))
+        with pytest.raises(CheckpointError, match="of no adapter that is computed here"):
+            adapterhub.load(tmp_path / "hub", apart(config))
+    for other in (model("bert", FUSED)[0], model("vit")[0], apart(config)):
+        with pytest.raises(CheckpointError, match="has no place for"):
+            adapterhub.save(tmp_path / "other", other, params)
+
+
+@pytest.mark.parametrize("adapter", [Adapter(4), Adapter(3, ("mlp",), "relu")], ids=["Houlsby", "Pfeiffer"])
+@pytest.mark.parametrize(
+    "plain, architecture",
+    [(BERTConfig, "BertForMaskedLM"), (GPT2Config, "GPT2LMHeadModel"), (LlamaConfig, "LlamaForCausalLM")],
+)
+def test_adapterhub_computes_with_what_is_written(tmp_path, plain, architecture, adapter):
+    torch, hf, published = (pytest.importorskip(name) for name in ("torch", "transformers", "adapters"))
+    sizes = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
+    own = {"kv_heads": 1} if plain is LlamaConfig else {}
+    config, rng = plain(**sizes, **own, adapter=adapter), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 4, config.init(jax.random.key(0)))
+    save(tmp_path / "base", apart(config), adapters.detach(params)[0])
+    adapterhub.save(tmp_path / "hub", config, params)
+    theirs = getattr(hf, architecture).from_pretrained(tmp_path / "base")
+    published.init(theirs)
+    theirs.set_active_adapters(theirs.load_adapter(str(tmp_path / "hub"), use_safetensors=True))
+    tokens = rng.integers(0, 64, (2, 12))
+    with torch.no_grad():
+        logits = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+    ours = config.module.apply({"params": params}, {"tokens": tokens} if plain is BERTConfig else tokens)
+    np.testing.assert_allclose(logits, ours, atol=1e-4)

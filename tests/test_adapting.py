@@ -162,12 +162,6 @@ def test_a_model_with_an_adapter_is_a_model(home, adapted):
     assert load(home / "deep")[0].adapter == BOTTLENECK
 
 
-def test_a_stopped_run_of_it_goes_on(home, adapted, tmp_path):
-    runs.killed(adapting(home), tmp_path / "killed", at=2)
-    run(adapting(home), tmp_path / "killed")
-    runs.assert_same_end(tmp_path / "killed", adapted)
-
-
 def test_only_the_adapter_and_the_head_have_gradients_and_moments(home):
     experiment = adapting(home)
     *_, phase, _ = experiment.plan

@@ -31,7 +31,8 @@ class AdapterCost(NamedTuple):
 class Adapter:
     """Which sublayers of every layer have one, and of how many units; ``fused``: so many of them, that are composed.
 
-    As it is Houlsby's (2019); ``at=("mlp",)`` and ``activation="relu"`` are Pfeiffer's (2021).
+    As it is Houlsby's (2019); ``at=("mlp",)`` and ``activation="relu"`` are Pfeiffer's (2021). Deviation(AdapterFusion): of a
+    post-LN model, Pfeiffer et al.'s code reads what the norm makes of a sublayer, not what the sublayer says.
     """
 
     size: int = 64  # units of the bottleneck
