@@ -41,7 +41,7 @@ class FineTuning:
     freeze: Freeze | None = None
     lora: LoRA | None = None
     adapter: Adapter | None = None
-    saved: tuple[str, ...] | None = None  # files that runs left, in place of both: one to go on from, several to fuse
+    saved: tuple[str, ...] = ()  # files that runs left, in place of both: one to go on from, several to fuse
     accumulate: int = 1
 
     def __post_init__(self):
@@ -52,7 +52,7 @@ class FineTuning:
         if not self.rates or not all(rate > 0 for rate in self.rates) or not self.seeds:
             raise ValueError(f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}")
 
-        if self.saved is not None and (not self.saved or self.lora or self.adapter):
+        if self.saved and (self.lora or self.adapter):
             raise ValueError("what is saved says which adapter it is: name its files, and leave out lora and adapter")
 
     def of(self, folder: Path, rate: float, seed: int) -> Experiment:
@@ -68,9 +68,8 @@ class FineTuning:
         model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
-        adapter, saved = self.lora or self.adapter, None
-        if self.saved is not None:
-            saved = tuple(str(Path(file).expanduser().resolve()) for file in self.saved)
+        adapter, saved = self.lora or self.adapter, tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
+        if saved:
             adapter, _ = loaded(saved, config)
         own: Any = {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         return Experiment(

@@ -212,10 +212,9 @@ class FineTune:
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
     lora: LoRA | None = None  # trains beside the head, in place of the body; merged into it at the end
-    adapter: Adapter | None = None  # so does this; the model has it then
-    saved: tuple[str, ...] | None = (
-        None  # files of adapters that runs left: one to go on from, or several that are fused
-    )
+    adapter: Adapter | None = field(default=None, metadata=LATER)  # so does this; the model has it then
+    # Files of adapters that runs left: one to go on from, or several that are fused.
+    saved: tuple[str, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self):
         given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
@@ -228,7 +227,7 @@ class FineTune:
         held = () if self.freeze is None else (Hold(self.freeze),)
         source = Import(LARGE, model, self.source, self.new_head)
         adapter = self.lora or self.adapter
-        kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved or ())
+        kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved)
         phases = (source, *training(LARGE, steps, optim, model, self.drop, held, self.length, kind))
         return phases if adapter is None else (*phases, Merge(LARGE))
 
