@@ -1,6 +1,7 @@
 """Grow, coalesce and interpolate Transformers: pure functions over parameter pytrees whose axes have names."""
 
 from jaxgrow import (
+    adapters,
     axes,
     drop,
     flops,
@@ -34,6 +35,7 @@ __all__ = [
     "AxisMap",
     "Rows",
     "__version__",
+    "adapters",
     "axes",
     "compose",
     "correct",

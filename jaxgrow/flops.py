@@ -6,16 +6,19 @@ A multiply-add counts two. Norms, softmax and the optimizer are left out: below 
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import numpy as np
 
 from jaxgrow import maps
 from jaxgrow._grow import products
+from jaxgrow.adapters import detach
 from jaxgrow.axes import LAYERS, Axes, Params, axis, is_names, leaves, path, role
 from jaxgrow.drop import TokenDrop
 from jaxgrow.lora import RANK, LoRA, axes_of
-from jaxgrow.models.config import Config
+from jaxgrow.models.adapters import Adapter, AdapterCost
+from jaxgrow.models.config import Config, Cost
 
 
 def forward(config: Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
@@ -35,7 +38,7 @@ def forward(config: Config, tokens: int, length: int | None = None, layers: floa
       >>> forward(GPT2Config(), tokens=1024) / 1e9
       274.81079808
     """
-    cost = config.cost(length or config.length)
+    cost = _cost(config, length or config.length)
     return float(tokens) * ((config.layers if layers is None else layers) * cost.layer + cost.outside)
 
 
@@ -47,13 +50,14 @@ def train(
     *,
     frozen: int = 0,
     drop: TokenDrop | None = None,
-    lora: LoRA | None = None,
+    adapter: LoRA | Adapter | None = None,
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
     Products with the input need no gradient of it. Frozen layers at the bottom and the embeddings below them have no backward
-    pass, and then a tied head's table has no gradient. With a LoRA, no kernel of the layers has one, nor has a tied table:
-    their products cost two thirds, those of attention and of a new head what they always do, and its own three forward ones.
+    pass, and then a tied head's table has no gradient. With an adapter, no kernel of the layers has one, nor has a tied table:
+    their products cost two thirds, those of attention and of a new head what they always do, and its own three forward ones
+    (two, of adapters that are fused).
 
     Args:
       config: of the model.
@@ -62,13 +66,13 @@ def train(
       layers: how many ran, a mean perhaps; the config's, if left out.
       frozen: how many layers at the bottom do not train.
       drop: which tokens go around which layers.
-      lora: what trains in place of all that is below the head.
+      adapter: what trains in place of all that is below the head.
 
     Returns:
       Floating-point operations.
 
     Raises:
-      ValueError: a LoRA together with frozen layers or dropped tokens.
+      ValueError: an adapter together with frozen layers or dropped tokens.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -76,24 +80,35 @@ def train(
       3.0
     """
     length = length or config.length
-    cost = config.cost(length)
+    if isinstance(adapter, Adapter):
+        config = replace(config, adapter=adapter)
+    cost = _cost(config, length)
     total = 3 * forward(config, tokens, length, layers) - tokens * cost.first
     if frozen:
         total -= tokens * (2 * frozen * cost.layer + cost.first + cost.table)
     if drop is not None:
         (begin, end), kept = drop.middle(config.layers), drop.kept(length)
-        saved = tokens * (cost.layer - kept / length * config.cost(kept).layer)
+        saved = tokens * (cost.layer - kept / length * _cost(config, kept).layer)
         total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
-    if lora is not None:
+    if adapter is not None:
         if frozen or drop is not None:
-            raise ValueError("a LoRA is for a whole stack: not together with frozen layers or token dropping")
-        axes, sizes = (
-            config.axes(),
-            {**config.sizes(), RANK: lora.rank, LAYERS: config.layers if layers is None else layers},
-        )
-        adapter, frozen_kernels = _kernels(axes_of(lora, axes), sizes), _kernels(axes["blocks"], sizes)
-        total += tokens * (3 * adapter - frozen_kernels - cost.first - cost.table)
+            raise ValueError("an adapter is for a whole stack: not together with frozen layers or token dropping")
+        axes, sizes = config.axes(), {**config.sizes(), LAYERS: config.layers if layers is None else layers}
+        own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes)
+        of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
+        if isinstance(adapter, LoRA):
+            own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank})
+            still += sizes[LAYERS] * (of.bottlenecks + of.fusion)
+        elif adapter.fused is not None:
+            still += sizes[LAYERS] * of.bottlenecks
+        total += tokens * (3 * own - still - cost.first - cost.table)
     return total
+
+
+def _cost(config: Config, length: int) -> Cost:
+    """The family's, with that of its adapters."""
+    cost = config.cost(length)
+    return cost if config.adapter is None else cost._replace(layer=cost.layer + sum(config.adapter.cost(config.embed)))
 
 
 def _kernels(axes: Axes, sizes: Mapping[str, float]) -> float:

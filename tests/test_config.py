@@ -182,7 +182,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("stepz=1", "Experiment has no field 'stepz'; did you mean steps"),
         (
             "model.qqqqq=1",
-            "did you mean attention or classes or context or dtype or embed or eps or head or head_dim or heads or layers",
+            "did you mean adapter or attention or classes or context or dtype or embed or eps or head or head_dim or heads",
         ),
         ("method.dwon.0.lr=1", "VCycle has no field 'dwon'; did you mean down"),
         ("method.up.2.lr=1", "'2' is none of the items 0 .. 1"),

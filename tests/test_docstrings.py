@@ -26,6 +26,7 @@ FUNCTIONS = {
     for module, names in (
         (jaxgrow.ligo, ("init", "growth")),
         (jaxgrow.lora, ("init", "growth", "merge", "attach", "axes_of")),
+        (jaxgrow.adapters, ("init", "growth", "attach", "detach", "axes_of", "fused")),
     )
     for name in names
 }

@@ -237,10 +237,10 @@ def test_every_matrix_product_of_its_training_is_counted(family):
 
     arguments = ({"classifier": params["classifier"]}, fresh), params, tokens
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
-    assert flops.train(config, 16, lora=EVERY) == counted
+    assert flops.train(config, 16, adapter=EVERY) == counted
     assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
     with pytest.raises(ValueError, match="not together with frozen layers"):
-        flops.train(config, 16, lora=EVERY, frozen=1)
+        flops.train(config, 16, adapter=EVERY, frozen=1)
 
 
 # --- PEFT's layout ---

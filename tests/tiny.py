@@ -39,9 +39,8 @@ def shapes_by_name(config: GPT2Config):
     def leaf(names):
         return jax.ShapeDtypeStruct(tuple(sizes[axis(name)] for name in names), jnp.float32)
 
-    return jax.tree.map(
-        leaf, axes(GPT2Config(tied=config.tied, head=config.head, classes=config.classes)), is_leaf=is_names
-    )
+    like = GPT2Config(tied=config.tied, head=config.head, classes=config.classes, adapter=config.adapter)
+    return jax.tree.map(leaf, axes(like), is_leaf=is_names)
 
 
 @cache

@@ -9,11 +9,12 @@ import numpy as np
 from jaxgrow.drop import LayerDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.lora import LoRA
-from jaxgrow.models import Config, TextConfig
+from jaxgrow.models import Adapter, Config, TextConfig
 from train.data.images import Images
 from train.data.labelled.task import Labelled, Prepared
 from train.data.text import name_of
 from train.experiment import Experiment
+from train.plan.adapting import loaded
 from train.plan.methods import FineTune
 from train.state.opened import config_of
 from train.state.optim import Optim
@@ -39,6 +40,8 @@ class FineTuning:
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
     lora: LoRA | None = None
+    adapter: Adapter | None = None
+    saved: tuple[str, ...] = ()  # files that runs left, in place of both: one to go on from, several to fuse
     accumulate: int = 1
 
     def __post_init__(self):
@@ -48,6 +51,9 @@ class FineTuning:
             )
         if not self.rates or not all(rate > 0 for rate in self.rates) or not self.seeds:
             raise ValueError(f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}")
+
+        if self.saved and (self.lora or self.adapter):
+            raise ValueError("what is saved says which adapter it is: name its files, and leave out lora and adapter")
 
     def of(self, folder: Path, rate: float, seed: int) -> Experiment:
         """The run of the model in ``folder`` with one rate and seed.
@@ -62,6 +68,10 @@ class FineTuning:
         model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
+        adapter, saved = self.lora or self.adapter, tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
+        if saved:
+            adapter, _ = loaded(saved, config)
+        own: Any = {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         return Experiment(
             name=f"{self.name}-{folder.name}-lr{rate:g}",
             model=model,
@@ -69,7 +79,7 @@ class FineTuning:
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), model != config, length, self.drop, self.freeze, self.lora),
+            method=FineTune(str(folder), model != config, length, self.drop, self.freeze, **own),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),

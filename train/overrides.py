@@ -57,10 +57,24 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
     if head not in types_:
         near = difflib.get_close_matches(head, types_, cutoff=0.5) or sorted(types_)
         raise UserError(f"--set {name}: {type(node).__name__} has no field {head!r}; did you mean {' or '.join(near)}?")
-    value = _set(getattr(node, head), rest, text, name) if rest else _parse(text, types_[head], name)
+    inner = getattr(node, head)
+    if rest and inner is None:  # its fields are set of what it would be
+        inner = _made(types_[head])
+    value = _set(inner, rest, text, name) if rest else _parse(text, types_[head], name)
     node = copy.copy(node)
     object.__setattr__(node, head, value)  # frozen, and to be judged when all overrides are in
     return node
+
+
+def _made(hint: Any) -> Any:
+    """The one dataclass that a type hint allows, with its defaults; None if there is none such."""
+    kinds: list[Any] = [kind for kind in _options(hint) if dataclasses.is_dataclass(kind)]
+    needed = dataclasses.MISSING
+    if len(kinds) != 1 or any(
+        f.default is needed and f.default_factory is needed for f in dataclasses.fields(kinds[0])
+    ):
+        return None
+    return kinds[0]()
 
 
 def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:

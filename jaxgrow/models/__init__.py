@@ -1,5 +1,6 @@
 """Model families: small Flax modules whose parameters name their axes."""
 
+from jaxgrow.models.adapters import Adapter
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, TextConfig, from_json
@@ -8,6 +9,7 @@ from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.models.vit import ViTConfig
 
 __all__ = [
+    "Adapter",
     "BERTConfig",
     "CaiTConfig",
     "Config",

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost, TextConfig
 from jaxgrow.models.layers import (
     MLP,
@@ -107,10 +108,11 @@ class Block(nn.Module):
         )
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
-            x_BTD = x_BTD + rescaled(attention(attention_norm(x_BTD), mask_BS), scale)
-            return x_BTD + rescaled(mlp(mlp_norm(x_BTD)), scale)
-        x_BTD = attention_norm(x_BTD + rescaled(attention(x_BTD, mask_BS), scale))
-        return mlp_norm(x_BTD + rescaled(mlp(x_BTD), scale))
+            y_BTD = adapted(self, "attention", attention(attention_norm(x_BTD), mask_BS))
+            x_BTD = x_BTD + rescaled(y_BTD, scale)
+            return x_BTD + rescaled(adapted(self, "mlp", mlp(mlp_norm(x_BTD))), scale)
+        x_BTD = attention_norm(x_BTD + rescaled(adapted(self, "attention", attention(x_BTD, mask_BS)), scale))
+        return mlp_norm(x_BTD + rescaled(adapted(self, "mlp", mlp(x_BTD)), scale))
 
 
 class BERT(nn.Module):

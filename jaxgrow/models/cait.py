@@ -3,7 +3,7 @@
 Its heads talk to each other (Shazeer et al., 2020), and every sublayer has a learned size for each unit, LayerScale.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, run_parts, run_stack, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
@@ -118,17 +119,17 @@ class Block(nn.Module):
 
         def sized(name, y_BTD):
             init = nn.initializers.constant(c.layer_scale)
-            size = self.param(name, named(init, "embed", role="scale"), (c.embed,))
-            return rescaled(size.astype(self.dtype).reshape(1, 1, -1) * y_BTD, scale)
+            size = self.param(f"{name}_scale", named(init, "embed", role="scale"), (c.embed,))
+            return rescaled(adapted(self, name, size.astype(self.dtype).reshape(1, 1, -1) * y_BTD), scale)
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
         z_BSD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(z_BSD)
         attention = Attention(c, self.dtype, self.talking, name="attention")
-        u_BTD = u_BTD + sized("attention_scale", attention(z_BSD[:, : u_BTD.shape[1]], z_BSD))
+        u_BTD = u_BTD + sized("attention", attention(z_BSD[:, : u_BTD.shape[1]], z_BSD))
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(u_BTD)
         gelu = partial(jax.nn.gelu, approximate=False)
         mlp = MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")
-        return u_BTD + sized("mlp_scale", mlp(h_BTD))
+        return u_BTD + sized("mlp", mlp(h_BTD))
 
 
 class CaiT(nn.Module):
@@ -173,7 +174,7 @@ class CaiT(nn.Module):
             rms=rms,
             kept=kept,
         )
-        look = Block(c, dtype, talking=False, parent=None)
+        look = Block(replace(c, adapter=None), dtype, talking=False, parent=None)
         looks = stacked(self, "class_blocks", look, c.class_layers, one, one, axis="class_layers")
         token_D = self.param("class_embedding", named(INIT, "embed", role="table"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin
 
 import jax
 from flax import linen as nn
 
 from jaxgrow.axes import Axes, Params, axis, is_names, path, role, split, turned
 from jaxgrow.maps import Growth, Rules, new_sizes
+from jaxgrow.models.adapters import BOTTLENECK, Adapter
 from jaxgrow.models.attention import By
 from jaxgrow.models.layers import Remat
 
@@ -40,6 +41,7 @@ class Config:
     remat: Remat = "products"  # what a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`)
     attention: By = "auto"  # the kernel (`jaxgrow.models.attention`)
     scan_layers: bool = True  # or unrolled: longer to compile, perhaps faster
+    adapter: Adapter | None = None  # in every layer (`jaxgrow.adapters`)
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
     causal: ClassVar[bool] = False  # whether a position sees those before it alone, so that a text can be continued
@@ -62,8 +64,8 @@ class Config:
             if f.type is float and not 0 <= getattr(self, f.name) < 2.0**127:  # what float32 holds
                 raise ValueError(f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, not a number from 0")
         for f in fields(self):
-            *others, last = map(repr, get_args(f.type) or (None,))
-            if others and getattr(self, f.name) not in get_args(f.type):
+            if get_origin(f.type) is Literal and getattr(self, f.name) not in get_args(f.type):
+                *others, last = map(repr, get_args(f.type))
                 raise ValueError(f"{f.name} is {', '.join(others)} or {last}, not {getattr(self, f.name)!r}")
 
     @classmethod
@@ -109,7 +111,8 @@ class Config:
 
     def sizes(self) -> dict[str, int]:
         """The size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
-        return {name: size for name, size in self.integers().items() if name not in self.no_axes}
+        own = self.adapter.sizes() if self.adapter else {}
+        return {name: size for name, size in self.integers().items() if name not in self.no_axes} | own
 
     def integers(self) -> dict[str, int]:
         """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""
@@ -118,7 +121,10 @@ class Config:
     def resized(self, growth: Growth) -> Self:
         """The config of the grown model."""
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
-        return replace(self, **new_sizes(growth), eps=eps)
+        new, adapter = new_sizes(growth), self.adapter
+        if adapter and BOTTLENECK in new:
+            adapter = replace(adapter, size=new.pop(BOTTLENECK))
+        return replace(self, **new, eps=eps, adapter=adapter)
 
     def run_as(self, other: "Config") -> Self:
         """This config, run as another one is."""
@@ -143,7 +149,9 @@ class Config:
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
     def as_json(self) -> dict[str, Any]:
-        return {"family": type(self).__name__, **asdict(self)}
+        """What a model without adapters has is written as it always was."""
+        out = {"family": type(self).__name__, **asdict(self)}
+        return out if self.adapter else {name: value for name, value in out.items() if name != "adapter"}
 
 
 @dataclass(frozen=True)
@@ -218,6 +226,7 @@ def from_json(content: Mapping[str, Any]) -> Config:
         raise ValueError(f"there is no model family {name!r}, only {', '.join(sorted(Config.families))}")
     if isinstance(values.get("remat"), bool):  # as it was once written
         values["remat"] = "projections" if values["remat"] else "products"
+    adapter = _adapter(values.pop("adapter", None))
     kinds = {f.name: f.type for f in fields(family)}
     for field, value in values.items():
         if field not in kinds:
@@ -225,4 +234,17 @@ def from_json(content: Mapping[str, Any]) -> Config:
         kind, choices = kinds[field], get_args(kinds[field])
         if value not in choices if choices else type(value) not in ((int, float) if kind is float else (kind,)):
             raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or kind}")
-    return family(**values)
+    return family(**values, adapter=adapter)
+
+
+def _adapter(content: Any) -> Adapter | None:
+    """
+    Raises:
+      ValueError: it is none that `Config.as_json` wrote.
+    """
+    if content is None:
+        return None
+    try:
+        return Adapter(**{**content, "at": tuple(content["at"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"adapter is {content!r}, with {type(error).__name__}: {error}") from None

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import mean_keys
 from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.layers import (
@@ -72,9 +73,10 @@ class Block(nn.Module):
         attention = SelfAttention(
             c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, c.attention, name="attention"
         )
-        x_BTD = x_BTD + rescaled(attention(h_BTD, past=past), scale)
+        x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD, past=past)), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        return x_BTD + rescaled(MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")(h_BTD), scale)
+        mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")
+        return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale)
 
 
 class GPT2(nn.Module):

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import attention, attention_after, mean_keys
 from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.layers import (
@@ -167,9 +168,9 @@ class Block(nn.Module):
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         sublayer = Attention(c, *inits, self.dtype, name="attention")
-        x_BTD = x_BTD + rescaled(sublayer(h_BTD, rotation, mask_BS, past), scale)
+        x_BTD = x_BTD + rescaled(adapted(self, "attention", sublayer(h_BTD, rotation, mask_BS, past)), scale)
         h_BTD = RMSNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        return x_BTD + rescaled(SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD), scale)
+        return x_BTD + rescaled(adapted(self, "mlp", SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD)), scale)
 
 
 class Llama(nn.Module):

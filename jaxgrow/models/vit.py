@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, SelfAttention, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
@@ -60,10 +61,11 @@ class Block(nn.Module):
         attention = SelfAttention(
             c.embed, c.heads, c.head_dim, False, INIT, INIT, self.dtype, c.attention, name="attention"
         )
-        x_BTD = x_BTD + rescaled(attention(h_BTD), scale)
+        x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD)), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         gelu = partial(jax.nn.gelu, approximate=False)
-        return x_BTD + rescaled(MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")(h_BTD), scale)
+        mlp = MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")
+        return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale)
 
 
 class ViT(nn.Module):

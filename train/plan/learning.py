@@ -3,7 +3,6 @@
 The maps are saved with the run, to be drawn, or applied to another checkpoint of the same shape (``python -m train.maps``).
 """
 
-import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,7 @@ import optax
 from jaxgrow import flops, grow, ligo, sizes
 from jaxgrow.ligo import LiGO
 from jaxgrow.models import Config, from_json
-from train.errors import UserError
-from train.files import appears_whole
+from train.files import read_arrays, write_arrays
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
@@ -113,11 +111,9 @@ class Maps:
 def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
     """Writes the maps of a `Learn`; the file appears whole or not at all."""
     about = {"small": phase.small.as_json(), "large": phase.config.as_json(), "ligo": asdict(phase.ligo)}
-    flat: dict[str, Any] = {"about": json.dumps(about)}
-    flat |= {f"depth:{module}": w for module, w in coefficients["depth"].items()}
-    flat |= {f"width:{name}:{kind}": m for name, ms in coefficients["width"].items() for kind, m in ms.items()}
-    with appears_whole(path) as part, part.open("wb") as file:
-        np.savez(file, **flat)
+    arrays = {f"depth:{module}": w for module, w in coefficients["depth"].items()}
+    arrays |= {f"width:{name}:{kind}": m for name, ms in coefficients["width"].items() for kind, m in ms.items()}
+    write_arrays(path, about, arrays)
 
 
 def load(path: Path) -> Maps:
@@ -126,10 +122,8 @@ def load(path: Path) -> Maps:
     Raises:
       UserError: the file is missing, damaged, or holds something else.
     """
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = json.loads(str(arrays.pop("about")))
+
+    def made(about: dict[str, Any], arrays: dict[str, Any]) -> Maps:
         coefficients: dict[str, Any] = {"depth": {}, "width": {}}
         for name, m in arrays.items():
             kind, which, *role = name.split(":")
@@ -138,7 +132,5 @@ def load(path: Path) -> Maps:
             else:
                 coefficients["width"].setdefault(which, {})[role[0]] = m
         return Maps(from_json(about["small"]), from_json(about["large"]), LiGO(**about["ligo"]), coefficients)
-    except FileNotFoundError:
-        raise UserError(f"there are no maps in {path}; a run that learns them writes maps.npz") from None
-    except Exception as error:
-        raise UserError(f"{path} holds no maps that can be read: {type(error).__name__}: {error}") from error
+
+    return read_arrays(path, made, "maps", "a run that learns them writes maps.npz")

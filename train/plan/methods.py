@@ -8,7 +8,7 @@ from jaxgrow.drop import LayerDrop, TokenDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.ligo import LiGO
 from jaxgrow.lora import LoRA
-from jaxgrow.models import Config
+from jaxgrow.models import Adapter, Config
 from jaxgrow.moments import Policy
 from train.overrides import LATER
 from train.plan.adapting import Adapt, Merge
@@ -212,17 +212,24 @@ class FineTune:
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
     lora: LoRA | None = None  # trains beside the head, in place of the body; merged into it at the end
+    adapter: Adapter | None = field(default=None, metadata=LATER)  # so does this; the model has it then
+    # Files of adapters that runs left: one to go on from, or several that are fused.
+    saved: tuple[str, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self):
-        if self.lora is not None and self.freeze is not None:
-            raise ValueError("with a LoRA nothing of the body trains: leave out freeze, or lora")
+        given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"with a LoRA or an adapter nothing else of the body trains: leave out {', or '.join(reversed(given))}"
+            )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         held = () if self.freeze is None else (Hold(self.freeze),)
         source = Import(LARGE, model, self.source, self.new_head)
-        kind = Train if self.lora is None else partial(Adapt, lora=self.lora)
+        adapter = self.lora or self.adapter
+        kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved)
         phases = (source, *training(LARGE, steps, optim, model, self.drop, held, self.length, kind))
-        return phases if self.lora is None else (*phases, Merge(LARGE))
+        return phases if adapter is None else (*phases, Merge(LARGE))
 
 
 @dataclass(frozen=True)

@@ -104,16 +104,20 @@ class Train(Phase):
         """The model before the first step."""
         # What the steps are is no matter before them: phases that start alike share a program.
         alike = replace(self, steps=0, optim=Optim(), modifiers=(), begin=0, until=None, positions=None)
-        return context.compute(alike, _born, context.models, context.key)[0]
+        return context.compute(alike, _born, context.models, context.key, *self.given(context))[0]
+
+    def given(self, context: Context) -> tuple[Any, ...]:
+        """What `start` takes besides."""
+        return ()
 
     def run(self, context: Context) -> Model:
         model = context.models[self.name] if context.resumed else self.born(context)
         return context.train(self, model)
 
 
-def _born(phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array) -> Model:
+def _born(phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array, *given: Any) -> Model:
     """Shares no memory with ``models``, for the step takes its own."""
-    return jax.tree.map(jnp.copy, phase.start(models, tx, key))
+    return jax.tree.map(jnp.copy, phase.start(models, tx, key, *given))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A run's folder: what lies where in it, whose it is, and how a finished run is read.
 
 ``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
-what it goes on from, ``maps.npz`` and ``lora.npz`` the maps and the LoRA that it learned, if any. A finished run has
+what it goes on from, ``maps.npz``, ``lora.npz`` and ``adapter.npz`` what it learned of that kind, if any. A finished run has
 ``result.json`` and, as `jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside
 the tokenizer of its text, ``tokenizer.json``; of a task, also ``scores.json``.
 """

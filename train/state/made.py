@@ -6,10 +6,11 @@ A new way to train a model by something smaller is a class here, and a phase tha
 
 from dataclasses import dataclass
 
-from jaxgrow import grow, ligo, lora
+from jaxgrow import adapters, grow, ligo, lora
 from jaxgrow.axes import Axes, Params, Tree, sizes
 from jaxgrow.lora import LoRA
-from jaxgrow.models import Config
+from jaxgrow.models import Adapter, Config
+from jaxgrow.models.adapters import ADAPTER, FUSION
 from train.state.heads import split
 
 
@@ -71,3 +72,25 @@ class ByLoRA(Made):
     def plain(self, config: Config, trained: Tree, base: Params) -> Params:
         adapter, head = split(trained)
         return lora.merge(base | head, adapter, self.lora)
+
+
+@dataclass(frozen=True)
+class ByAdapter(Made):
+    """Bottleneck adapters train, and the head; the body stands still. Of adapters that are fused, what composes them trains."""
+
+    adapter: Adapter
+
+    def apart(self, body: Tree) -> tuple[Tree, Tree]:
+        """``(what stands still, what trains)`` of a model's body with adapters."""
+        return adapters.detach(body, (ADAPTER,) if self.adapter.fused is None else (FUSION,))
+
+    def axes(self, config: Config) -> Axes:
+        body, head = split(config.axes())
+        return self.apart(body)[1] | head
+
+    def base_axes(self, config: Config) -> Axes:
+        return self.apart(split(config.axes())[0])[0]
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        own, head = split(trained)
+        return adapters.attach(base, own) | head

@@ -28,7 +28,7 @@ class Model:
     config: Config = struct.field(pytree_node=False)
     sensitivity: Any = None  # float32 [layers], as last measured for layer dropping
     base: Any = (
-        None  # parameters that stand still: of the small model that LiGO grows, or of the body that a LoRA adapts
+        None  # parameters that stand still: of the small model that LiGO grows, or of the body that an adapter is of
     )
     made: Made | None = struct.field(pytree_node=False, default=None)  # how ``params`` and ``base`` make the parameters
 
