@@ -5,6 +5,12 @@
         configs/wikipedia12.py:pld configs/wikipedia12.py:sbld50 configs/wikipedia12.py:uniform50 \\
         --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
 
+The same under Muon, which is the better baseline, and what growing still saves there:
+
+    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen configs/wikipedia12.py:muon_ramped \\
+        configs/wikipedia12.py:muon_vcycle configs/wikipedia12.py:muon_small configs/wikipedia12.py:muon_ligo0 \\
+        configs/wikipedia12.py:muon_prores --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
+
 94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
 (README, "Measured").
 """
@@ -80,6 +86,69 @@ def vcycle() -> Experiment:
     """The V-cycle that was best on Wikipedia, for the same large model; no small model is needed before."""
     base = scratch()
     return replace(base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2))
+
+
+def deepen() -> Experiment:
+    """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied."""
+    return replace(scratch(), name="grow_deepen", method=_deepening())
+
+
+def _deepening(ramp: int | None = None) -> Growing:
+    """``ramp``: so many steps until the copies' residual branches are whole."""
+    half = replace(scratch().model, layers=6)
+    last = Stage(0.5, warmup=0, schedule="linear", ramp=None if ramp is None else (0, ramp) * 6)
+    return Growing(half, Stage(0.5, floor=1.0), (GrowTo((last,), by=("interleave",), moments="copy"),))
+
+
+# --- under Muon ---
+
+
+def muon() -> Experiment:
+    """The baseline by Muon, at the same rate, which is its best, too."""
+    return _by_muon("wiki12_muon", scratch())
+
+
+def _by_muon(name: str, experiment: Experiment) -> Experiment:
+    return replace(experiment, name=name, optim=replace(scratch().optim, name="muon"))
+
+
+def muon_deepen() -> Experiment:
+    """`deepen`, by Muon."""
+    return _by_muon("muon_deepen", deepen())
+
+
+def muon_ramped() -> Experiment:
+    """`muon_deepen`, but the new layers come in over 100 steps: the model is the old one when it is born."""
+    return _by_muon("muon_ramped", replace(deepen(), method=_deepening(ramp=100)))
+
+
+def muon_quarter() -> Experiment:
+    """Three layers for 0.4 of the steps, then twelve for 0.5."""
+    last = Stage(0.5, warmup=0, schedule="linear")
+    to = GrowTo((last,), by=("interleave",), moments="copy")
+    method = Growing(replace(scratch().model, layers=3), Stage(0.4, floor=1.0), (to,))
+    return replace(muon(), name="muon_quarter", method=method)
+
+
+def muon_vcycle() -> Experiment:
+    """`vcycle`, by Muon."""
+    return _by_muon("muon_vcycle", vcycle())
+
+
+def muon_small() -> Experiment:
+    """`small`, by Muon."""
+    return _by_muon("muon_small", small())
+
+
+def muon_ligo0() -> Experiment:
+    """`ligo0`, by Muon: of `muon_small`."""
+    method = Growing(SMALL, "muon_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=0)),))
+    return _by_muon("muon_ligo0", replace(scratch(), method=method))
+
+
+def muon_prores() -> Experiment:
+    """`muon` with ProRes (2026): the branches of layer l come in over ``10 (l + 1)`` steps."""
+    return replace(muon(), name="muon_prores", method=Scratch(ramp=tuple(range(10, 121, 10))))
 
 
 # --- dropping layers ---
