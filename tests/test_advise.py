@@ -10,14 +10,14 @@ import runs
 
 from jaxgrow.models import GPT2Config
 from train import advise
-from train.advise import RECIPES, Mixing, advice, caught_up, latest, saved, written
+from train.advise import RECIPES, Pilot, advice, caught_up, latest, saved, written
 from train.errors import exits_cleanly
 from train.experiment import load
 from train.plan.methods import Growing, VCycle
 from train.results.evidence import EVIDENCE, nearest
 from train.state.optim import Optim
 
-QUARTER, ONE, VCYCLE = RECIPES
+HALF, ONE, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
 
 
@@ -45,10 +45,10 @@ def test_a_growth_comes_early_enough_to_catch_up_before_the_rate_decays(tmp_path
     tokens = e.batch * e.model.context
     assert latest(e, mixing=100 * tokens / size) == pytest.approx(0.9 - 0.1)  # 100 of 1000 steps
     assert latest(e, mixing=950 * tokens / size) == 0
-    grown = replace(e, method=QUARTER.method(e, 0.8))
+    grown = replace(e, method=HALF.method(e, 0.8))
     steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
     assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
-    assert saved(e, QUARTER, 0.0) == 0
+    assert saved(e, HALF, 0.0) == 0
 
 
 def test_when_two_curves_meet():
@@ -60,22 +60,27 @@ def test_when_two_curves_meet():
     assert caught_up(scratch, []) is None
 
 
+def found(half, one):
+    return Pilot({"deepen": half, "one layer": one}, 1.0, 1.0)
+
+
 def test_advice_is_of_what_the_budget_leaves_time_for(tmp_path):
-    e = experiment(tmp_path, optim=replace(WSD, name="muon"))
-    size, tokens = advise.parameters(e), e.batch * e.model.context
-    short = Mixing(10 * tokens / size, 1.0, 1.0)
-    text, advised = advice(e, short)
-    assert (
-        "Growing, a quarter of the layers first" in text and advised is not None and isinstance(advised.method, Growing)
-    )
-    assert advised.method.small.layers == 1 and advised.optim == e.optim and "Muon" not in text
-    for mixing in (Mixing(1000 * tokens / size), Mixing(None, 1.0, 1.0)):
-        text, advised = advice(e, mixing)
-        assert "nothing to gain at this budget" in text and advised is None
-    text, advised = advice(replace(e, optim=Optim()), short)  # a cosine
+    e = experiment(tmp_path, optim=replace(WSD, name="muon"), model=runs.LARGE)
+    each = e.batch * e.model.context / advise.parameters(e)  # tokens a parameter of a step
+    text, best = advice(e, found(10 * each, 10 * each))
+    assert "Growing, one layer first" in text and best is not None and isinstance(best.method, Growing)
+    assert best.method.small.layers == 1 and best.optim == e.optim and "First of all Muon" not in text
+    text, best = advice(e, found(10 * each, 700 * each))  # one layer could grow at a fifth of the steps alone
+    assert "Growing, half of the layers first" in text and best is not None and best.method.small.layers == 2
+    for pilot in (found(1000 * each, 1000 * each), found(None, None)):
+        text, best = advice(e, pilot)
+        assert "nothing to gain at this budget" in text and best is None
+    assert "nothing: not within 1 tokens a parameter" in text
+    text, best = advice(replace(e, optim=Optim()), found(10 * each, 10 * each))  # a cosine
     assert "cosine falls from the first step on" in text and "First of all Muon" in text
-    assert advised.optim == Optim(name="muon", schedule="wsd") and isinstance(advised.method, Growing)
+    assert best.optim == Optim(name="muon", schedule="wsd") and isinstance(best.method, Growing)
     assert saved(e, VCYCLE, 0.0) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
+    assert "--measure finds out" in advice(e)[0]
 
 
 def advised(monkeypatch, *arguments):
@@ -97,9 +102,9 @@ def test_a_pilot_runs_its_cost_is_told_and_the_config_is_that_advised(tmp_path, 
     assert made.optim.name == "muon" and made.eval_batches == 1 and made.name.startswith("tiny_muon")
     assert eval(written(made.optim), {"Optim": Optim}) == made.optim and "b1" not in written(made.optim)
     folders = sorted(p.name for p in (tmp_path / "pilot").iterdir())
-    assert folders == ["tiny-pilot-seed0", "tiny-pilot-stack-seed0"]
+    assert folders == ["tiny-pilot-deepen-seed0", "tiny-pilot-one_layer-seed0", "tiny-pilot-seed0"]
     spent = sum(json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders)
-    assert f"a pilot of {spent / e.plan[0].cost(e.batch):.1%} of the budget" in said
+    assert f"The pilot cost {spent / e.plan[0].cost(e.batch):.1%} of the budget" in said
 
 
 def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):

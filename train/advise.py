@@ -4,8 +4,8 @@
 
 CONFIG is a training from scratch. A recipe that trains something smaller for a part tau of the steps, each of which costs c of
 a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some: a growth comes in the
-stable phase of the schedule, and early enough to catch up before the rate decays. How long that takes is taken to be 10 tokens
-a parameter, or, with ``--measure``, found by a pilot of a few per cent of the budget: the small model trains, grows and trains
+stable phase of the schedule, and early enough to catch up before the rate decays. How long that takes is what it took
+elsewhere, or, with ``--measure``, found by a pilot of a few per cent of the budget: each small model trains, grows and trains
 on at a constant rate, beside a run from scratch, until the two meet. ``--write`` writes the config that is advised.
 """
 
@@ -27,7 +27,6 @@ from train.results.evidence import nearest
 from train.results.runs import Run, markdown
 from train.state.optim import Optim
 
-MIXING = 10.0  # tokens a parameter that a grown model needs to catch up, where nobody measured it
 WORTH = 0.03  # less than this is lost in the noise of seeds
 PILOT = 0.04  # of the steps: how long the small model of a pilot trains, and then the grown one
 
@@ -39,15 +38,17 @@ class Recipe:
     name: str  # as `train.results.evidence` has it
     about: str
     method: Callable[[Experiment, float], Method]  # of the part of the steps that the small model has
-    late: bool = True  # the small model's part may be any; else the recipe is of one piece
+    # Tokens a parameter that the grown model needs to catch up, where no pilot tells; None: the recipe is of one piece, and
+    # takes no part of the steps.
+    mixing: float | None = None
 
 
 def one_layer(experiment: Experiment, tau: float) -> Method:
     return _deepened(experiment, tau, 1)
 
 
-def quarter(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau, max(1, experiment.model.layers // 4))
+def half(experiment: Experiment, tau: float) -> Method:
+    return _deepened(experiment, tau, max(1, experiment.model.layers // 2))
 
 
 def _deepened(experiment: Experiment, tau: float, layers: int) -> Method:
@@ -71,10 +72,12 @@ def vcycle(experiment: Experiment, tau: float) -> Method:
     )
 
 
+# Half of the layers grew best right before the decay, of a model of 12 layers (README, Measured); 10 tokens for one layer is a
+# guess from published curves.
 RECIPES = (
-    Recipe("stack", "a quarter of the layers first", quarter),
-    Recipe("one layer", "one layer first", one_layer),
-    Recipe("vcycle", "V-cycle in depth, corrected", vcycle, late=False),
+    Recipe("deepen", "half of the layers first", half, mixing=0.0),
+    Recipe("one layer", "one layer first", one_layer, mixing=10.0),
+    Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
 
 
@@ -100,7 +103,7 @@ def latest(experiment: Experiment, mixing: float) -> float:
 
 def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
     """The part of the FLOPs that the recipe does without, by its own plan."""
-    if recipe.late and not round(tau * experiment.steps):
+    if recipe.mixing is not None and not round(tau * experiment.steps):
         return 0.0
     return 1 - cost(replace(experiment, method=recipe.method(experiment, tau))) / cost(experiment)
 
@@ -109,40 +112,43 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
 
 
 @dataclass(frozen=True)
-class Mixing:
-    """How long a grown model takes to catch up with one from scratch; None: not within the pilot, whose ``reach`` is told."""
+class Pilot:
+    """How long grown models take to catch up with one from scratch."""
 
-    tokens: float | None  # a parameter
-    reach: float = 0.0
-    flops: float = 0.0  # that the pilot cost
-
-    @property
-    def told(self) -> str:
-        if not self.flops:
-            return f"is taken to catch up within {self.tokens:g} tokens a parameter (--measure finds out)"
-        if self.tokens is None:
-            return f"had not caught up within {self.reach:.2g} tokens a parameter, where the pilot ended"
-        return f"had caught up after {self.tokens:.2g} tokens a parameter"
+    tokens: dict[str, float | None]  # a parameter, by recipe; None: longer than the pilot
+    reach: float  # tokens a parameter that it trained grown models for
+    flops: float  # what all of it cost
 
 
-def pilot(experiment: Experiment, recipe: Recipe, workdir: Path) -> Mixing:
-    """Two short runs at a constant rate, one from scratch and one that grows in its middle."""
+def pilot(experiment: Experiment, workdir: Path) -> Pilot:
+    """Short runs at a constant rate, one from scratch and one of each recipe that grows, in its middle."""
     optim = replace(experiment.optim, schedule="wsd", decay=0.0)
     steps = max(2 * optim.warmup, round(2 * PILOT * experiment.steps))
     base = replace(
         experiment, name=f"{experiment.name}-pilot", steps=steps, optim=optim, eval_every=max(1, steps // 40)
     )
-    grown = replace(base, name=f"{base.name}-{recipe.name.replace(' ', '_')}", method=recipe.method(base, 0.5))
-    finished = []
-    for e in (base, grown):
+
+    def ran(e: Experiment) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
         run(e, folder)
-        finished.append(Run(e.name, e.seed, folder))
-    scratch, other = ([(line["tokens"], line["val_loss"]) for line in r.curve] for r in finished)
-    size, born = parameters(experiment), finished[1].result["phases"][0]["tokens"]
-    met = caught_up(scratch, [point for point in other if point[0] > born])
-    flops = sum(r.cost("flops") for r in finished)
-    return Mixing(None if met is None else (met - born) / size, (other[-1][0] - born) / size, flops)
+        return Run(e.name, e.seed, folder)
+
+    def curve(of: Run) -> list[tuple[float, float]]:
+        return [(line["tokens"], line["val_loss"]) for line in of.curve]
+
+    scratch, size, met, reach = ran(base), parameters(experiment), {}, 0.0
+    runs = [scratch]
+    for recipe in RECIPES:
+        if recipe.mixing is not None:
+            grown = ran(
+                replace(base, name=f"{base.name}-{recipe.name.replace(' ', '_')}", method=recipe.method(base, 0.5))
+            )
+            born = grown.result["phases"][0]["tokens"]
+            at = caught_up(curve(scratch), [point for point in curve(grown) if point[0] > born])
+            met[recipe.name] = None if at is None else (at - born) / size
+            reach = (grown.result["tokens"] - born) / size
+            runs.append(grown)
+    return Pilot(met, reach, sum(r.cost("flops") for r in runs))
 
 
 def caught_up(scratch: list[tuple[float, float]], grown: list[tuple[float, float]]) -> float | None:
@@ -160,27 +166,37 @@ def caught_up(scratch: list[tuple[float, float]], grown: list[tuple[float, float
 # --- the advice ---
 
 
-def advice(experiment: Experiment, mixing: Mixing) -> tuple[str, Experiment | None]:
+def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
     """Markdown, and the experiment that is advised; None where nothing is to be gained."""
     size, base = parameters(experiment), stable(experiment)
     each = experiment.steps * experiment.batch * experiment.model.length / size
     rate = 1 - decaying(base)
-    tau = 0.0 if mixing.tokens is None else latest(base, mixing.tokens)
     body, gains = [], []
     for recipe in RECIPES:
-        most, found = (saved(base, recipe, t if recipe.late else 0.0) for t in (rate, tau))
+        mixing = recipe.mixing if pilot is None else pilot.tokens.get(recipe.name)
+        tau = 0.0 if mixing is None else latest(base, mixing)
+        most, found = (saved(base, recipe, t) for t in (rate, tau))
         near = "; ".join(e.told for e in nearest(recipe.name, size, each)) or "nothing"
-        counted = f"{found:.0%}, grown at {tau:.0%} of the steps" if recipe.late else "not known"
+        if recipe.mixing is None:
+            counted = "not known"
+        elif mixing is None:
+            counted = f"nothing: not within {pilot.reach:.2g} tokens a parameter"  # type: ignore[union-attr]
+        else:
+            counted = f"{found:.0%}, {mixing:.2g} tokens a parameter: grown at {tau:.0%} of the steps"
+            gains.append((found, tau, recipe))
         body.append([recipe.about, f"{most:.0%}", counted, near])
-        gains.append((found if recipe.late else 0.0, recipe))
-    pilot = f" (a pilot of {mixing.flops / cost(experiment):.1%} of the budget)" if mixing.flops else ""
     lines = [
         f"{experiment.name}: {size:,} parameters, {experiment.steps:,} steps, {each:.3g} tokens a parameter, "
         f"{cost(experiment):.3g} FLOPs.",
         "",
         markdown(["recipe", "saves at most", "catching up counted", "measured, nearest first"], body),
         "",
-        f"The rate is stable for {rate:.0%} of the steps; a grown model {mixing.told}{pilot}.",
+        f"The rate is stable for {rate:.0%} of the steps. "
+        + (
+            "How long catching up takes is assumed: --measure finds out."
+            if pilot is None
+            else f"The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
+        ),
     ]
     if base is not experiment:
         own = experiment.optim.schedule
@@ -192,7 +208,7 @@ def advice(experiment: Experiment, mixing: Mixing) -> tuple[str, Experiment | No
         near = "; ".join(e.told for e in nearest("muon", size, each))
         lines.append(f"First of all Muon (optim.name=muon; sweep its rate): {near}.")
         advised = replace(advised, name=f"{advised.name}_muon", optim=replace(advised.optim, name="muon"))
-    gain, best = max(gains, key=lambda g: g[0])
+    gain, tau, best = max(gains, key=lambda g: g[0], default=(0.0, 0.0, RECIPES[0]))
     if gain > WORTH:
         lines.append(
             f"Growing, {best.about}: {gain:.0%} at equal steps; its loss ends higher, so compare at equal loss."
@@ -257,8 +273,7 @@ def main() -> None:
                 f"--budget {arguments.budget:g} is less than a step, {cost(experiment) / experiment.steps:.3g} FLOPs"
             )
         experiment = replace(experiment, steps=steps)
-    mixing = pilot(experiment, RECIPES[0], arguments.workdir) if arguments.measure else Mixing(MIXING)
-    text, advised = advice(experiment, mixing)
+    text, advised = advice(experiment, pilot(experiment, arguments.workdir) if arguments.measure else None)
     print(text, end="")
     if arguments.write is not None and advised is not None:
         arguments.write.write_text(script(arguments.config, advised))
