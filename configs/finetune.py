@@ -7,6 +7,7 @@ The folder of the data holds the published files of the task, or of all tasks, e
 
 from dataclasses import replace
 
+from jaxgrow.drop import LayerDrop, Sensitivity
 from train.data.augment import Augment
 from train.data.images import Images
 from train.data.labelled.task import Labelled
@@ -88,6 +89,57 @@ def cifar10() -> FineTuning:
         rates=(1e-4, 3e-4, 1e-3),
         optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
     )
+
+
+def _transfer(name: str, path: str) -> FineTuning:
+    """DeiT's transfer to small sets (Touvron et al., 2021), LiGO's, too: SGD, 1000 epochs of batches of 768, at 0.01, at the
+    model's own size. Deviations: no label smoothing or mixing but ``data.augment``'s; weights decay by 1e-4.
+
+    ``path``: a folder or archive of ``<class>/<file>.jpg``.
+    """
+    return FineTuning(
+        name=name,
+        data=Images("folder", path, size=224, augment=Augment(crop="resized", flip=True)),
+        epochs=1000,
+        batch=768,
+        rates=(0.01,),
+        warmup=0.005,
+        optim=Optim(name="sgd", schedule="cosine", b1=0.9, weight_decay=1e-4),
+    )
+
+
+def flowers() -> FineTuning:
+    """Oxford Flowers-102."""
+    return _transfer("flowers", "flowers102")
+
+
+def cars() -> FineTuning:
+    """Stanford Cars."""
+    return _transfer("cars", "cars196")
+
+
+def cifar100() -> FineTuning:
+    return _transfer("cifar100", "cifar100")
+
+
+def _dropping(base: FineTuning, drop: LayerDrop, name: str) -> FineTuning:
+    """Layers are dropped while it fine-tunes. Read it by epoch: the same number of epochs costs less, at which score?"""
+    return replace(base, name=f"{base.name}_{name}", drop=drop)
+
+
+def sst2_pld() -> FineTuning:
+    """Progressive layer dropping (Zhang & He, 2020) for a pre-LN BERT, as the paper pre-trains: theta 0.5."""
+    return _dropping(sst2(), LayerDrop(theta=0.5), "pld")
+
+
+def sst2_sbld() -> FineTuning:
+    """Sensitivity-based layer dropping (Zeng et al., 2023; our reconstruction), as on Swin: of what is fine-tuned."""
+    return _dropping(sst2(), LayerDrop(theta=0.5, sensitivity=Sensitivity()), "sbld")
+
+
+def sst2_uniform() -> FineTuning:
+    """The control of both: the same mean, no sensitivities."""
+    return _dropping(sst2(), LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)), "uniform")
 
 
 def digits() -> FineTuning:

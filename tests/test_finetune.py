@@ -86,6 +86,8 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     digits = FineTuning("digits", Images("digits"), epochs=4, batch=64, rates=(1e-2,), optim=OPTIM)
     scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
     assert scores["valid"]["accuracy"] > 0.5  # by chance 0.1
+    export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["id2label"] == {str(i): str(i) for i in range(10)}
     config, _ = load(tmp_path / "digits-vit-lr0.01-seed0")
     assert (config.image, config.classes, config.positions) == (8, 10, 5)
 

@@ -69,6 +69,24 @@ def test_the_transformation_is_optax_adamw_after_clipping(size):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours[0], theirs[0])
 
 
+def test_sgd_by_hand():
+    """Nesterov's momentum of the gradient and the decay: ``m = b m + g``, then ``b m + g``."""
+    tx = transformation(Optim(name="sgd", b1=0.5, weight_decay=0.25, clip=100.0))
+    params, axes = (
+        {"kernel": np.full((1, 1), 8.0, np.float32), "bias": np.ones(1, np.float32)},
+        {
+            "kernel": ("a.in", "b"),
+            "bias": ("b.bias",),
+        },
+    )
+    state, seen = tx.init(params), []
+    for g in (2.0, 4.0):
+        updates, state = tx.update(jax.tree.map(lambda p, g=g: np.full_like(p, g), params), state, params, axes=axes)
+        seen.append((float(updates["kernel"][0, 0]), float(updates["bias"][0])))
+    # Of the kernel, 2 joins each gradient: m = 4, then 2 + 6.
+    assert seen == [(0.5 * 4 + 4, 0.5 * 2 + 2), (0.5 * 8 + 6, 0.5 * 5 + 4)]
+
+
 def test_kernels_and_embeddings_decay_biases_and_norms_do_not():
     shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)

@@ -12,6 +12,7 @@ from jaxgrow import __version__
 from jaxgrow.interop import CheckpointError, huggingface, open_checkpoint
 from jaxgrow.interop.files import RECORD, write_json
 from jaxgrow.interop.folders import appearing
+from jaxgrow.interop.labels import named
 from jaxgrow.models import Config, TextConfig
 from train.data.labelled.task import Labelled, task
 from train.data.text import tokenizer_of
@@ -49,6 +50,7 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
                 foreign |= _tokenizer(workdir.folder, source.config, part)
                 if source.config.predicts != "tokens":
                     foreign |= task(Labelled(**workdir.config["data"]["Labelled"]), source.config).settings
+            foreign |= named(workdir.result.get("labels", ()))
             huggingface.write(source, family, foreign, part)
             about = {"version": __version__, "operator": "export", "sources": [source.fingerprint()]}
             write_json(part / RECORD, about | {"config": source.config.as_json(), "files": []})

@@ -5,7 +5,7 @@ A decoder classifies a text by its last token. We are told its place; `transform
 logits if padding comes after the text and has an id with which no text ends: where texts end with end-of-text, any other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxgrow.models import Config
@@ -19,8 +19,14 @@ def classes(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 def labelled(config: Config) -> dict[str, Any]:
     """Labels for as many classes as a model has."""
-    labels = {str(i): f"LABEL_{i}" for i in range(config.integers()["classes"])}
-    return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
+    return named([f"LABEL_{i}" for i in range(config.integers()["classes"])])
+
+
+def named(labels: Sequence[str]) -> dict[str, Any]:
+    """Labels of classes by their numbers, and the other way round; nothing, if there are none."""
+    if not labels:
+        return {}
+    return {"id2label": {str(i): x for i, x in enumerate(labels)}, "label2id": {x: i for i, x in enumerate(labels)}}
 
 
 def problem(config: Config) -> dict[str, Any]:

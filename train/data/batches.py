@@ -79,6 +79,11 @@ def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     return images(data).identity if isinstance(data, Images) else tokens(data).identity
 
 
+def labels(data: Data | Images | Labelled) -> list[str]:
+    """The names of the classes of images, in the order of their numbers; of all else, none."""
+    return list(images(data).classes) if isinstance(data, Images) else []
+
+
 def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Source]:
     """What ``model`` trains on, and what judges it.
 

@@ -68,6 +68,8 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
             checkpoints.wait()
             about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
             result = recorder.record() | about | {"corpus": data.identity}
+            if data.labels:
+                result |= {"labels": data.labels}
     workdir.finish(result, model.config, model.params, getattr(experiment.data, "tokenizer", None))
     return once(lambda: result)
 
@@ -90,6 +92,7 @@ class _Data:
         self.validation = batches.validation(held_out, e.batch, e.eval_batches, mine)
         self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
         self.identity = batches.identity(e.data, e.model)
+        self.labels = batches.labels(e.data)
 
 
 class Trainer:

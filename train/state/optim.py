@@ -1,4 +1,4 @@
-"""AdamW and Muon, and their learning-rate schedules."""
+"""AdamW, Muon and SGD, and their learning-rate schedules."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,10 +16,11 @@ from train.overrides import LATER
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW, or Muon beside it, with a warm-up and a decay over the steps of one phase."""
+    """AdamW, Muon beside it, or SGD, with a warm-up and a decay over the steps of one phase."""
 
-    # Muon: of the layers' matrices (`jaxgrow.muon`); all else is AdamW's.
-    name: Literal["adamw", "muon"] = field(default="adamw", metadata=LATER)
+    # Muon: of the layers' matrices (`jaxgrow.muon`); all else is AdamW's. SGD: with Nesterov's momentum b1, and the decay of
+    # weights added to their gradient, as vision has it.
+    name: Literal["adamw", "muon", "sgd"] = field(default="adamw", metadata=LATER)
     peak_lr: float = 6e-4
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup: int = 100  # steps of linear warm-up
@@ -36,8 +37,8 @@ class Optim:
     )  # of Muon's update of a matrix, over the rate; 0.2 is about Adam's
 
     def __post_init__(self):
-        if self.name not in ("adamw", "muon"):
-            raise ValueError(f"name is 'adamw' or 'muon', not {self.name!r}")
+        if self.name not in ("adamw", "muon", "sgd"):
+            raise ValueError(f"name is 'adamw', 'muon' or 'sgd', not {self.name!r}")
         if self.schedule not in ("cosine", "linear", "wsd"):
             raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
         for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1), ("muon_momentum", 0, 1)):
@@ -68,6 +69,8 @@ def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTran
     """
     if optim.name == "adamw":
         return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+    if optim.name == "sgd":
+        return _sgd(optim.clip, optim.b1, optim.weight_decay)
     matrices = tuple(muon.dimension_numbers(axes).items())
     return _muon(
         matrices, optim.clip, optim.muon_momentum, optim.muon_rms, optim.b1, optim.b2, optim.eps, optim.weight_decay
@@ -93,6 +96,11 @@ def _muon(
         muon.scale_by_muon_and_adam(dict(matrices), momentum, rms, b1, b2, eps),
         _decay(weight_decay),
     )
+
+
+@cache
+def _sgd(clip: float, momentum: float, weight_decay: float) -> optax.GradientTransformationExtraArgs:
+    return optax.chain(optax.clip_by_global_norm(clip), _decay(weight_decay), optax.trace(momentum, nesterov=True))
 
 
 def decays(axes: Tree) -> Tree:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxgrow.interop.labels import named
 from jaxgrow.models import BERTConfig
 from jaxgrow.models.config import TextConfig
 from train.data.labelled import glue, squad
@@ -64,11 +65,7 @@ class Prepared:
     @property
     def settings(self) -> dict[str, Any]:
         """What the ``config.json`` of a model that has learned it should say (`jaxgrow.interop.save`)."""
-        named = {str(i): label for i, label in enumerate(self.labels)}
-        out: dict[str, Any] = (
-            {"id2label": named, "label2id": {label: int(i) for i, label in named.items()}} if named else {}
-        )
-        return out | ({"pad_token_id": self.pad} if self.train.types is None else {})
+        return named(self.labels) | ({"pad_token_id": self.pad} if self.train.types is None else {})
 
     def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
         """What a model's outputs for all examples of ``valid[split]``, in order, are worth.
