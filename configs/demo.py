@@ -88,6 +88,25 @@ def vcycle_pld() -> Experiment:
     return _by("vcycle_pld", replace(VCYCLE, up=(small, replace(final, drop=drop))))
 
 
+# --- Muon ---
+
+
+def muon() -> Experiment:
+    """The baseline by Muon, the better one."""
+    return replace(scratch(), name="demo_muon", optim=replace(scratch().optim, name="muon"))
+
+
+def best() -> Experiment:
+    """The best recipe found: Muon, and half of the layers for half of the steps, each then followed by its copy.
+
+    With half of the baseline's steps. One schedule for both models; moments are copied.
+    """
+    half = replace(MODEL, layers=2)
+    to = GrowTo((Stage(0.5, warmup=0, schedule="linear"),), by=("interleave",), moments="copy")
+    method = Growing(half, Stage(0.5, floor=1.0), (to,))
+    return replace(muon(), name="demo_best", method=method, steps=650)
+
+
 # --- growing ---
 
 SOURCE = Stage(0.4, floor=1.0)  # the small model's training: at a constant rate, for only the large one decays
