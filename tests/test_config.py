@@ -55,10 +55,10 @@ def test_every_experiment_loads_by_its_name(path):
 
 def test_no_two_experiments_have_one_name():
     every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
-    assert len(set(every)) == len(every) == 71
+    assert len(set(every)) == len(every) == 82
 
 
-@pytest.mark.parametrize("name", ["scratch", "vcycle"])
+@pytest.mark.parametrize("name", ["scratch", "vcycle", "best"])
 def test_the_readmes_first_command_names_the_demos(name):
     assert load(ROOT / "configs" / f"demo_{name}.py") == load(f"{ROOT / 'configs' / 'demo.py'}:{name}")
 
