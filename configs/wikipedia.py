@@ -15,6 +15,7 @@ from configs.demo import VCYCLE_PAPER
 from jaxgrow.models import BERTConfig, GPT2Config
 from train.data.text import Data
 from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Stage
 from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
@@ -39,6 +40,27 @@ def scratch() -> Experiment:
         log_every=20,
         checkpoint_every=1000,
     )
+
+
+def deepening(experiment: Experiment, ramp: int | None = None) -> Growing:
+    """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied.
+
+    ``ramp``: so many steps until the copies' residual branches are whole.
+    """
+    half = experiment.model.layers // 2
+    last = Stage(0.5, warmup=0, schedule="linear", ramp=None if ramp is None else (0, ramp) * half)
+    small = replace(experiment.model, layers=half)
+    return Growing(small, Stage(0.5, floor=1.0), (GrowTo((last,), by=("interleave",), moments="copy"),))
+
+
+def muon() -> Experiment:
+    """The GPT by Muon."""
+    return replace(scratch(), name="wiki_muon", optim=replace(scratch().optim, name="muon"))
+
+
+def muon_deepen() -> Experiment:
+    """.. two layers first."""
+    return replace(muon(), name="wiki_muon_deepen", method=deepening(muon()))
 
 
 def vcycle() -> Experiment:

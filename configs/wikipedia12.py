@@ -90,14 +90,7 @@ def vcycle() -> Experiment:
 
 def deepen() -> Experiment:
     """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied."""
-    return replace(scratch(), name="grow_deepen", method=_deepening())
-
-
-def _deepening(ramp: int | None = None) -> Growing:
-    """``ramp``: so many steps until the copies' residual branches are whole."""
-    half = replace(scratch().model, layers=6)
-    last = Stage(0.5, warmup=0, schedule="linear", ramp=None if ramp is None else (0, ramp) * 6)
-    return Growing(half, Stage(0.5, floor=1.0), (GrowTo((last,), by=("interleave",), moments="copy"),))
+    return replace(scratch(), name="grow_deepen", method=wikipedia.deepening(scratch()))
 
 
 # --- under Muon ---
@@ -119,7 +112,7 @@ def muon_deepen() -> Experiment:
 
 def muon_ramped() -> Experiment:
     """`muon_deepen`, but the new layers come in over 100 steps: the model is the old one when it is born."""
-    return _by_muon("muon_ramped", replace(deepen(), method=_deepening(ramp=100)))
+    return _by_muon("muon_ramped", replace(deepen(), method=wikipedia.deepening(scratch(), ramp=100)))
 
 
 def muon_quarter() -> Experiment:
