@@ -21,6 +21,7 @@ from train.loop.trainer import run
 from train.plan.methods import Growing, GrowTo, Scratch, Stage
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
+from train.state.mesh import Mesh
 from train.state.optim import Optim, transformation
 
 OPTIM = Optim(name="muon", peak_lr=1e-2, warmup=1)
@@ -152,6 +153,25 @@ def test_a_model_grows_in_the_middle_of_a_run_and_the_ledger_has_every_update(tm
     steps = [2 * step(config, experiment.batch) for config in (runs.SMALL, runs.LARGE)]
     trained = [phase["flops"] for phase in result["phases"] if phase["steps"]]
     assert trained == steps and [p.cost(experiment.batch) for p in experiment.plan if p.cost(1)] == steps
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
+    """Its state has places that hold nothing, which a checkpoint must give back."""
+    experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, checkpoint_every=2)
+    run(experiment, tmp_path / "whole")
+    runs.stopped(experiment, tmp_path / "stopped", 2)
+    runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_model_in_parts_takes_the_same_steps(tmp_path):
+    """The products of an update are of matrices that lie on several devices."""
+    whole = runs.experiment(tmp_path, steps=3, optim=OPTIM, log_every=1)
+    parts = replace(whole, mesh=Mesh(fsdp=2, tensor=2))
+    losses = []
+    for name, experiment in (("whole", whole), ("parts", parts)):
+        run(experiment, tmp_path / name)
+        losses.append([line["loss"] for line in runs.log(tmp_path / name) if "loss" in line])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def step(config, samples):
