@@ -71,7 +71,7 @@ def test_an_experiment_has_settings_of_its_own_after_its_name():
 
 def test_a_name_that_a_file_does_not_have_is_refused_with_those_that_it_has():
     path = ROOT / "configs" / "wikipedia.py"
-    others = "scratch, vcycle, vcycle_paper, bert_scratch, bert_vcycle"
+    others = "scratch, muon, muon_deepen, vcycle, vcycle_paper, bert_scratch, bert_vcycle"
     for text, asked in ((f"{path}:nothing", "nothing"), (str(path), "config")):
         with pytest.raises(UserError, match=f"has no experiment '{asked}'; name one, as {path}:scratch, of {others}"):
             load(text)
