@@ -13,6 +13,7 @@ from jaxgrow.operators import (
     WIDTH,
     adjacent,
     aki,
+    average,
     coalesce,
     decoalesce,
     far,
@@ -189,12 +190,13 @@ def test_layers_are_only_added_and_nothing_else(operator):
 
 @pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
 def test_widths_are_only_widened_and_nothing_else(operator):
-    name, axes = operator.__name__, "layers, embed, heads, mlp" if operator is aki else "embed, heads, mlp"
+    both = operator in (aki, average)  # which add layers, too
+    name, axes = operator.__name__, "layers, embed, heads, mlp" if both else "embed, heads, mlp"
     with raises(f"axis 'mlp': {name} cannot take 20 to 19; coalesce() makes models smaller"):
         operator(LARGE, {"mlp": 19})
     with raises(f"axis 'vocab': {name} grows {axes}", "axis 'vocab': the model has no such axis, only layers, heads"):
         operator(LARGE, {"vocab": 6})
-    if operator is not aki:
+    if not both:
         with raises(f"axis 'layers': {name} grows {axes}"):
             operator(LARGE, {"layers": 10})
 

@@ -13,6 +13,7 @@ import tiny
 from papers import AXES, fpi_matrix, in_matrices, layers, widened
 
 from jaxgrow import grow
+from jaxgrow.matrices import dense
 from jaxgrow.operators import (
     aki,
     average,
@@ -117,7 +118,7 @@ def test_advanced_knowledge_initialisation(more, sources, tied):
 def test_averages(tied):
     """LiGO's start, ``B_out W B_in.T`` and then noisy stacking: each row of C, and of w, is a mean."""
     growth = average(tiny.WIDTHS, {**RAGGED, "layers": 5}, seed=3)
-    B = {axis: m.write for axis, m in growth.items()}
+    B = {axis: dense(m.write) for axis, m in growth.items()}
     for axis, rows in B.items():
         np.testing.assert_allclose(rows.sum(1), 1)
         if axis != "layers":
@@ -138,7 +139,9 @@ def test_averages(tied):
 def test_averages_of_heads_that_share_keys_keep_to_their_places():
     growth = average({"heads": 4, "kv_heads": 2, "embed": 6}, {"heads": 6, "kv_heads": 3}, seed=1)
     assert growth["kv_heads"].write.shape == (3, 2)
-    np.testing.assert_array_equal(growth["heads"].write[4:] > 0, [[1, 0, 1, 0], [0, 1, 0, 1]])
+    np.testing.assert_array_equal(dense(growth["heads"].write)[4:] > 0, [[1, 0, 1, 0], [0, 1, 0, 1]])
+    wide = dense(average({"mlp": 50}, {"mlp": 53}, seed=1)["mlp"].write)
+    assert ((wide[50:] > 0).sum(1) == 32).all() and len(np.unique(wide[50:] > 0, axis=0)) == 3
 
 
 @either

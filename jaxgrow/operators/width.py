@@ -13,6 +13,8 @@ from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.matrices import Matrix, Rows, dense
 from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, multiples, sources, width
 
+MEANS = 32  # old units that a new one of `average` is a mean of, at most
+
 
 def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """``W' = [[W, 0], [0, 0]]``: direct copy into the corner, zeros elsewhere.
@@ -338,13 +340,14 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 
 def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> dict[str, AxisMap]:
-    """New units are about the mean of all old ones, new layers about a copy: where LiGO's learning begins, unit by unit.
+    """New units are about a mean of old ones, new layers about a copy: where LiGO's learning begins, unit by unit.
 
     Width ``B = [I; C]`` for writers and readers alike, with rows of C uniform in 0..1 and divided by their sum; depth
     ``u / sum(u)`` with ``u ~ U(0, noise)``, but 1 at ``l mod L`` (Wang et al., ICLR 2023, the published code's start). What is
-    new begins small, about ``1 / sqrt(old)`` of a unit, and no two are alike. Does not keep the function.
+    new begins small, about ``1 / sqrt(n)`` of a unit where it is a mean of n, and no two are alike. Does not keep the
+    function. Deviation: a mean is of 32 random units, of all where there are no more, so that it grows models of any size.
 
-    Where queries share keys, new heads are the mean of whole groups' heads, each at its place in the group.
+    Where queries share keys, new heads are means over groups, each of the heads at its place.
 
     Args:
       sizes: the size of every axis of the model (`jaxgrow.sizes`).
@@ -385,11 +388,15 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
 
 
 def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator) -> AxisMap:
-    """``[I; C]``: first copies are the old units, others a mean of those at the same place of a group."""
-    rows, new = np.eye(old)[index], ~first(index)
-    alike = np.arange(old)[None] % group == index[new, None] % group
-    weights = rng.uniform(size=alike.shape) * alike
-    rows[new] = weights / weights.sum(1, keepdims=True)
+    """``[I; C]``: first copies are the old units, others a mean of some at the same place of a group."""
+    count = min(MEANS, old // group)
+    of, weight = np.repeat(index[:, None], count, 1), np.zeros((len(index), count))
+    weight[:, 0] = 1
+    for i in np.flatnonzero(~first(index)):
+        of[i] = np.sort(rng.choice(old // group, count, replace=False)) * group + index[i] % group
+        drawn = rng.uniform(size=count)
+        weight[i] = drawn / drawn.sum()
+    rows = Rows(of, weight, old)
     return AxisMap(rows, rows)
 
 
