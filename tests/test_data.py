@@ -215,6 +215,21 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     assert len(count) == 1 and [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
 
 
+def test_a_work_folder_that_is_renamed_while_mkdir_looks_at_it_is_no_error(tmp_path, monkeypatch):
+    folder, mkdir = tmp_path / "made", Path.mkdir
+
+    def late(self, *arguments, **options):
+        mkdir(folder)  # another process is done
+        raise FileExistsError(self)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    assert made(folder, lambda work: None) == folder
+    (tmp_path / ".unfinished-other").write_text("a file of somebody's")
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(FileExistsError):
+        made(tmp_path / "other", lambda work: None)
+
+
 def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeypatch):
     folder, lock = tmp_path / "made", files.fcntl.flock
 

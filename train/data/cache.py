@@ -18,10 +18,14 @@ def made(folder: Path, make: Callable[[Path], None]) -> Path:
     """
     work = folder.with_name(f".unfinished-{folder.name}")
     while not folder.exists():
-        work.mkdir(parents=True, exist_ok=True)
         try:
+            work.mkdir(parents=True, exist_ok=True)
             locked = lock(work / ".lock", wait=True)
         except FileNotFoundError:  # another process was done with it just now
+            continue
+        except FileExistsError:  # .. between mkdir's finding it and its looking what it is
+            if work.is_file():
+                raise
             continue
         with locked:
             if not _is_at(locked.fileno(), work / ".lock"):
