@@ -15,6 +15,7 @@ from jaxgrow.models import ViTConfig
 from train.data.augment import Augment
 from train.data.images import Images
 from train.experiment import Experiment
+from train.plan.recipes import deepened
 from train.state.optim import Optim
 
 
@@ -49,3 +50,14 @@ def vit_scratch() -> Experiment:
 def vit_vcycle() -> Experiment:
     """The demo's V-cycle, its last phase half of the steps."""
     return replace(vit_scratch(), name="cifar10_vit_vcycle", method=wikipedia.VCYCLE)
+
+
+def vit_muon() -> Experiment:
+    """From scratch, by Muon."""
+    return replace(vit_scratch(), name="cifar10_vit_muon", optim=replace(vit_scratch().optim, name="muon"))
+
+
+def vit_muon_deepen() -> Experiment:
+    """.. half of the layers first."""
+    method = deepened(vit_muon().model, 3, 0.5, wikipedia.FINAL)
+    return replace(vit_muon(), name="cifar10_vit_muon_deepen", method=method)

@@ -21,7 +21,7 @@ from train.data.images import Images
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Method, Scratch, Stage, VCycle
 from train.plan.modifiers import Rewarm
-from train.plan.transforms import Grouping
+from train.plan.recipes import deep_vcycle, deepened
 from train.state.optim import Optim
 
 MODEL = GPT2Config(vocab=256, context=64, layers=4, embed=48, heads=4, head_dim=12, mlp=192, remat="projections")
@@ -48,15 +48,7 @@ def _by(name: str, method: Method) -> Experiment:
 
 # --- V-cycles ---
 
-VCYCLE = VCycle(
-    down=(Stage(0.05),),
-    up=(Stage(0.4, warmup=50, floor=1.0), Stage(0.6, warmup=0, schedule="linear")),
-    groupings=(Grouping(heads=None, layers="far"),),
-    alpha=1.0,
-    correction=True,
-    moments_down="exact",
-    moments_up="exact",
-)
+VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), Stage(0.6, warmup=0, schedule="linear"))
 VCYCLE_PAPER = VCycle(
     down=(Stage(0.05),),
     up=(
@@ -101,9 +93,7 @@ def best() -> Experiment:
 
     With two thirds of the baseline's steps. One schedule for both models; moments are copied.
     """
-    half = replace(MODEL, layers=2)
-    to = GrowTo((Stage(0.5, warmup=0, schedule="linear"),), by=("interleave",), moments="copy")
-    method = Growing(half, Stage(0.5, floor=1.0), (to,))
+    method = deepened(MODEL, 2, 0.5, Stage(0.5, warmup=0, schedule="linear"))
     return replace(muon(), name="demo_best", method=method, steps=850)
 
 

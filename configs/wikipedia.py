@@ -10,18 +10,17 @@
 
 from dataclasses import replace
 
-from configs.demo import VCYCLE as DEMO_VCYCLE
 from configs.demo import VCYCLE_PAPER
 from jaxgrow.models import BERTConfig, GPT2Config
 from train.data.text import Data
 from train.experiment import Experiment
-from train.plan.methods import Growing, GrowTo, Stage
+from train.plan.methods import Stage
+from train.plan.recipes import deep_vcycle, deepened
 from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
-VCYCLE = replace(
-    DEMO_VCYCLE, up=(DEMO_VCYCLE.up[0], replace(DEMO_VCYCLE.up[1], steps=0.5))
-)  # its last phase is shorter
+FINAL = Stage(0.5, warmup=0, schedule="linear")
+VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), FINAL)
 
 
 def scratch() -> Experiment:
@@ -42,25 +41,14 @@ def scratch() -> Experiment:
     )
 
 
-def deepening(experiment: Experiment, ramp: int | None = None) -> Growing:
-    """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied.
-
-    ``ramp``: so many steps until the copies' residual branches are whole.
-    """
-    half = experiment.model.layers // 2
-    last = Stage(0.5, warmup=0, schedule="linear", ramp=None if ramp is None else (0, ramp) * half)
-    small = replace(experiment.model, layers=half)
-    return Growing(small, Stage(0.5, floor=1.0), (GrowTo((last,), by=("interleave",), moments="copy"),))
-
-
 def muon() -> Experiment:
     """The GPT by Muon."""
     return replace(scratch(), name="wiki_muon", optim=replace(scratch().optim, name="muon"))
 
 
 def muon_deepen() -> Experiment:
-    """.. two layers first."""
-    return replace(muon(), name="wiki_muon_deepen", method=deepening(muon()))
+    """Half of the layers for half of the steps, by Muon."""
+    return replace(muon(), name="wiki_muon_deepen", method=deepened(muon().model, 2, 0.5, FINAL))
 
 
 def vcycle() -> Experiment:
@@ -108,3 +96,13 @@ def bert_scratch() -> Experiment:
 def bert_vcycle() -> Experiment:
     """`vcycle` for a BERT."""
     return replace(bert_scratch(), name="wiki_bert_vcycle", method=VCYCLE)
+
+
+def bert_muon() -> Experiment:
+    """The BERT by Muon."""
+    return replace(bert_scratch(), name="wiki_bert_muon", optim=replace(bert_scratch().optim, name="muon"))
+
+
+def bert_muon_deepen() -> Experiment:
+    """`muon_deepen` for a BERT."""
+    return replace(bert_muon(), name="wiki_bert_muon_deepen", method=deepened(bert_muon().model, 2, 0.5, FINAL))

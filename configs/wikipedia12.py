@@ -7,8 +7,7 @@
 
 The same under Muon, which is the better baseline, and what growing still saves there:
 
-    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen configs/wikipedia12.py:muon_ramped \\
-        configs/wikipedia12.py:muon_vcycle configs/wikipedia12.py:muon_small configs/wikipedia12.py:muon_ligo0 \\
+    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen configs/wikipedia12.py:muon_vcycle \\
         configs/wikipedia12.py:muon_prores --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
 
 94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
@@ -22,6 +21,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.recipes import deepened
 
 SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections")
 
@@ -90,7 +90,7 @@ def vcycle() -> Experiment:
 
 def deepen() -> Experiment:
     """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied."""
-    return replace(scratch(), name="grow_deepen", method=wikipedia.deepening(scratch()))
+    return replace(scratch(), name="grow_deepen", method=deepened(scratch().model, 6, 0.5, wikipedia.FINAL))
 
 
 # --- under Muon ---
@@ -110,17 +110,9 @@ def muon_deepen() -> Experiment:
     return _by_muon("muon_deepen", deepen())
 
 
-def muon_ramped() -> Experiment:
-    """`muon_deepen`, but the new layers come in over 100 steps: the model is the old one when it is born."""
-    return _by_muon("muon_ramped", replace(deepen(), method=wikipedia.deepening(scratch(), ramp=100)))
-
-
 def muon_quarter() -> Experiment:
     """Three layers for 0.4 of the steps, then twelve for 0.5."""
-    last = Stage(0.5, warmup=0, schedule="linear")
-    to = GrowTo((last,), by=("interleave",), moments="copy")
-    method = Growing(replace(scratch().model, layers=3), Stage(0.4, floor=1.0), (to,))
-    return replace(muon(), name="muon_quarter", method=method)
+    return replace(muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL))
 
 
 def muon_vcycle() -> Experiment:

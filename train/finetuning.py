@@ -51,7 +51,6 @@ class FineTuning:
             )
         if not self.rates or not all(rate > 0 for rate in self.rates) or not self.seeds:
             raise ValueError(f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}")
-
         if self.saved and (self.lora or self.adapter):
             raise ValueError("what is saved says which adapter it is: name its files, and leave out lora and adapter")
 

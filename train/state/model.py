@@ -27,9 +27,8 @@ class Model:
     opt: Any  # optimizer state; None: the next phase of training starts a fresh one
     config: Config = struct.field(pytree_node=False)
     sensitivity: Any = None  # float32 [layers], as last measured for layer dropping
-    base: Any = (
-        None  # parameters that stand still: of the small model that LiGO grows, or of the body that an adapter is of
-    )
+    # Parameters that stand still: of the small model that LiGO grows, or of the body that an adapter is of.
+    base: Any = None
     made: Made | None = struct.field(pytree_node=False, default=None)  # how ``params`` and ``base`` make the parameters
 
     @property

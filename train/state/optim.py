@@ -31,10 +31,9 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.1  # of kernels and embeddings
     clip: float = 1.0  # global norm of the gradient
-    muon_momentum: float = field(default=0.95, metadata=LATER)  # Muon's
-    muon_rms: float = field(
-        default=0.2, metadata=LATER
-    )  # of Muon's update of a matrix, over the rate; 0.2 is about Adam's
+    muon_momentum: float = field(default=0.95, metadata=LATER)
+    # Of Muon's update of a matrix, over the rate; 0.2 is about Adam's.
+    muon_rms: float = field(default=0.2, metadata=LATER)
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon", "sgd"):

@@ -1,0 +1,32 @@
+"""What grew best where it was measured, for any model: the configs and `train.advise` have it from here."""
+
+from dataclasses import replace
+
+from jaxgrow.models import Config
+from train.plan.methods import Growing, GrowTo, Stage, VCycle
+from train.plan.transforms import Grouping
+
+
+def deepened(model: Config, layers: int, source: float, *stages: Stage) -> Growing:
+    """``layers`` layers first, for the part ``source`` of the steps at a constant rate; then all, under ``stages``.
+
+    Each layer is followed by its copies, and moments are copied, so that one schedule goes on over the growth.
+    """
+    small = replace(model, layers=layers)
+    return Growing(small, Stage(source, floor=1.0), (GrowTo(stages, by=("interleave",), moments="copy"),))
+
+
+def deep_vcycle(small: Stage, last: Stage) -> VCycle:
+    """A V-cycle in depth alone: 5 % of the steps, half of the layers under ``small``, then all, corrected, under ``last``.
+
+    Moments travel both ways, so that one schedule goes on over both.
+    """
+    return VCycle(
+        down=(Stage(0.05),),
+        up=(small, last),
+        groupings=(Grouping(heads=None, layers="far"),),
+        alpha=1.0,
+        correction=True,
+        moments_down="exact",
+        moments_up="exact",
+    )
