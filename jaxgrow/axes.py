@@ -25,7 +25,7 @@ So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the val
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -126,6 +126,30 @@ def role(leaf: str, names: Names) -> str:
             ".kernel (jaxgrow.axes)"
         )
     return "kernel" if any(map(reads, names)) else "table"
+
+
+class Kernel(NamedTuple):
+    """The axes of a kernel: those that stack kernels, those that it reads, and those that it writes."""
+
+    stacked: Names
+    read: Names
+    written: Names  # to a key, ``head_dim.in`` is one of these: it is contracted later
+
+    @property
+    def names(self) -> Names:
+        return self.stacked + self.read + self.written
+
+
+def cut(names: Names) -> Kernel:
+    """The axes of a kernel, which reads one at least, by their parts.
+
+    Example:
+      >>> cut(("layers", "embed.in", "heads", "head_dim")).written
+      ('heads', 'head_dim')
+    """
+    first = next(i for i, n in enumerate(names) if reads(n))
+    last = next(i for i in range(first, len(names) + 1) if i == len(names) or not reads(names[i]))
+    return Kernel(names[:first], names[first:last], names[last:])
 
 
 def is_names(x: Tree) -> TypeGuard[Names]:

@@ -1,7 +1,7 @@
 """The cost of a model, from its own formula: floating-point operations of its matrix products.
 
-A multiply-add counts two. Norms, softmax and the optimizer are left out: below 2 % at the sizes of the papers. The test
-``tests/test_flops.py`` holds the formula against what XLA counts in the compiled step.
+A multiply-add counts two. Norms, softmax and Adam are left out: below 2 % at the sizes of the papers; Muon's products are in
+`jaxgrow.muon.flops`. The test ``tests/test_flops.py`` holds the formula against what XLA counts in the compiled step.
 """
 
 import math

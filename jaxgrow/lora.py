@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgrow import maps
 from jaxgrow._grow import parts
-from jaxgrow.axes import READ, Axes, Names, Params, axis, reads
+from jaxgrow.axes import READ, Axes, Kernel, Names, Params, axis, cut, reads
 from jaxgrow.maps import AxisMap, Growth, Rule, Rules, Term
 from jaxgrow.matrices import Matrix, Rows, sparse
 from jaxgrow.operators.targets import Sizes
@@ -57,29 +57,6 @@ class LoRA:
         """That of the grown adapter; ``growth`` is the LoRA's own. The product is multiplied by the same number as before."""
         rank = maps.new_sizes(growth).get(RANK, self.rank)
         return replace(self, rank=rank, alpha=self.scale * rank)
-
-
-class Kernel(NamedTuple):
-    """The axes of a kernel: those that stack kernels, those that it reads, and those that it writes."""
-
-    stacked: Names
-    read: Names
-    written: Names  # to a key, ``head_dim.in`` is one of these: it is contracted later
-
-    @property
-    def names(self) -> Names:
-        return self.stacked + self.read + self.written
-
-    @property
-    def leaves(self) -> dict[str, Names]:
-        return {"a": (*self.stacked, *self.read, RANK), "b": (*self.stacked, RANK + READ, *self.written)}
-
-
-def cut(names: Names) -> Kernel:
-    """Those of a kernel, by its axis names; ``a`` has those that lead and are read, ``b`` the rest."""
-    first = next(i for i, n in enumerate(names) if reads(n))
-    last = next(i for i in range(first, len(names) + 1) if i == len(names) or not reads(names[i]))
-    return Kernel(names[:first], names[first:last], names[last:])
 
 
 def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
@@ -127,7 +104,12 @@ def axes_of(lora: LoRA, axes: Axes) -> Axes:
       >>> axes_of(LoRA(targets=("up",)), {"up": {"kernel": ("layers", "embed.in", "mlp")}})["up"]["b"]
       ('layers', 'rank.in', 'mlp')
     """
-    return _tree({module: cut(names).leaves for module, names in kernels(lora, axes).items()})
+    return _tree({module: _leaves(cut(names)) for module, names in kernels(lora, axes).items()})
+
+
+def _leaves(kernel: Kernel) -> dict[str, Names]:
+    """``a`` has the axes that lead and are read, ``b`` the rest."""
+    return {"a": (*kernel.stacked, *kernel.read, RANK), "b": (*kernel.stacked, RANK + READ, *kernel.written)}
 
 
 def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
@@ -160,7 +142,7 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     own = {**sizes, RANK: lora.rank}
 
     def drawn(module: str, kernel: Kernel) -> dict[str, Any]:
-        a, b = ([own[axis(n)] for n in kernel.leaves[leaf]] for leaf in ("a", "b"))
+        a, b = ([own[axis(n)] for n in _leaves(kernel)[leaf]] for leaf in ("a", "b"))
         bound = math.prod(own[axis(n)] for n in kernel.read) ** -0.5
         mine = jax.random.fold_in(key, zlib.crc32(module.encode()))
         return {"a": jax.random.uniform(mine, a, jnp.float32, -bound, bound), "b": jnp.zeros(b, jnp.float32)}

@@ -13,8 +13,7 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from jaxgrow.axes import Axes, Tree, axis, is_names, path, role
-from jaxgrow.lora import cut
+from jaxgrow.axes import Axes, Tree, axis, cut, is_names, path, role
 from jaxgrow.moments import rebias
 
 ITERATIONS = 5  # of Newton and Schulz

@@ -97,7 +97,10 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
         if not any(m for term in terms for m in term):
             return x
         terms = maps.first_copies(terms, "fresh")
-        kept = grow_leaf(terms, names, np.ones(np.shape(x), x.dtype))  # one or zero, so that sums are exact
+        ones = (
+            np.ones_like if isinstance(x, np.ndarray) else jnp.ones_like
+        )  # of NumPy's, a program would hold every one
+        kept = grow_leaf(terms, names, ones(x))  # one or zero, so that sums are exact
         return grow_leaf(terms, names, x) + (1 - kept) * new
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, initial, is_leaf=is_names)

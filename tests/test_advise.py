@@ -15,6 +15,7 @@ from train.errors import exits_cleanly
 from train.experiment import load
 from train.plan.methods import Growing, VCycle
 from train.results.evidence import EVIDENCE, nearest
+from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 HALF, ONE, VCYCLE = RECIPES
@@ -43,8 +44,10 @@ def test_a_growth_comes_early_enough_to_catch_up_before_the_rate_decays(tmp_path
     e = experiment(tmp_path)
     size = advise.parameters(e)
     tokens = e.batch * e.model.context
-    assert latest(e, mixing=100 * tokens / size) == pytest.approx(0.9 - 0.1)  # 100 of 1000 steps
-    assert latest(e, mixing=950 * tokens / size) == 0
+    assert latest(e, 100 * tokens / size, end=0.9) == pytest.approx(0.9 - 0.1)  # 100 of 1000 steps
+    assert latest(e, 300 * tokens / size) == pytest.approx(0.7)  # of all of training
+    assert latest(e, 50 * tokens / size) == 0.9  # but never while the rate falls
+    assert latest(e, 950 * tokens / size, end=0.9) == 0
     grown = replace(e, method=HALF.method(e, 0.8))
     steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
     assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
@@ -100,11 +103,28 @@ def test_a_pilot_runs_its_cost_is_told_and_the_config_is_that_advised(tmp_path, 
     said = capsys.readouterr().out
     made = load(out)
     assert made.optim.name == "muon" and made.eval_batches == 1 and made.name.startswith("tiny_muon")
-    assert eval(written(made.optim), {"Optim": Optim}) == made.optim and "b1" not in written(made.optim)
+    assert eval(written(made.optim, set()), {"Optim": Optim}) == made.optim and "b1" not in written(made.optim, set())
     folders = sorted(p.name for p in (tmp_path / "pilot").iterdir())
     assert folders == ["tiny-pilot-deepen-seed0", "tiny-pilot-one_layer-seed0", "tiny-pilot-seed0"]
     spent = sum(json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders)
     assert f"The pilot cost {spent / e.plan[0].cost(e.batch):.1%} of the budget" in said
+
+
+def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
+    e = experiment(tmp_path)
+    script = runs.script(tmp_path, e)
+    other = replace(e, mesh=Mesh(fsdp=2), data=replace(e.data, valid_fraction=0.25), method=HALF.method(e, 0.5))
+    out = tmp_path / "mine.py"
+    out.write_text(advise.script(str(script), other))
+    assert load(out) == other
+
+
+def test_without_a_pilot_a_growth_leaves_as_many_tokens_as_sufficed_elsewhere(tmp_path):
+    e = experiment(tmp_path, optim=replace(WSD, name="muon"))
+    each = e.batch * e.model.context / advise.parameters(e)  # tokens a parameter of a step
+    assert "nothing to gain" in advice(replace(e, steps=round(9 / each)))[0]
+    text, best = advice(replace(e, steps=round(40 / each)))  # the rate is stable for 0.9 of the steps
+    assert best.method.source.steps == pytest.approx(0.75, abs=0.01) and "grown at 75% of the steps" in text
 
 
 def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):

@@ -4,9 +4,9 @@
 
 CONFIG is a training from scratch. A recipe that trains something smaller for a part tau of the steps, each of which costs c of
 a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some: a growth comes in the
-stable phase of the schedule, and early enough to catch up before the rate decays. How long that takes is what it took
-elsewhere, or, with ``--measure``, found by a pilot of a few per cent of the budget: each small model trains, grows and trains
-on at a constant rate, beside a run from scratch, until the two meet. ``--write`` writes the config that is advised.
+stable phase of the schedule, and leaves as many tokens as sufficed elsewhere. With ``--measure``, a pilot of a few per cent of
+the budget finds out: each small model trains, grows and trains on at a constant rate, beside a run from scratch, until the two
+meet; and so long before the rate decays the growth then comes. ``--write`` writes the config that is advised.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import numpy as np
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, load
 from train.loop.trainer import run
-from train.plan.methods import Growing, GrowTo, Method, Scratch, Stage, VCycle
-from train.plan.transforms import Grouping
+from train.plan.methods import Method, Scratch, Stage
+from train.plan.recipes import deep_vcycle, deepened
 from train.results.evidence import nearest
 from train.results.runs import Run, markdown
 from train.state.optim import Optim
@@ -38,7 +38,7 @@ class Recipe:
     name: str  # as `train.results.evidence` has it
     about: str
     method: Callable[[Experiment, float], Method]  # of the part of the steps that the small model has
-    # Tokens a parameter that the grown model needs to catch up, where no pilot tells; None: the recipe is of one piece, and
+    # Tokens a parameter that the grown model trains for at least, where no pilot tells; None: the recipe is of one piece, and
     # takes no part of the steps.
     mixing: float | None = None
 
@@ -52,31 +52,21 @@ def half(experiment: Experiment, tau: float) -> Method:
 
 
 def _deepened(experiment: Experiment, tau: float, layers: int) -> Method:
-    """Layers first, at a constant rate; then all, under the rest of the same schedule, moments copied."""
-    stable, decay = 1 - decaying(experiment), decaying(experiment)
-    last = Stage(1 - tau, warmup=0, schedule="linear") if tau >= stable else None
-    stages = (last,) if last else (Stage(stable - tau, warmup=0, floor=1.0), Stage(decay, warmup=0, schedule="linear"))
-    small = replace(experiment.model, layers=layers)
-    return Growing(small, Stage(tau, floor=1.0), (GrowTo(stages, by=("interleave",), moments="copy"),))
+    decay = decaying(experiment)
+    stable, last = 1 - decay - tau, Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
+    stages = (Stage(stable, warmup=0, floor=1.0), last) if round(stable * experiment.steps) > 0 else (last,)
+    return deepened(experiment.model, layers, tau, *stages)
 
 
 def vcycle(experiment: Experiment, tau: float) -> Method:
-    return VCycle(
-        down=(Stage(0.05),),
-        up=(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear")),
-        groupings=(Grouping(heads=None, layers="far"),),
-        alpha=1.0,
-        correction=True,
-        moments_down="exact",
-        moments_up="exact",
-    )
+    return deep_vcycle(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
 
 
-# Half of the layers grew best right before the decay, of a model of 12 layers (README, Measured); 10 tokens for one layer is a
-# guess from published curves.
+# As where they were measured (`train.results.evidence`): half of the layers for half of 20 tokens a parameter, one layer
+# for four fifths of 100.
 RECIPES = (
-    Recipe("deepen", "half of the layers first", half, mixing=0.0),
-    Recipe("one layer", "one layer first", one_layer, mixing=10.0),
+    Recipe("deepen", "half of the layers first", half, mixing=10.0),
+    Recipe("one layer", "one layer first", one_layer, mixing=20.0),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
 
@@ -95,10 +85,10 @@ def parameters(experiment: Experiment) -> int:
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
 
-def latest(experiment: Experiment, mixing: float) -> float:
-    """The part of the steps after which a model may grow at the latest, to catch up before the rate decays."""
-    tokens = mixing * parameters(experiment) / (experiment.batch * experiment.model.length)
-    return max(0.0, 1 - decaying(experiment) - tokens / experiment.steps)
+def latest(experiment: Experiment, mixing: float, end: float = 1.0) -> float:
+    """The part of the steps after which a model grows at the latest: before the rate decays, and ``mixing`` before ``end``."""
+    steps = mixing * parameters(experiment) / (experiment.batch * experiment.model.length)
+    return max(0.0, min(1 - decaying(experiment), end - steps / experiment.steps))
 
 
 def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
@@ -174,7 +164,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     body, gains = [], []
     for recipe in RECIPES:
         mixing = recipe.mixing if pilot is None else pilot.tokens.get(recipe.name)
-        tau = 0.0 if mixing is None else latest(base, mixing)
+        tau = 0.0 if mixing is None else latest(base, mixing, 1.0 if pilot is None else rate)
         most, found = (saved(base, recipe, t) for t in (rate, tau))
         near = "; ".join(e.told for e in nearest(recipe.name, size, each)) or "nothing"
         if recipe.mixing is None:
@@ -193,7 +183,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
         "",
         f"The rate is stable for {rate:.0%} of the steps. "
         + (
-            "How long catching up takes is assumed: --measure finds out."
+            "How long a grown model has to train is assumed: --measure finds out."
             if pilot is None
             else f"The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
         ),
@@ -229,25 +219,25 @@ def stable(experiment: Experiment) -> Experiment:
 
 def script(config: str, advised: Experiment) -> str:
     """A config file of ``advised``: what it changes in ``config``."""
-    base = load(config)
+    base, imports = load(config), {Experiment, load}
     settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
-    changes = "".join(f"        {f.name}={written(getattr(advised, f.name))},\n" for f in settings)
-    modules = ("jaxgrow.models", "train.plan.methods", "train.plan.transforms", "train.state.optim")
-    imports = "".join(f"from {name} import *\n" for name in modules)
+    changes = "".join(f"        {f.name}={written(getattr(advised, f.name), imports)},\n" for f in settings)
+    lines = sorted(f"from {of.__module__} import {of.__name__}\n" for of in imports)
     return (
-        f"from dataclasses import replace\n\n{imports}from train.experiment import Experiment, load\n\n\n"
+        f"from dataclasses import replace\n\n{''.join(lines)}\n\n"
         f"def config() -> Experiment:\n    return replace(\n        load({config!r}),\n{changes}    )\n"
     )
 
 
-def written(value: Any) -> str:
-    """A value of a config in Python, without what is as by default."""
+def written(value: Any, classes: set) -> str:
+    """A value of a config in Python, without what is as by default; the classes that it names join ``classes``."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(written(v, classes) for v in value)}{',' * (len(value) == 1)})"
     if not is_dataclass(value):
         return repr(value)
+    classes.add(type(value))
     own = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
-    return f"{type(value).__name__}({', '.join(f'{f.name}={written(getattr(value, f.name))}' for f in own)})"
+    return f"{type(value).__name__}({', '.join(f'{f.name}={written(getattr(value, f.name), classes)}' for f in own)})"
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ warns where the best lies at the edge of what was tried.
 import argparse
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,18 +90,14 @@ def main() -> None:
         shortened(experiments[0][1], fraction)  # all are valid, or the sweep does not begin
     tried, left = [], experiments
     for fraction in [*fractions, None]:
-        rung = [
-            Tried(
-                s,
-                [attempt(s, e if fraction is None else shortened(e, fraction), n, arguments.workdir) for n in seeds],
-                fraction,
-            )
-            for s, e in left
-        ]
-        rung.sort(key=lambda t: t.loss)
-        tried = rung + tried
-        better = [t.settings for t in rung[: -(-len(rung) // 2)]]
-        left = [(s, e) for s, e in left if s in better]
+        rung = []
+        for settings, whole in left:
+            experiment = whole if fraction is None else shortened(whole, fraction)
+            runs = [attempt(settings, experiment, seed, arguments.workdir) for seed in seeds]
+            rung.append((Tried(settings, runs, fraction), whole))
+        rung.sort(key=lambda pair: pair[0].loss)
+        tried = [t for t, _ in rung] + tried
+        left = [(t.settings, whole) for t, whole in rung[: -(-len(rung) // 2)] if t.loss < math.inf]
     text, name = table(tried, swept), experiments[0][1].name
     (arguments.workdir / f"{name}.md").write_text(text)
     results = [

@@ -85,14 +85,7 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
     for leaf, names, shape in _leaves(replace(config, adapter=adapter), name):
         if not any(n in stored for n in names):  # of the model without its head, which has no name there
             names = [n.partition(".")[2] for n in names]
-        if missing := [n for n in names if n not in stored]:
-            raise CheckpointError(f"{weights} lacks {listed(missing)}")
-        if other := next((n for n in names if stored[n].shape != shape), None):
-            raise CheckpointError(
-                f"{other} in {weights} has shape {stored[other].shape}, but the model makes it {shape}; is it another model's?"
-            )
-        x = np.stack([stored[n].read() for n in names])
-        x = x if x.dtype.itemsize >= 4 else x.astype(np.float32)
+        x = safetensors.stacked(stored, weights, names, shape)
         leaves[leaf], known = x.swapaxes(1, -1) if x.ndim == 3 else x, known | {*names}
     if unknown := [tensor for tensor in stored if tensor not in known]:
         raise CheckpointError(f"{weights} has {listed(unknown)}: this {type(config).__name__} has no such adapters")

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.axes import Params, axis
+from jaxgrow.axes import Params, axis, cut
 from jaxgrow.interop import safetensors
 from jaxgrow.interop.family import Stored
 from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.source import flat, nested
-from jaxgrow.lora import LoRA, cut, kernels
+from jaxgrow.lora import LoRA, kernels
 from jaxgrow.models import Config
 
 CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
@@ -90,8 +90,8 @@ def load(folder: str | Path, config: Config) -> tuple[LoRA, Params]:
         if not any(tensor in stored for tensor in _names(name, "A", config) + _names(name, "B", config)):
             continue
         of = places[0]
-        a = _read(stored, file, _names(name, "A", config), (rank, of.inputs))
-        b = _read(stored, file, _names(name, "B", config), (of.parts * of.outputs, rank))
+        a = safetensors.stacked(stored, file, _names(name, "A", config), (rank, of.inputs))
+        b = safetensors.stacked(stored, file, _names(name, "B", config), (of.parts * of.outputs, rank))
         for place in places:
             leaves[f"{place.module}/a"] = a.swapaxes(1, 2).reshape(-1, *place.read, rank)
             leaves[f"{place.module}/b"] = b[:, place.rows].swapaxes(1, 2).reshape(-1, rank, *place.written)
@@ -119,19 +119,6 @@ def _settings(file: Path) -> tuple[int, float]:
 def _names(name: str, factor: str, config: Config) -> list[str]:
     """The tensors of a factor, by layers."""
     return [f"{name.format(layers=layer)}.lora_{factor}.weight" for layer in range(config.layers)]
-
-
-def _read(stored: Mapping[str, safetensors.Tensor], file: Path, names: list[str], shape: tuple[int, ...]) -> np.ndarray:
-    """[layers, ..]"""
-    if missing := [name for name in names if name not in stored]:
-        raise CheckpointError(f"{file} lacks {listed(missing)}: a LoRA is in both factors of all layers, or in none")
-    for name in names:
-        if stored[name].shape != shape:
-            raise CheckpointError(
-                f"{name} in {file} has shape {stored[name].shape}, but the model makes it {shape}; is it another model's?"
-            )
-    x = np.stack([stored[name].read() for name in names])
-    return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
 def save(folder: str | Path, config: Config, lora: LoRA, adapter: Params) -> None:

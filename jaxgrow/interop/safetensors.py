@@ -6,7 +6,7 @@ all tensors at once: bytes are read and written here.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -165,6 +165,23 @@ def header(file: Path) -> dict[str, Tensor]:
             )
         found[name] = tensor
     return found
+
+
+def stacked(stored: Mapping[str, Tensor], file: Path, names: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
+    """Tensors of one shape, a layer each, as one array [layers, ..], float32 or better.
+
+    Raises:
+      CheckpointError: ``file`` lacks some of them, or has one of another shape.
+    """
+    if missing := [name for name in names if name not in stored]:
+        raise CheckpointError(f"{file} lacks {listed(missing)}: all layers have them, or none")
+    for name in names:
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f"{name} in {file} has shape {stored[name].shape}, but the model makes it {shape}; is it another model's?"
+            )
+    x = np.stack([stored[name].read() for name in names])
+    return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
 @dataclass(frozen=True)

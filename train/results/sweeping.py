@@ -50,5 +50,9 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
         f"{sum(r.cost('seconds') for r in every):.0f} s, {sum(r.result['compile_seconds'] for r in every):.0f} s of them "
         "compiling.\n"
     )
-    warnings = edges(tried[0].settings, swept) if tried[0].loss < math.inf else ["WARNING: every run diverged"]
+    warnings = (
+        edges(tried[0].settings, swept)
+        if tried[0].loss < math.inf
+        else [f"WARNING: every run {'of all steps ' if halving else ''}diverged"]
+    )
     return text + "".join(f"{line}\n" for line in warnings)
