@@ -393,7 +393,7 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
     }
 
 
-def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path):
+def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path, monkeypatch):
     (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
     for name in ("train", "dev"):
         (tmp_path / f"in_domain_{name}.tsv").write_text(
@@ -403,6 +403,11 @@ def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path):
     judged = compare.judged([[run], [run, run]], ["ptb"], tmp_path)
     [[a], [b, c]] = judged["ptb, bits per byte"]
     assert a == b == c  # of a run and itself
+    monkeypatch.setattr(compare, "evaluate", None)  # what was asked is not asked again ..
+    assert compare.judged([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
+    (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
+    with pytest.raises(TypeError):  # .. but of other files
+        compare.judged([[run]], ["ptb"], tmp_path)
     tuning = FineTuning("toy", Labelled("cola", str(tmp_path), length=8), epochs=1, batch=8, rates=(1e-3, 1e-2))
     tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
     each = [json.loads(f.read_text())["dev"]["matthews"] for f in (tmp_path / "runs").glob("*/scores.json")]

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train import evaluate as command
@@ -221,6 +222,60 @@ def test_multiple_choice(gpt, task, tmp_path):
     assert result["accuracy"] == float(b < a)
     first, second = (len(ending) - 1 for ending in ENDINGS[task])
     assert result["accuracy_normalised"] == float(b / second < a / first)
+
+
+TEXTS = tfds.features.Text
+CHOICES = {"text": TEXTS(), "label": tfds.features.ClassLabel(names=["A", "B"])}
+SETS = {  # task -> folder, name, split, features, a record; as tensorflow-datasets has them
+    "lambada": ("", "lambada", "test", {"passage": TEXTS()}, {"passage": "one two three"}),
+    "blimp": (
+        "agreement",
+        "blimp",
+        "train",
+        {name: TEXTS() for name in ("sentence_good", "sentence_bad", "UID")},
+        {"sentence_good": "they are", "sentence_bad": "they is", "UID": "agreement"},
+    ),
+    "piqa": (
+        "",
+        "piqa",
+        "validation",
+        {"goal": TEXTS(), "sol1": TEXTS(), "sol2": TEXTS(), "label": np.int64},
+        QUESTIONS["piqa"][1],
+    ),
+    "arc_easy": (
+        "ARC-Easy",
+        "ai2_arc",
+        "test",
+        {"question": TEXTS(), "choices": tfds.features.Sequence(CHOICES), "answerKey": CHOICES["label"]},
+        {"question": "Why?", "choices": {"text": ["so", "because"], "label": ["A", "B"]}, "answerKey": "B"},
+    ),
+}
+
+
+@pytest.mark.parametrize("task", SETS)
+def test_sets_of_tensorflow_datasets_are_read_as_their_files_are(gpt, task, tmp_path):
+    folder, name, split, features, record = SETS[task]
+
+    class Written(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=folder)] if folder else []
+
+        def _info(self):
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {split: enumerate([record] * 3)}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    Written.name = name
+    Written(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+    published = {"lambada": {"text": "one two three"}, "arc_easy": QUESTIONS["arc_easy"][1]}.get(task, record)
+    file = QUESTIONS[task][0] if task in QUESTIONS else "agreement.jsonl"
+    lines(tmp_path / "files" / file, [published] * 3)
+    theirs, ours = (evaluate(gpt, [task], tmp_path / where)[task] for where in ("tfds", "files"))
+    assert theirs.pop("files") != ours.pop("files") and theirs == ours and ours["questions"] == 3
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from train.data.tokenise import digest
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, as_json, load, load_as, warn
 from train.finetune import best, finetune, own
@@ -31,9 +32,10 @@ from train.overrides import numbers
 from train.results import plots
 from train.results.comparison import Comparison
 from train.results.runs import Run, refuse_unlike
+from train.run.workdir import Workdir
 from train.state.opened import opened
 from train.tasks.scoring import Scorer
-from train.tasks.zero_shot import evaluate, found
+from train.tasks.zero_shot import Result, evaluate, found
 
 
 def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
@@ -72,7 +74,18 @@ def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, lis
     """What every run scores without training, by task: bits per byte of texts, accuracy of the others."""
     if not tasks:
         return {}
-    results = [[evaluate(Scorer(opened(r.folder)), tasks, data) for r in same] for same in runs]
+    asked = {task: f"{task} {' '.join(map(digest, files))}" for task, (_, files) in found(tasks, data).items()}
+
+    def one(run: Run) -> dict[str, Result]:
+        """By task; each is asked once of a run."""
+        workdir = Workdir(run.folder)
+        if new := [task for task, key in asked.items() if key not in workdir.evaluated]:
+            results = evaluate(Scorer(opened(run.folder)), new, data)
+            workdir.keep_evaluated({asked[task]: result for task, result in results.items()})
+        kept = workdir.evaluated
+        return {task: kept[key] for task, key in asked.items()}
+
+    results = [[one(r) for r in same] for same in runs]
     names = {task: next(n for n in ("bits_per_byte", "accuracy") if n in results[0][0][task]) for task in tasks}
     return {
         f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in results]

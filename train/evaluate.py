@@ -11,9 +11,10 @@ A task is one of
     FILE                                      any text, as wikitext2
     cola sst2 .. squad1 squad2                of a model that was fine-tuned on it: the task's metrics (`train.finetune`)
 
-read from the published files in DIR, or in DIR/TASK; nothing is downloaded. Each token of a text is predicted once, from up to
-a context of tokens before it; windows move on by ``--stride`` tokens (by default, a context). Formats and counts are those of
-the lm-evaluation-harness, which itself runs on any of these models by `train.tasks.harness`.
+read from the published files in DIR, or in DIR/TASK, or from sets that tensorflow-datasets has prepared in DIR; nothing is
+downloaded. Each token of a text is predicted once, from up to a context of tokens before it; windows move on by ``--stride``
+tokens (by default, a context). Formats and counts are those of the lm-evaluation-harness, which itself runs on any of these
+models by `train.tasks.harness`.
 """
 
 import argparse

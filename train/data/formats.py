@@ -66,9 +66,14 @@ def text(path: Path) -> Document:
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """``(where it is, in words, all fields)`` of each line of a ``.jsonl``, which may be compressed, or row of a ``.parquet``.
 
+    Or of the split of tensorflow-datasets of which an ``.array_record`` file is the first; it is read without TensorFlow.
+
     Raises:
       UserError: as `documents`.
     """
+    if ".array_record" in path.name:
+        yield from _of_tfds(path)
+        return
     if path.suffix == ".parquet":
         from pyarrow import ArrowException, parquet
 
@@ -80,6 +85,29 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for n, line in enumerate(file, 1):
             if not line.isspace():
                 yield f"{path}, line {n}", _object(line, f"{path}, line {n}")
+
+
+def _of_tfds(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import tensorflow_datasets as tfds
+
+    split = path.name.partition(".")[0].rpartition("-")[2]
+    try:
+        rows: Any = tfds.builder_from_directory(path.parent).as_data_source(split)  # type: ignore[call-arg]
+    except Exception as error:
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}; prepare it again") from error
+    for n, row in enumerate(rows):
+        yield f"{path.parent}, {split}, row {n}", {name: _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON would have it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {name: _plain(v) for name, v in value.items()}
+    if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
+        return [_plain(v) for v in value]
+    return value.item() if hasattr(value, "item") else value
 
 
 # --- JSON Lines ---

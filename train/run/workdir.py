@@ -3,7 +3,8 @@
 ``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
 what it goes on from, ``maps.npz``, ``lora.npz`` and ``adapter.npz`` what it learned of that kind, if any. A finished run has
 ``result.json`` and, as `jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside
-the tokenizer of its text, ``tokenizer.json``; of a task, also ``scores.json``.
+the tokenizer of its text, ``tokenizer.json``; of a task, also ``scores.json``; and ``evaluated.json``, if `train.compare` has
+evaluated it.
 """
 
 import json
@@ -47,6 +48,7 @@ class Workdir:
         self._config = self.folder / "config.json"
         self._result = self.folder / "result.json"
         self._scores = self.folder / "scores.json"
+        self._evaluated = self.folder / "evaluated.json"
 
     # --- reading ---
 
@@ -71,6 +73,14 @@ class Workdir:
 
     def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
         once(lambda: write_json(self._scores, scores))
+
+    @property
+    def evaluated(self) -> dict[str, dict[str, Any]]:
+        """What its last model scores without training, by what was asked; nothing, if nobody has."""
+        return json.loads(self._evaluated.read_text()) if self._evaluated.exists() else {}
+
+    def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
+        write_json(self._evaluated, self.evaluated | results)
 
     @property
     def result(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Tasks without training: perplexities of texts, the last word of a passage, the better of two sentences, the right ending.
 
 The formats of questions, and what is counted, are those of the lm-evaluation-harness (Gao et al., 2023), so that numbers may be
-compared. Data are local files, found by the names that they are published with.
+compared. Data are local files, found by the names that they are published with, or a folder of tensorflow-datasets. Of the
+latter, HellaSwag is not read: it has both parts of a context as one, of which the harness writes the second with a capital.
 """
 
 import math
@@ -124,7 +125,7 @@ def _some(questions: list[Any], files: list[Path]) -> list[Any]:
 
 
 def _last_word(where: str, record: dict[str, Any]) -> Question:
-    before, blank, word = _field(where, record, "text").rpartition(" ")
+    before, blank, word = _field(where, record, "passage" if "passage" in record else "text").rpartition(" ")
     if not blank:
         raise UserError(f"{where} is one word: it has no last one to predict")
     return Question(before, (blank + word,), 0)
@@ -171,9 +172,9 @@ def _arc(file: Path) -> Iterator[Question]:
         else:
             choices = _field(where, r, "choices", dict)
             stem, texts, labels = question, choices["text"], choices["label"]
-        key = _field(where, r, "answerKey")
+        key = _field(where, r, "answerKey", (str, int))
         if key not in labels:
-            raise UserError(f"{where}: the answer is {key!r}, but the choices are {', '.join(labels)}")
+            raise UserError(f"{where}: the answer is {key!r}, but the choices are {', '.join(map(str, labels))}")
         yield _question(where, f"Question: {stem}\nAnswer:", [f" {t}" for t in texts], labels.index(key))
 
 
@@ -196,17 +197,21 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
+_TFDS = "array_record-00000-of-*"  # a split's first file; the others are read with it
+
 TASKS: dict[str, Task] = {
     "wikitext2": Text(("wiki.test.raw", "wiki.valid.raw")),
     "wikitext103": Text(("wiki.test.raw", "wiki.valid.raw")),
     "ptb": Text(("ptb.test.txt", "ptb.valid.txt")),
     "bits_per_byte": Text(("*.txt",)),
-    "lambada": LastWord(("lambada_test*.jsonl", "*.jsonl", "*.parquet")),
-    "blimp": Choice(("*.jsonl", "*.parquet"), _blimp, normalised=False),
-    "piqa": Choice(("valid.jsonl", "validation*.parquet"), _piqa),
+    "lambada": LastWord(("lambada_test*.jsonl", "*.jsonl", "*.parquet", f"*/lambada-test.{_TFDS}")),
+    "blimp": Choice(("*.jsonl", "*.parquet", f"*/*/blimp-train.{_TFDS}"), _blimp, normalised=False),
+    "piqa": Choice(("valid.jsonl", "validation*.parquet", f"*/piqa-validation.{_TFDS}"), _piqa),
     "hellaswag": Choice(("hellaswag_val.jsonl", "validation*.parquet"), _hellaswag),
-    "arc_easy": Choice(("ARC-Easy-Test.jsonl", "test*.parquet"), _arc),
-    "arc_challenge": Choice(("ARC-Challenge-Test.jsonl", "test*.parquet"), _arc),
+    "arc_easy": Choice(("ARC-Easy-Test.jsonl", "test*.parquet", f"ai2_arc/ARC-Easy/*/ai2_arc-test.{_TFDS}"), _arc),
+    "arc_challenge": Choice(
+        ("ARC-Challenge-Test.jsonl", "test*.parquet", f"ai2_arc/ARC-Challenge/*/ai2_arc-test.{_TFDS}"), _arc
+    ),
 }
 
 
