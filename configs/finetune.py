@@ -138,7 +138,7 @@ def sst2_sbld() -> FineTuning:
 
 
 def sst2_uniform() -> FineTuning:
-    """The control of both: the same mean, no sensitivities."""
+    """The control of `sst2_sbld`: the same mean, no sensitivities."""
     return _dropping(sst2(), LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)), "uniform")
 
 

@@ -110,6 +110,27 @@ def muon_deepen() -> Experiment:
     return _by_muon("muon_deepen", deepen())
 
 
+def muon_short() -> Experiment:
+    """`muon` with short contexts first (SkyLadder; Zhu et al., 2025): for half of the steps each sample is four, of 16 bytes."""
+    return replace(muon(), name="muon_short", method=_short(12))
+
+
+def muon_short_deepen() -> Experiment:
+    """`muon_deepen`, with `muon_short`'s context while it has half of the layers."""
+    return replace(muon(), name="muon_short_deepen", method=_short(6))
+
+
+def _short(layers: int) -> Growing:
+    method = deepened(scratch().model, layers, 0.5, wikipedia.FINAL)
+    return replace(method, source=Stage(0.5, floor=1.0, windows=4))
+
+
+def muon_one() -> Experiment:
+    """One layer for 0.3 of the steps, then twelve, at a constant rate for 0.2 (Bu, ICML 2026)."""
+    stages = (Stage(0.2, warmup=0, floor=1.0), wikipedia.FINAL)
+    return replace(muon(), name="muon_one", method=deepened(scratch().model, 1, 0.3, *stages))
+
+
 def muon_quarter() -> Experiment:
     """Three layers for 0.4 of the steps, then twelve for 0.5."""
     return replace(muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL))

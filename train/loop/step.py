@@ -4,6 +4,7 @@ Gradients, update, hold: one function for each, and in each of them the phase's 
 say.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -72,7 +73,7 @@ def gradients(
 
     def objective(params: Tree, batch: Batch, micro: Micro):
         """``(what is minimised, cross-entropy)``."""
-        inputs, targets = batch
+        inputs, targets = batch = cut(batch, math.prod(modifier.windows for modifier, _ in pairs))
         options = {name: x for m, given in pairs for name, x in m.options(given, micro, model.config).items()}
         at = replace(model, params=params)
         if not any(modifier.reads_logits and given is not None for modifier, given in pairs):
@@ -101,6 +102,11 @@ def gradients(
 def micro_batches(batch: Tree, accumulate: int) -> Tree:
     """[accumulate, samples of each, ...]: the devices keep the samples that they have."""
     return jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+def cut(batch: Tree, windows: int) -> Tree:
+    """Every sample as so many shorter ones."""
+    return batch if windows == 1 else jax.tree.map(lambda x: x.reshape(-1, x.shape[1] // windows), batch)
 
 
 def updated(

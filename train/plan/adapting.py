@@ -63,7 +63,7 @@ class Adapt(Train):
         return muon.flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
 
     def flops(self, tokens: int, layers: float | None = None) -> float:
-        return flops.train(self.config, tokens, self.positions, layers, adapter=self.adapter, **self._savings)
+        return flops.train(self.config, tokens, self.window, layers, adapter=self.adapter, **self._savings)
 
     def start(
         self, models: Models, tx: optax.GradientTransformation, key: jax.Array, saved: Sequence[Params] = ()

@@ -13,7 +13,7 @@ from jaxgrow.moments import Policy
 from train.overrides import LATER
 from train.plan.adapting import Adapt, Merge
 from train.plan.learning import Apply, Learn
-from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, Teacher
+from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, ShortContext, Teacher
 from train.plan.phase import Phase
 from train.plan.plan import Plan
 from train.plan.training import Train, training
@@ -50,6 +50,7 @@ class Stage:
     freeze: Freeze | None = None
     rewarm: Rewarm | None = None  # of what a growth with the policy "asymmetric" has just made
     ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.Ramp`
+    windows: int | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.ShortContext`
 
     def optim(self, base: Optim) -> Optim:
         own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
@@ -65,6 +66,8 @@ class Stage:
             modifiers += (self.rewarm,)
         if self.ramp is not None:
             modifiers += (Ramp(self.ramp),)
+        if self.windows is not None:
+            modifiers += (ShortContext(self.windows),)
         return training(name, round(self.steps * steps), self.optim(base), config, self.drop, modifiers)
 
 

@@ -85,6 +85,11 @@ class Modifier:
         """How many layers a step runs on average; None: all."""
         return None
 
+    @property
+    def windows(self) -> int:
+        """How many every sample is cut into."""
+        return 1
+
     def notes(self, model: Model) -> dict[str, Any]:
         """What checkpoints say of it, as JSON."""
         return {}
@@ -241,7 +246,7 @@ class Teacher(Modifier):
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         teacher = replace(setting.models[self.name], opt=None)
-        cost = flops.forward(teacher.config, setting.samples * phase.length, phase.length)
+        cost = flops.forward(teacher.config, setting.samples * phase.length, phase.window)
 
         def given(step: int) -> Given:
             weight = self.weight(step, phase.steps)
@@ -340,3 +345,28 @@ class Ramp(Modifier):
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         return {} if given is None else {"kept": given}
+
+
+@dataclass(frozen=True)
+class ShortContext(Modifier):
+    """Every sample is cut into windows that do not see each other: short contexts first (SkyLadder; Zhu et al., 2025).
+
+    A step has as many tokens, in the same order, and attention over fewer of them. Validation has the whole context.
+    """
+
+    parts: int
+
+    @property
+    def windows(self) -> int:
+        return self.parts
+
+    def check(self, phase: "Train") -> None:
+        if not phase.config.causal or phase.config.predicts != "tokens":
+            raise ValueError(
+                f"a short context is for a decoder that is pre-trained on text, not for a {type(phase.config).__name__} that "
+                f"predicts {phase.config.predicts}"
+            )
+        if self.parts < 1 or phase.length % self.parts:
+            raise ValueError(f"a context of {phase.length} tokens cannot be cut into {self.parts} equal windows")
+        if any(isinstance(m, DropTokens) for m in phase.modifiers):
+            raise ValueError("tokens are dropped from whole samples: not together with a short context")

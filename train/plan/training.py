@@ -1,6 +1,7 @@
 """Phases that train a model, and the one that measures its layers in between."""
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -62,6 +63,11 @@ class Train(Phase):
         """Positions of a sample."""
         return self.positions or self.config.length
 
+    @property
+    def window(self) -> int:
+        """Positions that attention is over."""
+        return self.length // math.prod(m.windows for m in self.modifiers)
+
     @cached_property  # every step asks
     def _savings(self) -> dict[str, Any]:
         return {name: value for m in self.modifiers for name, value in m.savings(self.config).items()}
@@ -73,7 +79,7 @@ class Train(Phase):
 
     def flops(self, tokens: int, layers: float | None = None) -> float:
         """Of a step, without what modifiers compute besides."""
-        return flops.train(self.config, tokens, self.positions, layers, **self._savings)
+        return flops.train(self.config, tokens, self.window, layers, **self._savings)
 
     @cached_property
     def token_cost(self) -> float:
