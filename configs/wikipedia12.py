@@ -111,7 +111,7 @@ def muon_deepen() -> Experiment:
 
 
 def muon_short() -> Experiment:
-    """`muon` with short contexts first (SkyLadder; Zhu et al., 2025): for half of the steps each sample is four, of 16 bytes."""
+    """`muon` with short contexts first (SkyLadder; Zhu et al., 2025): half of the steps with each sample as four."""
     return replace(muon(), name="muon_short", method=_short(12))
 
 
