@@ -109,7 +109,7 @@ def test_input_errors(given, passes, message):
         config.module.apply({"params": tiny.params(config)}, {"tokens": np.zeros((1, 5), int), **given}, **passes)
 
 
-@pytest.mark.parametrize(("norm", "residual"), [("post", 0.02), ("pre", 0.02 / 6**0.5)])
+@pytest.mark.parametrize(("norm", "residual"), [pytest.param("post", 0.02, marks=pytest.mark.slow), ("pre", 0.02 / 6**0.5)])
 def test_initial_values(norm, residual):
     config = BERTConfig(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96, norm=norm)
     with jax.enable_x64(False):
@@ -285,8 +285,10 @@ def change(config, growth, axes=None):
     [
         *((name, "post", True) for name in ("decoalesce, pairs", "decoalesce, threes", "hypercloning", "staged")),
         ("fpi heads and mlp", "post", True),
-        *((name, "post", False) for name in ("decoalesce layers", "stack", "llama_pro", "fpi, ragged")),
-        *((name, "pre", True) for name in ("decoalesce, pairs", "staged", "llama_pro")),
+        *((name, "post", False) for name in ("llama_pro", "fpi, ragged")),
+        *(pytest.param(name, "post", False, marks=pytest.mark.slow) for name in ("decoalesce layers", "stack")),
+        *((name, "pre", True) for name in ("staged", "llama_pro")),
+        pytest.param("decoalesce, pairs", "pre", True, marks=pytest.mark.slow),
         *((name, "pre", False) for name in ("stack", "lemon, ragged")),
     ],
 )
@@ -297,10 +299,10 @@ def test_what_keeps_the_function_of_a_tied_model(name, norm, keeps):
 
 def test_an_untied_model_keeps_its_function_too():
     growth = GROWTHS["decoalesce, threes"]
-    assert change(tiny_bert(tied=False), growth) < TOLERANCE
+    assert change(tiny_bert(tied=False, eps=0.0), growth) < TOLERANCE  # the programs of the published tables, below
 
 
-@pytest.mark.parametrize(("name", "norm"), [("pairs", "pre"), ("threes", "post")])
+@pytest.mark.parametrize(("name", "norm"), [pytest.param("pairs", "pre", marks=pytest.mark.slow), ("threes", "post")])
 def test_published_tables_keep_it_but_for_the_eps_of_their_norm(name, norm):
     """That norm meets ``x / k``, so that its eps weighs k^2 times as much."""
     growth = GROWTHS[f"decoalesce, {name}"]
@@ -521,7 +523,7 @@ def test_cost_by_hand():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"context": 64},
+        pytest.param({"context": 64}, marks=pytest.mark.slow),
         {"context": 64, "norm": "pre", "tied": False},
         {"context": 150, "first_position": 2, "masked": 0.3},
     ],
@@ -535,7 +537,7 @@ def test_every_matrix_product_of_the_program_is_counted(fields):
     assert [flops.train(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
-@pytest.mark.parametrize(("norm", "tied", "frozen"), [("post", True, 1), ("post", False, 2), ("pre", True, 3)])
+@pytest.mark.parametrize(("norm", "tied", "frozen"), [("post", True, 1), pytest.param("post", False, 2, marks=pytest.mark.slow), ("pre", True, 3)])
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
     _, *steps = programs(config, frozen=frozen)

@@ -66,8 +66,14 @@ def test_a_v_cycle_by_hand(tmp_path, folder, capsys):
     assert len(json.loads((tmp_path / "mix/jaxgrow.json").read_text())["sources"]) == 2
 
 
-@pytest.mark.parametrize("tied", ["norm", "paper"])
-@pytest.mark.parametrize("groups", ["far", "adjacent"])
+@pytest.mark.parametrize(
+    ("groups", "tied"),
+    [
+        ("far", "norm"),
+        ("adjacent", "paper"),
+        *(pytest.param(*others, marks=pytest.mark.slow) for others in (("far", "paper"), ("adjacent", "norm"))),
+    ],
+)
 def test_pairs_by_name_and_what_a_tied_head_keeps(tmp_path, folder, capsys, tied, groups):
     run("decoalesce", folder, tmp_path / "up", "--heads", groups, "--tied", tied)
     assert interop.load(tmp_path / "up")[0] == replace(CONFIG, embed=24, heads=8, mlp=40)
@@ -265,7 +271,10 @@ DRY = {
 }
 
 
-@pytest.mark.parametrize("method", DRY)
+AGAIN = ("stack", "net2net", "zero_pad", "staged", "sparkling")  # what is said of others, too
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[pytest.mark.slow] * (m in AGAIN)) for m in DRY])
 def test_a_dry_run_says_sizes_bytes_and_what_is_kept_and_writes_nothing(tmp_path, folder, method, capsys):
     """As the run that it is of; and what it says of the function is so."""
     options, kept = DRY[method]

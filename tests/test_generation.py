@@ -31,7 +31,9 @@ MODELS = {
 GPT, DRAWS = MODELS["gpt2, tied"], {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
 PROMPTS = [[1, 2, 3], [4], [*range(11), 3, 1, 4, 1, 5, 9]]
 
-each = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+each = pytest.mark.parametrize(
+    "config", [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name == "qwen2")) for name, c in MODELS.items()]
+)
 
 
 @cache

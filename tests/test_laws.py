@@ -117,11 +117,23 @@ PLAIN = [name for name, row in OPERATORS.items() if not isinstance(row.growth, R
 RULES = [name for name in OPERATORS if name not in PLAIN]
 KEEPING = [name for name, row in OPERATORS.items() if row.keeps]
 INVERTING = [name for name, row in OPERATORS.items() if row.inverts != NOT]
+AGAIN = (  # of operators with other rows, of other sizes
+    "decoalesce heads, adjacent pairs",
+    "decoalesce heads, threes",
+    "decoalesce layers, adjacent pairs",
+    "decoalesce layers, 3 + 2",
+    "stack, ragged",
+    "hypercloning 2",
+    "lemon heads and mlp",
+    "zero_pad",
+)
 DEPTH = [name for name in PLAIN if "layers" in OPERATORS[name].growth]
 
 
-def rows(names=OPERATORS):
-    return pytest.mark.parametrize("row", [pytest.param(OPERATORS[n], id=n) for n in names])
+def rows(names=OPERATORS, slow=()):
+    return pytest.mark.parametrize(
+        "row", [pytest.param(OPERATORS[n], id=n, marks=[pytest.mark.slow] * (n in slow)) for n in names]
+    )
 
 
 def model(tied=True):
@@ -260,7 +272,7 @@ def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
     assert not preserves_function({"mlp": AxisMap(dense(copy.write), dense(copy.write))})
 
 
-@rows(KEEPING)
+@rows(KEEPING, slow=AGAIN)
 def test_gradients_grow_by_the_dual_where_the_function_is_kept_and_not_like_weights(row):
     config, axes, small = model()
     gradient, large_gradient = jax.device_get(

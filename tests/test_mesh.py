@@ -23,16 +23,17 @@ MESHES = {"data": Mesh(4), "fsdp": Mesh(fsdp=4), "tensor": Mesh(tensor=2), "fsdp
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
 METHODS = {
     "SBLD": Scratch(SBLD),
-    "V-cycle, corrected": VCycle(
+    "V-cycle, dropping": VCycle(
         (Stage(0.25),),
         (Stage(0.5, drop=LayerDrop(execution="gather")), Stage(0.5)),
         correction=True,
         moments_up="exact",
     ),
+    "V-cycle, corrected": VCycle((Stage(0.25),), (Stage(0.5), Stage(0.5)), correction=True, moments_up="exact"),
 }
 
 
-FAST = {("V-cycle, corrected", "fsdp and tensor")}  # of SBLD, see also `test_hosts`
+FAST = {("V-cycle, corrected", "fsdp and tensor")}  # of dropping, see also `test_hosts`
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def one_device(request, tmp_path_factory):
 
 methods = pytest.mark.parametrize(
     "one_device",
-    [pytest.param(m, marks=[pytest.mark.slow] * (m == "SBLD")) for m in METHODS],
+    [pytest.param(m, marks=[pytest.mark.slow] * (m != "V-cycle, corrected")) for m in METHODS],
     indirect=True,
     scope="module",
 )
@@ -83,9 +84,10 @@ def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(one_dev
 
 
 @methods
-def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device):
+@pytest.mark.parametrize("at", [pytest.param(4, marks=pytest.mark.slow), 6])  # both models are held still
+def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device, at):
     e, whole = one_device
-    runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
+    runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", at)
     with runs.only(2):
         pretrain.run(replace(e, mesh=Mesh(1, 2)), tmp_path / "run")
     runs.assert_close(tmp_path / "run", whole)

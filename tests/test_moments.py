@@ -27,9 +27,6 @@ pytestmark = pytest.mark.usefixtures("x64")
 TOLERANCE = 1e-12
 B1, B2 = 0.9, 0.999
 # Clipping sees the norm of all gradients, which growing changes: nothing is exact behind a clip that acts. This does not.
-ADAMW = optax.chain(
-    optax.clip_by_global_norm(1e3), optax.scale_by_adam(B1, B2), rebias(B1, B2), optax.add_decayed_weights(0.1)
-)
 
 
 def jitted(tx):
@@ -37,16 +34,22 @@ def jitted(tx):
     return optax.GradientTransformation(tx.init, jax.jit(tx.update))
 
 
+ADAMW = jitted(
+    optax.chain(
+        optax.clip_by_global_norm(1e3), optax.scale_by_adam(B1, B2), rebias(B1, B2), optax.add_decayed_weights(0.1)
+    )
+)
+
 OPTIMIZERS = {
-    "adam": optax.adam(0.1),
+    "adam": jitted(optax.adam(0.1)),
     "adamw with clipping and rebias": ADAMW,
-    "sgd with momentum": optax.sgd(0.1, momentum=0.9),
-    "lion": optax.lion(0.1),
-    "rmsprop": optax.rmsprop(0.1),
-    "adagrad": optax.adagrad(0.1),
+    "sgd with momentum": jitted(optax.sgd(0.1, momentum=0.9)),
+    "lion": jitted(optax.lion(0.1)),
+    "rmsprop": jitted(optax.rmsprop(0.1)),
+    "adagrad": jitted(optax.adagrad(0.1)),
     "adam over two micro-batches": jitted(optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation()),
-    "nadam": optax.nadam(0.1),
-    "amsgrad": optax.amsgrad(0.1),
+    "nadam": jitted(optax.nadam(0.1)),
+    "amsgrad": jitted(optax.amsgrad(0.1)),
     "muon": jitted(optax.contrib.muon(0.1)),
     # Not adamax: what it calls nu is a maximum of |gradient|, not of its square, and "exact" cannot tell.
 }

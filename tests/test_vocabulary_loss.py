@@ -102,6 +102,17 @@ def test_on_a_mesh_as_on_one_device(axes):
         assert_same(both(x, head, bias, targets, "float32")[0], expected, 3e-6)
 
 
+def drawn(config):
+    """Small numbers, norm scales around one."""
+    rng = np.random.default_rng(2)
+
+    def leaf(path, x):
+        scale = jax.tree_util.keystr(path[-1:], simple=True) == "scale"
+        return (0.1 * rng.normal(size=x.shape) + scale).astype(x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(config.init, jax.random.key(0)))
+
+
 SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
 
 
@@ -110,9 +121,7 @@ SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
 )
 def test_every_family_with_a_vocabulary(config, monkeypatch):
     monkeypatch.setattr("jaxgrow.models.layers.SCORED", 24)  # 8 of 20 positions of 3 samples: two pieces and a rest
-    rng = np.random.default_rng(1)
-    fresh = jax.device_get(jax.jit(config.init)(jax.random.key(0)))
-    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(x.dtype), fresh)
+    rng, params = np.random.default_rng(1), drawn(config)
     tokens, targets = rng.integers(0, config.vocab, (2, 3, config.context))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
 
@@ -132,7 +141,7 @@ def test_every_family_with_a_vocabulary(config, monkeypatch):
     [pytest.param(c, marks=[pytest.mark.slow] * (name in (*SLOW, "Llama")), id=name) for name, c in FAMILIES.items()],
 )
 def test_each_place_has_its_own_loss(config):
-    params = jax.jit(config.init)(jax.random.key(0))
+    params = drawn(config)
     tokens, targets = (np.random.default_rng(i).integers(0, 37, (3, 20)) for i in range(2))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
 
