@@ -109,7 +109,9 @@ def test_input_errors(given, passes, message):
         config.module.apply({"params": tiny.params(config)}, {"tokens": np.zeros((1, 5), int), **given}, **passes)
 
 
-@pytest.mark.parametrize(("norm", "residual"), [pytest.param("post", 0.02, marks=pytest.mark.slow), ("pre", 0.02 / 6**0.5)])
+@pytest.mark.parametrize(
+    ("norm", "residual"), [pytest.param("post", 0.02, marks=pytest.mark.slow), ("pre", 0.02 / 6**0.5)]
+)
 def test_initial_values(norm, residual):
     config = BERTConfig(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96, norm=norm)
     with jax.enable_x64(False):
@@ -423,27 +425,27 @@ def test_published_axes_are_the_published_rules(groups, direction):
 
 
 @cache
-def loss_and_gradient(config, jit=jax.jit, frozen=0):
+def loss_and_gradient(config, frozen=0):
     """``(params, kept, kept_tokens) -> ..``, in NumPy: what is done with it needs no compiler."""
 
     def loss(p, kept=None, kept_tokens=None):
         passes = {"kept": kept, "kept_tokens": kept_tokens, "frozen": frozen}
         return jax.nn.log_softmax(config.module.apply({"params": p}, inputs(masked=False), **passes))[..., 3].mean()
 
-    run = jit(jax.value_and_grad(loss))
+    run = jax.jit(jax.value_and_grad(loss))
     return lambda *args, **passes: jax.device_get(run(*args, **passes))
 
 
 def test_with_all_gates_open_dropping_changes_no_bit():
-    config, ones = tiny_bert(dtype="float32"), np.ones(2, np.float32)
-    run, params = loss_and_gradient(config, jax.jit), tiny.params(config, dtype="float32")
+    config, ones = tiny_bert(), np.ones(2)
+    run, params = loss_and_gradient(config), tiny.params(config)
     chex.assert_trees_all_equal(run(params, Kept(ones > 0, ones, "sublayer")), run(params))
 
 
 def test_a_dropped_layer_is_left_out_with_its_norms():
     config = tiny_bert()
     params = tiny.params(config)
-    value, gradient = loss_and_gradient(config)(params, Kept(np.array([True, False]), np.ones(2)))
+    value, gradient = loss_and_gradient(config)(params, Kept(np.array([True, False]), np.ones(2), "sublayer"))
     alone = params | {"blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
     expected, without = loss_and_gradient(replace(config, layers=1))(alone)
     np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE)
@@ -537,7 +539,10 @@ def test_every_matrix_product_of_the_program_is_counted(fields):
     assert [flops.train(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
-@pytest.mark.parametrize(("norm", "tied", "frozen"), [("post", True, 1), pytest.param("post", False, 2, marks=pytest.mark.slow), ("pre", True, 3)])
+@pytest.mark.parametrize(
+    ("norm", "tied", "frozen"),
+    [("post", True, 1), pytest.param("post", False, 2, marks=pytest.mark.slow), ("pre", True, 3)],
+)
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
     _, *steps = programs(config, frozen=frozen)

@@ -385,6 +385,7 @@ def test_weights_of_other_frameworks_stay_behind(tmp_path):
     assert found == {"config.json", "jaxgrow.json", "model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
 
 
+@pytest.mark.slow  # in the fast suite with a command, `test_mutations`
 def test_the_library_imports_where_unix_modules_are_missing():
     code = "import sys; sys.modules['resource'] = None; from jaxgrow import cli; cli.parser(cli.COMMANDS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])

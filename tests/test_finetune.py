@@ -76,7 +76,7 @@ def test_every_family_fine_tunes(home, family):
 
 def test_a_bert_finds_spans(home):
     data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
-    spans = FineTuning("squad1", data, epochs=1, batch=8, rates=(1e-2,), optim=OPTIM)
+    spans = FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)
     scores = command.finetune(spans, home / "bert", home / "runs")[1e-2][0]["dev"]
     assert scores["exact_match"] > 0.5
     assert scores["f1"] >= scores["exact_match"]
@@ -84,7 +84,7 @@ def test_a_bert_finds_spans(home):
 
 def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     small = ViTConfig(image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32)
-    orbax.export(tmp_path / "vit", small, jax.jit(small.init)(jax.random.key(0)))
+    orbax.export(tmp_path / "vit", small, runs.fresh(small))
     digits = FineTuning("digits", Images("digits"), epochs=2, batch=64, rates=(1e-2,), optim=OPTIM)
     scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
     assert scores["valid"]["accuracy"] > 0.5  # by chance 0.1
@@ -150,6 +150,7 @@ def test_samples_cost_what_they_are_long(home):
     assert phase.cost(16) == pytest.approx(experiment.steps * flops.train(phase.config, 16 * 14, 14))
 
 
+@pytest.mark.slow  # in the fast suite with a LoRA, `test_adapting`
 def test_a_run_that_was_stopped_goes_on(home, tmp_path):
     experiment = replace(tuning(home / "cola").of(home / "gpt2", 1e-2, 0), steps=6, checkpoint_every=2, eval_every=6)
     run(experiment, tmp_path / "whole")
@@ -256,8 +257,7 @@ def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says
 
 def test_models_of_something_else_are_refused(home, tmp_path):
     vit = ViTConfig(image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
-    shapes = jax.eval_shape(vit.init, jax.random.key(0))
-    orbax.export(tmp_path / "vit", vit, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes))
+    orbax.export(tmp_path / "vit", vit, runs.fresh(vit))
     with pytest.raises(UserError, match="a ViTConfig cannot learn Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):

@@ -120,6 +120,7 @@ INVERTING = [name for name, row in OPERATORS.items() if row.inverts != NOT]
 AGAIN = (  # of operators with other rows, of other sizes
     "decoalesce heads, adjacent pairs",
     "decoalesce heads, threes",
+    "decoalesce mlp, random",
     "decoalesce layers, adjacent pairs",
     "decoalesce layers, 3 + 2",
     "stack, ragged",
@@ -233,7 +234,7 @@ def test_growths_of_different_axes_commute_to_the_bit(row):
     chex.assert_trees_all_close(one, other, rtol=0, atol=of_products(row.growth))
 
 
-@rows()
+@rows(slow=AGAIN)
 def test_numpy_and_jit_agree_to_the_bit(row):
     _, axes, small = model()
     compiled = jax.jit(lambda p: grow(row.growth, p, axes))
@@ -243,8 +244,25 @@ def test_numpy_and_jit_agree_to_the_bit(row):
 # --- the function of a model ---
 
 
-@rows()
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+UNTIED = (  # of each way to grow one; what is below a head of its own is the same
+    *("decoalesce heads, far pairs", "decoalesce layers, far pairs", "stack", "fpi heads and mlp", "fpi, ragged"),
+    *("hypercloning 2", "llama_pro", "zero_pad", "aki", "staged", "lemon 2", "lemon, ragged", "sparkling, ragged"),
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "tied"),
+    [
+        pytest.param(
+            row,
+            tied,
+            id=f"{'tied' if tied else 'untied'}-{name}",
+            marks=[pytest.mark.slow] * (not tied and name not in UNTIED),
+        )
+        for tied in (False, True)
+        for name, row in OPERATORS.items()
+    ],
+)
 def test_the_function_is_kept_or_visibly_not(row, tied):
     change = tiny.change_of_logits(row.growth, tied)
     assert change < TOLERANCE if row.keeps else change > VISIBLE

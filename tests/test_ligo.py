@@ -247,7 +247,7 @@ def gradients(coefficients):
     return jax.jit(jax.grad(value, (0, 1)))(coefficients, params)
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients_reach_every_map_and_never_the_small_model(shared):
     maps, small = gradients(start(LiGO(shared=shared)))
     for path, g in jax.tree_util.tree_leaves_with_path(maps):

@@ -424,7 +424,9 @@ DUAL = {
 }
 
 
-@pytest.mark.parametrize("name", DUAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "hypercloning, the same keys")) for n in DUAL]
+)
 def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
     c, g = config(), KEPT[name]
     params, axes = tiny.params(c), tiny.axes(c)
@@ -538,7 +540,10 @@ def test_special_values_of_ligo_are_operators_to_the_bit(ligo, target, operator)
         ({"heads": 4}, {"query": (24, 24)}),
     ],
 )
-@pytest.mark.parametrize("ligo", [LiGO(), LiGO(shared=False, tied=False)], ids=["shared", "own"])
+@pytest.mark.parametrize(
+    "ligo",
+    [pytest.param(LiGO(), id="shared", marks=pytest.mark.slow), pytest.param(LiGO(shared=False, tied=False), id="own")],
+)
 def test_which_maps_grouped_queries_have(target, width, ligo):
     made = maps(ligo, target)
     assert {name: m["write"].shape[-2:] for name, m in made["width"].items()} == width

@@ -230,7 +230,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, id=name, marks=[pytest.mark.slow] * (name in ("two", "carried"))) for name, m in METHODS.items()],
+)
 def test_shapes_tell_what_a_run_holds_after_every_phase(method):
     plan = method.plan(DEEP, BASE, 100)
     held: dict[str, Model] = {}

@@ -118,7 +118,7 @@ def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flo
     assert dropping.flops < dense.flops
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_every_step_of_a_plan_is_counted_once(traced, execution):
     """`gather` has a program for each number of layers: one stands for all."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
@@ -132,6 +132,7 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
     assert dropping.flops < dense.flops
 
 
+@pytest.mark.slow
 def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     """Phases that look at models, and at Adam's count, before they say what a step is given."""
     small = replace(runs.MODEL, layers=1)

@@ -33,12 +33,12 @@ def raced(folder, monkeypatch, *options):
 
 
 def test_a_race_grows_one_checkpoint_by_each_operator_and_trains_it(folder, monkeypatch, capsys):
-    raced(folder, monkeypatch, "--by", "stack,llama_pro,hypercloning", "--steps", "20", "--seeds", "0,1")
+    raced(folder, monkeypatch, "--by", "stack,llama_pro,interleave,hypercloning", "--steps", "20", "--seeds", "0,1")
     text = (folder / "race" / "race.md").read_text()
     assert text in capsys.readouterr().out
     everything = json.loads((folder / "race" / "race.json").read_text())
     found = everything["ranked"]
-    assert {row["by"] for row in found} == {"stack", "llama_pro"}
+    assert {row["by"] for row in found} == {"stack", "llama_pro", "interleave"}
     ends = [sum(row["loss"][-1]) for row in found]
     assert ends == sorted(ends)  # the best one first
     small = Run("small", 0, folder / "small")

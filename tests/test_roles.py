@@ -116,7 +116,7 @@ def test_operators(config, operator):
 
 
 @families
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_learned_maps(config, shared):
     sizes = config.sizes()
     target = {**ragged(sizes), "layers": 3}

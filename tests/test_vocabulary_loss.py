@@ -90,7 +90,11 @@ def test_what_is_not_asked_for_is_not_computed():
     assert not np.any(slope)  # the share that is right is flat
 
 
-@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 4}, pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow), {"fsdp": 2, "tensor": 2}],
+    ids=str,
+)
 def test_on_a_mesh_as_on_one_device(axes):
     given = arrays(8, 300, "float32")
     expected = both(*given, "float32")[0]
