@@ -332,6 +332,7 @@ def test_published_tables_of_an_untied_model():
     assert change(config, GROWTHS["decoalesce, threes"], tiny.paper_axes(config)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_gradients_grow_by_the_dual():
     config = tiny_bert()
     growth = GROWTHS["decoalesce, threes"]
@@ -341,6 +342,7 @@ def test_gradients_grow_by_the_dual():
     chex.assert_trees_all_close(large, grow(dual(growth), small, axes), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_noise_that_cancels_over_copies_keeps_the_function():
     config = tiny_bert()
     growth = GROWTHS["hypercloning"]
@@ -467,6 +469,7 @@ def test_scaling_multiplies_what_a_sublayer_adds_inside_the_norm():
     np.testing.assert_allclose(found, loss_and_gradient(config)(larger)[0], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_tokens_that_all_pass_are_the_dense_model():
     config, places = tiny_bert(), np.broadcast_to(np.arange(6), (2, 6))
     run, params = loss_and_gradient(config), tiny.params(config)

@@ -465,12 +465,18 @@ def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, f
 
 
 def test_as_a_process(tmp_path, folder):
-    """Starts, transforms and ends; no traceback for what is wrong."""
+    """Starts, transforms and ends."""
     command = [sys.executable, "-m", "jaxgrow.cli", "grow", str(folder), str(tmp_path / "b"), "--method", "stack"]
     root = str(Path(interop.__file__).parents[2])
     done = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert interop.load(tmp_path / "b")[0].layers == 6
+
+
+@pytest.mark.slow  # in the fast suite in this process, and of `train` in `test_hosts`
+def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
+    command = [sys.executable, "-m", "jaxgrow.cli", "grow", str(folder), str(tmp_path), "--method", "stack"]
+    root = str(Path(interop.__file__).parents[2])
     again = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.strip() == f"error: {tmp_path / 'b'} exists; --overwrite replaces it"
+    assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"

@@ -66,7 +66,8 @@ def test_labels_that_say_nothing_teach_nothing(home):
     assert abs(found[1e-2][0]["dev"]["matthews"]) < 0.25
 
 
-@pytest.mark.parametrize("family", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow  # of a BERT, see what finds spans; of a decoder, a GPT-2 that learns
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_every_family_fine_tunes(home, family):
     if family == "llama":
         checkpoint(home / family, FAMILIES[family])
@@ -74,10 +75,13 @@ def test_every_family_fine_tunes(home, family):
     assert found[1e-2][0]["dev"]["matthews"] > 0.5
 
 
-def test_a_bert_finds_spans(home):
+def spans(home):
     data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
-    spans = FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)
-    scores = command.finetune(spans, home / "bert", home / "runs")[1e-2][0]["dev"]
+    return FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)
+
+
+def test_a_bert_finds_spans(home):
+    scores = command.finetune(spans(home), home / "bert", home / "runs")[1e-2][0]["dev"]
     assert scores["exact_match"] > 0.5
     assert scores["f1"] >= scores["exact_match"]
 
@@ -111,13 +115,15 @@ def test_positions_of_another_resolution_are_interpolated():
 # --- what is kept, and what is new ---
 
 
-def test_all_but_the_head_is_the_checkpoints(home, tmp_path):
-    experiment = replace(tuning(home / "cola").of(home / "bert", 1e-30, 0), steps=1)
+@pytest.mark.parametrize("head", ["spans", pytest.param("classes", marks=pytest.mark.slow)])
+def test_all_but_the_head_is_the_checkpoints(home, tmp_path, head):
+    task = spans(home) if head == "spans" else tuning(home / "cola")
+    experiment = replace(task.of(home / "bert", 1e-30, 0), steps=1)
     run(experiment, tmp_path / "run")
     _, before = load(home / "bert")
     config, after = load(tmp_path / "run")
-    assert config == FAMILIES["bert"].with_head("classes", 2)
-    assert after.keys() - before.keys() == {"pooler", "classifier"}
+    assert config == FAMILIES["bert"].with_head(head, 2)
+    assert after.keys() - before.keys() == ({"classifier"} if head == "spans" else {"pooler", "classifier"})
     assert before.keys() - after.keys() == {"transform", "head_norm", "head_bias"}
     for name in before.keys() & after.keys():
         jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-29), before[name], after[name])

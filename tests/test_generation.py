@@ -31,9 +31,13 @@ MODELS = {
 GPT, DRAWS = MODELS["gpt2, tied"], {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
 PROMPTS = [[1, 2, 3], [4], [*range(11), 3, 1, 4, 1, 5, 9]]
 
-each = pytest.mark.parametrize(
-    "config", [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name == "qwen2")) for name, c in MODELS.items()]
-)
+
+def models(*shown):
+    """One each; the others, which are parts of these, in the slow suite."""
+    return pytest.mark.parametrize(
+        "config",
+        [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name not in shown)) for name, c in MODELS.items()],
+    )
 
 
 @cache
@@ -63,7 +67,7 @@ def lists(found):
 # --- what is kept ---
 
 
-@each
+@models("gpt2, untied", "llama")
 def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
     tokens_BT, lengths_B = tiny.tokens(2, 12), np.array([3, 6])
 
@@ -89,7 +93,7 @@ def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
         np.testing.assert_allclose(found_NV, expected_TV[[length - 1, length + 1, length + 2]], rtol=0, atol=TOLERANCE)
 
 
-@each
+@models("gpt2, tied", "llama")
 def test_prompts_of_any_lengths_get_the_likeliest_tokens_up_to_the_context(config):
     found = lists(generate(config, params(config), PROMPTS, max_new=30))
     assert [len(tokens) for tokens in found] == [30, 30, 23]

@@ -226,6 +226,7 @@ def test_masks_and_dropped_layers_exclude_each_other():
         c.module.apply({"params": params}, tiny.tokens(1, 8))
 
 
+@pytest.mark.slow
 def test_with_all_gates_open_a_model_that_drops_layers_is_the_dense_one_to_the_bit():
     c = config(dtype="float32")
     params, tokens = tiny.params(c, dtype="float32"), tiny.tokens(length=7)
@@ -436,6 +437,7 @@ def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
     assert apart < EXACT if DUAL[name] else apart > 1e-4
 
 
+@pytest.mark.slow
 def test_noise_that_tells_copies_apart_keeps_the_function():
     c, g = config(qkv_bias=True), KEPT["hypercloning"]
     large = grow(g, tiny.params(c), tiny.axes(c))

@@ -168,7 +168,7 @@ def test_interpolation_at_its_ends_and_its_middle(models):
         chex.assert_trees_all_equal(found.opt, up.opt)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize("alpha", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 def test_correction_is_the_correction_of_the_core(models, alpha):
     large, small = models["large"], models["coarse1"]
     growth, axes = GROUPING.growth(DEEP, decoalesce), DEEP.axes()

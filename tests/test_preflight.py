@@ -102,6 +102,7 @@ def test_what_devices_add_in_a_step_is_every_gradient_once():
     assert alone.collectives == ()  # the control
 
 
+@pytest.mark.slow
 def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
     """Beyond what ``fsdp`` exchanges for each of two micro-batches: the gradients of a device's part, and a few numbers."""
     sent = []
@@ -111,6 +112,7 @@ def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
     assert step.parameters <= sent[0] - sent[1] < step.parameters + 300
 
 
+@pytest.mark.slow
 def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops():
     found = steps(method=SBLD, model=replace(runs.MODEL, layers=4))
     dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))

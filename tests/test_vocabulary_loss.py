@@ -57,11 +57,24 @@ def assert_same(found, expected, rounding):
         np.testing.assert_allclose(a, b, rtol=0, atol=rounding * max(np.abs(b).max(), 1e-4))
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+LENGTHS = {
+    "one piece": (4, 5),
+    "pieces": (4, 256),
+    "a rest": (4, 300),
+    "long": (2, 1100),
+    "more samples than positions at once": (SCORED + 1, 3),
+}
+
+
 @pytest.mark.parametrize(
-    ("samples", "length"),
-    [(4, 5), (4, 256), (4, 300), (2, 1100), (SCORED + 1, 3)],
-    ids=["one piece", "pieces", "a rest", "long", "more samples than positions at once"],
+    ("samples", "length", "dtype"),
+    [
+        pytest.param(
+            *sizes, dtype, id=f"{name}-{dtype}", marks=[pytest.mark.slow] * (dtype != "float32" and name != "a rest")
+        )
+        for name, sizes in LENGTHS.items()
+        for dtype in ROUNDING
+    ],
 )
 def test_in_pieces_as_whole(samples, length, dtype):
     (found, slopes), (expected, expected_slopes) = both(*arrays(samples, length, dtype), dtype)
