@@ -270,7 +270,13 @@ SENSITIVITIES = {
 }
 
 
-@pytest.mark.parametrize("s", SENSITIVITIES.values(), ids=SENSITIVITIES)
+@pytest.mark.parametrize(
+    "s",
+    [
+        pytest.param(s, id=name, marks=[pytest.mark.slow] * (name in ("exponential", "one by far the least")))
+        for name, s in SENSITIVITIES.items()
+    ],
+)
 def test_distinct_sensitivities_give_distinct_probabilities_whatever_is_blocked(s):
     """In equal steps, from the least to the most sensitive of those that may be dropped ``1 - theta`` apart."""
     cases = list(itertools.product(([], [0], [0, 11], [0, 5, 11], [4, 5, 6, 7]), (0.5, 0.7, 0.9)))

@@ -426,7 +426,7 @@ DUAL = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "hypercloning, the same keys")) for n in DUAL]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("hypercloning, the same keys", "fpi"))) for n in DUAL]
 )
 def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
     c, g = config(), KEPT[name]

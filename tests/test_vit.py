@@ -153,6 +153,7 @@ def test_two_classes_have_no_labels_in_a_checkpoint():
     assert FAMILIES["ViTForImageClassification"].inferred({})["classes"] == 2
 
 
+@pytest.mark.slow  # in the fast suite of a GPT-2, and that it saves what it should of a CaiT
 def test_rematerialising_changes_no_gradient():
     small = config()
     plain, remat = (
