@@ -271,7 +271,7 @@ DRY = {
 }
 
 
-AGAIN = ("stack", "net2net", "zero_pad", "staged", "sparkling")  # what is said of others, too
+AGAIN = ("stack", "net2net", "zero_pad", "aki", "staged", "sparkling")  # what is said of others, too
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=[pytest.mark.slow] * (m in AGAIN)) for m in DRY])

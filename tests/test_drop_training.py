@@ -94,7 +94,7 @@ def kept_at(kept: Kept, m: int) -> Kept:
 @pytest.mark.parametrize(
     ("dtype", "remat"),
     [
-        ("bfloat16", "projections"),
+        pytest.param("bfloat16", "projections", marks=pytest.mark.slow),  # of one device, see `test_drop_execution`
         *(pytest.param("float32", remat, marks=pytest.mark.slow) for remat in ("products", "projections")),
         pytest.param("bfloat16", "products", marks=pytest.mark.slow),
     ],
@@ -169,7 +169,7 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
 # --- gates on the host ---
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", [pytest.param("cond", marks=pytest.mark.slow), "gather"])
 def test_the_host_knows_what_the_library_draws(execution):
     drop = replace(DROP, execution=execution)
     drawn = Gates(drop, 6, 2 * CHUNK, 2, 7, None)

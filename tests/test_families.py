@@ -203,7 +203,7 @@ SHOWN = {
     "V-cycle, published tables": ("GPT-2", "BERT"),
     "dropping by sensitivity": ("BERT",),
     "V-cycle, dropping": ("Llama", "CaiT"),
-    "learned, then dropping tokens": ("BERT", "Llama"),
+    "learned, then dropping tokens": ("BERT",),
 }
 
 

@@ -188,7 +188,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize(
+    "limits", [pytest.param(x, id=str(x), marks=[pytest.mark.slow] * (len(x) == 1)) for x in LIMITS]
+)
 def test_frequencies_of_draws_are_the_probabilities(limits):
     """Pearson's test, passed by 9999 of 10000 seeds; what has no probability is never drawn."""
     draws, logits = 20_000, np.random.default_rng(1).normal(size=11)

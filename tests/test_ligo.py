@@ -183,7 +183,9 @@ def test_untied_selections_are_function_preserving_initialisation_and_tied_ones_
     assert source[:9].tolist() == same["mlp"].write.index[:9, 0].tolist()
 
 
-@pytest.mark.parametrize("width", ["normalised", "selection", "gaussian", "zero"])
+@pytest.mark.parametrize(
+    "width", ["selection", "zero", *(pytest.param(w, marks=pytest.mark.slow) for w in ("normalised", "gaussian"))]
+)
 def test_growth_at_the_start_does_not_keep_the_function(width):
     assert change_of_logits(start(LiGO(width=width)), BOTH) > VISIBLE
 
