@@ -245,3 +245,11 @@ def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numb
         assert runs.log(tmp_path / str(i))[-1] != runs.log(tmp_path / "one")[-1]
     with runs.compiling("evaluation"):  # the control
         assert compilations(replace(once, name="again"), tmp_path / "again") > 0
+
+
+@pytest.mark.slow
+def test_what_is_in_the_program_is_compiled_anew(tmp_path):
+    once = runs.experiment(tmp_path)
+    pretrain.run(once, tmp_path / "one")
+    decayed = replace(once, optim=replace(once.optim, weight_decay=0.5))
+    assert compilations(decayed, tmp_path / "decayed") > 0
