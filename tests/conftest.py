@@ -55,7 +55,7 @@ def few_programs():
         return
     maps = (SELF / "maps").read_bytes().count(b"\n")
     resident = int((SELF / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    full = maps > 40_000 or resident > 1.3e9
+    full = maps > 20_000 or resident > 1.4e9
     if full:
         jax.clear_caches()
         gc.unfreeze()
