@@ -29,8 +29,8 @@ settings.load_profile("law")
 
 # A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
-    "hosts", "finetune", "drop_execution", "bert", "families", "drop_training", "laws", "cli", "llama", "readme",
-    "generation", "preservation", "adapting",
+    "hosts", "finetune", "drop_execution", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
+    "llama", "preservation", "adapting",
     # Runs of one tiny model, whose programs a worker keeps from file to file.
     "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
     "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "plan", "freeze",

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
+import runs
 
 from jaxgrow.interop import orbax
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig
@@ -18,10 +18,10 @@ FAMILIES = {"gpt2": GPT2Config(**SIZES), "bert": BERTConfig(**SIZES), "llama": L
 OPTIM = Optim(schedule="linear", b2=0.99, weight_decay=0.0)
 
 
-def cola(folder: Path, count: int = 128, shuffled: bool = False) -> Path:
+def cola(folder: Path, shuffled: bool = False) -> Path:
     """Sentences of a's or of b's, in the files of CoLA; ``shuffled``: with labels that say nothing of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(("train", "dev")):
+    for seed, (name, count) in enumerate((("train", 512), ("dev", 128))):
         rng = np.random.default_rng(seed)
         labels = rng.integers(0, 2, count)
         texts = ["".join(rng.choice([*("ab"[label] * 3), *" cd"], 10)) for label in labels]
@@ -34,9 +34,9 @@ def cola(folder: Path, count: int = 128, shuffled: bool = False) -> Path:
 def squad(folder: Path) -> Path:
     """Questions whose answer is the word of b's."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(("train-v1.1.json", "dev-v1.1.json")):
+    for seed, (name, count) in enumerate((("train-v1.1.json", 256), ("dev-v1.1.json", 32))):
         rng, paragraphs = np.random.default_rng(seed), []
-        for i in range(32):
+        for i in range(count):
             before = int(rng.integers(1, 6))
             answer = {"text": "bbb", "answer_start": before + 1}
             question = {"question": "b", "id": str(i), "answers": [answer]}
@@ -47,13 +47,13 @@ def squad(folder: Path) -> Path:
 
 def checkpoint(folder: Path, config: TextConfig) -> Path:
     """A model with its tokenizer, as a run leaves them."""
-    orbax.export(folder, config, jax.jit(config.init)(jax.random.key(0)))
+    orbax.export(folder, config, runs.fresh(config))
     tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 
 
 def tuning(path: Path, **changes) -> FineTuning:
     values = dict(
-        name="cola", data=Labelled("cola", str(path), length=14), epochs=4, batch=16, rates=(1e-2,), optim=OPTIM
+        name="cola", data=Labelled("cola", str(path), length=14), epochs=1, batch=16, rates=(1e-2,), optim=OPTIM
     )
     return FineTuning(**values | changes)

@@ -72,7 +72,9 @@ def silent(adapter):
 # --- what they are ---
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "cait"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("vit", "cait"))]
+)
 def test_they_add_something(family):
     config, params = model(family)
     alone, own = adapters.detach(params)

@@ -38,8 +38,7 @@ OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
-    for name in ("gpt2", "bert"):
-        checkpoint(home / name, FAMILIES[name])
+    checkpoint(home / "gpt2", FAMILIES["gpt2"])
     cola(home / "cola")
     return home
 
@@ -59,7 +58,7 @@ def whole(home, tmp_path_factory):
 
 
 def test_a_task_is_learned(home):
-    found = command.finetune(tuning(home / "cola", lora=OWN, epochs=6), home / "gpt2", home / "runs")
+    found = command.finetune(tuning(home / "cola", lora=OWN, epochs=2), home / "gpt2", home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.9
 
 

@@ -55,7 +55,9 @@ def by_splash(causal, by="auto"):
     return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+@pytest.mark.parametrize(
+    "causal", [pytest.param(True, id="causal"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+)
 def test_by_splash_attention_with_shared_keys(as_on_a_tpu, causal):
     given = arrays(128, 4, 2, 64, "bfloat16")
     (_, y), slopes = by_splash(causal)(*given)

@@ -63,7 +63,9 @@ def test_a_stream_goes_on_where_its_state_was_taken(done):
     assert firsts(stream, 8) == firsts(again, 8)
 
 
-@pytest.mark.parametrize("before, after", [(1, 2), (2, 5), (5, 1)])
+@pytest.mark.parametrize(
+    "before, after", [(1, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 5), (5, 1)))]
+)
 def test_what_some_processes_began_any_other_number_goes_on_with(before, after):
     """The state is of the whole batch, and the same in each of them."""
 

@@ -159,6 +159,7 @@ def test_rematerialising_is_of_both_stacks():
     assert remat - plain == {}
 
 
+@pytest.mark.slow  # in the fast suite of a GPT-2
 @pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2)])
 def test_low_precision_keeps_logits_in_float32(dtype, close):
     small = config()
@@ -172,6 +173,7 @@ def test_low_precision_keeps_logits_in_float32(dtype, close):
 # --- growing ---
 
 
+@pytest.mark.slow  # in the fast suite of a ViT
 def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it():
     large = config(embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))

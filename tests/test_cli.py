@@ -66,8 +66,14 @@ def test_a_v_cycle_by_hand(tmp_path, folder, capsys):
     assert len(json.loads((tmp_path / "mix/jaxgrow.json").read_text())["sources"]) == 2
 
 
-@pytest.mark.parametrize("tied", ["norm", "paper"])
-@pytest.mark.parametrize("groups", ["far", "adjacent"])
+@pytest.mark.parametrize(
+    ("groups", "tied"),
+    [
+        ("far", "norm"),
+        ("adjacent", "paper"),
+        *(pytest.param(*others, marks=pytest.mark.slow) for others in (("far", "paper"), ("adjacent", "norm"))),
+    ],
+)
 def test_pairs_by_name_and_what_a_tied_head_keeps(tmp_path, folder, capsys, tied, groups):
     run("decoalesce", folder, tmp_path / "up", "--heads", groups, "--tied", tied)
     assert interop.load(tmp_path / "up")[0] == replace(CONFIG, embed=24, heads=8, mlp=40)
@@ -265,7 +271,10 @@ DRY = {
 }
 
 
-@pytest.mark.parametrize("method", DRY)
+AGAIN = ("stack", "net2net", "zero_pad", "aki", "staged", "sparkling")  # what is said of others, too
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[pytest.mark.slow] * (m in AGAIN)) for m in DRY])
 def test_a_dry_run_says_sizes_bytes_and_what_is_kept_and_writes_nothing(tmp_path, folder, method, capsys):
     """As the run that it is of; and what it says of the function is so."""
     options, kept = DRY[method]
@@ -376,6 +385,7 @@ def test_weights_of_other_frameworks_stay_behind(tmp_path):
     assert found == {"config.json", "jaxgrow.json", "model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
 
 
+@pytest.mark.slow  # in the fast suite with a command, `test_mutations`
 def test_the_library_imports_where_unix_modules_are_missing():
     code = "import sys; sys.modules['resource'] = None; from jaxgrow import cli; cli.parser(cli.COMMANDS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
@@ -455,12 +465,18 @@ def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, f
 
 
 def test_as_a_process(tmp_path, folder):
-    """Starts, transforms and ends; no traceback for what is wrong."""
+    """Starts, transforms and ends."""
     command = [sys.executable, "-m", "jaxgrow.cli", "grow", str(folder), str(tmp_path / "b"), "--method", "stack"]
     root = str(Path(interop.__file__).parents[2])
     done = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert interop.load(tmp_path / "b")[0].layers == 6
+
+
+@pytest.mark.slow  # in the fast suite in this process, and of `train` in `test_hosts`
+def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
+    command = [sys.executable, "-m", "jaxgrow.cli", "grow", str(folder), str(tmp_path), "--method", "stack"]
+    root = str(Path(interop.__file__).parents[2])
     again = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.strip() == f"error: {tmp_path / 'b'} exists; --overwrite replaces it"
+    assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"

@@ -53,7 +53,9 @@ def test_it_begins_with_their_numbers_on_every_mesh(folder):
 def test_a_growth_may_begin_from_it(folder, tmp_path):
     small = interop.load(folder)[0]
     large = replace(small, layers=2 * small.layers)
-    e = runs.experiment(tmp_path, model=large, method=Growing(small, str(folder), (GrowTo(),)), steps=2)
+    e = runs.experiment(
+        tmp_path, model=large, method=Growing(small, str(folder), (GrowTo(),)), steps=2, mesh=Mesh(2, 2)
+    )
     assert [p["kind"] for p in pretrain.run(e, tmp_path / "run")["phases"]] == ["import", "grow", "train"]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import chex
@@ -163,15 +163,29 @@ def loss_and_gradient(request):
 FIRST, *OTHERS = itertools.product(MODES[::-1], SCALINGS)
 
 
-@pytest.mark.parametrize(("mode", "scaling"), [FIRST, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
-def test_programs_optimized_as_in_a_real_run_give_equal_bits(mode, scaling):
+@cache
+def optimized(mode):
+    return program_of(*mode, tiny.optimized_jit)
+
+
+optimizing = pytest.mark.parametrize(
+    ("mode", "scaling"), [FIRST, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)]
+)
+
+
+@optimizing
+def test_programs_optimized_as_in_a_real_run_give_the_bits_of_the_dense_one(mode, scaling):
     """Fusion must not depend on what a layer is inside of."""
-    run, scale = program_of(*mode, tiny.optimized_jit), None if scaling is None else SCALE
-    every, how = np.ones(LAYERS, bool), scaling or "block"
-    chex.assert_trees_all_equal(run(Kept(every, None if scaling is None else np.ones_like(SCALE), how)), run(None))
-    chex.assert_trees_all_equal(
-        run(Kept(GATES, scale, how)), run(Kept(np.flatnonzero(GATES).astype(np.int32), scale, how))
-    )
+    every = Kept(np.ones(LAYERS, bool), None if scaling is None else np.ones_like(SCALE), scaling or "block")
+    chex.assert_trees_all_equal(optimized(mode)(every), optimized(mode)(None))
+
+
+@optimizing
+@pytest.mark.slow
+def test_programs_optimized_as_in_a_real_run_give_equal_bits_by_both_executions(mode, scaling):
+    scale, how = None if scaling is None else SCALE, scaling or "block"
+    indices = np.flatnonzero(GATES).astype(np.int32)
+    chex.assert_trees_all_equal(*(optimized(mode)(Kept(layers, scale, how)) for layers in (GATES, indices)))
 
 
 @pytest.mark.parametrize("scaling", ["block", *(pytest.param(s, marks=pytest.mark.slow) for s in (None, "sublayer"))])
@@ -465,7 +479,7 @@ class Calls(nn.Module):
         return x, total
 
 
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("kind", [Flag, Named, Auxiliary, pytest.param(Listed, marks=pytest.mark.slow)])
 def test_blocks_are_called_and_return_as_they_like(kind):
     """A flag by position or inside a dict, the array by name, an auxiliary loss beside the result: zero where it is dropped."""
     x, gate = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32), np.array([True, False, True])
@@ -538,7 +552,7 @@ def test_a_block_without_the_array_that_it_changes_is_refused():
 
 
 @pytest.mark.parametrize(
-    "kind", ["a stranger's", "GPT-2, gates", pytest.param("GPT-2, indices", marks=pytest.mark.slow)]
+    "kind", ["a stranger's", *(pytest.param(k, marks=pytest.mark.slow) for k in ("GPT-2, gates", "GPT-2, indices"))]
 )
 def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
     """Data on two devices, replicated weights: the gradient is the sum over devices, as without."""

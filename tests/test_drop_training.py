@@ -68,7 +68,7 @@ def by_indices(kept: Kept) -> Kept:
 
 @pytest.mark.parametrize(
     ("how", "accumulate"),
-    [("mesh", 1), ("pmap", 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in (("pmap", 1), ("mesh", 2)))],
+    [("mesh", 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in (("pmap", 1), ("mesh", 1), ("pmap", 2)))],
 )
 def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(how, accumulate):
     tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
@@ -94,7 +94,7 @@ def kept_at(kept: Kept, m: int) -> Kept:
 @pytest.mark.parametrize(
     ("dtype", "remat"),
     [
-        ("bfloat16", "projections"),
+        pytest.param("bfloat16", "projections", marks=pytest.mark.slow),  # of one device, see `test_drop_execution`
         *(pytest.param("float32", remat, marks=pytest.mark.slow) for remat in ("products", "projections")),
         pytest.param("bfloat16", "products", marks=pytest.mark.slow),
     ],
@@ -109,7 +109,7 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     chex.assert_trees_all_equal(*ends)
 
 
-@pytest.mark.parametrize("how", [pytest.param("jit", marks=pytest.mark.slow), "pmap", "mesh"])
+@pytest.mark.parametrize("how", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("jit", "pmap")), "mesh"])
 def test_the_compiled_step_has_conditionals(how, monkeypatch):
     tx, compiled = optax.identity(), []
     kept = Kept(GATES[:1], SCALE[:1])
@@ -169,7 +169,7 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
 # --- gates on the host ---
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", [pytest.param("cond", marks=pytest.mark.slow), "gather"])
 def test_the_host_knows_what_the_library_draws(execution):
     drop = replace(DROP, execution=execution)
     drawn = Gates(drop, 6, 2 * CHUNK, 2, 7, None)

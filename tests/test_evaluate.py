@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+import runs
 import tensorflow_datasets as tfds
 
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
@@ -25,8 +26,7 @@ TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
 
 
 def scorer(config, seed=0):
-    params = jax.jit(config.init)(jax.random.key(seed))
-    params = jax.tree.map(lambda x: 8 * x, params)  # so that it has opinions
+    params = jax.tree.map(lambda x: 8 * x, runs.fresh(config, seed))  # so that it has opinions
     return Scorer(TextModel(config, params, tokenizer("bytes"), Mesh().over(jax.devices())))
 
 

@@ -39,6 +39,8 @@ FAMILIES: dict[str, Config] = {
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
 }
+# Those that are another's in all but a part, such as an untied head.
+VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
 # What is fine-tuned differs in its head, which grows, too.
 HEADED: dict[str, Config] = {
     "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),
@@ -74,7 +76,10 @@ def assert_fits(growth, config: Config) -> Config:
     return large
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "BERT", "BERT, pre-LN", "Llama", "ViT", "CaiT"])
+@pytest.mark.parametrize(
+    "name",
+    ["GPT-2", "BERT", "CaiT", *(pytest.param(n, marks=pytest.mark.slow) for n in ("BERT, pre-LN", "Llama", "ViT"))],
+)
 def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
     """By the trace: there is no bfloat16 scalar, for 1 / p would be off by up to 0.4 % for every number of a layer alike."""
     config = replace(FAMILIES[name], dtype="bfloat16")
@@ -89,8 +94,19 @@ def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
     assert not re.findall(r"bf16\[4?\] = convert_element_type.*", traced)
 
 
-@families
-@pytest.mark.parametrize("name", operators.DEPTH | operators.WIDTH)
+# What differs from another in its head, or in the numbers of its parts, goes through most operators in the slow suite.
+ALIKE = {*HEADED, *VARIANTS}
+EACH = ("hypercloning", "fpi", "stack")
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        pytest.param(c, name, id=f"{name}-{of}", marks=[pytest.mark.slow] * (of in ALIKE and name not in EACH))
+        for of, c in (FAMILIES | HEADED).items()
+        for name in operators.DEPTH | operators.WIDTH
+    ],
+)
 def test_operators(config, name):
     if name in operators.DEPTH:
         target, operator = doubled(config, "layers"), operators.DEPTH[name]
@@ -177,17 +193,17 @@ def inputs(modifier: Modifier, phase: Train, held):
     return None
 
 
-# Families that are another's in all but a part, such as an untied head, go through the other plans in the slow suite.
-VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
+# .. through the other plans, too.
 CHANGED = ("widened, then deepened, frozen",)  # the plan that changes the parts most
+BARELY = ("BERT, pre-LN", "RoBERTa", "DeiT")  # of parts that others have, in other numbers or another order
 # Plans that differ by family in little: a teacher knows its logits alone; the published tables are those of text; of what
 # drops layers or tokens, those of which a family has most parts: inputs by name, grouped keys, two stacks.
 SHOWN = {
     "taught": ("GPT-2", "ViT"),
     "V-cycle, published tables": ("GPT-2", "BERT"),
-    "dropping by sensitivity": ("BERT", "CaiT"),
-    "V-cycle, dropping": ("BERT", "Llama", "CaiT"),
-    "learned, then dropping tokens": ("BERT", "Llama", "CaiT"),
+    "dropping by sensitivity": ("BERT",),
+    "V-cycle, dropping": ("Llama", "CaiT"),
+    "learned, then dropping tokens": ("BERT",),
 }
 
 
@@ -198,7 +214,7 @@ SHOWN = {
             FAMILIES[name],
             method,
             marks=[pytest.mark.slow]
-            if (name in VARIANTS and method not in CHANGED) or name not in SHOWN.get(method, FAMILIES)
+            if name in BARELY or (name in VARIANTS and method not in CHANGED) or name not in SHOWN.get(method, FAMILIES)
             else [],
             id=f"{method}-{name}",
         )

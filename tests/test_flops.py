@@ -25,8 +25,14 @@ def test_by_hand():
     assert flops.train(config, 10) == 3 * flops.forward(config, 10)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize(("layers", "context"), [(1, 64), (2, 300)])  # 300: three blocks of queries; (3, 64) is below
+@pytest.mark.parametrize(
+    ("layers", "context", "tied"),
+    [
+        (1, 64, True),
+        (2, 300, False),  # three blocks of queries; (3, 64) is below
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((1, 64, False), (2, 300, True))),
+    ],
+)
 def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
     config = GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
     (forward, step, trained), arguments = programs(config)
@@ -35,8 +41,13 @@ def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
         assert flops.train(config, 2 * context) == products(jax.make_jaxpr(program)(*arguments).jaxpr)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("frozen", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("frozen", "tied"),
+    [
+        *((0, True), (1, False), (3, False)),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((0, False), (1, True), (3, True))),
+    ],
+)
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen, tied):
     config = GPT2Config(layers=3, tied=tied, **SIZES)
     (forward, step, trained), arguments = programs(config, frozen=frozen)
@@ -48,11 +59,10 @@ def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pas
 @pytest.mark.parametrize(
     ("context", "rate", "first", "last", "frozen"),
     [
-        (64, 0.15, 1, 1, 0),
         (64, 0.3, 2, 0, 3),
         (300, 0.15, 1, 1, 2),
         (300, 0.9, 0, 0, 4),
-        pytest.param(64, 0.5, 0, 2, 1, marks=pytest.mark.slow),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((64, 0.15, 1, 1, 0), (64, 0.5, 0, 2, 1))),
     ],
 )
 def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, first, last, frozen):

@@ -7,6 +7,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import runs
 
 from jaxgrow import generate
 from jaxgrow.interop import load, save
@@ -20,7 +21,7 @@ SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp
 
 def written(folder, config):
     """A model with opinions, and a tokenizer of bytes."""
-    save(folder, config, jax.tree.map(lambda x: 8 * np.asarray(x), jax.jit(config.init)(jax.random.key(0))))
+    save(folder, config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
     tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 

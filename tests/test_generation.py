@@ -31,7 +31,13 @@ MODELS = {
 GPT, DRAWS = MODELS["gpt2, tied"], {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
 PROMPTS = [[1, 2, 3], [4], [*range(11), 3, 1, 4, 1, 5, 9]]
 
-each = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+
+def models(*shown):
+    """One each; the others, which are parts of these, in the slow suite."""
+    return pytest.mark.parametrize(
+        "config",
+        [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name not in shown)) for name, c in MODELS.items()],
+    )
 
 
 @cache
@@ -61,7 +67,7 @@ def lists(found):
 # --- what is kept ---
 
 
-@each
+@models("gpt2, untied", "llama")
 def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
     tokens_BT, lengths_B = tiny.tokens(2, 12), np.array([3, 6])
 
@@ -87,7 +93,7 @@ def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
         np.testing.assert_allclose(found_NV, expected_TV[[length - 1, length + 1, length + 2]], rtol=0, atol=TOLERANCE)
 
 
-@each
+@models("gpt2, tied", "llama")
 def test_prompts_of_any_lengths_get_the_likeliest_tokens_up_to_the_context(config):
     found = lists(generate(config, params(config), PROMPTS, max_new=30))
     assert [len(tokens) for tokens in found] == [30, 30, 23]
@@ -182,7 +188,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize(
+    "limits", [pytest.param(x, id=str(x), marks=[pytest.mark.slow] * (len(x) == 1)) for x in LIMITS]
+)
 def test_frequencies_of_draws_are_the_probabilities(limits):
     """Pearson's test, passed by 9999 of 10000 seeds; what has no probability is never drawn."""
     draws, logits = 20_000, np.random.default_rng(1).normal(size=11)

@@ -151,7 +151,8 @@ def test_the_future_changes_no_bit_of_the_past():
 
 
 @pytest.mark.parametrize(
-    ("remat", "scan"), [("none", True), ("projections", True), ("full", True), ("products", False)]
+    ("remat", "scan"),
+    [("none", True), pytest.param("projections", True, marks=pytest.mark.slow), ("full", True), ("products", False)],
 )
 def test_what_is_saved_and_whether_layers_are_scanned_changes_no_gradient(remat, scan):
     config = tiny.config()

@@ -5,6 +5,7 @@ import math
 
 import jax
 import pytest
+import runs
 
 from jaxgrow.interop import orbax
 from jaxgrow.models import GPT2Config
@@ -64,7 +65,7 @@ FILES = {
 def folder(tmp_path_factory):
     """A model, the tasks' files, and their settings for the harness."""
     folder = tmp_path_factory.mktemp("harness")
-    params = jax.tree.map(lambda x: 8 * x, jax.jit(CONFIG.init)(jax.random.key(0)))
+    params = jax.tree.map(lambda x: 8 * x, runs.fresh(CONFIG))
     orbax.export(folder / "model", CONFIG, params)
     tokenizer("bytes").save(str(folder / "model" / "tokenizer.json"))
     for task, (name, records) in FILES.items():

@@ -25,6 +25,7 @@ from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 GATHER = LayerDrop(execution="gather")
+DROPPING = Scratch(LayerDrop(theta=0.5, time="constant"))  # a conditional that all processes must enter together
 METHODS = {
     "SBLD": Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),
     "V-cycle": VCycle((Stage(0.25),), (Stage(0.5, drop=GATHER), Stage(0.5)), moments_up="exact"),
@@ -113,8 +114,8 @@ def outcomes(end: tuple[int, str, str], code: int = 0) -> list[dict]:
     return [json.loads(line) for line in end[1].splitlines() if line.startswith("{")]
 
 
-def experiment(folder: Path, method: str, **changes):
-    values = {"method": METHODS[method], "batch": 16, "accumulate": 2, "optim": Optim(eps=1e-3)}
+def experiment(folder: Path, name: str = "SBLD", **changes):
+    values = {"method": METHODS[name], "batch": 16, "accumulate": 2, "optim": Optim(eps=1e-3)}
     return runs.experiment(folder, **values | changes)
 
 
@@ -123,7 +124,7 @@ PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_path):
     """By SIGTERM at one; then finished; then refused; another one by ``kill -9`` of one process, which then goes on alone."""
-    e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
+    e = experiment(tmp_path, method=DROPPING, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
     with runs.only(1):
         pretrain.run(replace(e, mesh=Mesh()), alone)
@@ -228,13 +229,19 @@ def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
     assert code == os.EX_TEMPFAIL and hosts.LOST in said
 
 
-def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("process", "says"),
+    [
+        pytest.param("0", "not all of the 2 processes came within 1 s", marks=pytest.mark.slow),
+        ("1", "does not answer within 1 s"),
+    ],
+)
+def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
     code = "import sys; from train import hosts, pretrain; from train.errors import exits_cleanly; hosts.ANSWER = 1\n"
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     command = ["-c", f"{code}exits_cleanly(pretrain.main)", config, "--coordinator", "{}", "--processes", "2"]
-    for process, says in ("0", "not all of the 2 processes came within 1 s"), ("1", "does not answer within 1 s"):
-        ((code_, _, said),) = ended(processes(command, [["--process", process]]))
-        assert code_ == 2 and says in said and len(said.splitlines()) == 1
+    ((code_, _, said),) = ended(processes(command, [["--process", process]]))
+    assert code_ == 2 and says in said and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

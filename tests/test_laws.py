@@ -117,11 +117,24 @@ PLAIN = [name for name, row in OPERATORS.items() if not isinstance(row.growth, R
 RULES = [name for name in OPERATORS if name not in PLAIN]
 KEEPING = [name for name, row in OPERATORS.items() if row.keeps]
 INVERTING = [name for name, row in OPERATORS.items() if row.inverts != NOT]
+AGAIN = (  # of operators with other rows, of other sizes
+    "decoalesce heads, adjacent pairs",
+    "decoalesce heads, threes",
+    "decoalesce mlp, random",
+    "decoalesce layers, adjacent pairs",
+    "decoalesce layers, 3 + 2",
+    "stack, ragged",
+    "hypercloning 2",
+    "lemon heads and mlp",
+    "zero_pad",
+)
 DEPTH = [name for name in PLAIN if "layers" in OPERATORS[name].growth]
 
 
-def rows(names=OPERATORS):
-    return pytest.mark.parametrize("row", [pytest.param(OPERATORS[n], id=n) for n in names])
+def rows(names=OPERATORS, slow=()):
+    return pytest.mark.parametrize(
+        "row", [pytest.param(OPERATORS[n], id=n, marks=[pytest.mark.slow] * (n in slow)) for n in names]
+    )
 
 
 def model(tied=True):
@@ -221,7 +234,7 @@ def test_growths_of_different_axes_commute_to_the_bit(row):
     chex.assert_trees_all_close(one, other, rtol=0, atol=of_products(row.growth))
 
 
-@rows()
+@rows(slow=AGAIN)
 def test_numpy_and_jit_agree_to_the_bit(row):
     _, axes, small = model()
     compiled = jax.jit(lambda p: grow(row.growth, p, axes))
@@ -231,8 +244,25 @@ def test_numpy_and_jit_agree_to_the_bit(row):
 # --- the function of a model ---
 
 
-@rows()
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+UNTIED = (  # of each way to grow one; what is below a head of its own is the same
+    *("decoalesce heads, far pairs", "stack", "fpi, ragged", "hypercloning 2", "llama_pro"),
+    *("aki", "staged", "lemon, ragged", "sparkling, ragged"),
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "tied"),
+    [
+        pytest.param(
+            row,
+            tied,
+            id=f"{'tied' if tied else 'untied'}-{name}",
+            marks=[pytest.mark.slow] * (not tied and name not in UNTIED),
+        )
+        for tied in (False, True)
+        for name, row in OPERATORS.items()
+    ],
+)
 def test_the_function_is_kept_or_visibly_not(row, tied):
     change = tiny.change_of_logits(row.growth, tied)
     assert change < TOLERANCE if row.keeps else change > VISIBLE
@@ -260,7 +290,7 @@ def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
     assert not preserves_function({"mlp": AxisMap(dense(copy.write), dense(copy.write))})
 
 
-@rows(KEEPING)
+@rows(KEEPING, slow=AGAIN)
 def test_gradients_grow_by_the_dual_where_the_function_is_kept_and_not_like_weights(row):
     config, axes, small = model()
     gradient, large_gradient = jax.device_get(

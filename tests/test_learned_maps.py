@@ -1,7 +1,6 @@
 """The maps that LiGO learned, as a file: described, drawn, applied to another model of the same shape."""
 
 import sys
-from dataclasses import replace
 
 import chex
 import jax
@@ -19,7 +18,7 @@ from train.pretrain import run
 from train.results import plots
 from train.run.workdir import load
 
-SMALL = replace(runs.MODEL, layers=1, embed=4, heads=1)
+SMALL = runs.SMALL
 AXES = SMALL.axes()
 
 
@@ -31,7 +30,7 @@ AXES = SMALL.axes()
 def saved(request, tmp_path_factory):
     """``(file, coefficients)``."""
     phase = Learn(
-        "maps", 1, runs.experiment(tmp_path_factory.mktemp("c")).optim, runs.MODEL, small=SMALL, ligo=request.param
+        "maps", 1, runs.experiment(tmp_path_factory.mktemp("c")).optim, runs.LARGE, small=SMALL, ligo=request.param
     )
     old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
     made = jax.jit(lambda key: ligo.init(request.param, AXES, old, phase.target, key))
@@ -39,14 +38,6 @@ def saved(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
     learning.save(path, phase, coefficients)
     return path, coefficients
-
-
-@pytest.fixture(scope="module")
-def another(tmp_path_factory):
-    """A finished run of a model of the small one's shape."""
-    folder = tmp_path_factory.mktemp("another")
-    run(runs.experiment(folder, model=SMALL, seed=5), folder / "run")
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +56,25 @@ def called(monkeypatch, *options):
 def test_a_file_holds_all_that_growing_needs(saved):
     path, coefficients = saved
     found = learning.load(path)
-    assert (found.small, found.large) == (SMALL, runs.MODEL)
+    assert (found.small, found.large) == (SMALL, runs.LARGE)
     chex.assert_trees_all_equal(found.coefficients, coefficients)
     assert not list(path.parent.glob("*.part"))
 
 
-def test_maps_are_described_drawn_and_applied_to_another_model(saved, another, monkeypatch, capsys, tmp_path):
+def test_maps_are_described_drawn_and_applied_to_another_model(saved, small_run, monkeypatch, capsys, tmp_path):
     path, coefficients = saved
-    called(monkeypatch, path, "--plot", tmp_path / "maps.png", "--apply", another, "--out", tmp_path / "grown")
+    called(monkeypatch, path, "--plot", tmp_path / "maps.png", "--apply", small_run, "--out", tmp_path / "grown")
     said = capsys.readouterr().out
-    assert "blocks/attention/query: w (2, 1), row sums" in said
+    assert "blocks/attention/query: w (4, 2), row sums" in said
     assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
     assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
-    params = load(another)
+    params = load(small_run)
     expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(coefficients, params)
     config, found = interop.load(tmp_path / "grown")  # jaxgrow's commands read it
-    assert config == runs.MODEL
+    assert config == runs.LARGE
     assert tokenizer_of(tmp_path / "grown").get_vocab_size() == 256
     chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)  # float32, in another order
-    chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.MODEL))
+    chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.LARGE))
 
 
 @pytest.mark.parametrize(
@@ -105,16 +96,18 @@ def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsy
     assert says in capsys.readouterr().err
 
 
-def test_models_that_do_not_fit_and_results_that_exist_are_refused(saved, another, wide, tmp_path, monkeypatch, capsys):
+def test_models_that_do_not_fit_and_results_that_exist_are_refused(
+    saved, small_run, wide, tmp_path, monkeypatch, capsys
+):
     path, _ = saved
     with pytest.raises(SystemExit):
         called(monkeypatch, path, "--apply", wide, "--out", tmp_path / "grown")
     assert "do not fit" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        called(monkeypatch, path, "--apply", another, "--out", tmp_path)
+        called(monkeypatch, path, "--apply", small_run, "--out", tmp_path)
     assert "exists already; give another --out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        called(monkeypatch, path, "--apply", another)
+        called(monkeypatch, path, "--apply", small_run)
     assert "--apply and --out go together" in capsys.readouterr().err
 
 
@@ -123,7 +116,7 @@ def test_every_panel_of_the_plot_is_a_map_with_whole_ticks_and_labels(tmp_path, 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
     depth = {"blocks/attention": np.eye(3)[[0, 1, 2, 0, 1, 2]], "blocks/mlp": np.ones((6, 3))}
     width = {"embed": {"write": np.ones((12, 8))}, "heads": {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)}}
-    plots.maps(learning.Maps(SMALL, runs.MODEL, ligo.LiGO(), {"depth": depth, "width": width}), tmp_path / "maps.png")
+    plots.maps(learning.Maps(SMALL, runs.LARGE, ligo.LiGO(), {"depth": depth, "width": width}), tmp_path / "maps.png")
     panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
     titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
     assert [axes.get_title() for axes in panels] == titles  # five, and no sixth to eighth that is empty

@@ -183,7 +183,9 @@ def test_untied_selections_are_function_preserving_initialisation_and_tied_ones_
     assert source[:9].tolist() == same["mlp"].write.index[:9, 0].tolist()
 
 
-@pytest.mark.parametrize("width", ["normalised", "selection", "gaussian", "zero"])
+@pytest.mark.parametrize(
+    "width", ["selection", "zero", *(pytest.param(w, marks=pytest.mark.slow) for w in ("normalised", "gaussian"))]
+)
 def test_growth_at_the_start_does_not_keep_the_function(width):
     assert change_of_logits(start(LiGO(width=width)), BOTH) > VISIBLE
 
@@ -247,7 +249,7 @@ def gradients(coefficients):
     return jax.jit(jax.grad(value, (0, 1)))(coefficients, params)
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients_reach_every_map_and_never_the_small_model(shared):
     maps, small = gradients(start(LiGO(shared=shared)))
     for path, g in jax.tree_util.tree_leaves_with_path(maps):

@@ -226,6 +226,7 @@ def test_masks_and_dropped_layers_exclude_each_other():
         c.module.apply({"params": params}, tiny.tokens(1, 8))
 
 
+@pytest.mark.slow
 def test_with_all_gates_open_a_model_that_drops_layers_is_the_dense_one_to_the_bit():
     c = config(dtype="float32")
     params, tokens = tiny.params(c, dtype="float32"), tiny.tokens(length=7)
@@ -424,7 +425,9 @@ DUAL = {
 }
 
 
-@pytest.mark.parametrize("name", DUAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("hypercloning, the same keys", "fpi"))) for n in DUAL]
+)
 def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
     c, g = config(), KEPT[name]
     params, axes = tiny.params(c), tiny.axes(c)
@@ -434,6 +437,7 @@ def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
     assert apart < EXACT if DUAL[name] else apart > 1e-4
 
 
+@pytest.mark.slow
 def test_noise_that_tells_copies_apart_keeps_the_function():
     c, g = config(qkv_bias=True), KEPT["hypercloning"]
     large = grow(g, tiny.params(c), tiny.axes(c))
@@ -538,7 +542,10 @@ def test_special_values_of_ligo_are_operators_to_the_bit(ligo, target, operator)
         ({"heads": 4}, {"query": (24, 24)}),
     ],
 )
-@pytest.mark.parametrize("ligo", [LiGO(), LiGO(shared=False, tied=False)], ids=["shared", "own"])
+@pytest.mark.parametrize(
+    "ligo",
+    [pytest.param(LiGO(), id="shared", marks=pytest.mark.slow), pytest.param(LiGO(shared=False, tied=False), id="own")],
+)
 def test_which_maps_grouped_queries_have(target, width, ligo):
     made = maps(ligo, target)
     assert {name: m["write"].shape[-2:] for name, m in made["width"].items()} == width

@@ -86,7 +86,7 @@ def forward(config):
 # --- what it is ---
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "bert")) for f in FAMILIES])
 def test_it_changes_nothing_at_birth_and_then_what_merging_changes(family):
     config, axes, params, trained = model(family)
     run = forward(config)
@@ -185,8 +185,8 @@ def test_its_moments_are_those_of_training_the_grown_one():
     def update(g, state):
         return jax.device_get(jax.jit(tx.update)(g, state)[1])
 
-    g = gradient(config, params)(adapter)
-    state = update(g, tx.init(adapter))
+    g = jax.device_get(gradient(config, params)(adapter))
+    state = update(g, jax.device_get(jax.jit(tx.init)(adapter)))
     up = grow_optimizer(tx, state, own, adapter, names, "exact")
     large = gradient(config.resized(growth), grow(growth, params, axes))(grow(own, adapter, names))
     after = update(large, up)

@@ -285,7 +285,13 @@ def test_numpy_eager_and_jit_agree_with_a_plain_gather_to_the_bit(index):
         equal(jax.jit(lambda matrix, x: apply(matrix, x, 1))(matrix, x), expected)
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 50_000), (6, 50_000, 2), (50_000, 6, 2), (2, 2, 150_000), (600_000,)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((6, 2, 50_000), (6, 50_000, 2), (50_000, 6, 2)),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ((2, 2, 150_000), (600_000,))),
+    ],
+)
 def test_numpy_leaves_larger_than_a_cache_grow_as_small_ones_do(shape):
     """4.8 MB is more than is worked on at once. Twice every unit of every axis and back, then of one axis alone."""
     x = np.random.default_rng(0).normal(size=shape)

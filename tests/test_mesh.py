@@ -13,7 +13,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
 from train.errors import UserError, exits_cleanly
 from train.loop import memory, programs
-from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, Scratch, Stage, VCycle
 from train.run.checkpoint import Checkpoints
 from train.state.mesh import Mesh
 from train.state.model import shardings
@@ -29,10 +29,11 @@ METHODS = {
         correction=True,
         moments_up="exact",
     ),
+    "grown": Growing(runs.SMALL, Stage(0.25), (GrowTo((Stage(0.5),), runs.DOUBLED, moments="exact"),)),
 }
 
 
-FAST = {("V-cycle, corrected", "fsdp and tensor")}  # of SBLD, see also `test_hosts`
+FAST = {("grown", "fsdp and tensor")}  # of dropping, see also `test_hosts`
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def one_device(request, tmp_path_factory):
     """An experiment, and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
     changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "optim": Optim(eps=1e-3)}
-    e = runs.experiment(folder, method=METHODS[request.param], **changes)
+    model = runs.LARGE if request.param == "grown" else runs.MODEL
+    e = runs.experiment(folder, model=model, method=METHODS[request.param], **changes)
     with runs.only(1):
         pretrain.run(e, folder / "run")
     return e, folder / "run"
@@ -48,7 +50,7 @@ def one_device(request, tmp_path_factory):
 
 methods = pytest.mark.parametrize(
     "one_device",
-    [pytest.param(m, marks=[pytest.mark.slow] * (m == "SBLD")) for m in METHODS],
+    [pytest.param(m, marks=[pytest.mark.slow] * (m != "grown")) for m in METHODS],
     indirect=True,
     scope="module",
 )
@@ -110,7 +112,7 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
 
 
 def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
-    """Before anything is compiled. That it stays whole, and trains: the one head of the V-cycle's small model, above."""
+    """Before anything is compiled. That it stays whole, and trains: the one head of the small model that grows, above."""
 
     def born(*_):
         raise runs.Killed

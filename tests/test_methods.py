@@ -262,6 +262,7 @@ def test_dropped_moments_are_left_behind():
     chex.assert_trees_all_equal(found, Model(grow(growth, small.params, SMALL.axes()), None, LARGE))
 
 
+@pytest.mark.slow  # in the fast suite of the library, `test_preservation`, and of its command, `test_cli`
 def test_noise_tells_copies_apart_and_keeps_the_function():
     small, tokens = numbers(SMALL), np.random.default_rng(1).integers(0, 256, (2, 8))
 

@@ -155,6 +155,7 @@ def test_a_model_grows_in_the_middle_of_a_run_and_the_ledger_has_every_update(tm
     assert trained == steps and [p.cost(experiment.batch) for p in experiment.plan if p.cost(1)] == steps
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     """Its state has places that hold nothing, which a checkpoint must give back."""
     experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, checkpoint_every=2)

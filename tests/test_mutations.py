@@ -164,7 +164,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(1700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [25, pytest.param(1700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, case, count):
     """The long run, of 10,200: ``pytest -m slow tests/test_mutations.py``."""

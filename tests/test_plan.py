@@ -168,7 +168,7 @@ def test_interpolation_at_its_ends_and_its_middle(models):
         chex.assert_trees_all_equal(found.opt, up.opt)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize("alpha", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 def test_correction_is_the_correction_of_the_core(models, alpha):
     large, small = models["large"], models["coarse1"]
     growth, axes = GROUPING.growth(DEEP, decoalesce), DEEP.axes()
@@ -230,7 +230,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, id=name, marks=[pytest.mark.slow] * (name in ("two", "carried"))) for name, m in METHODS.items()],
+)
 def test_shapes_tell_what_a_run_holds_after_every_phase(method):
     plan = method.plan(DEEP, BASE, 100)
     held: dict[str, Model] = {}

@@ -102,6 +102,7 @@ def test_what_devices_add_in_a_step_is_every_gradient_once():
     assert alone.collectives == ()  # the control
 
 
+@pytest.mark.slow
 def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
     """Beyond what ``fsdp`` exchanges for each of two micro-batches: the gradients of a device's part, and a few numbers."""
     sent = []
@@ -111,6 +112,7 @@ def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
     assert step.parameters <= sent[0] - sent[1] < step.parameters + 300
 
 
+@pytest.mark.slow
 def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops():
     found = steps(method=SBLD, model=replace(runs.MODEL, layers=4))
     dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))
@@ -118,7 +120,7 @@ def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flo
     assert dropping.flops < dense.flops
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_every_step_of_a_plan_is_counted_once(traced, execution):
     """`gather` has a program for each number of layers: one stands for all."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
@@ -132,6 +134,7 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
     assert dropping.flops < dense.flops
 
 
+@pytest.mark.slow
 def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     """Phases that look at models, and at Adam's count, before they say what a step is given."""
     small = replace(runs.MODEL, layers=1)

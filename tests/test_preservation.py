@@ -162,7 +162,7 @@ def test_llama_pro_is_exact_to_the_bit(layers, tied):
     assert tiny.change_of_logits(llama_pro(OLD, {"layers": layers}), tied) == 0
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 def test_llama_pro_is_exact_to_the_bit_in_programs_as_of_a_real_run(dtype):
     growth = llama_pro(OLD, {"layers": 3})
     assert tiny.change_of_logits(growth, dtype=dtype, forward=tiny.optimized_forward) == 0
@@ -234,7 +234,7 @@ def test_twins_have_equal_gradients_until_noise_tells_them_apart():
     ("name", "snr", "tied"),
     [
         ("hypercloning 3", 0, True),
-        ("fpi, heads and mlp", 3, False),
+        pytest.param("fpi, heads and mlp", 3, False, marks=pytest.mark.slow),
         pytest.param("hypercloning 2", 10, True, marks=pytest.mark.slow),
         pytest.param("hypercloning 2", 10, False, marks=pytest.mark.slow),
         pytest.param("lemon 2", 20, True, marks=pytest.mark.slow),

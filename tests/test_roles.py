@@ -116,7 +116,7 @@ def test_operators(config, operator):
 
 
 @families
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_learned_maps(config, shared):
     sizes = config.sizes()
     target = {**ragged(sizes), "layers": 3}
@@ -128,7 +128,7 @@ def test_learned_maps(config, shared):
     assert_names_do_not_matter(model(config), learned)
 
 
-@pytest.mark.parametrize("policy", ["copy", "exact", "asymmetric"])
+@pytest.mark.parametrize("policy", ["copy", pytest.param("exact", marks=pytest.mark.slow), "asymmetric"])
 def test_moments(policy):
     """Of the one operator whose moments could go another way than its weights."""
     growth, tx = OPERATORS["llama_pro"](SIZES), optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99))

@@ -19,7 +19,7 @@ NUMBERS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np
 WHOLE = save(NUMBERS)
 LENGTH = int.from_bytes(WHOLE[:8], "little")
 FOLDER = tempfile.TemporaryDirectory(prefix="jaxgrow-fuzz-")
-MANY = settings(max_examples=400)
+MANY = settings(max_examples=150)
 
 
 def packed(head: bytes, data: bytes = WHOLE[8 + LENGTH :], length: int | None = None) -> bytes:

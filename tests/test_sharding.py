@@ -81,7 +81,9 @@ def test_learned_maps_act_there_and_have_gradients(mode):
 
 
 @modes
-@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+@pytest.mark.parametrize(
+    "policy", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy")), "exact", "asymmetric"]
+)
 def test_moments_stay_with_their_parameters(mode, policy):
     params, axes = host(("w", "v"))
     there, tx = placed(params, mode), optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99))

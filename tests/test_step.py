@@ -69,20 +69,18 @@ def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, 
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
 
 
-def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh():
+@pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
+def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh(how):
     tx = transformation(Optim(clip=0.1, eps=1e-3))  # large, or Adam blows up the rounding where gradients vanish
     params, state, _ = reference(tx, steps=3)
-    results = []
-    for how in ("pmap", "mesh"):
-        run, found = mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True), runs.model(runs.MODEL, tx)
-        for _ in range(3):
-            found, _ = run(found, BATCH, StepInputs(LR))
-        results.append(jax.device_get((found.params, found.opt)))
-    for found in results:
-        chex.assert_trees_all_close(found, jax.device_get((params, state)), rtol=1e-4, atol=1e-5)
+    run, found = mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True), runs.model(runs.MODEL, tx)
+    for _ in range(3):
+        found, _ = run(found, BATCH, StepInputs(LR))
+    found, expected = jax.device_get(((found.params, found.opt), (params, state)))
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["pmap", "mesh"])
+@pytest.mark.parametrize("how", [pytest.param("pmap", marks=pytest.mark.slow), "mesh"])
 def test_validation_is_the_mean_over_the_whole_batch(how):
     at = replace(runs.model(runs.MODEL, optax.identity()), opt=None)
     said = jax.jit(logits)(at, BATCH[0]).argmax(-1)
@@ -121,14 +119,6 @@ def test_the_step_is_pure_and_never_calls_the_host():
 # --- in the loop ---
 
 
-@pytest.fixture
-def anew():
-    """What is patched is compiled here, and not used by other tests."""
-    with runs.compiling():
-        yield
-
-
-@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
     traces, compiled = Counter(), []
@@ -151,7 +141,8 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
 
     monkeypatch.setattr(step, "scores", counted)
     monkeypatch.setattr(programs, "mapped", noting)
-    pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
+    with runs.compiling("step", "evaluation"):  # what is patched, not to be used by other tests
+        pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
     # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is still there.
     assert compiled == [1, 0, *[1, 0, 0, 0], *[0, 0, 0, 0]]
     assert traces == {(layers, validated): 1 for layers in (1, 2) for validated in (False, True)}
@@ -220,6 +211,13 @@ def compilations(experiment, folder) -> int:
     return len(seen)
 
 
+@pytest.fixture
+def anew():
+    """What other tests have compiled is compiled again."""
+    with runs.compiling():
+        yield
+
+
 @pytest.mark.usefixtures("anew")
 @pytest.mark.slow
 def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
@@ -245,5 +243,13 @@ def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numb
     for i, other in enumerate(others):
         assert compilations(other, tmp_path / str(i)) == 0, other
         assert runs.log(tmp_path / str(i))[-1] != runs.log(tmp_path / "one")[-1]
-    decayed = replace(once, optim=replace(once.optim, weight_decay=0.5))  # the control: what is in the program
+    with runs.compiling("evaluation"):  # the control
+        assert compilations(replace(once, name="again"), tmp_path / "again") > 0
+
+
+@pytest.mark.slow
+def test_what_is_in_the_program_is_compiled_anew(tmp_path):
+    once = runs.experiment(tmp_path)
+    pretrain.run(once, tmp_path / "one")
+    decayed = replace(once, optim=replace(once.optim, weight_decay=0.5))
     assert compilations(decayed, tmp_path / "decayed") > 0

@@ -141,7 +141,8 @@ def test_dropping_tokens_and_layers_together_is_refused():
 # --- training ---
 
 
-def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch):
+@pytest.mark.parametrize("way", [("mesh", 1, 1), pytest.param(("pmap", 2, 4), marks=pytest.mark.slow)], ids=str)
+def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch, way):
     """The same on one device and on four, by both ways, in whichever micro-batch."""
     seen = {}
 
@@ -164,7 +165,7 @@ def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch)
         return found
 
     ways = []
-    for how, accumulate, devices in (("mesh", 2, 4), ("mesh", 1, 1), ("pmap", 2, 4)):
+    for how, accumulate, devices in (("mesh", 2, 4), way):
         mesh = Mesh().over(jax.devices()[:devices])
         run = mapped(partial(train_step, tx, accumulate, (DropTokens(DROP),)), how, mesh)
         ways.append([drawn(run, number, seed) for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4))])
@@ -173,7 +174,7 @@ def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch)
     assert len({tuple(x) for x in first}) > 8
     assert sum(a == b for a, b in zip(first, other_step, strict=True)) < 4
     assert sum(a == b for a, b in zip(first, other_seed, strict=True)) < 4
-    assert again == first and ways[1] == ways[0] and ways[2] == ways[0]
+    assert again == first and ways[1] == ways[0]
 
 
 @pytest.mark.slow

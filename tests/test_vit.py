@@ -30,6 +30,7 @@ KINDS = ("none", "token", "head")
 SMALL = dict(image=10, patch=5, channels=2, classes=11, layers=2, embed=6, heads=3, head_dim=7, mlp=9)
 
 either = pytest.mark.parametrize("distillation", KINDS)
+ends = pytest.mark.parametrize("distillation", [pytest.param("token", marks=pytest.mark.slow), "none", "head"])
 
 
 def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
@@ -152,6 +153,7 @@ def test_two_classes_have_no_labels_in_a_checkpoint():
     assert FAMILIES["ViTForImageClassification"].inferred({})["classes"] == 2
 
 
+@pytest.mark.slow  # in the fast suite of a GPT-2, and that it saves what it should of a CaiT
 def test_rematerialising_changes_no_gradient():
     small = config()
     plain, remat = (
@@ -177,7 +179,7 @@ def test_tokens_are_not_dropped():
 # --- growing ---
 
 
-@either
+@ends
 def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it(distillation):
     large = config(distillation, embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
@@ -223,12 +225,13 @@ def test_learned_maps_grow_it():
 # --- layers that are dropped or frozen, and what all of it costs ---
 
 
+@pytest.mark.slow  # in the fast suite of a CaiT, `test_cait`
 def test_dropped_layers_are_identities():
     with jax.enable_x64(False):
         vision.assert_dropping_is_exact(config("head", "float32"))
 
 
-@either
+@ends
 def test_every_matrix_product_of_the_program_is_counted(distillation):
     vision.assert_every_product_is_counted(config(distillation, "float32", layers=3))
 

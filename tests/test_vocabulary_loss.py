@@ -57,11 +57,24 @@ def assert_same(found, expected, rounding):
         np.testing.assert_allclose(a, b, rtol=0, atol=rounding * max(np.abs(b).max(), 1e-4))
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+LENGTHS = {
+    "one piece": (4, 5),
+    "pieces": (4, 256),
+    "a rest": (4, 300),
+    "long": (2, 1100),
+    "more samples than positions at once": (SCORED + 1, 3),
+}
+
+
 @pytest.mark.parametrize(
-    ("samples", "length"),
-    [(4, 5), (4, 256), (4, 300), (2, 1100), (SCORED + 1, 3)],
-    ids=["one piece", "pieces", "a rest", "long", "more samples than positions at once"],
+    ("samples", "length", "dtype"),
+    [
+        pytest.param(
+            *sizes, dtype, id=f"{name}-{dtype}", marks=[pytest.mark.slow] * (dtype != "float32" and name != "a rest")
+        )
+        for name, sizes in LENGTHS.items()
+        for dtype in ROUNDING
+    ],
 )
 def test_in_pieces_as_whole(samples, length, dtype):
     (found, slopes), (expected, expected_slopes) = both(*arrays(samples, length, dtype), dtype)
@@ -90,7 +103,11 @@ def test_what_is_not_asked_for_is_not_computed():
     assert not np.any(slope)  # the share that is right is flat
 
 
-@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 4}, pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow), {"fsdp": 2, "tensor": 2}],
+    ids=str,
+)
 def test_on_a_mesh_as_on_one_device(axes):
     given = arrays(8, 300, "float32")
     expected = both(*given, "float32")[0]
@@ -102,6 +119,17 @@ def test_on_a_mesh_as_on_one_device(axes):
         assert_same(both(x, head, bias, targets, "float32")[0], expected, 3e-6)
 
 
+def drawn(config):
+    """Small numbers, norm scales around one."""
+    rng = np.random.default_rng(2)
+
+    def leaf(path, x):
+        scale = jax.tree_util.keystr(path[-1:], simple=True) == "scale"
+        return (0.1 * rng.normal(size=x.shape) + scale).astype(x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(config.init, jax.random.key(0)))
+
+
 SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
 
 
@@ -110,9 +138,7 @@ SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
 )
 def test_every_family_with_a_vocabulary(config, monkeypatch):
     monkeypatch.setattr("jaxgrow.models.layers.SCORED", 24)  # 8 of 20 positions of 3 samples: two pieces and a rest
-    rng = np.random.default_rng(1)
-    fresh = jax.device_get(jax.jit(config.init)(jax.random.key(0)))
-    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(x.dtype), fresh)
+    rng, params = np.random.default_rng(1), drawn(config)
     tokens, targets = rng.integers(0, config.vocab, (2, 3, config.context))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
 
@@ -128,11 +154,14 @@ def test_every_family_with_a_vocabulary(config, monkeypatch):
 
 @pytest.mark.parametrize(
     "config",
-    # With a bias of its own, untied, and neither: how a family comes by its head, the test above tells.
-    [pytest.param(c, marks=[pytest.mark.slow] * (name in (*SLOW, "Llama")), id=name) for name, c in FAMILIES.items()],
+    # How a family comes by its head, the test above tells.
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (name in (*SLOW, "Llama", "BERT")), id=name)
+        for name, c in FAMILIES.items()
+    ],
 )
 def test_each_place_has_its_own_loss(config):
-    params = jax.jit(config.init)(jax.random.key(0))
+    params = drawn(config)
     tokens, targets = (np.random.default_rng(i).integers(0, 37, (3, 20)) for i in range(2))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
 
