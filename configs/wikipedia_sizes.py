@@ -1,10 +1,13 @@
 """Does the saving carry over? Half of the layers first, by Muon, on byte-level GPTs of 24 to 210 thousand parameters.
 
-    python -m train.compare configs/wikipedia_sizes.py:k24 configs/wikipedia_sizes.py:k24_deepen --seeds 0,1,2 \\
-        --frontier 0.55,0.75 --workdir runs/sizes
+    c=configs/wikipedia_sizes.py
+    python -m train.compare $c:k24 $c:k24_deepen --seeds 0,1,2 --workdir runs/k24 \\
+        --frontier 0.55:optim.peak_lr=8e-2,0.75:optim.peak_lr=8e-2
+    python -m train.compare $c:k47 $c:k47_deepen --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
+    python -m train.compare $c:k210 $c:k210_deepen --workdir runs/k210 --frontier 0.55,0.75
 
-and with ``k47`` and ``k210``; `configs/wikipedia12.py:muon` is the size between. English Wikipedia, 20 tokens a parameter, a
-warm-up of a part of the steps that is the same for all.
+`configs/wikipedia12.py:muon` is the size between. English Wikipedia, 20 tokens a parameter, a warm-up of a part of the steps
+that is the same for all; rates are the best of a sweep of each row and of each point of the frontiers (README, "Measured").
 """
 
 from dataclasses import replace
@@ -14,10 +17,10 @@ from train.experiment import Experiment
 from train.plan.recipes import deepened
 
 
-def _sized(name: str, layers: int, embed: int, steps: int) -> Experiment:
+def _sized(name: str, layers: int, embed: int, steps: int, rate: float) -> Experiment:
     base = wikipedia12.muon()
     model = replace(base.model, layers=layers, embed=embed, heads=embed // base.model.head_dim, mlp=4 * embed)
-    optim = replace(base.optim, warmup=steps * base.optim.warmup // base.steps)
+    optim = replace(base.optim, peak_lr=rate, warmup=steps * base.optim.warmup // base.steps)
     return replace(base, name=f"wiki_{name}", model=model, steps=steps, optim=optim, eval_every=steps // 12)
 
 
@@ -28,17 +31,18 @@ def _deepened(experiment: Experiment) -> Experiment:
 
 def k24() -> Experiment:
     """6 layers of width 16."""
-    return _sized("k24", 6, 16, 480)
+    return _sized("k24", 6, 16, 480, 4e-2)
 
 
 def k24_deepen() -> Experiment:
-    """.. 3 layers first."""
-    return _deepened(k24())
+    """.. 3 layers first, at twice the rate."""
+    base = k24()
+    return _deepened(replace(base, optim=replace(base.optim, peak_lr=8e-2)))
 
 
 def k47() -> Experiment:
     """12 layers of width 16."""
-    return _sized("k47", 12, 16, 860)
+    return _sized("k47", 12, 16, 860, 4e-2)
 
 
 def k47_deepen() -> Experiment:
@@ -48,7 +52,7 @@ def k47_deepen() -> Experiment:
 
 def k210() -> Experiment:
     """16 layers of width 32."""
-    return _sized("k210", 16, 32, 4080)
+    return _sized("k210", 16, 32, 4080, 1e-2)
 
 
 def k210_deepen() -> Experiment:
