@@ -61,7 +61,7 @@ for job in jobs:
         save(self, step, *rest)
         if step == job.get("kill"):
             self.wait()
-            if process == 1:
+            if process == job.get("who", 1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     inputs.learning_rate, Checkpoints.save = terminated, killed
@@ -174,13 +174,15 @@ def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path):
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path, who):
     e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
     job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
     with runs.only(1):
         pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
-    survivor, dead = driven(job | {"kill": 2})
-    assert (survivor[0], dead[0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
+    ends = driven(job | {"kill": 2, "who": who})
+    assert (ends[1 - who][0], ends[who][0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
+    assert hosts.LOST in ends[1 - who][2]
     one, other = driven(job)
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")

@@ -71,7 +71,9 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     finally:
         late.cancel()
     if jax.process_count() > 1:
-        _watch((coordinator or socket.gethostname()).rpartition(":")[0] or socket.gethostname())
+        # Of a pod, others know the full name alone.
+        own = socket.getfqdn() if "JOB_COMPLETION_INDEX" in os.environ else socket.gethostname()
+        _watch((coordinator or "").rpartition(":")[0] or own)
 
 
 def _in_a_cluster() -> bool:
