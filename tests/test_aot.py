@@ -74,6 +74,20 @@ def test_it_grows_to_13b_where_it_lies():
     assert found.temporary < result + 8 * largest
 
 
+@pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4"])
+def test_a_divided_gpt2_by_muon(machine):
+    """Devices exchange parts of matrices: each is made orthogonal on one of them, and none has all of a stack."""
+    at = described(machine)
+    e = load(f"{GPT2}:batch=64:mesh.fsdp=8:model.layers={12 if machine == 'h100:8' else 2}")
+    programs = [Rehearsal(replace(e, optim=replace(e.optim, name=name)), at).run() for name in ("adamw", "muon")]
+    assert all(fits(p, at) for p in programs)
+    adam, muon = (next(p for p in each if p.what == "step") for each in programs)
+    gathered = [max(c.size for c in p.collectives if c.kind == "all-gather") for p in (adam, muon)]
+    assert gathered[0] == gathered[1]  # of the forward and the backward pass
+    assert muon.moments < 0.7 * adam.moments and muon.temporary < 1.1 * adam.temporary
+    assert sum(c.sent for c in muon.collectives) < 1.6 * sum(c.sent for c in adam.collectives)
+
+
 @cache
 def choosing(choice: str) -> Program:
     """The step of GPT-2 124M, batch 16, on an H100."""
