@@ -284,8 +284,13 @@ TPU = """HloModule jit_step
 }
 
 %body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %two = s32[]{:T(128)} constant(2)
+  %p = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %next = s32[]{:T(128)} add(%i, %two), metadata={op_name="scan"}
   %s = (bf16[2,4]{1,0:T(8,128)(2,1)}, bf16[2,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%a)
   %g = f32[8]{0} all-gather(%b), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  ROOT %out = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(128)}) tuple(%next, %g)
 }
 
 ENTRY %main (p: f32[8]) -> f32[8] {
@@ -297,9 +302,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 def test_a_tpus_collectives_are_read_with_its_ways_to_write_loops_and_groups():
     gather, reduce, permute = sorted(hlo.collectives(TPU, 8), key=lambda c: c.kind)
-    assert gather == hlo.Collective("all-gather", 32, 4, 6)
+    assert gather == hlo.Collective("all-gather", 32, 4, 3)
     assert reduce == hlo.Collective("all-reduce", 32, 4, 1)
-    assert permute == hlo.Collective("collective-permute", 16, 8, 6, True)
+    assert permute == hlo.Collective("collective-permute", 16, 8, 3, True)
 
 
 def test_kernels_are_read():

@@ -14,8 +14,7 @@ _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-
 _CALLS = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_COMPARED = re.compile(r"^  ROOT .* compare\(.*%([\w.\-]+)\), direction=LT")
-_CONSTANT = re.compile(r"^  %([\w.\-]+) = \S+ constant\((\d+)\)")
+_OPERATION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = .*? ([a-z\-]+)\(([^)]*)\)(?:, index=(\d+))?")
 _KERNEL = re.compile(r'custom_call_target="([^"]+)"')
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # as TPUs have it
@@ -94,14 +93,38 @@ def _times(lines: dict[str, list[str]]) -> Counter[str]:
     return times
 
 
+class _Operation(NamedTuple):
+    kind: str
+    operands: list[str]  # names, or what a constant is
+    index: int  # of what is taken of a tuple
+
+
 def _trips(line: str, lines: dict[str, list[str]]) -> int:
-    """How often a loop turns, which XLA says of GPUs' alone; else what its condition compares a counter with, from 0 on."""
+    """How often a loop turns, which XLA says of GPUs alone; else by the numbers that its counter, from 0 on, is compared with
+    and grows by."""
     if known := _TRIPS.search(line):
         return int(known[1])
-    condition = lines.get(re.search(r"condition=%?([\w.\-]+)", line)[1], [])
-    constants = dict(found.groups() for text in condition if (found := _CONSTANT.search(text)))
-    compared = next((found[1] for text in condition if (found := _COMPARED.search(text))), None)
-    return int(constants.get(compared, 1))
+    condition, body = (
+        _operations(lines[re.search(rf"{part}=%?([\w.\-]+)", line)[1]]) for part in ("condition", "body")
+    )  # type: ignore[index]
+    try:
+        counter, end = (condition[name] for name in condition["ROOT"].operands)
+        grown = body[body["ROOT"].operands[counter.index]]
+        (by,) = (int(body[name].operands[0]) for name in grown.operands if body[name].kind == "constant")
+        return -(-int(end.operands[0]) // by)
+    except (KeyError, ValueError, IndexError):
+        return 1
+
+
+def _operations(lines: list[str]) -> dict[str, _Operation]:
+    """By their names; the last one is ROOT, too."""
+    found = {}
+    for line in lines:
+        if operation := _OPERATION.match(line):
+            root, name, kind, operands, index = operation.groups()
+            names = [n.split("%")[-1].strip() for n in operands.split(",")]
+            found[name] = found["ROOT" if root else name] = _Operation(kind, names, int(index or 0))
+    return found
 
 
 def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
