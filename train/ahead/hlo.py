@@ -96,20 +96,18 @@ def _times(lines: dict[str, list[str]]) -> Counter[str]:
 class _Operation(NamedTuple):
     kind: str
     operands: list[str]  # names, or what a constant is
-    index: int  # of what is taken of a tuple
+    of: int  # which of a tuple is taken
 
 
 def _trips(line: str, lines: dict[str, list[str]]) -> int:
-    """How often a loop turns, which XLA says of GPUs alone; else by the numbers that its counter, from 0 on, is compared with
-    and grows by."""
+    """How often a loop turns, as XLA says; not of TPUs, where it is read off what the counter, from 0, grows by and up to."""
     if known := _TRIPS.search(line):
         return int(known[1])
-    condition, body = (
-        _operations(lines[re.search(rf"{part}=%?([\w.\-]+)", line)[1]]) for part in ("condition", "body")
-    )  # type: ignore[index]
+    called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", line))
+    condition, body = (_operations(lines[called[part]]) for part in ("condition", "body"))
     try:
         counter, end = (condition[name] for name in condition["ROOT"].operands)
-        grown = body[body["ROOT"].operands[counter.index]]
+        grown = body[body["ROOT"].operands[counter.of]]
         (by,) = (int(body[name].operands[0]) for name in grown.operands if body[name].kind == "constant")
         return -(-int(end.operands[0]) // by)
     except (KeyError, ValueError, IndexError):
