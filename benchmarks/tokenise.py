@@ -140,12 +140,14 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
     print(f"{'':>22} {'documents':>10} {'seconds':>8} {'anonymous MiB':>14} {'peak MiB':>9}")
     for size in gigabytes:
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+            folder, count = Path(name), 0
             (folder / "child.py").write_text(GROWING)
             with (folder / "corpus.jsonl").open("wb") as out:
-                for count, line in enumerate(shuffled(lines), 1):  # noqa: B007
-                    if out.write(line) and out.tell() >= size * 1e9:
+                for line in shuffled(lines):
+                    if out.tell() >= size * 1e9:
                         break
+                    out.write(line)
+                    count += 1
             for what in ("tokenise", "train"):
                 command = [sys.executable, folder / "child.py", what, folder / "corpus.jsonl", tokenizer, folder]
                 done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True)

@@ -7,11 +7,12 @@ any first moment (`jaxgrow.grow_optimizer`), and is made orthogonal anew in the 
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 import optax
-from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxgrow.axes import Axes, Tree, axis, is_names, path, role
 from jaxgrow.lora import cut
@@ -113,7 +114,7 @@ def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransf
     XLA would have all of a stack on every device, once for each product.
     """
 
-    def update(updates: Tree, state: MuonState, params: Tree | None = None) -> tuple[Tree, MuonState]:
+    def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, Any]:
         updates, momentum = jax.tree.map(apart, (updates, state.mu))
         updates, state = inner.update(updates, state._replace(mu=momentum), params)
         updates, momentum = jax.tree.map(apart, (updates, state.mu))  # or XLA divides what lies between as it is kept
