@@ -1,20 +1,27 @@
 """Tokenising: rate and peak memory of a corpus in several formats, and of one 4 and 16 times as large.
 
     python benchmarks/tokenise.py FILE TOKENIZER [--megabytes 160] [--rounds 3] [--json FILE]
+    python benchmarks/tokenise.py FILE TOKENIZER --gigabytes 0.5,2,8 [--json FILE.jsonl]
 
 The first ``--megabytes`` of FILE (.txt, .gz, .xz or .zst; again and again, if it has fewer), as one file of text, a folder of
 small ones, compressed JSON Lines, and Parquet in one row group; each also a sixteenth and a quarter as large. Each is
 tokenised by a process of its own into an empty cache, taking turns. Memory: the peak of that process, and of its largest
 worker (bytes need none); imports alone are most of it.
+
+``--gigabytes`` makes corpora of that size, JSON Lines with the documents of FILE again and again, each time in another order;
+tokenises each, and trains a small GPT on it, of which a batch has windows from everywhere. Anonymous memory is what a process
+needs; the peak has also what it has read of mapped files lately, which the system takes back when it likes. Each size needs
+twice as much room on the disk, in TMPDIR.
 """
 
 import argparse
+import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +30,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.common import Rows, alternate, environment, ratios, save, shown, summary
 from train.data.formats import PIECE, text
 
 SIZES = (1, 4, 16)
@@ -41,6 +48,41 @@ if __name__ == "__main__":
     (own,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     print(json.dumps([seconds, own / 1024, largest / 1024]))
+"""
+
+
+GROWING = """
+import json, sys, threading, time
+
+def memory(what):
+    (kibibytes,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what))
+    return kibibytes / 1024
+
+def tokenise(data, folder):
+    from train.data.text import tokens
+    tokens(data)
+
+def train(data, folder):
+    from jaxgrow.models import GPT2Config
+    from train.data.text import tokens
+    from train.experiment import Experiment
+    from train.loop.trainer import run
+    model = GPT2Config(vocab=tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)
+    run(Experiment(name="small", model=model, data=data, steps=200, batch=16, eval_batches=2), folder)
+
+if __name__ == "__main__":
+    from train.data.text import Data
+    what, corpus, tokenizer, folder = sys.argv[1:]
+    most, done = [0.0], threading.Event()
+    def watch():
+        while not done.wait(0.02):
+            most[0] = max(most[0], memory("RssAnon"))
+    threading.Thread(target=watch, daemon=True).start()
+    start = time.perf_counter()
+    globals()[what](Data("text", corpus, tokenizer=tokenizer, cache=folder + "/cache"), folder + "/run")
+    seconds = time.perf_counter() - start
+    done.set()
+    print(json.dumps([seconds, most[0], memory("VmHWM")]))
 """
 
 
@@ -84,20 +126,55 @@ FORMATS: dict[str, Callable[[str, Path], None]] = {
 }
 
 
+def shuffled(lines: list[bytes]) -> Iterator[bytes]:
+    """For ever, each time in another order."""
+    order = random.Random(0)
+    while True:
+        order.shuffle(lines)
+        yield from lines
+
+
+def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> None:
+    """Memory of tokenising, and of training, against the size of the corpus."""
+    lines = [(json.dumps({"text": d}) + "\n").encode() for d in documents("".join(text(file)))]
+    print(f"{'':>22} {'documents':>10} {'seconds':>8} {'anonymous MiB':>14} {'peak MiB':>9}")
+    for size in gigabytes:
+        with tempfile.TemporaryDirectory() as name:
+            folder, count = Path(name), 0
+            (folder / "child.py").write_text(GROWING)
+            with (folder / "corpus.jsonl").open("wb") as out:
+                for line in shuffled(lines):
+                    if out.tell() >= size * 1e9:
+                        break
+                    out.write(line)
+                    count += 1
+            for what in ("tokenise", "train"):
+                command = [sys.executable, folder / "child.py", what, folder / "corpus.jsonl", tokenizer, folder]
+                done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True)
+                seconds, anonymous, peak = json.loads(done.stdout.splitlines()[-1])
+                row = {"gigabytes": size, "documents": count, "seconds": seconds, "anonymous_mebibytes": anonymous}
+                found.add(f"{what} {size:g} GB", row | {"peak_mebibytes": peak})
+                print(f"{what:>13} {size:>5g} GB {count:>10,} {seconds:8.0f} {anonymous:14.0f} {peak:9.0f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("tokenizer", help="a tokenizer.json, a folder of vocab.json and merges.txt, or bytes")
     parser.add_argument("--megabytes", type=float, default=160)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gigabytes", help="sizes, of one file each: tokenise it, and train")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     tokenizer = a.tokenizer if a.tokenizer == "bytes" else str(Path(a.tokenizer).resolve())
+    if a.gigabytes:
+        found = Rows(a.json, environment("jax", "grain", "tokenizers", "numpy"))
+        return grow(a.file, tokenizer, [float(size) for size in a.gigabytes.split(",")], found)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "child.py").write_text(CHILD)
-        pieces = (piece for file in cycle([a.file]) for piece in text(file))
-        whole = "".join(islice(pieces, int(a.megabytes * 1e6) // PIECE))
+        pieces = (piece for file in itertools.cycle([a.file]) for piece in text(file))
+        whole = "".join(itertools.islice(pieces, int(a.megabytes * 1e6) // PIECE))
         sides: dict[str, Callable[[], Any]] = {}
         about: dict[str, tuple[float, str]] = {}  # megabytes, and the smallest of that format
         for i, (format, write) in enumerate(FORMATS.items()):

@@ -7,6 +7,7 @@ any first moment (`jaxgrow.grow_optimizer`), and is made orthogonal anew in the 
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxgrow.axes import Axes, Tree, axis, cut, is_names, path, role
 from jaxgrow.moments import rebias
+from jaxgrow.sharding import apart
 
 ITERATIONS = 5  # of Newton and Schulz
 
@@ -98,11 +100,26 @@ def scale_by_muon_and_adam(
         return jax.tree_util.tree_map_with_path(one, updates)
 
     muon = optax.chain(
-        scale_by_muon(ns_steps=ITERATIONS, beta=momentum, eps=eps, weight_dimension_numbers=numbers),
+        _matrices_apart(scale_by_muon(ns_steps=ITERATIONS, beta=momentum, eps=eps, weight_dimension_numbers=numbers)),
         optax.stateless(as_large_as_adams),
     )
     adam = optax.chain(optax.scale_by_adam(b1, b2, eps), rebias(b1, b2))
     return optax.partition({"muon": muon, "adam": adam}, labels)
+
+
+def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``inner``, on a mesh: every matrix is whole where it is made orthogonal, and each device has its share of them.
+
+    XLA would have all of a stack on every device, once for each product.
+    """
+
+    def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, Any]:
+        updates, momentum = jax.tree.map(apart, (updates, state.mu))
+        updates, state = inner.update(updates, state._replace(mu=momentum), params)
+        updates, momentum = jax.tree.map(apart, (updates, state.mu))  # or XLA divides what lies between as it is kept
+        return updates, state._replace(mu=momentum)
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def flops(axes: Axes, sizes: Mapping[str, int]) -> float:

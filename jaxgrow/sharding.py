@@ -167,6 +167,15 @@ def whole_along(x: jax.Array, dim: int) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(*[over if d == other else None for d in range(x.ndim)]))
 
 
+def apart(x: jax.Array) -> jax.Array:
+    """A leaf whose first axis is one of things that are independent, each whole on some device; for traced code.
+
+    All devices have their share of them, unequally if it must be.
+    """
+    over = _automatic(jax.sharding.get_abstract_mesh())
+    return jax.lax.with_sharding_constraint(x, P(over)) if over else x
+
+
 def batch_axes(samples: int) -> tuple[str, ...]:
     """The axes of the mesh among which `split_batch` divides so many samples: none, where it leaves them; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -75,6 +75,32 @@ def test_it_grows_to_13b_where_it_lies():
 
 
 @cache
+def divided(optimizer: str, machine: str) -> Program:
+    """The step of GPT-2 124M over eight devices."""
+    e, at = load(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
+    programs = Rehearsal(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
+    assert fits(programs, at)
+    return next(p for p in programs if p.what == "step")
+
+
+def largest(program: Program) -> float:
+    """Bytes that are gathered at once."""
+    return max(c.size for c in program.collectives if c.kind == "all-gather")
+
+
+def test_muon_over_eight_h100s():
+    """Devices exchange parts of matrices: each is made orthogonal on one of them, and none has all of a stack."""
+    adam, muon = divided("adamw", "h100:8"), divided("muon", "h100:8")
+    assert largest(muon) == largest(adam)  # of the forward and the backward pass
+    assert muon.moments < 0.7 * adam.moments and muon.temporary < 1.1 * adam.temporary
+    assert sum(c.sent for c in muon.collectives) < 1.6 * sum(c.sent for c in adam.collectives)
+
+
+def test_muon_over_eight_tpus():
+    assert largest(divided("muon", "v5e:2x4")) < 12 * 768 * 3072 * 4  # no stack of matrices
+
+
+@cache
 def choosing(choice: str) -> Program:
     """The step of GPT-2 124M, batch 16, on an H100."""
     (found,) = [p for p in Rehearsal(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run() if p.what == "step"]

@@ -1,5 +1,6 @@
 """Several processes of two devices: a run with the numbers of one process on one device, that ends and goes on as one."""
 
+import itertools
 import json
 import os
 import re
@@ -8,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +62,7 @@ for job in jobs:
         save(self, step, *rest)
         if step == job.get("kill"):
             self.wait()
-            if process == 1:
+            if process == job.get("who", 1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     inputs.learning_rate, Checkpoints.save = terminated, killed
@@ -72,8 +74,10 @@ for job in jobs:
 """
 
 
-def processes(command: list[str], last: list[list[str]]) -> list[subprocess.Popen]:
-    """``command`` once for each of ``last``, its last arguments; ``{}`` in them is an address for process 0."""
+def processes(
+    command: list[str], last: list[list[str]], variables: Sequence[dict[str, str]] = ({}, {})
+) -> list[subprocess.Popen]:
+    """``command`` once for each of ``last``, its last arguments, and variables; ``{}`` in them is an address for process 0."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = re.sub("--xla_force_host_platform_device_count=[0-9]+", "", os.environ.get("XLA_FLAGS", ""))
@@ -85,12 +89,12 @@ def processes(command: list[str], last: list[list[str]]) -> list[subprocess.Pope
     return [
         subprocess.Popen(
             [a.replace("{}", address) for a in [sys.executable, *command, *mine]],
-            env=environment,
+            env=environment | own,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for mine in last
+        for mine, own in zip(last, variables, strict=False)
     ]
 
 
@@ -117,6 +121,21 @@ def outcomes(end: tuple[int, str, str], code: int = 0) -> list[dict]:
 def experiment(folder: Path, name: str = "SBLD", **changes):
     values = {"method": METHODS[name], "batch": 16, "accumulate": 2, "optim": Optim(eps=1e-3)}
     return runs.experiment(folder, **values | changes)
+
+
+def slurm(tasks: int) -> list[dict[str, str]]:
+    """What ``srun`` tells each of its tasks on one host. JAX takes the port from the number of the job: it is free here."""
+    for job in itertools.count(os.getpid()):
+        with suppress(OSError), socket.create_server(("", 61440 + job % 4096)):
+            break
+    step = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+    }
+    return [step | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(tasks)]
 
 
 PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
@@ -156,13 +175,15 @@ def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path):
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path, who):
     e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
     job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
     with runs.only(1):
         pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
-    survivor, dead = driven(job | {"kill": 2})
-    assert (survivor[0], dead[0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
+    ends = driven(job | {"kill": 2, "who": who})
+    assert (ends[1 - who][0], ends[who][0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
+    assert hosts.LOST in ends[1 - who][2]
     one, other = driven(job)
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
@@ -229,6 +250,25 @@ def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
     assert code == os.EX_TEMPFAIL and hosts.LOST in said
 
 
+def test_processes_that_slurm_starts_find_each_other():
+    """By its variables alone."""
+    code = "import json, jax; from train import hosts; hosts.join()\n"
+    code += "print(json.dumps({'every': hosts.gathered([jax.process_index(), jax.process_count()])}))"
+    ends = ended(processes(["-c", code], [[], []], slurm(2)))
+    assert [outcomes(end) for end in ends] == [[{"every": [[0, 2], [1, 2]]}]] * 2
+
+
+@pytest.mark.slow
+def test_processes_that_slurm_starts_train_as_one(tmp_path):
+    e = experiment(tmp_path, "SBLD", mesh=Mesh(2, 2))
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
+    command = ["-m", "train.pretrain", runs.script(tmp_path, e), "--workdir", str(tmp_path / "run")]
+    (code, _, said), (other, _, silent) = ended(processes(command, [[], []], slurm(2)))
+    assert (code, other, silent) == (0, 0, "") and "validation loss" in said
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
 @pytest.mark.parametrize(
     ("process", "says"),
     [
@@ -258,11 +298,32 @@ def test_what_names_no_process_is_refused(given, says):
         hosts.join(*given)
 
 
-def test_one_process_stays_alone(monkeypatch):
+# What a process finds that is one of a job, and has no others beside it.
+ALONE = {
+    "nothing": {},
+    "srun -n 1": slurm(1)[0],
+    "a shell of salloc -n 4": {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-4]", "SLURM_NTASKS": "4"},
+    "salloc's own step": slurm(1)[0] | {"SLURM_NTASKS": "4"},
+    "sbatch -n 4, without srun": {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    "mpirun -n 1": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+}
+
+
+@pytest.mark.parametrize("found", ALONE.values(), ids=ALONE)
+def test_one_process_stays_alone(monkeypatch, found):
     monkeypatch.setattr(hosts.jax.distributed, "initialize", None)
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
     hosts.join()
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    hosts.join(processes=1)  # alone, whatever started it
-    with pytest.raises(TypeError):
-        hosts.join()
     assert hosts.gathered({"a": np.pi}) == [{"a": np.pi}]
+
+
+def test_one_of_several_stays_alone_only_if_told(monkeypatch):
+    def finds_no_cluster(*_, **__):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", finds_no_cluster)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="JAX does not find them; say where they are by --coordinator"):
+        hosts.join()
+    hosts.join(processes=1)

@@ -277,6 +277,39 @@ ENTRY %main (p: f32[100]) -> f32[100] {
 """
 
 
+# .. for a TPU.
+TPU = """HloModule jit_step
+
+%cond (p: (s32[], f32[8])) -> pred[] {
+  %n = s32[]{:T(128)} constant(6), metadata={op_name="scan"}
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT, metadata={op_name="scan"}
+}
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %two = s32[]{:T(128)} constant(2)
+  %p = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %next = s32[]{:T(128)} add(%i, %two), metadata={op_name="scan"}
+  %s = (bf16[2,4]{1,0:T(8,128)(2,1)}, bf16[2,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%a)
+  %g = f32[8]{0} all-gather(%b), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  ROOT %out = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(128)}) tuple(%next, %g)
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %w = (s32[], f32[8]) while(%t), condition=%cond, body=%body, metadata={op_name="scan"}
+  %r = f32[8]{0} all-reduce(%p), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1':(1)2}, to_apply=%add
+}
+"""
+
+
+def test_a_tpus_collectives_are_read_with_its_ways_to_write_loops_and_groups():
+    gather, reduce, permute = sorted(hlo.collectives(TPU, 8), key=lambda c: c.kind)
+    assert gather == hlo.Collective("all-gather", 32, 4, 3)
+    assert reduce == hlo.Collective("all-reduce", 32, 4, 1)
+    assert permute == hlo.Collective("collective-permute", 16, 8, 3, True)
+
+
 def test_kernels_are_read():
     text = 'x = f32[] custom-call(y), custom_call_target="b"\nz = (f32[]) custom-call(), custom_call_target="a", x={}\n'
     assert hlo.kernels(text + text) == ("a", "b")

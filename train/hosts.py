@@ -27,6 +27,7 @@ from train.errors import UserError
 
 ANSWER = 300.0  # seconds that processes wait for each other at the start, and at the end
 SILENCE = 60  # seconds without a sign of life, after which JAX ends the processes that are left
+BY_HAND = "say where they are by --coordinator, --processes and --process"
 LOST = "another process of this run has ended: see why there; the same command, started again in all, continues"
 T = TypeVar("T")
 _ending = threading.Lock()
@@ -60,22 +61,31 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
             heartbeat_timeout_seconds=SILENCE,
             shutdown_timeout_seconds=round(ANSWER),
         )
-    except ValueError:
-        return  # JAX finds no cluster
+    except ValueError as error:  # JAX finds no cluster
+        if not _has_peers():
+            return
+        raise UserError(f"{what}: JAX does not find them; {BY_HAND}, or --processes 1 for each alone") from error
     except RuntimeError as error:
-        raise UserError(f"{what}: {error}; give a port of process 0's host that is free") from error
+        way = "give a port of process 0's host that is free" if coordinator else BY_HAND
+        raise UserError(f"{what}: {error}; {way}") from error
     finally:
         late.cancel()
     if jax.process_count() > 1:
-        _watch((coordinator or socket.gethostname()).rpartition(":")[0] or socket.gethostname())
+        # Of a pod, others know the full name alone.
+        own = socket.getfqdn() if "JOB_COMPLETION_INDEX" in os.environ else socket.gethostname()
+        _watch((coordinator or "").rpartition(":")[0] or own)
 
 
 def _in_a_cluster() -> bool:
     """Whether what started this process may have started others with it; which, JAX finds out."""
-    several = (int(os.environ.get(name, 1)) > 1 for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
     # libtpu alone is no TPU: it compiles for them, too.
     tpu = find_spec("libtpu") is not None and any([*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")])
-    return any(several) or "JOB_COMPLETION_INDEX" in os.environ or tpu
+    return _has_peers() or "JOB_COMPLETION_INDEX" in os.environ or tpu
+
+
+def _has_peers() -> bool:
+    """Whether SLURM or Open MPI says so. Not by ``SLURM_NTASKS``, which the shell of an allocation has, too."""
+    return any(int(os.environ.get(name, 1)) > 1 for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
 
 
 def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:

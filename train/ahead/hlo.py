@@ -1,5 +1,6 @@
 """What a compiled program says of itself in XLA's text: which data its devices exchange, and how often."""
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -13,8 +14,10 @@ _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-
 _CALLS = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OPERATION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = .*? ([a-z\-]+)\(([^)]*)\)(?:, index=(\d+))?")
 _KERNEL = re.compile(r'custom_call_target="([^"]+)"')
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # as TPUs have it
 
 
 class Collective(NamedTuple):
@@ -71,14 +74,14 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _times(lines: dict[str, list[str]]) -> Counter[str]:
-    """How often each computation runs: loops whose count XLA knows, within loops."""
+    """How often each computation runs: loops whose count is known, within loops."""
     calls: dict[str, list[tuple[str, int]]] = {}
     for name, body in lines.items():
         for line in body:
-            trips = _TRIPS.search(line) if " while(" in line else None
+            trips = _trips(line, lines) if " while(" in line else 1
             branches = [b.strip().lstrip("%") for found in _BRANCHES.findall(line) for b in found.split(",")]
             for callee in [*_CALLS.findall(line), *branches]:
-                calls.setdefault(name, []).append((callee, int(trips[1]) if trips else 1))
+                calls.setdefault(name, []).append((callee, trips))
     times: Counter[str] = Counter()
 
     def visit(name: str, count: int) -> None:
@@ -90,22 +93,54 @@ def _times(lines: dict[str, list[str]]) -> Counter[str]:
     return times
 
 
+class _Operation(NamedTuple):
+    kind: str
+    operands: list[str]  # names, or what a constant is
+    of: int  # which of a tuple is taken
+
+
+def _trips(line: str, lines: dict[str, list[str]]) -> int:
+    """How often a loop turns, as XLA says; not of TPUs, where it is read off what the counter, from 0, grows by and up to."""
+    if known := _TRIPS.search(line):
+        return int(known[1])
+    called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", line))
+    condition, body = (_operations(lines[called[part]]) for part in ("condition", "body"))
+    try:
+        counter, end = (condition[name] for name in condition["ROOT"].operands)
+        grown = body[body["ROOT"].operands[counter.of]]
+        (by,) = (int(body[name].operands[0]) for name in grown.operands if body[name].kind == "constant")
+        return -(-int(end.operands[0]) // by)
+    except (KeyError, ValueError, IndexError):
+        return 1
+
+
+def _operations(lines: list[str]) -> dict[str, _Operation]:
+    """By their names; the last one is ROOT, too."""
+    found = {}
+    for line in lines:
+        if operation := _OPERATION.match(line):
+            root, name, kind, operands, index = operation.groups()
+            names = [n.split("%")[-1].strip() for n in operands.split(",")]
+            found[name] = found["ROOT" if root else name] = _Operation(kind, names, int(index or 0))
+    return found
+
+
 def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
     """Bytes of what is reduced, gathered or scattered, from the type of the instruction."""
+    if start and kind != "all-reduce" and shapes.startswith("("):  # what goes in, what comes out, and perhaps more
+        return max(_size(part) for part in itertools.islice(_parts(shapes), 2))
     total = _size(shapes)
-    if start and kind in ("all-gather", "reduce-scatter", "collective-permute") and shapes.startswith("(("):
-        inside = _size(shapes[: _closing(shapes, 1) + 1])  # what goes in, and after it what comes out
-        return max(inside, total - inside)
     return total * devices if kind == "reduce-scatter" else total
 
 
-def _closing(text: str, begin: int) -> int:
-    depth = 0
-    for i in range(begin, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[i], 0)
-        if depth == 0:
-            return i
-    return len(text) - 1
+def _parts(shapes: str) -> Iterator[str]:
+    """Of a tuple's type."""
+    depth = begin = 0
+    for i, letter in enumerate(shapes):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(letter, 0)
+        if depth == 0 or (depth == 1 and letter == ","):
+            yield shapes[begin + 1 : i]
+            begin = i
 
 
 def _size(shapes: str) -> float:
@@ -117,7 +152,9 @@ def _size(shapes: str) -> float:
 
 
 def _group(line: str, devices: int) -> int:
-    found = _GROUPS.search(line)
-    if not found:
-        return devices
-    return int(found[2]) if found[2] else len(found[3].split(","))
+    if found := _GROUPS.search(line):
+        return int(found[2]) if found[2] else len(found[3].split(","))
+    if found := _AXES.search(line):
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", found[1])}
+        return math.prod(int(part or sizes[axis]) for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2]))
+    return devices
