@@ -29,11 +29,11 @@ settings.load_profile("law")
 
 # A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
-    "hosts", "finetune", "drop_execution", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
+    "hosts", "drop_execution", "finetune", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
     "llama", "preservation", "adapting",
     # Runs of one tiny model, whose programs a worker keeps from file to file.
     "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
-    "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "plan", "freeze",
+    "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "plan", "freeze", "muon", "ramp", "advise",
     "drop_schedules", "vocabulary_loss", "cait", "config", "ligo", "moments", "flops", "vit", "batches", "gpt2", "generate",
     "tokens", "lora", "folders", "interop", "mutations", "docstrings", "roles", "evaluate",
 )  # fmt: skip

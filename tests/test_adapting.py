@@ -82,6 +82,7 @@ def test_a_run_that_was_stopped_goes_on(home, whole, tmp_path):
     runs.assert_same_end(tmp_path / "killed", whole)
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_model_train_the_same(home, whole, tmp_path):
     run(few(home, mesh=Mesh(data=2, fsdp=2)), tmp_path / "shared")
     runs.assert_close(tmp_path / "shared", whole)

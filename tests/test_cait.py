@@ -231,6 +231,7 @@ def test_learned_maps_grow_it_and_heads_that_talk_have_a_map_of_their_own(shared
 # --- layers that are dropped or frozen, patches that are, and what all of it costs ---
 
 
+@pytest.mark.slow  # in the fast suite of a BERT
 def test_dropped_layers_are_identities():
     with jax.enable_x64(False):
         vision.assert_dropping_is_exact(config("float32"))

@@ -202,7 +202,7 @@ SHOWN = {
     "taught": ("GPT-2", "ViT"),
     "V-cycle, published tables": ("GPT-2", "BERT"),
     "dropping by sensitivity": ("BERT",),
-    "V-cycle, dropping": ("Llama", "CaiT"),
+    "V-cycle, dropping": ("Llama",),
     "learned, then dropping tokens": ("BERT",),
 }
 

@@ -138,6 +138,7 @@ def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
     assert not np.array_equal(ended["a"]["classifier"]["kernel"], ended["other"]["classifier"]["kernel"])
 
 
+@pytest.mark.slow
 def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_path):
     growth = operators.llama_pro(FAMILIES["gpt2"].sizes(), {"layers": 4})
     interop.transform(learned[0], tmp_path / "deep", growth, to="orbax")

@@ -135,13 +135,24 @@ def test_nothing_is_computed_backwards_through_the_teacher():
 # --- a run ---
 
 
-def test_a_teacher_is_charged_while_it_speaks_and_stopping_amid_its_lessons_changes_nothing(small_run):
+@pytest.fixture(scope="module")
+def taught(small_run):
+    """A run beside that of its teacher, which spoke for two steps of four."""
     e = runs.experiment(
         small_run.parent, name="taught", model=runs.LARGE, method=METHOD, checkpoint_every=1, log_every=1, eval_every=4
     )
     pretrain.run(e, small_run.parent / "taught")
-    runs.stopped(e, small_run.parent / "taught-stopped", 8 + 1)  # 8 steps were the teacher's; it teaches for two
+    return e
+
+
+@pytest.mark.slow
+def test_stopping_amid_the_lessons_changes_nothing(taught, small_run):
+    runs.stopped(taught, small_run.parent / "taught-stopped", 8 + 1)  # 8 steps were the teacher's
     runs.assert_same_end(small_run.parent / "taught-stopped", small_run.parent / "taught")
+
+
+def test_a_teacher_is_charged_while_it_speaks(taught, small_run):
+    e = taught
     lines = [line for line in runs.log(small_run.parent / "taught") if "val_loss" not in line]
     start = runs.log(small_run.parent / "taught")[0]["flops"]  # the imported teacher's
     spent = [b - a for a, b in itertools.pairwise([start, *(line["flops"] for line in lines)])]

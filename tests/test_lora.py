@@ -166,6 +166,7 @@ def test_its_rank_grows_by_copies():
     assert tiny.distance(lora.merge(params, grown, after), lora.merge(params, adapter, EVERY)) < 1e-12
 
 
+@pytest.mark.slow  # in the fast suite of adapters
 def test_its_moments_are_those_of_training_the_grown_one():
     """A step after growing is growing after the step; the gradients are those of the two models."""
     config, axes, params, adapter = model("gpt2")

@@ -94,7 +94,7 @@ def test_an_update_is_optax_muons_of_each_matrix_and_adams_of_the_rest():
         for leaf, (_, _, x) in flat.items() if leaf in at for layer in range(len(x))
     }  # fmt: skip
     peer = optax.contrib.muon(1.0, beta=0.8, consistent_rms=0.3)
-    rng, state = np.random.default_rng(0), peer.init(alone)
+    rng, state = np.random.default_rng(0), jax.jit(peer.init)(alone)
     for _ in range(3):
         grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
         by_leaf = {path(p): g for p, g in jax.tree_util.tree_leaves_with_path(grads)}
@@ -147,7 +147,8 @@ def test_momentum_grows_like_a_gradient_and_the_next_update_is_orthogonal_again(
 def test_a_model_grows_in_the_middle_of_a_run_and_the_ledger_has_every_update(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
     method = Growing(runs.SMALL, Stage(0.5), (to,))
-    experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method)
+    mesh = Mesh(fsdp=2, tensor=2)  # an update's products are of matrices that lie on several devices
+    experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method, mesh=mesh)
     result = run(experiment, tmp_path / "run")
     assert np.isfinite(result["val_loss"]) and result["steps"] == 4
     steps = [2 * step(config, experiment.batch) for config in (runs.SMALL, runs.LARGE)]
@@ -164,8 +165,8 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_model_in_parts_takes_the_same_steps(tmp_path):
-    """The products of an update are of matrices that lie on several devices."""
     whole = runs.experiment(tmp_path, steps=3, optim=OPTIM, log_every=1)
     parts = replace(whole, mesh=Mesh(fsdp=2, tensor=2))
     losses = []

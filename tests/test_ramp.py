@@ -64,6 +64,7 @@ def test_a_model_that_grew_is_the_old_one_when_it_is_born_and_all_of_it_trains()
             assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_plain_program_and_costs_what_it_would(tmp_path):
     ramped = runs.experiment(tmp_path, method=Scratch(ramp=(2, 4)))
     result = run(ramped, tmp_path / "ramped")

@@ -11,10 +11,10 @@ import runs
 from jaxgrow import flops
 from jaxgrow.drop import TokenDrop
 from train.data.batches import next_tokens
+from train.loop.inputs import step_plans
 from train.loop.step import gradients
-from train.loop.trainer import run
 from train.plan.methods import Growing, GrowTo, Stage
-from train.plan.modifiers import DropTokens, ShortContext
+from train.plan.modifiers import DropTokens, Setting, ShortContext
 from train.plan.training import Train
 from train.state.model import Model
 from train.state.optim import Optim
@@ -39,15 +39,16 @@ def test_a_step_is_that_of_the_windows_as_samples():
     assert abs(found - of((inputs, targets))[0]) > 1e-5  # the control: whole samples
 
 
-def test_a_run_costs_what_its_windows_do_and_is_judged_by_whole_samples(tmp_path):
+def test_a_run_costs_what_its_windows_do(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
     method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
-    e = runs.experiment(tmp_path, method=method, accumulate=2)
-    result = run(e, tmp_path / "run")
+    e = runs.experiment(tmp_path, method=method)
     each = e.batch * runs.MODEL.context
     short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
-    assert [p["flops"] for p in result["phases"] if p["steps"]] == [short * e.steps / 2, whole * e.steps / 2]
-    assert short < whole and result["tokens"] == e.steps * each and np.isfinite(result["val_loss"])
+    trained = [p for p in e.plan if isinstance(p, Train)]
+    assert [p.cost(e.batch) for p in trained] == [short * e.steps / 2, whole * e.steps / 2] and short < whole
+    counted = step_plans(trained[0], Model(None, None, runs.MODEL), Setting({}, 0, e.batch, 1, 0))(0, 0)
+    assert counted.flops == short
 
 
 @pytest.mark.parametrize(
