@@ -68,11 +68,11 @@ def test_the_matrices_of_the_layers_are_muons_and_all_else_is_adams(config, expe
 
 
 def stepped(tx, params, axes, steps=3, seed=0):
-    rng = np.random.default_rng(seed)
-    state = tx.init(params)
+    rng, update = np.random.default_rng(seed), jax.jit(lambda g, s: tx.update(g, s, params, axes=axes))
+    state = jax.jit(tx.init)(params)
     for _ in range(steps):
         grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-        updates, state = jax.jit(lambda g, s: tx.update(g, s, params, axes=axes))(grads, state)
+        updates, state = update(grads, state)
     return updates, state
 
 
