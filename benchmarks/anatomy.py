@@ -81,12 +81,13 @@ PANELS = {
 
 
 def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
-    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for i, (name, of) in enumerate(found.items()):
             axes.plot(range(1, len(of[key]) + 1), of[key], ".-" if i < 10 else "x--", label=name)
         axes.set(xlabel="layer", title=title)
-    figure.axes[0].legend(fontsize="small")
+    figure.axes[-1].set_yscale("symlog", linthresh=0.1)  # the first layer is worth ten times the others
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=120)
 
 
