@@ -40,10 +40,12 @@ EVIDENCE = (
     Evidence("muon", 94e3, 20, 0.41, "a tuned AdamW frontier", OURS),
     Evidence("muon", 124e6, 13, 0.33, "tuned Adam, in steps", "modded-nanogpt, 2025"),
     Evidence("deepen", 94e3, 20, 0.148, "a tuned Muon frontier", OURS, 0.042),
+    Evidence("deepen", 44.5e3, 20, 0.152, "a tuned Muon frontier", OURS, 0.059),
     Evidence("deepen", 94e3, 50, 0.187, "a Muon frontier", f"{OURS}; one seed"),
     Evidence("deepen", 94e3, 20, 0.135, "a tuned AdamW frontier", OURS, 0.159),
     Evidence("vcycle", 94e3, 20, 0.129, "a tuned Muon frontier", OURS, 0.084),
     Evidence("vcycle", 94e3, 20, 0.079, "a tuned AdamW frontier", OURS, 0.212),
+    Evidence("one layer", 94e3, 20, -0.261, "a Muon frontier", f"{OURS}; one seed"),
     Evidence("one layer", 7e9, 100, 0.8, "its loss from scratch, within 0.2 %", "Bu, ICML 2026, as reported"),
 )
 
