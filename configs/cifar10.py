@@ -53,7 +53,7 @@ def vit_vcycle() -> Experiment:
 
 
 def vit_muon() -> Experiment:
-    """From scratch, by Muon."""
+    """From scratch, by Muon, at AdamW's rate: not swept yet, and not run."""
     return replace(vit_scratch(), name="cifar10_vit_muon", optim=replace(vit_scratch().optim, name="muon"))
 
 

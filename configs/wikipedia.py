@@ -99,7 +99,7 @@ def bert_vcycle() -> Experiment:
 
 
 def bert_muon() -> Experiment:
-    """The BERT by Muon."""
+    """The BERT by Muon, at AdamW's rate: not swept yet, and not run."""
     return replace(bert_scratch(), name="wiki_bert_muon", optim=replace(bert_scratch().optim, name="muon"))
 
 

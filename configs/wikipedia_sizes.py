@@ -1,12 +1,11 @@
-"""Does the saving carry over? Half of the layers first, by Muon, on byte-level GPTs of 24 to 210 thousand parameters.
+"""Does the saving carry over? Half of the layers first, by Muon, on byte-level GPTs of 25 and 45 thousand parameters.
 
     c=configs/wikipedia_sizes.py
     python -m train.compare $c:k24 $c:k24_deepen --seeds 0,1,2 --workdir runs/k24 \\
         --frontier 0.55:optim.peak_lr=8e-2,0.75:optim.peak_lr=8e-2
     python -m train.compare $c:k47 $c:k47_deepen --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
-    python -m train.compare $c:k210 $c:k210_deepen --workdir runs/k210 --frontier 0.55,0.75
 
-`configs/wikipedia12.py:muon` is the size between. English Wikipedia, 20 tokens a parameter, a warm-up of a part of the steps
+`configs/wikipedia12.py:muon` is the next size. English Wikipedia, 20 tokens a parameter, a warm-up of a part of the steps
 that is the same for all; rates are the best of a sweep of each row and of each point of the frontiers (README, "Measured").
 """
 
@@ -48,13 +47,3 @@ def k47() -> Experiment:
 def k47_deepen() -> Experiment:
     """.. 6 layers first."""
     return _deepened(k47())
-
-
-def k210() -> Experiment:
-    """16 layers of width 32."""
-    return _sized("k210", 16, 32, 4080, 1e-2)
-
-
-def k210_deepen() -> Experiment:
-    """.. 8 layers first."""
-    return _deepened(k210())

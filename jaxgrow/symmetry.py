@@ -97,9 +97,8 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
         if not any(m for term in terms for m in term):
             return x
         terms = maps.first_copies(terms, "fresh")
-        ones = (
-            np.ones_like if isinstance(x, np.ndarray) else jnp.ones_like
-        )  # of NumPy's, a program would hold every one
+        # A program would hold every one of NumPy's.
+        ones = np.ones_like if isinstance(x, np.ndarray) else jnp.ones_like
         kept = grow_leaf(terms, names, ones(x))  # one or zero, so that sums are exact
         return grow_leaf(terms, names, x) + (1 - kept) * new
 

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 
+import numpy as np
 import pytest
 
-from benchmarks import on_device, scale
+from benchmarks import anatomy, on_device, scale
 from benchmarks.common import Rows, alone
 from train.ahead.machines import CHIPS, present
 from train.experiment import load
@@ -22,6 +23,22 @@ def test_what_runs_alone_answers_fails_dies_or_is_ended():
         alone(os._exit, 3, seconds=60)
     with pytest.raises(TimeoutError, match="not done in 1 s"):
         alone(time.sleep, 60, seconds=1)
+
+
+def test_the_directions_that_matrices_use():
+    orthogonal = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
+    copied = np.repeat(orthogonal[:2], 2, 0)  # of every row one
+    np.testing.assert_allclose(anatomy.used(np.stack([orthogonal, 3 * orthogonal, copied])), [1, 1, 0.5])
+    np.testing.assert_allclose(anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5)  # one of two
+
+
+def test_the_anatomy_of_a_model_is_told_layer_by_layer(small_run, tmp_path):
+    (tmp_path / "text.txt").write_text("abcd efgh\n" * 200)
+    found = anatomy.anatomy(small_run, tmp_path / "text.txt")
+    assert found == anatomy.anatomy(small_run, tmp_path / "text.txt")
+    layers = {len(found[key]) for key in anatomy.PANELS}
+    assert len(layers) == 1 and sum(found["gradient"]) == pytest.approx(1)
+    assert all(0 < part <= 1 for part in found["directions"]) and min(found["matters"]) >= 0
 
 
 def test_rows_are_there_as_soon_as_they_are_added_and_when_the_file_is_read_again(tmp_path):

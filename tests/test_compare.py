@@ -408,6 +408,13 @@ def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path, monkeypatc
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
     with pytest.raises(TypeError):  # .. but of other files
         compare.judged([[run]], ["ptb"], tmp_path)
+    monkeypatch.undo()
+    question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
+    (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
+    (labels := tmp_path / "valid-labels.lst").write_text("0\n")
+    right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, accuracy"][0][0]
+    labels.write_text("1\n")  # which are read beside the questions
+    assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, accuracy": [[1 - right]]}
     tuning = FineTuning("toy", Labelled("cola", str(tmp_path), length=8), epochs=1, batch=8, rates=(1e-3, 1e-2))
     tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
     each = [json.loads(f.read_text())["dev"]["matthews"] for f in (tmp_path / "runs").glob("*/scores.json")]

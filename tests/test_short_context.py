@@ -13,6 +13,7 @@ from jaxgrow.drop import TokenDrop
 from train.data.batches import next_tokens
 from train.loop.inputs import step_plans
 from train.loop.step import gradients
+from train.loop.trainer import run
 from train.plan.methods import Growing, GrowTo, Stage
 from train.plan.modifiers import DropTokens, Setting, ShortContext
 from train.plan.training import Train
@@ -49,6 +50,21 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
     assert [p.cost(e.batch) for p in trained] == [short * e.steps / 2, whole * e.steps / 2] and short < whole
     counted = step_plans(trained[0], Model(None, None, runs.MODEL), Setting({}, 0, e.batch, 1, 0))(0, 0)
     assert counted.flops == short
+
+
+@pytest.mark.slow
+def test_a_run_on_four_devices_is_that_of_one_and_is_judged_by_whole_samples(tmp_path):
+    to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
+    method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
+    e = runs.experiment(tmp_path, method=method, accumulate=2)
+    result = run(e, tmp_path / "run")
+    with runs.only(1):
+        run(e, tmp_path / "alone")
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+    each = e.batch * runs.MODEL.context
+    short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
+    assert [p["flops"] for p in result["phases"] if p["steps"]] == [short * e.steps / 2, whole * e.steps / 2]
+    assert result["tokens"] == e.steps * each and np.isfinite(result["val_loss"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import runs
 from train import sweep
 from train.errors import exits_cleanly
 from train.loop import inputs, programs
-from train.results.sweeping import edges
+from train.results.sweeping import Tried, edges, table
 
 
 def swept(monkeypatch, *arguments):
@@ -79,6 +79,12 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
 )
 def test_the_edge_of_a_sweep(best, says):
     assert edges({**best, "one": "3"}, {"lr": ["2e-2", "1e-2", "5e-3"], "by": ["a", "b"], "one": ["3"]}) == says
+
+
+def test_a_sweep_without_a_run_that_ended_says_so():
+    whole, short = Tried({"lr": "1"}, [None]), Tried({"lr": "1"}, [None], 0.5)
+    assert table([whole], {"lr": ["1"]}).endswith("WARNING: every run diverged\n")
+    assert table([whole, short], {"lr": ["1"]}).endswith("WARNING: every run of all steps diverged\n")
 
 
 @pytest.mark.parametrize(

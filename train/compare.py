@@ -74,7 +74,7 @@ def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, lis
     """What every run scores without training, by task: bits per byte of texts, accuracy of the others."""
     if not tasks:
         return {}
-    asked = {task: f"{task} {' '.join(map(digest, files))}" for task, (_, files) in found(tasks, data).items()}
+    asked = {task: " ".join([task, *map(digest, _beside(files))]) for task, (_, files) in found(tasks, data).items()}
 
     def one(run: Run) -> dict[str, Result]:
         """By task; each is asked once of a run."""
@@ -91,6 +91,11 @@ def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, lis
         f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in results]
         for task, name in names.items()
     }
+
+
+def _beside(files: list[Path]) -> list[Path]:
+    """``files``, and those that are read with them: labels, other parts of the same set."""
+    return sorted({f for file in files for f in file.parent.glob(f"{file.name.partition('.')[0]}*") if f.is_file()})
 
 
 def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str, list[list[float]]]:
