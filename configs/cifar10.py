@@ -1,6 +1,7 @@
-"""A ViT of 1.9 M parameters on CIFAR-10, patches of 8 x 8, 2.6 epochs.
+"""A ViT of 0.7 M parameters on CIFAR-10, patches of 8 x 8, 2.6 epochs.
 
-    python -m train.compare configs/cifar10.py:vit_scratch configs/cifar10.py:vit_vcycle --seeds 0,1 --frontier 0.7 \\
+    python -m train.compare configs/cifar10.py:vit_scratch configs/cifar10.py:vit_vcycle configs/cifar10.py:vit_small \\
+        configs/cifar10.py:vit_ligo configs/cifar10.py:vit_sbld configs/cifar10.py:vit_uniform --seeds 0,1 --frontier 0.55 \\
         --workdir runs/cifar10
 
 `cifar10/train-jpeg.tar.xz` holds the 50,000 training images as `train/<class>/<file>.jpg`, of which a tenth is held out; any
@@ -11,10 +12,12 @@ learned by heart, so images are mirrored, but not shifted.
 from dataclasses import replace
 
 from configs import wikipedia
+from jaxgrow.drop import LayerDrop, Sensitivity
 from jaxgrow.models import ViTConfig
 from train.data.augment import Augment
 from train.data.images import Images
 from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.recipes import deepened
 from train.state.optim import Optim
 
@@ -29,10 +32,10 @@ def vit_scratch() -> Experiment:
             channels=3,
             classes=10,
             layers=6,
-            embed=160,
+            embed=96,
             heads=4,
-            head_dim=40,
-            mlp=640,
+            head_dim=24,
+            mlp=384,
             eps=1e-6,
             remat="projections",
         ),
@@ -50,6 +53,35 @@ def vit_scratch() -> Experiment:
 def vit_vcycle() -> Experiment:
     """The demo's V-cycle, its last phase half of the steps."""
     return replace(vit_scratch(), name="cifar10_vit_vcycle", method=wikipedia.VCYCLE)
+
+
+def vit_small() -> Experiment:
+    """The small model that `vit_ligo` grows: 3 layers of half the width, half the steps of the large one's, fully decayed."""
+    base = vit_scratch()
+    model = replace(base.model, layers=3, embed=48, heads=2, mlp=192)
+    return replace(base, name="cifar10_vit_small", model=model, steps=900)
+
+
+def vit_ligo() -> Experiment:
+    """LiGO: the maps learned in 100 steps."""
+    grown = GrowTo((Stage(0.6),), by=Learned(steps=100))
+    method = Growing(vit_small().model, "cifar10_vit_small-seed{seed}", (grown,))
+    return replace(vit_scratch(), name="cifar10_vit_ligo", method=method)
+
+
+def vit_sbld() -> Experiment:
+    """SBLD (Zeng et al., 2023; our reconstruction), theta 0.5."""
+    return _dropping("sbld", Sensitivity())
+
+
+def vit_uniform() -> Experiment:
+    """The control of `vit_sbld`: no sensitivities."""
+    return _dropping("uniform", Sensitivity(beta=0.0))
+
+
+def _dropping(name: str, sensitivity: Sensitivity) -> Experiment:
+    method = Scratch(LayerDrop(theta=0.5, sensitivity=sensitivity))
+    return replace(vit_scratch(), name=f"cifar10_vit_{name}", method=method)
 
 
 def vit_muon() -> Experiment:

@@ -7,8 +7,8 @@ import numpy as np
 from jaxgrow import operators
 from jaxgrow.axes import Names, axis
 from jaxgrow.interop.source import Leaf
-from jaxgrow.maps import Growth, Rules, preserves_function, terms
-from jaxgrow.matrices import Matrix, Rows
+from jaxgrow.maps import Growth, Rules, by_axes, preserves_function, terms
+from jaxgrow.matrices import Matrix, Rows, dense
 from jaxgrow.models import Config
 
 _WIDTH = "embed, heads, kv-heads, mlp"
@@ -38,8 +38,16 @@ assert METHODS.keys() == (operators.DEPTH | operators.WIDTH).keys()
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
-        return preserves_function(growth)
+        return preserves_function(growth, config.normed)
+    if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
+        return False
     return method == "staged" or (method in ("llama_pro", "lemon") and getattr(config, "norm", "pre") == "pre")
+
+
+def _evenly(growth: Rules, axis: str) -> bool:
+    """Whether all units of an axis have as many copies."""
+    m = by_axes(growth.rules[-1].terms[0]).get((axis,))
+    return m is None or len(set(np.count_nonzero(dense(m.write), 0).tolist())) == 1
 
 
 def rounding(growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False) -> list[str]:

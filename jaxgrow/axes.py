@@ -17,6 +17,7 @@ whatever else follows a dot belongs to the name:
 ``embed.table``          a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
 ``head_dim.value``       of attention's values: their ``head_dim`` is not the one of queries and keys
 ``embed.below``          of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.freeze`)
+``embed.post.norm.scale`` of a norm after a sublayer, whose output is added to the residual stream
 ======================== ============================================================================================
 
 So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the value kernel ``("layers", "embed.in", "heads",
@@ -38,9 +39,9 @@ Axes: TypeAlias = Any  # a pytree of the same structure, of Names
 Tree: TypeAlias = Any  # any other pytree
 
 LAYERS = "layers"  # the axis of stacked blocks: applied one after the other, so it composes instead of adding
-READ, VALUE, BELOW = ".in", ".value", ".below"
+READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
 ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
-_MARKS = {"in", "value", "below", "norm", "kernel", "table", "bias", "scale"}
+_MARKS = {"in", "value", "below", "post", "norm", "kernel", "table", "bias", "scale"}
 
 
 def named(init: Initializer, *names: str, role: str = "") -> Callable:
@@ -82,13 +83,18 @@ def reads(name: str) -> bool:
 
 
 def marked(names: Names, mark: str) -> bool:
-    """Whether any axis of the leaf has the mark, `VALUE` or `BELOW`."""
+    """Whether any axis of the leaf has the mark, such as `BELOW`."""
     return any(mark[1:] in _parsed(n)[1] for n in names)
 
 
 def axis(name: str) -> str:
     """The axis that a leaf's name speaks of: ``"embed.in"`` and ``"embed"`` are both the axis ``"embed"``."""
     return _parsed(name)[0]
+
+
+def marks(name: str) -> frozenset[str]:
+    """``{"in", "bias"}`` of ``"embed.in.bias"``."""
+    return _parsed(name)[1]
 
 
 def turned(name: str, read: bool) -> str:

@@ -118,10 +118,8 @@ def _grow(a: argparse.Namespace) -> None:
     for name, size in target.items():
         if size > LARGEST:
             raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
-    options: dict[str, Any] = {}
-    takes = inspect.signature(method).parameters
-    if "norm" in takes:
-        options["norm"] = source.config.normalisation
+    takes, traits = inspect.signature(method).parameters, source.config.traits
+    options: dict[str, Any] = {name: value for name, value in traits.items() if name in takes}
     if "seed" in takes:
         options["seed"] = a.seed or 0
     elif a.seed is not None and a.noise is None:

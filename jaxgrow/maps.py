@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeGuard, overload
 import numpy as np
 from flax import struct
 
-from jaxgrow.axes import LAYERS, Names, axis, reads, role
+from jaxgrow.axes import LAYERS, Names, axis, marks, reads, role
 from jaxgrow.matrices import Matrix, Rows, is_identity, kron, matmul, sparse, transpose
 
 
@@ -64,7 +64,7 @@ class Rule:
 
     terms: tuple[Maps, ...]
     path: str = struct.field(pytree_node=False, default="*")  # as in a shell; ``*`` matches slashes, too
-    # ``"embed.in"``: that it reads; ``"embed.out"``: that it writes; ``"embed"``: either.
+    # ``"embed.in"``: that it reads; ``"embed.out"``: that it writes; ``"embed"``: either; ``"embed.post"``: with that mark.
     axes: tuple[str, ...] = struct.field(pytree_node=False, default=())
     roles: tuple[str, ...] = struct.field(pytree_node=False, default=())  # of `jaxgrow.axes.ROLES`; none: any
 
@@ -74,7 +74,8 @@ class Rule:
         Raises:
           ValueError: it asks for a role, and the leaf does not say its own.
         """
-        has = {axis(n) for n in names} | {axis(n) + (".in" if reads(n) else ".out") for n in names}
+        has = {axis(n) for n in names} | {axis(n) + ".out" for n in names if not reads(n)}
+        has |= {f"{axis(n)}.{mark}" for n in names for mark in marks(n)}
         return (
             fnmatchcase(path, self.path)
             and set(self.axes) <= has

@@ -35,12 +35,18 @@ FAMILIES: dict[str, Config] = {
     "RoBERTa": BERTConfig(**SIZES, vocab=256, context=8, types=1, first_position=2),
     "Llama": LlamaConfig(**SIZES, **TEXT, kv_heads=2),
     "Qwen2": LlamaConfig(**SIZES, **TEXT, kv_heads=2, qkv_bias=True, tied=True),
+    "Gemma": LlamaConfig(
+        **SIZES, **TEXT, kv_heads=2, norms="both", query_norm="all", kinds="s", window=2, score_cap=2.0
+    ),
+    "Pythia": LlamaConfig(
+        **SIZES, **TEXT, kv_heads=4, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True
+    ),
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
 }
 # Those that are another's in all but a part, such as an untied head.
-VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
+VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "DeiT")
 # What is fine-tuned differs in its head, which grows, too.
 HEADED: dict[str, Config] = {
     "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),

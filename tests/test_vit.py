@@ -116,7 +116,7 @@ def back(family, small, params):
     for name, x, names in leaves(params, tiny.axes(small)):
         place = stored[name]
         layers = enumerate(x) if names[0] == LAYERS else [("", x)]
-        found |= {place.name.format(layers=i): place.theirs(part, names) for i, part in layers}
+        found |= {place.name.format(layers=i): place.theirs(part, names, small.sizes()) for i, part in layers}
     return found
 
 

@@ -12,14 +12,7 @@ from jaxgrow.interop.bert import (
 )
 from jaxgrow.interop.family import Family
 from jaxgrow.interop.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
-from jaxgrow.interop.llama import (
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MistralForCausalLM,
-    MistralForSequenceClassification,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-)
+from jaxgrow.interop.llama import LLAMA
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -33,9 +26,7 @@ FAMILIES: dict[str, Family] = {
         RobertaForMaskedLM,
         XLMRobertaForMaskedLM,
         GPT2LMHeadModel,
-        LlamaForCausalLM,
-        Qwen2ForCausalLM,
-        MistralForCausalLM,
+        *LLAMA[::2],
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
@@ -43,9 +34,7 @@ FAMILIES: dict[str, Family] = {
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,
         GPT2ForSequenceClassification,
-        LlamaForSequenceClassification,
-        Qwen2ForSequenceClassification,
-        MistralForSequenceClassification,
+        *LLAMA[1::2],
         BertForQuestionAnswering,
         RobertaForQuestionAnswering,
     )

@@ -1,6 +1,7 @@
 """How a Hugging Face architecture stores a model: names, layouts and settings, as data."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,6 +25,15 @@ class Stored:
     # reads is ``embed_in``.
     layout: str
     part: int | None = None
+    # Of parts that lie one after the other along the first axis, what each has there: ``("heads head_dim", "mlp")``.
+    beside: tuple[str, ...] = ()
+    # What is stored is ``times * leaf + plus``: a Gemma's norms are stored less one. Then leaves are float32 or better.
+    times: float = 1.0
+    plus: float = 0.0
+
+    @property
+    def moved(self) -> bool:
+        return (self.times, self.plus) != (1.0, 0.0)
 
     def ours(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
         """The leaf (of one layer), with its axes ``names``, as it lies in the tensor: a view where that is possible.
@@ -31,24 +41,35 @@ class Stored:
         Raises:
           ValueError: the tensor has another shape than ``sizes`` make.
         """
-        parts, plain = self._parts(names)
         if tensor.shape != self.shape(names, sizes):
             raise ValueError(f"{self.name} has shape {tensor.shape}, but should have {self.shape(names, sizes)}")
+        if self.moved:
+            wide = tensor if tensor.dtype == np.float64 else tensor.astype(np.float32)
+            tensor = ((wide - self.plus) / self.times).astype(wide.dtype)
+        return self._view(tensor, names, sizes)
+
+    def _view(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
+        parts, plain = self._parts(names)
         known = {n: _size(sizes, n) for n in plain}
+        if self.beside:
+            tensor = tensor[self._slice(sizes)]
         if parts is None:
             return rearrange(tensor, f"{self.layout} -> {' '.join(plain)}", **known)
         split = self.layout.replace(str(parts), "parts")
         return rearrange(tensor, f"{split} -> parts {' '.join(plain)}", parts=parts, **known)[self.part]
 
-    def theirs(self, leaf: np.ndarray, names: Names, into: np.ndarray | None = None) -> np.ndarray:
+    def theirs(
+        self, leaf: np.ndarray, names: Names, sizes: Mapping[str, int], into: np.ndarray | None = None
+    ) -> np.ndarray:
         """The tensor of the leaf (of one layer): the whole of it, or ``into`` with this part filled in."""
         parts, plain = self._parts(names)
-        if parts is None:
+        if self.moved:
+            leaf = (self.times * leaf + self.plus).astype(leaf.dtype)
+        if parts is None and not self.beside:
             return rearrange(leaf, f"{' '.join(plain)} -> {self.layout}")
-        known = dict(zip(plain, leaf.shape, strict=True))
         if into is None:
-            into = np.zeros(self.shape(names, known), leaf.dtype)
-        self.ours(into, names, known)[...] = leaf  # a view: axes are only divided and exchanged
+            into = np.zeros(self.shape(names, sizes), leaf.dtype)
+        self._view(into, names, sizes)[...] = leaf  # a view: axes are only divided and exchanged
         return into
 
     def shape(self, names: Names, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -56,7 +77,14 @@ class Stored:
         _, plain = self._parts(names)
         axes = [a.strip("() ") for a in _top(self.layout)]
         assert {n for a in axes for n in a.split() if not n.isdigit()} == set(plain), (self, names)
-        return tuple(int(np.prod([int(n) if n.isdigit() else _size(sizes, n) for n in a.split()])) for a in axes)
+        shape = [_product(a, sizes) for a in axes]
+        return (sum(_product(a, sizes) for a in self.beside) or shape[0], *shape[1:])
+
+    def _slice(self, sizes: Mapping[str, int]) -> slice:
+        """Where this part lies."""
+        assert self.part is not None
+        begin = sum(_product(a, sizes) for a in self.beside[: self.part])
+        return slice(begin, begin + _product(self.beside[self.part], sizes))
 
     def _parts(self, names: Names) -> tuple[int | None, list[str]]:
         plain = [axis(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
@@ -64,6 +92,11 @@ class Stored:
             plain = [axis(n) + _IN * reads(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
         numbers = [int(n) for n in self.layout.replace("(", " ").replace(")", " ").split() if n.isdigit()]
         return (numbers[0] if numbers and self.part is not None else None), plain
+
+
+def _product(axes: str, sizes: Mapping[str, int]) -> int:
+    """Of ``"3 heads head_dim"``."""
+    return math.prod(int(n) if n.isdigit() else _size(sizes, n) for n in axes.split())
 
 
 def _size(sizes: Mapping[str, int], name: str) -> int:
@@ -98,6 +131,8 @@ class Family:
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # Fields of ours that no single key of theirs is, from their whole ``config.json``.
     inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
+    # What is written where there is no ``config.json`` to follow.
+    unsaid: Mapping[str, Any] = field(default_factory=dict)
     # What follows from our config and is written, but not read: their key: value.
     derived: Callable[[Config], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
@@ -106,6 +141,8 @@ class Family:
     copies: Callable[[Config], dict[str, str]] = lambda config: {}
     # How names end in older files: how they end now.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    # Fields of ours that are folded into weights where they are not what the architecture computes.
+    folded: tuple[str, ...] = ()
     # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.
     absent: Mapping[str, Any] = field(default_factory=dict)
     # What the tensors of the model without its head are named without, in checkpoints that were saved so.
@@ -199,7 +236,8 @@ class Family:
           ValueError: the config is none that this architecture has.
         """
         self._storable(config)
-        out = {key: allowed[0] for key, allowed in self.settings.items()} if like is None else dict(like)
+        unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
+        out = unsaid if like is None else dict(like)
         out |= {"architectures": [self.architecture], "model_type": self.model_type}
         out |= {key: getattr(config, name) for key, name in self.fields.items()}
         derived = self.derived(config)
@@ -212,7 +250,7 @@ class Family:
         differ = [
             f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"
             for f in dataclasses.fields(config)
-            if getattr(config, f.name) != getattr(back, f.name)
+            if f.name not in self.folded and getattr(config, f.name) != getattr(back, f.name)
         ]
         if differ:
             raise ValueError(f"{self.architecture} has no setting for {', '.join(differ)}; --to orbax writes any model")

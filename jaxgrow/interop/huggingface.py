@@ -53,6 +53,8 @@ class HuggingFace(Checkpoint):
         self.leaves = {}
         for path, (names, shape) in self._born.items():
             dtype = common(t.dtype for t in self._tensors(self.names[path]))
+            if self.names[path].moved:
+                dtype = common([dtype, np.dtype(np.float32)])
             self.leaves[path] = Leaf(names, shape, dtype)
         self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
 
@@ -221,18 +223,20 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
         groups.setdefault(stored.name, []).append(_Part(path, stored))
     groups |= {name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()}
     out = []
+    # What is moved is wide here, and as narrow there as all else.
+    narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
     for stacked, patterns in itertools.groupby(groups, lambda name: "{layers}" in name):
         patterns = list(patterns)
         for layer in range(source.config.layers) if stacked else (None,):
-            out += [_planned(source, family, pattern, groups[pattern], layer) for pattern in patterns]
+            out += [_planned(source, family, pattern, groups[pattern], layer, narrow) for pattern in patterns]
     return out
 
 
 def _planned(
-    source: Source, family: Family, pattern: str, parts: list[_Part], layer: int | None
+    source: Source, family: Family, pattern: str, parts: list[_Part], layer: int | None, narrow: np.dtype
 ) -> safetensors.Planned:
     leaves = [source.leaves[part.path] for part in parts]
-    dtype = common(leaf.dtype for leaf in leaves)
+    dtype = narrow if parts[0].stored.moved else common(leaf.dtype for leaf in leaves)
     shape = parts[0].stored.shape(leaves[0].names, source.sizes())
 
     def content() -> safetensors.Tensor | np.ndarray:
@@ -245,8 +249,9 @@ def _planned(
                     return tensor
         out = None
         for part, leaf in zip(parts, leaves, strict=True):
-            piece = source.read(part.path, layer).astype(dtype, copy=False)
-            out = part.stored.theirs(piece, leaf.names, out)
+            piece = source.read(part.path, layer)
+            piece = piece if part.stored.moved else piece.astype(dtype, copy=False)
+            out = part.stored.theirs(piece, leaf.names, source.sizes(), out).astype(dtype, copy=False)
         assert out is not None
         return out
 

@@ -1,6 +1,6 @@
 """Attention by the kernel that its devices have: cuDNN's on GPUs, Pallas' splash attention on TPUs, or XLA's products."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,18 @@ QUERIES = 128  # of causal attention by XLA that go together
 LANES = 128  # of a TPU: a block of splash attention has a multiple of them
 
 
-def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto"):
+class Form(NamedTuple):
+    """What attention computes of scores, ``softmax(c tanh(scale q k / c)) v``, beside what a text's order says."""
+
+    scale: float | None = None  # None: 1 / sqrt(K)
+    cap: float = 0.0  # c; 0: none
+    window: Any = None  # how many keys a causal query sees, itself among them: a number, or an int32 array; None: all
+
+
+PLAIN = Form()
+
+
+def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto", form: Form = PLAIN):
     """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
 
     By XLA, causal queries go in blocks of `QUERIES`, each over the keys up to its end, so that up to half of the square is
@@ -30,12 +41,13 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
       causal: whether a query sees the keys up to its own place alone.
       mask_BS: the keys that are seen, bool; None: all.
       by: the kernel; ``"auto"``: the one that the devices of the program have, and that serves these shapes (`refused`).
+      form: another scale, a cap, a window: by XLA. A window saves no products: the keys before it are masked.
 
     Raises:
       ValueError: the kernel that was asked for does not serve these shapes, or these devices.
     """
     why = {
-        kernel: refused(kernel, q_BTHK.dtype, q_BTHK.shape[1:], k_BSGK.shape[1:], mask_BS is not None)
+        kernel: refused(kernel, q_BTHK.dtype, q_BTHK.shape[1:], k_BSGK.shape[1:], mask_BS is not None, form)
         for kernel in ("cudnn", "splash")
     }
     if by == "auto":
@@ -47,6 +59,8 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
     length = q_BTHK.shape[1]
     # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
+    if form.window is not None:
+        seen_BHTS = seen_BHTS & (np.arange(length)[:, None] - np.arange(length)[None] < form.window)[None, None]
     if mask_BS is not None:
         keys = mask_BS[:, None, None, :]
         seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
@@ -56,15 +70,15 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
             q_BTHK, k_BSGK, v_BSGK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
         )
     if not causal or q_BTHK.dtype == jnp.float64:
-        return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS)
+        return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
     blocks = []
     for begin, end in query_blocks(length):
         mask = seen_BHTS[:, :, begin:end, :end]
-        blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask))
+        blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask, form))
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
 
 
-def attention_after(past, q_BTHK, k_BTGK, v_BTGK):
+def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
     """Causal `attention`, by XLA, of tokens that follow others, each row at places of its own.
 
     Args:
@@ -73,11 +87,14 @@ def attention_after(past, q_BTHK, k_BTGK, v_BTGK):
       q_BTHK: queries of the tokens.
       k_BTGK: their keys.
       v_BTGK: their values.
+      form: as of `attention`.
     """
     old, places_BT = past
     k_BSGK, v_BSGK = (put_at(a, b, places_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True))
     seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= places_BT[:, None, :, None]
-    return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS)
+    if form.window is not None:
+        seen_B1TS &= places_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None] < form.window
+    return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS, form)
 
 
 def put_at(old_BS, new_BT, first_B):
@@ -89,35 +106,47 @@ def put_at(old_BS, new_BT, first_B):
     return jax.vmap(row)(old_BS, new_BT, first_B)
 
 
-def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS):
+def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
     dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
-    if dtype != jnp.float64:
-        return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS)
+    if dtype != jnp.float64 and not form.cap:
+        return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS, scale=form.scale)
+    wide = jnp.promote_types(dtype, jnp.float32)
     k_BSHK, v_BSHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
-    scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK) / head_dim**0.5
+    scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=wide)
+    scores_BHTS = scores_BHTS / head_dim**0.5 if form.scale is None else scores_BHTS * form.scale
+    if form.cap:
+        scores_BHTS = form.cap * jnp.tanh(scores_BHTS / form.cap)
     if seen_BHTS is not None:
-        scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(dtype).min)
-    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS), v_BSHK)
+        scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(wide).min)
+    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS).astype(dtype), v_BSHK)
 
 
 def refused(
-    by: By, dtype: DTypeLike, queries_THK: tuple[int, ...], keys_SGK: tuple[int, ...], masked: bool
+    by: By,
+    dtype: DTypeLike,
+    queries_THK: tuple[int, ...],
+    keys_SGK: tuple[int, ...],
+    masked: bool,
+    form: Form = PLAIN,
 ) -> list[str]:
     """Why a kernel does not serve attention of these shapes, on the devices that traced code is for; empty, if it does."""
     on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
     two_bytes = jnp.dtype(dtype).itemsize == 2
+    plain = form == PLAIN, "scores have a scale, a cap or a window of their own"
     tensor = parts("heads")
     reasons = {
         "cudnn": [
             (on == "gpu", f"it is of GPUs, and the program is for {on}"),
             (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
             (head_dim % 8 == 0, f"head_dim is {head_dim}, no multiple of 8"),
+            plain,
         ],
         "splash": [
             (on == "tpu", f"it is of TPUs, and the program is for {on}"),
             (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
             (length % LANES == keys_SGK[0] % LANES == 0, f"{length} positions are no multiple of {LANES}"),
             (not masked, "some keys are masked"),
+            plain,
             (
                 heads % tensor == kv_heads % tensor == 0,
                 f"{heads} heads over {kv_heads} of keys do not divide among {tensor} devices",

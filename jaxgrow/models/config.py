@@ -45,7 +45,6 @@ class Config:
 
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
     causal: ClassVar[bool] = False  # whether a position sees those before it alone, so that a text can be continued
-    normalisation: ClassVar[Literal["layer", "rms"]] = "layer"  # LayerNorm or RMSNorm, which operators may have to know
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")  # how it is run, not what it is
     no_axes: ClassVar[tuple[str, ...]] = ()  # integer fields that are no axis's size
     # Tables, and the norm before a tied head: what the published multi-level code takes the other way round (`paper_axes`).
@@ -89,6 +88,17 @@ class Config:
     def predicts(self) -> Literal["tokens", "classes", "spans"]:
         """What its outputs are of."""
         return "classes"
+
+    @property
+    def traits(self) -> dict[str, Any]:
+        """What operators may have to know, as arguments of theirs: ``norm``, LayerNorm ("layer") or RMSNorm ("rms"); and
+        ``post_norm``, whether a norm makes what a sublayer adds to the residual stream."""
+        return {"norm": "layer", "post_norm": False}
+
+    @property
+    def normed(self) -> tuple[str, ...]:
+        """The axes that norms average over."""
+        return ("embed",)
 
     @property
     def length(self) -> int:

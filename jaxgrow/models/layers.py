@@ -95,18 +95,28 @@ class LayerNorm(nn.Module):
         return (x * scale + bias).astype(self.dtype)
 
 
-def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike) -> jax.Array:
+def capped(x: jax.Array, cap: float) -> jax.Array:
+    """``c tanh(x / c)``, where the cap is not 0."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0) -> jax.Array:
     """``x W``, in float32 or better: one product of two matrices, as in `Linear`."""
     embed, vocab = head_DV.shape
     wide = jnp.promote_types(dtype, jnp.float32)
     logits_NV = jnp.matmul(x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide)
-    return logits_NV.reshape(*x_BTD.shape[:-1], vocab)
+    return capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], vocab)
 
 
 def vocabulary_loss(
-    x_BTD: jax.Array, head_DV: jax.Array, targets_BT: jax.Array, dtype: DTypeLike, bias_V: jax.Array | None = None
+    x_BTD: jax.Array,
+    head_DV: jax.Array,
+    targets_BT: jax.Array,
+    dtype: DTypeLike,
+    bias_V: jax.Array | None = None,
+    cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """``(mean cross-entropy of the targets, share of them that have the greatest logit)``, of logits ``x W + b``.
+    """``(mean cross-entropy of the targets, share of them that have the greatest logit)``, of logits ``x W + b``, `capped`.
 
     Logits exist for `SCORED` positions at a time, and the gradients of ``x``, ``W`` and ``b`` are made while they do: three
     products, as with all logits at once, in a fraction of their memory. Those of the gradients are in ``dtype``, too. Equal
@@ -114,16 +124,16 @@ def vocabulary_loss(
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
-    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype))
+    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype), cap)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype):
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):
         x_BSD, of_BS = part
-        _, _, _, (loss_BS, right_BS) = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
+        _, _, _, (loss_BS, right_BS) = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
         return jax.tree.map(jnp.add, total, (loss_BS.sum(), right_BS.sum(dtype=bias_V.dtype))), None
 
     zero = jnp.zeros((), bias_V.dtype)
@@ -132,7 +142,12 @@ def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype):
 
 
 def vocabulary_scores(
-    x_BTD: jax.Array, head_DV: jax.Array, targets_BT: jax.Array, dtype: DTypeLike, bias_V: jax.Array | None = None
+    x_BTD: jax.Array,
+    head_DV: jax.Array,
+    targets_BT: jax.Array,
+    dtype: DTypeLike,
+    bias_V: jax.Array | None = None,
+    cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """``(cross-entropy of each target, whether it has the greatest logit)``, [B, T]: `vocabulary_loss` before its means."""
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -141,32 +156,33 @@ def vocabulary_scores(
 
     def piece(_, part):
         x_BSD, of_BS = part
-        _, _, _, each_BS = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype)
+        _, _, _, each_BS = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
         return None, each_BS
 
     return _in_pieces(piece, None, (x_BTD, targets_BT))[1]
 
 
-def token_head(x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False):
+def token_head(x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False, cap: float = 0.0):
     """What a model says of tokens: logits, or, with ``targets``, `vocabulary_loss`; with ``each``, `vocabulary_scores`."""
     if targets_BT is not None:
         if each:
-            return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V)
-        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V)
+            return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V, cap)
+        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V, cap)
     logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
-    return logits_BTV if bias_V is None else logits_BTV + bias_V[None, None]
+    return capped(logits_BTV if bias_V is None else logits_BTV + bias_V[None, None], cap)
 
 
-def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype):
+def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     """``(logits, log of their sum of exponentials, which is the target, (loss of each, whether it is right))``."""
     logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(bias_V, (1, 1, len(bias_V)))
+    logits_BSV = capped(logits_BSV, cap)
     log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
     loss_BS = log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)
     return logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, logits_BSV.argmax(-1) == targets_BS)
 
 
-def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
+def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
     asked = x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed  # a frozen table has no gradient, and costs none
     x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
     groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
@@ -174,9 +190,12 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
 
     def piece(total, part):
         x_BSD, targets_BS = part
-        logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, right_BS) = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype)
+        scored = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype, cap)
+        logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, right_BS) = scored
         sums = loss_BS.sum(), right_BS.sum(dtype=wide)
         slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
+        if cap:
+            slope_BSV = slope_BSV * (1 - jnp.square(logits_BSV / cap))
         rows_GNV = slope_BSV.astype(dtype).reshape(groups, -1, len(bias_V))
         back_BSD = head_GDV = bias_GV = None
         if asked[0]:
@@ -201,7 +220,7 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype):
     return (loss / count, right / count), ((back_BTD, head, bias), count)
 
 
-def _loss_backward(dtype, saved, cotangents):
+def _loss_backward(dtype, cap, saved, cotangents):
     loss, _ = cotangents  # the share that is right has no gradient
     if isinstance(loss, SymbolicZero):
         return None, None, None, None
@@ -230,17 +249,21 @@ def _in_pieces(function: Callable, total: Any, sequences: Any) -> tuple[Any, Any
 
 
 class RMSNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32; ``axis`` as of `LayerNorm`."""
+    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, and those named ``before`` it, in float32; ``axis`` as of
+    `LayerNorm`."""
 
     axis: str
     eps: float
     dtype: DTypeLike
+    before: tuple[str, ...] = ()
 
     @nn.compact
     def __call__(self, x):
-        scale = self.param("scale", named(nn.initializers.ones, self.axis, role="norm scale"), (x.shape[-1],))
+        over = tuple(range(-1 - len(self.before), 0))
+        names, shape = (*self.before, self.axis), x.shape[over[0] :]
+        scale = self.param("scale", named(nn.initializers.ones, *names, role="norm scale"), shape)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + self.eps)
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
 
 

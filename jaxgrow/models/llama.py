@@ -1,8 +1,12 @@
-"""Llama (Touvron et al., 2023) and Qwen2 (Yang et al., 2024): pre-norm decoders with rotary positions and grouped queries."""
+"""Llama (Touvron et al., 2023) and its kin: decoders with rotary positions and grouped queries, told apart by their config.
 
-from dataclasses import dataclass
+What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or a Pythia of it is in `jaxgrow.interop.llama`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +15,17 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import BELOW, READ, VALUE, named
+from jaxgrow.axes import BELOW, LAYERS, POST, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.maps import Growth, Rules, by_axes
+from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
-from jaxgrow.models.attention import attention, attention_after, mean_keys
+from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.layers import (
     KEPT,
     KeptTokens,
+    LayerNorm,
     Linear,
     Past,
     RMSNorm,
@@ -32,11 +39,27 @@ from jaxgrow.models.layers import (
 )
 
 
+class Kind(NamedTuple):
+    """What layers of a model may differ in."""
+
+    window: bool  # whether a position sees `LlamaConfig.window` tokens alone
+    positions: Literal["global", "local", "none"]  # the frequency of its rotary positions
+
+
+KINDS = {"f": Kind(False, "global"), "s": Kind(True, "local"), "n": Kind(False, "none")}
+ACTIVATIONS: dict[str, Callable] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+}
+
+
 @dataclass(frozen=True)
 class LlamaConfig(TextConfig):
     """Query head i reads key head ``i // (heads / kv_heads)`` (Ainslie et al., 2023), so these two axes grow together.
 
-    ``head_dim`` should stay as it is when a model grows: rotary positions give each of its pairs a frequency of its own.
+    ``head_dim`` should stay as it is when a model grows: rotary positions give each of its pairs a frequency of its own. So do
+    ``embed_scale`` and ``score_dim``, which other codes derive from sizes.
     """
 
     eps: float = 1e-6
@@ -46,24 +69,55 @@ class LlamaConfig(TextConfig):
     tied: bool = False
     qkv_bias: bool = False  # Qwen2's
     rope_theta: float = 10000.0
-    # Llama 3's longer context (Dubey et al., 2024): frequencies of less than ``rope_low`` turns in ``rope_context`` positions
-    # are divided by ``rope_factor``, those of more than ``rope_high`` stay.
+    # A longer context. "linear": all frequencies are divided by ``rope_factor``. "llama3" (Dubey et al., 2024): those of less
+    # than ``rope_low`` turns in ``rope_context`` positions are, those of more than ``rope_high`` stay.
     rope_factor: float = 1.0
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_context: int = 8192
+    rope_by: Literal["llama3", "linear"] = "llama3"
+    rotary: float = 1.0  # the part of each head that is turned
+    # A letter of `KINDS` for each layer, again from its begin where there are more layers: "f" sees all, "s" the last
+    # ``window`` tokens, with ``local_theta``; "n" sees all, and not where they are.
+    kinds: str = "f"
+    window: int = 4096
+    local_theta: float = 0.0  # 0: ``rope_theta``, and its scaling
+    layer_norm: bool = False  # LayerNorm in place of RMSNorm
+    # "before" the sublayers; "after" them (OLMo 2), before the residual stream is added to; or "both" (Gemma 2).
+    norms: Literal["before", "after", "both"] = "before"
+    parallel: bool = False  # both sublayers read the same stream (GPT-J's form; Pythia)
+    query_norm: Literal["none", "head", "all"] = "none"  # RMSNorm of queries and keys: of each head (Qwen3), or of all
+    query_eps: float = 0.0  # of these; 0: eps
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    gated: bool = True  # the MLP
+    bias: bool = False  # in attention's output and the MLP
+    embed_scale: float = 1.0  # of the embeddings: Gemma's, the root of ``embed`` as it was born
+    score_dim: float = 0.0  # scores are divided by its root; 0: head_dim
+    score_cap: float = 0.0  # c tanh(score / c), where not 0
+    logit_cap: float = 0.0
 
     causal: ClassVar = True
-    normalisation: ClassVar = "rms"
-    no_axes: ClassVar = ("context", "rope_context")
+    no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
+    # What came later is written only where it says something.
+    later: ClassVar = (
+        *("rope_by", "rotary", "kinds", "window", "local_theta", "layer_norm", "norms", "parallel", "query_norm"),
+        *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
+    )
 
     def __post_init__(self):
         super().__post_init__()
         if self.heads % self.kv_heads:
             raise ValueError(f"LlamaConfig: {self.heads} query heads do not divide among {self.kv_heads} key heads")
-        if self.head_dim % 2:
-            raise ValueError(f"LlamaConfig: rotary positions turn pairs, but head_dim is {self.head_dim}, odd")
+        if not 0 < self.rotary <= 1 or self.turned % 2:
+            raise ValueError(
+                f"LlamaConfig: rotary positions turn pairs, but rotary={self.rotary:g} of head_dim={self.head_dim} is "
+                f"{self.rotary * self.head_dim:g}"
+            )
+        if not self.kinds or set(self.kinds) - KINDS.keys():
+            raise ValueError(
+                f"LlamaConfig: kinds is {self.kinds!r}, but has a letter of {', '.join(KINDS)} for each layer"
+            )
 
     @property
     def module(self) -> nn.Module:
@@ -77,32 +131,121 @@ class LlamaConfig(TextConfig):
     def length(self) -> int:
         return self.context
 
+    @property
+    def traits(self) -> dict[str, Any]:
+        return {"norm": "layer" if self.layer_norm else "rms", "post_norm": self.norms != "before"}
+
+    @property
+    def normed(self) -> tuple[str, ...]:
+        return ("embed", "heads", "kv_heads") if self.query_norm == "all" else ("embed",)
+
+    @property
+    def turned(self) -> int:
+        """How many dimensions of a head rotary positions turn."""
+        return round(self.rotary * self.head_dim)
+
+    @property
+    def layer_kinds(self) -> str:
+        """A letter for each layer."""
+        return "".join(self.kinds[i % len(self.kinds)] for i in range(self.layers))
+
+    def resized(self, growth: Growth) -> Self:
+        """Each layer keeps its kind: a new one is of the kind of the layers that it is made of; and norms of queries and keys,
+        which no width of the residual stream changes, their eps.
+
+        Raises:
+          ValueError: one is made of layers of different kinds, alike.
+        """
+        new = super().resized(growth)
+        if new.eps != self.eps and self.query_norm != "none":
+            new = replace(new, query_eps=self.query_eps or self.eps)
+        kinds = self.layer_kinds
+        index = layer_sources(growth, kinds) if len(set(kinds)) > 1 else None
+        return new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
+
     def cost(self, length: int) -> Cost:
-        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads; scores and head as of a GPT-2."""
+        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not gated;
+        scores and head as of a GPT-2."""
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         head = head_cost(self, length)
-        kernels = 2 * self.embed * (2 * width + 2 * keys + 3 * self.mlp)
+        kernels = 2 * self.embed * (2 * width + 2 * keys + (3 if self.gated else 2) * self.mlp)
         return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.ties else 0)
 
+    def as_json(self) -> dict[str, Any]:
+        born = {f.name: f.default for f in fields(self)}
+        return {k: v for k, v in super().as_json().items() if k not in self.later or v != born[k]}
 
-def rotations(c: LlamaConfig, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of ``t theta^(-2i/K)``, float64 [T, K/2]: how far position t turns pair i (Su et al., 2021).
+
+def period(kinds: str) -> str:
+    """The shortest beginning that, again and again, makes all of it.
+
+    Example:
+      >>> period("ssfssfs")
+      'ssf'
+    """
+    return next(kinds[:n] for n in range(1, len(kinds) + 1) if all(a == kinds[i % n] for i, a in enumerate(kinds)))
+
+
+def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
+    """For each new layer an old one of its kind, the one that it has most of; None: layers stay as they are.
+
+    Raises:
+      ValueError: a new layer has as much of layers of another kind.
+    """
+    maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
+    if (LAYERS,) not in maps:
+        return None
+    rows = np.abs(dense(maps[LAYERS,].write))
+    for new, row in enumerate(rows):
+        most = np.flatnonzero(row == row.max())
+        if len({kinds[i] for i in most}) > 1 and row.max() > 0:
+            these = ", ".join(f"{i} ({kinds[i]})" for i in most)
+            raise ValueError(
+                f"new layer {new} is made alike of the layers {these}, which are of different kinds (`LlamaConfig.kinds`): "
+                "pair layers of one kind, by groups of yours, or layers='far'"
+            )
+    return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
+
+
+def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine of ``t theta^(-2i/R)``, float64 [T, R/2]: how far position t turns pair i of R dimensions that are
+    turned (Su et al., 2021); in layers of a kind.
 
     Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a layer give other bits.
     """
-    frequency = c.rope_theta ** -(np.arange(0, c.head_dim, 2) / c.head_dim)
-    turns = c.rope_context * frequency / (2 * np.pi)
-    stay = np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1)
-    angle = np.arange(length)[:, None] * (frequency * (stay + (1 - stay) / c.rope_factor))
+    positions = KINDS[kind].positions
+    local = positions == "local" and c.local_theta > 0
+    frequency = (c.local_theta if local else c.rope_theta) ** -(np.arange(0, c.turned, 2) / c.turned)
+    if positions == "none":
+        frequency = np.zeros_like(frequency)
+    elif not local:
+        turns = c.rope_context * frequency / (2 * np.pi)
+        stay = np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1) if c.rope_by == "llama3" else 0.0
+        frequency = frequency * (stay + (1 - stay) / c.rope_factor)
+    angle = np.arange(length)[:, None] * frequency
     return np.cos(angle), np.sin(angle)
 
 
 def rotated(x_BTHK, cos_BTI, sin_BTI):
-    """Dimension i and i + K/2 are a pair, turned by its angle, in float32 or better."""
-    wide = jnp.promote_types(x_BTHK.dtype, jnp.float32)
+    """Dimension i and i + R/2 are a pair, turned by its angle, in float32 or better; those from R on stay."""
+    wide, turned = jnp.promote_types(x_BTHK.dtype, jnp.float32), 2 * cos_BTI.shape[-1]
     cos, sin = (a[:, :, None].astype(wide) for a in (cos_BTI, sin_BTI))
-    a, b = jnp.split(x_BTHK.astype(wide), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHK.dtype)
+    a, b = jnp.split(x_BTHK[..., :turned].astype(wide), 2, -1)
+    y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHK.dtype)
+    return y if turned == x_BTHK.shape[-1] else jnp.concatenate([y, x_BTHK[..., turned:]], -1)
+
+
+def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
+    return (LayerNorm if c.layer_norm else RMSNorm)(axis, c.eps, dtype, name=name)
+
+
+class Reading(NamedTuple):
+    """What a layer is told beside its input: what follows from its kind, and from where a sequence is read."""
+
+    rotation: Any  # cosine and sine [1 or B, T, R/2] of the positions
+    window: Any = None  # how many keys a query sees, if not all
+    mask_BS: Any = None
+    past: Any = None  # as of `run_after`
 
 
 class Attention(nn.Module):
@@ -114,7 +257,7 @@ class Attention(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, rotation, mask_BS=None, past=None):
+    def __call__(self, x_BTD, reading: Reading):
         c = self.config
 
         def project(name, heads, *outputs):
@@ -123,20 +266,28 @@ class Attention(nn.Module):
                 ("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, bias=c.qkv_bias, name=name
             )(x_BTD)
 
-        q_BTHK = rotated(project("query", c.heads, "heads", "head_dim"), *rotation)
-        k_BTGK = rotated(project("key", c.kv_heads, "kv_heads", "head_dim" + READ), *rotation)
+        def turned(name, heads, *outputs):
+            y_BTHK = project(name, heads, *outputs)
+            if c.query_norm != "none":
+                over = outputs if c.query_norm == "all" else outputs[1:]
+                y_BTHK = RMSNorm(over[-1], c.query_eps or c.eps, self.dtype, over[:-1], name=f"{name}_norm")(y_BTHK)
+            return rotated(y_BTHK, *reading.rotation)
+
+        q_BTHK = turned("query", c.heads, "heads", "head_dim")
+        k_BTGK = turned("key", c.kv_heads, "kv_heads", "head_dim" + READ)
         v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
-        if past is None:
-            y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=mask_BS, by=c.attention)
+        form = Form(c.score_dim**-0.5 if c.score_dim else None, c.score_cap, reading.window)
+        if reading.past is None:
+            y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=reading.mask_BS, by=c.attention, form=form)
         else:
-            y_BTHK = attention_after(past, q_BTHK, k_BTGK, v_BTGK)
+            y_BTHK = attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
-        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=False, name="out")(y_BTHK)
+        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=c.bias, name="out")(y_BTHK)
 
 
-class SwiGLU(nn.Module):
-    """``down(silu(gate(x)) * up(x))`` (Shazeer, 2020)."""
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), or ``down(act(up(x)))``."""
 
     config: LlamaConfig
     kernel_init: Initializer
@@ -145,15 +296,19 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD):
-        c = self.config
+        c, activation = self.config, ACTIVATIONS[self.config.activation]
 
         def kernel(name, out, into, init):
             axes, shape = (out + READ, into), (getattr(c, out), getattr(c, into))
-            return Linear(axes, shape, 1, init, self.dtype, bias=False, name=name)
+            return Linear(axes, shape, 1, init, self.dtype, bias=c.bias, name=name)
 
-        gate_BTF = kernel("gate", "embed", "mlp", self.kernel_init)(x_BTD)
-        up_BTF = kernel("up", "embed", "mlp", self.kernel_init)(x_BTD)
-        return kernel("down", "mlp", "embed", self.out_init)(jax.nn.silu(gate_BTF) * up_BTF)
+        if c.gated:
+            gate_BTF = kernel("gate", "embed", "mlp", self.kernel_init)(x_BTD)
+            up_BTF = kernel("up", "embed", "mlp", self.kernel_init)(x_BTD)
+            h_BTF = activation(gate_BTF) * up_BTF
+        else:
+            h_BTF = activation(kernel("up", "embed", "mlp", self.kernel_init)(x_BTD))
+        return kernel("down", "mlp", "embed", self.out_init)(h_BTF)
 
 
 class Block(nn.Module):
@@ -161,16 +316,20 @@ class Block(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, rotation, scale=None, mask_BS=None, past=None):
-        """``rotation``: cosine and sine [1 or B, T, K/2] of the positions; ``scale`` multiplies what each sublayer adds;
-        ``past`` as of `run_after`."""
+    def __call__(self, x_BTD, reading: Reading, scale=None):
+        """``scale`` multiplies what each sublayer adds."""
         c = self.config
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
-        h_BTD = RMSNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        sublayer = Attention(c, *inits, self.dtype, name="attention")
-        x_BTD = x_BTD + rescaled(adapted(self, "attention", sublayer(h_BTD, rotation, mask_BS, past)), scale)
-        h_BTD = RMSNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        return x_BTD + rescaled(adapted(self, "mlp", SwiGLU(c, *inits, self.dtype, name="mlp")(h_BTD)), scale)
+
+        def added(name, sublayer, x_BTD, *more):
+            h_BTD = x_BTD if c.norms == "after" else norm(c, f"{name}_norm", self.dtype)(x_BTD)
+            y_BTD = sublayer(c, *inits, self.dtype, name=name)(h_BTD, *more)
+            if c.norms != "before":
+                y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
+            return rescaled(adapted(self, name, y_BTD), scale)
+
+        y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
+        return y_BTD + added("mlp", GatedMLP, x_BTD if c.parallel else y_BTD)
 
 
 class Llama(nn.Module):
@@ -213,25 +372,32 @@ class Llama(nn.Module):
             raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.context}")
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
-        rotation = tuple(a[None] for a in rotations(c, length + (0 if past is None else past.places)))
+        places = length + (0 if past is None else past.places)
+        kinds = sorted(set(c.layer_kinds))
+        rotation_NTI = [np.stack(a) for a in zip(*(rotations(c, places, kind) for kind in kinds), strict=True)]
+        windows_N = np.array([c.window if KINDS[kind].window else places for kind in kinds], np.int32)
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
-        first = tuple(a[:, :1] for a in rotation)
+        first = Reading([a[:1, :1] for a in rotation_NTI])
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
+        if len(kinds) > 1:  # layers of one kind have constants
+            blocks = blocks, np.array([kinds.index(kind) for kind in c.layer_kinds], np.int32)
 
-        def layer(w, x, *scale, rotation=rotation, **reading):
-            return block.apply({"params": w}, x, rotation, *scale, mask_BS=mask_BS, **reading)
-
-        def at(places):
-            return [jnp.asarray(a[0])[places] for a in rotation]
+        def layer(w, x, *scale, places=None, past=None, **reading):
+            w, rotation, window = _of_kind(w, rotation_NTI, windows_N)
+            rotation = [a[None] if places is None else jnp.asarray(a)[places] for a in rotation]
+            window = window if windows_N.min() < rotation_NTI[0].shape[1] else None
+            return block.apply({"params": w}, x, Reading(rotation, window, mask_BS, past), *scale, **reading)
 
         def layer_of_kept_tokens(w, x):  # these keep the positions that they have in the sequence
-            return layer(w, x, rotation=at(kept_tokens.places_BS))  # type: ignore[union-attr]
+            return layer(w, x, places=kept_tokens.places_BS)  # type: ignore[union-attr]
 
         if frozen:
             table_VD = jax.lax.stop_gradient(table_VD)
         x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
+        if c.embed_scale != 1:
+            x_BTD = x_BTD * jnp.asarray(c.embed_scale, dtype)
         if past is not None:
-            next_layer = partial(layer, rotation=at(past.places_BT(length)))
+            next_layer = partial(layer, places=past.places_BT(length))
             x_BTD, more = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
         else:
             x_BTD, more = run_parts(
@@ -246,13 +412,23 @@ class Llama(nn.Module):
                 rms=rms,
                 kept=kept,
             )
-        x_BTD = RMSNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
+        x_BTD = norm(c, "final_norm", dtype, "embed" + READ if c.ties else "embed")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
             return (logits_BC, more) if rms else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:
-            return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+            return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap)
         return (said, more) if rms else said
+
+
+def _of_kind(w: Any, *tables: Any) -> tuple:
+    """A layer's parameters, and what its kind has of each table [kinds, ..]."""
+    if not isinstance(w, tuple):
+        return w, *(jax.tree.map(lambda a: a[0], table) for table in tables)
+    w, kind = w
+    # Chosen apart: fused with what follows, a layer behind a conditional would give other bits.
+    chosen = jax.tree.map(lambda a: jnp.asarray(a)[kind], tables)
+    return w, *chosen

@@ -270,16 +270,19 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
     return {"layers": AxisMap(write, np.linalg.pinv(dense(write)).T)}
 
 
-def llama_pro(sizes: Sizes, target: Sizes) -> Rules:
+def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     """A copy that adds nothing after every ``L / (L' - L)`` layers: ``W_out = W_down = 0`` there, biases too.
 
     Keeps the function of any pre-LN model to the bit; at first only the zeroed kernels have a gradient (LLaMA Pro, Wu et al.,
     ACL 2024, who train the new layers alone: `jaxgrow.freeze`). LEMON's and bert2BERT's identity blocks are these.
-    ``W_out`` and ``W_down`` are the kernels of layers that write ``embed``; norms and scales are copied.
+    ``W_out`` and ``W_down`` are the kernels of layers that write ``embed``; norms and scales are copied. Where a norm follows
+    each sublayer (``post_norm``; OLMo 2, Gemma 2), its scale is zero instead: of a kernel's first small numbers the norm would
+    make whole units.
 
     Args:
       sizes: the size of every axis of the model (`jaxgrow.sizes`).
       target: ``{"layers": new number}``.
+      post_norm: the model's (`jaxgrow.models.Config.traits`).
 
     Returns:
       Two rules: for what layers write into the residual stream, and for all else.
@@ -301,7 +304,10 @@ def llama_pro(sizes: Sizes, target: Sizes) -> Rules:
     copies = select([i for i, _ in order], old)
     zeroed = Rows(copies.write.index, np.array([[1.0 - copy] for _, copy in order]), old)  # type: ignore[union-attr]
     nothing = ({"layers": AxisMap(zeroed, zeroed)},)
-    written = Rule(nothing, axes=("layers", "embed.out"), roles=("kernel", "bias"))
+    if post_norm:
+        written = Rule(nothing, axes=("layers", "embed.post"))
+    else:
+        written = Rule(nothing, axes=("layers", "embed.out"), roles=("kernel", "bias"))
     return Rules((written, Rule(({"layers": copies},))))
 
 

@@ -233,7 +233,7 @@ class Grow(Transform):
             if i < len(self.by) - 1:
                 target = {axis: new for axis, new in target.items() if axis in axes}
             takes = inspect.signature(operator).parameters
-            options: dict[str, Any] = {"seed": self.seed, "norm": config.normalisation}
+            options: dict[str, Any] = {"seed": self.seed, **config.traits}
             options = {name: value for name, value in options.items() if name in takes}
             growths.append(operator(config.sizes(), target, **options))
             config = config.resized(growths[-1])

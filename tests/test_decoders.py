@@ -1,0 +1,176 @@
+"""Llama's kin: what of a decoder's form changes which growths keep its function, and layers of several kinds.
+
+Exact: 1e-10 of the standard deviation of the logits, in float64. What is not must be seen not to be: above 1e-2.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxgrow import _keeps, grow
+from jaxgrow.drop import Kept
+from jaxgrow.maps import swap
+from jaxgrow.models import LlamaConfig, from_json
+from jaxgrow.models.llama import period
+from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+OLD = {"layers": 2, "heads": 4, "kv_heads": 2, "embed": 6, "mlp": 9}
+KIN = {
+    "Qwen3": dict(query_norm="head"),
+    "Gemma 2": dict(
+        **dict(norms="both", tied=True, activation="gelu_tanh", kinds="sf", window=3),
+        **dict(embed_scale=2.5, score_dim=9.0, score_cap=2.0, logit_cap=3.0),
+    ),
+    "OLMo 2": dict(norms="after", query_norm="all"),
+    "Pythia": dict(
+        layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5, activation="gelu"
+    ),
+}
+
+
+def config(name: str, **other) -> LlamaConfig:
+    return LlamaConfig(**{"vocab": 11, "context": 7, "head_dim": 4, "dtype": "float64", **OLD, **KIN[name], **other})
+
+
+TWICE, RAGGED = {"embed": 12, "heads": 8, "kv_heads": 4, "mlp": 18}, {"embed": 8, "heads": 6, "kv_heads": 3, "mlp": 13}
+NARROW = {axis: RAGGED[axis] for axis in ("heads", "kv_heads", "mlp")}
+
+
+def made(c: LlamaConfig):
+    norm, post = c.traits["norm"], c.traits["post_norm"]
+    return {
+        "hypercloning": hypercloning(OLD, TWICE),
+        "staged": staged(OLD, TWICE),
+        "lemon": lemon(OLD, RAGGED, seed=2, norm=norm),
+        "fpi, heads and mlp": fpi(OLD, NARROW, seed=1),
+        "zero_pad, heads and mlp": zero_pad(OLD, NARROW),
+        "fpi, embed": fpi(OLD, {"embed": 9}, seed=1),
+        "llama_pro": llama_pro(OLD, {"layers": 3}, post_norm=post),
+        "stack": stack(OLD, {"layers": 4}),
+    }
+
+
+# A norm over all heads sees unequal copies, and zeros.
+HEADS = ("lemon", "fpi, heads and mlp", "zero_pad, heads and mlp")
+NEVER = ("fpi, embed", "stack")
+FAST = {
+    "Gemma 2": ("lemon", "llama_pro"),
+    "OLMo 2": ("hypercloning", "lemon"),
+    "Pythia": ("lemon", "stack"),
+    "Qwen3": (),
+}
+
+
+def changed(name: str, growth) -> float:
+    small = config(name)
+    params = tiny.params(small)
+    before = tiny.forward(small)(params, tiny.tokens())
+    after = tiny.forward(small.resized(growth))(grow(growth, params, tiny.axes(small)), tiny.tokens())
+    return float(np.abs(after - before).max() / np.std(before))
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        pytest.param(name, by, marks=[] if by in FAST[name] else pytest.mark.slow)
+        for name in KIN
+        for by in made(config("Qwen3"))
+    ],
+)
+def test_what_keeps_the_function_is_what_we_say(name, by):
+    c = config(name)
+    growth = made(c)[by]
+    kept = by not in NEVER and not (name == "OLMo 2" and by in HEADS)
+    found = changed(name, growth)
+    assert found < EXACT if kept else found > VISIBLE
+    if by == "llama_pro":
+        assert found == 0
+    assert _keeps.keeps(growth, c, by.split(",")[0]) == kept
+
+
+def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
+    """Were its kernels zero, the norm behind them would make whole units of their first small numbers."""
+    small = config("OLMo 2", dtype="float32")
+    params, tx = tiny.params(small, dtype="float32"), optax.adam(1e-3)
+    moved = []
+    for post_norm in (True, False):
+        growth = llama_pro(OLD, {"layers": 3}, post_norm=post_norm)
+        large, forward = small.resized(growth), tiny.forward(small.resized(growth))
+        grown = grow(growth, params, tiny.axes(small))
+        updates, _ = tx.update(tiny.gradient(large)(grown, tiny.tokens()), tx.init(grown), grown)
+        # The new layer alone moves.
+        new = jax.tree.map(
+            lambda p, u: p.at[2].add(u[2]), jax.tree.map(jnp.asarray, grown["blocks"]), updates["blocks"]
+        )
+        before, after = forward(grown, tiny.tokens()), forward({**grown, "blocks": new}, tiny.tokens())
+        moved.append(float(jnp.abs(after - before).max() / before.std()))
+    assert 0 < moved[0] < 0.05 < 0.5 < moved[1]
+
+
+# --- layers of several kinds ---
+
+
+def test_kinds_go_with_their_layers():
+    c = config("Qwen3", layers=6, kinds="ssf")
+    sizes = c.sizes()
+    assert c.layer_kinds == "ssfssf" and period("ssfssf") == "ssf"
+    assert c.resized(stack(sizes, {"layers": 12})).kinds == "ssf"
+    assert c.resized(stack(sizes, {"layers": 8})).layer_kinds == "ssfssfss"
+    assert c.resized(llama_pro(sizes, {"layers": 9})).layer_kinds == "sssfsssff"
+    assert c.resized(hypercloning(sizes, {"mlp": 18})).kinds == "ssf"
+    assert c.resized(coalesce(sizes, layers="far")).layer_kinds == "ssf"
+    with pytest.raises(
+        ValueError, match=r"new layer 1 is made alike of the layers 2 \(f\), 3 \(s\), which are of different"
+    ):
+        c.resized(coalesce(sizes, layers="adjacent"))
+    back = c.resized(coalesce(sizes, layers="far")).resized(swap(coalesce(sizes, layers="far")))
+    assert back == c
+    assert from_json(c.as_json()) == c and "rotary" not in c.as_json()
+    with pytest.raises(ValueError, match="kinds is 'sx', but has a letter of f, s, n"):
+        config("Qwen3", kinds="sx")
+
+
+def test_windows_and_positions_of_each_kind_are_those_of_a_model_of_that_kind_alone():
+    """A model of one layer of each kind, beside a stack of both of which the other adds nothing."""
+    both = config("Qwen3", kinds="sn", window=3, local_theta=50.0)
+    params, tokens = tiny.params(both), tiny.tokens(2, 7)
+    for i, kind in enumerate("sn"):
+        one = replace(both, layers=1, kinds=kind)
+        alone = {**params, "blocks": jax.tree.map(lambda x, i=i: x[i : i + 1], params["blocks"])}
+        silent = jax.tree.map(np.copy, params["blocks"])
+        for sublayer, name in (("attention", "out"), ("mlp", "down")):
+            silent[sublayer][name]["kernel"][1 - i] = 0
+        expected = tiny.forward(one)(alone, tokens)
+        np.testing.assert_array_equal(tiny.forward(both)({**params, "blocks": silent}, tokens), expected)
+        plain = tiny.forward(replace(one, kinds="f"))(alone, tokens)
+        assert np.abs(plain - expected).max() > VISIBLE
+        if kind == "s":  # the last token sees three: from the fourth on, the first is out of sight
+            other = tokens.copy()
+            other[:, 0] = (other[:, 0] + 1) % 11
+            near = tiny.forward(one)(alone, other) == expected
+            assert not near[:, :3].all() and near[:, 3:].all()
+
+
+def test_layers_of_several_kinds_are_dropped_alike_by_either_execution():
+    c = config("Gemma 2", layers=5, dtype="float32")
+    params = tiny.params(c, dtype="float32")
+    tokens, gates = tiny.tokens(), np.array([True, False, True, True, False])
+
+    @jax.jit
+    def gradients(p, kept):
+        def loss(p):
+            return c.module.apply({"params": p}, tokens[:, :-1], targets=tokens[:, 1:], kept=Kept(kept))[0]
+
+        return jax.grad(loss)(p)
+
+    by_conditional, by_indices = gradients(params, gates), gradients(params, np.flatnonzero(gates).astype(np.int32))
+    jax.tree.map(np.testing.assert_array_equal, by_conditional, by_indices)
+    assert all(not g[[1, 4]].any() and g[2:4].any() for g in jax.tree.leaves(by_conditional["blocks"]))
