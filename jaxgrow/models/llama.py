@@ -22,6 +22,7 @@ from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.config import Cost, TextConfig, head_cost
+from jaxgrow.models.experts import EXPERTS, Experts
 from jaxgrow.models.layers import (
     KEPT,
     KeptTokens,
@@ -91,6 +92,11 @@ class LlamaConfig(TextConfig):
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True  # the MLP
     bias: bool = False  # in attention's output and the MLP
+    # A mixture of so many experts in place of the MLP, of which each token goes through ``active`` (`jaxgrow.models.experts`).
+    experts: int = 0
+    active: int = 2
+    gates_normed: bool = True
+    balance: float = 0.01
     embed_scale: float = 1.0  # of the embeddings: Gemma's, the root of ``embed`` as it was born
     score_dim: float = 0.0  # scores are divided by its root; 0: head_dim
     score_cap: float = 0.0  # c tanh(score / c), where not 0
@@ -103,6 +109,7 @@ class LlamaConfig(TextConfig):
     later: ClassVar = (
         *("rope_by", "rotary", "kinds", "window", "local_theta", "layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
+        *("experts", "active", "gates_normed", "balance"),
     )
 
     def __post_init__(self):
@@ -114,10 +121,19 @@ class LlamaConfig(TextConfig):
                 f"LlamaConfig: rotary positions turn pairs, but rotary={self.rotary:g} of head_dim={self.head_dim} is "
                 f"{self.rotary * self.head_dim:g}"
             )
+        if self.experts and not (self.gated and not self.bias and self.active <= self.experts):
+            raise ValueError(
+                f"LlamaConfig: experts are gated MLPs without biases, of which a token goes through {self.active} at most; "
+                f"there are {self.experts}"
+            )
         if not self.kinds or set(self.kinds) - KINDS.keys():
             raise ValueError(
                 f"LlamaConfig: kinds is {self.kinds!r}, but has a letter of {', '.join(KINDS)} for each layer"
             )
+
+    @classmethod
+    def least(cls, field: str) -> int:
+        return 0 if field == "experts" else 1
 
     @property
     def module(self) -> nn.Module:
@@ -138,6 +154,9 @@ class LlamaConfig(TextConfig):
     @property
     def normed(self) -> tuple[str, ...]:
         return ("embed", "heads", "kv_heads") if self.query_norm == "all" else ("embed",)
+
+    def integers(self) -> dict[str, int]:
+        return {name: n for name, n in super().integers().items() if name != "active" and (n or name != EXPERTS)}
 
     @property
     def turned(self) -> int:
@@ -164,11 +183,13 @@ class LlamaConfig(TextConfig):
         return new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
 
     def cost(self, length: int) -> Cost:
-        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not gated;
-        scores and head as of a GPT-2."""
+        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not
+        gated; of experts, those of the active ones, and ``2 D E``; scores and head as of a GPT-2."""
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         head = head_cost(self, length)
-        kernels = 2 * self.embed * (2 * width + 2 * keys + (3 if self.gated else 2) * self.mlp)
+        mlp = (3 if self.gated else 2) * self.mlp
+        mlp = self.active * mlp + self.experts if self.experts else mlp
+        kernels = 2 * self.embed * (2 * width + 2 * keys + mlp)
         return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.ties else 0)
 
     def as_json(self) -> dict[str, Any]:
@@ -311,6 +332,11 @@ class GatedMLP(nn.Module):
         return kernel("down", "mlp", "embed", self.out_init)(h_BTF)
 
 
+def mixture(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> Experts:
+    own = c.experts, c.active, c.gates_normed, c.balance
+    return Experts(*own, c.embed, c.mlp, kernel_init, out_init, dtype, ACTIVATIONS[c.activation], name=name)
+
+
 class Block(nn.Module):
     config: LlamaConfig
     dtype: DTypeLike
@@ -329,7 +355,7 @@ class Block(nn.Module):
             return rescaled(adapted(self, name, y_BTD), scale)
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
-        return y_BTD + added("mlp", GatedMLP, x_BTD if c.parallel else y_BTD)
+        return y_BTD + added("mlp", mixture if c.experts else GatedMLP, x_BTD if c.parallel else y_BTD)
 
 
 class Llama(nn.Module):

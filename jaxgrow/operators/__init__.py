@@ -20,6 +20,7 @@ from jaxgrow.operators.depth import (
     solar,
     stack,
 )
+from jaxgrow.operators.experts import upcycle, virtual_groups
 from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
@@ -28,9 +29,11 @@ DEPTH = {f.__name__: f for f in (stack, interleave, g_stack, mslt, midas, lidas,
 WIDTH = {f.__name__: f for f in (zero_pad, fpi, aki, average, hypercloning, staged, lemon, sparkling)} | {
     "net2net": net2net
 }
+EXPERTS = {f.__name__: f for f in (upcycle, virtual_groups)}
 
 __all__ = [
     "DEPTH",
+    "EXPERTS",
     "WIDTH",
     "Groups",
     "Sizes",
@@ -58,5 +61,7 @@ __all__ = [
     "sparkling",
     "stack",
     "staged",
+    "upcycle",
+    "virtual_groups",
     "zero_pad",
 ]

@@ -146,6 +146,7 @@ class GrowTo:
     noise: float | None = None  # as of `train.plan.transforms.Grow`
     moments: Policy = "drop"
     fresh: bool = field(default=False, metadata=LATER)  # what is new is as at birth, in place of copies
+    redrawn: float = field(default=0.0, metadata=LATER)  # of each expert's units, the part that is drawn anew
 
     def __post_init__(self):
         if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop" or self.fresh):
@@ -184,7 +185,7 @@ class Growing:
                 options = {"source": name, "small": config, "ligo": to.by.ligo}
                 plan += [Learn("maps", to.by.steps, learned, into, **options), Apply("maps", target)]
             else:
-                grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments, to.fresh)
+                grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments, to.fresh, to.redrawn)
                 plan.append(grown)
                 eps *= grown.config.eps / into.eps
                 into = grown.config

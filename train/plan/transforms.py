@@ -9,6 +9,7 @@ import jax
 import optax
 
 from jaxgrow import grow, operators
+from jaxgrow.experts import redrawn, routed
 from jaxgrow.maps import Growth, Rules
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import Config
@@ -204,6 +205,7 @@ class Grow(Transform):
     noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
     moments: Policy = "drop"
     fresh: bool = False  # what is new is as at birth, in place of copies (`jaxgrow.symmetry.fresh`)
+    redrawn: float = 0.0  # the part of each expert's units that is drawn anew (`jaxgrow.experts.redrawn`)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -227,8 +229,10 @@ class Grow(Transform):
                 axes, operator = ("layers",), operators.DEPTH[name]
             elif name in operators.WIDTH:
                 axes, operator = width(config.sizes()), operators.WIDTH[name]
+            elif name in operators.EXPERTS:
+                axes, operator = ("experts", "mlp"), operators.EXPERTS[name]
             else:
-                known = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
+                known = ", ".join(sorted(operators.DEPTH | operators.WIDTH | operators.EXPERTS))
                 raise ValueError(f"there is no operator {name!r}, only {known}")
             if i < len(self.by) - 1:
                 target = {axis: new for axis, new in target.items() if axis in axes}
@@ -262,6 +266,10 @@ class Grow(Transform):
                 params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):
                 params = break_symmetry(params, growth, axes, self.seed, self.noise)
+        before, after = (c.sizes().get("experts", 1) for c in (self.small, self.large))
+        if after > before:
+            params = routed(params, axes, self.seed, group=max(1, self.small.mlp // self.large.mlp))
+            params = redrawn(params, axes, self.redrawn, self.seed) if self.redrawn else params
         return Model(params, opt, self.config)
 
 

@@ -1,0 +1,152 @@
+"""Experts: what a mixture computes, by a dense computation of all of them; and what upcycling keeps.
+
+Tolerance 1e-12: float64, numbers of order one. What is not equal must be seen not to be: above 1e-3.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow import grow
+from jaxgrow.experts import as_mixture, redrawn, routed
+from jaxgrow.models import LlamaConfig
+from jaxgrow.models.experts import Experts
+from jaxgrow.operators import hypercloning, lemon, upcycle, virtual_groups
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE, VISIBLE = 1e-12, 1e-3
+D, F, E, X = 6, 8, 4, 2
+
+
+def config(**other) -> LlamaConfig:
+    sizes = dict(layers=2, heads=4, kv_heads=2, embed=D, mlp=F, vocab=11, context=7, head_dim=4)
+    return LlamaConfig(**{**sizes, "dtype": "float64", **other})
+
+
+def logits(c: LlamaConfig, params) -> np.ndarray:
+    return np.asarray(tiny.forward(c)(params, tiny.tokens()))
+
+
+@pytest.fixture(scope="module")
+def dense():
+    c = config()
+    params = tiny.params(c)
+    with jax.enable_x64(True):
+        return c, params, logits(c, params)
+
+
+def module(normed=True, balance=0.0) -> Experts:
+    init = jax.nn.initializers.zeros
+    return Experts(E, X, normed, balance, D, F, init, init, jnp.float64, jax.nn.silu)
+
+
+def every_expert(w, x, normed, balance):
+    """All experts for all tokens, and the loss that keeps them in balance."""
+    probs = jax.nn.softmax(x @ w["router"]["kernel"])
+    least = jnp.sort(probs, -1)[..., -X, None]
+    gates = jnp.where(probs >= least, probs, 0)
+    share = (gates > 0).mean((0, 1)) / X
+    gates = gates / gates.sum(-1, keepdims=True) if normed else gates
+    h = jax.nn.silu(jnp.einsum("btd,edf->btef", x, w["gate"]["kernel"])) * jnp.einsum(
+        "btd,edf->btef", x, w["up"]["kernel"]
+    )
+    y = jnp.einsum("btef,efd,bte->btd", h, w["down"]["kernel"], gates)
+    return y, balance * E * (share * probs.mean((0, 1))).sum()
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_output_and_gradient_are_those_of_all_experts_gated(normed):
+    rng = np.random.default_rng(0)
+    shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+    w = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+    x = rng.normal(size=(2, 5, D))
+    run = jax.jit(module(normed, 0.1).apply)
+    np.testing.assert_allclose(run({"params": w}, x), every_expert(w, x, normed, 0)[0], rtol=0, atol=1e-10)
+
+    def loss(w, x, balance):
+        y, extra = every_expert(w, x, normed, balance)
+        return jnp.square(y).sum() + extra
+
+    found = jax.jit(jax.grad(lambda w, x: jnp.square(run({"params": w}, x)).sum(), (0, 1)))(w, x)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, jax.grad(loss, (0, 1))(w, x, 0.1))
+    without = jax.grad(loss)(w, x, 0.0)["router"]["kernel"]
+    assert np.abs(found[0]["router"]["kernel"] - without).max() > VISIBLE
+
+
+def test_one_expert_is_the_dense_model(dense):
+    c, params, expected = dense
+    one, mixture = as_mixture(c, params)
+    np.testing.assert_allclose(logits(one, mixture), expected, rtol=0, atol=TOLERANCE)
+    assert jax.tree.map(np.shape, mixture) == jax.tree.map(np.shape, tiny.params(one))
+    with pytest.raises(ValueError, match="this model has 1 experts already"):
+        as_mixture(one, mixture)
+
+
+def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
+    c, params, expected = dense
+    one, mixture = as_mixture(c, params)
+    axes, growth = tiny.axes(one), upcycle(one.sizes(), {"experts": E})
+    large = replace(one.resized(growth), active=X)
+    grown = routed(grow(growth, mixture, axes), axes, seed=1, scale=0.5)
+    np.testing.assert_allclose(logits(large, grown), expected, rtol=0, atol=TOLERANCE)
+    # Gates that do not add up to one lose a part of it.
+    assert np.abs(logits(replace(large, gates_normed=False), grown) - expected).max() > VISIBLE
+    # Experts that are not alike, too; and a part of their units drawn anew is a part.
+    drop = redrawn(grown, axes, 0.5, seed=2)
+    assert np.abs(logits(large, drop) - expected).max() > VISIBLE
+    up, new = (p["blocks"]["mlp"]["up"]["kernel"] for p in (grown, drop))
+    down, less = (p["blocks"]["mlp"]["down"]["kernel"] for p in (grown, drop))
+    changed = (up != new).all(2)
+    assert (changed.sum(-1) == F // 2).all() and (changed == (down != less).all(3)).all()
+    assert len({tuple(row) for row in np.asarray(changed).reshape(-1, F)}) > E  # others in each expert, and each layer
+
+
+def test_finer_experts_of_the_same_cost_keep_the_function_if_a_group_stays_together(dense):
+    c, params, expected = dense
+    one, mixture = as_mixture(c, params)
+    axes, growth = tiny.axes(one), virtual_groups(one.sizes(), {"experts": 8, "mlp": F // 2})
+    grown = grow(growth, mixture, axes)
+    for active in (2, 4):
+        large = replace(one.resized(growth), active=active)
+        assert (large.experts, large.mlp) == (8, F // 2)
+        np.testing.assert_allclose(
+            logits(large, routed(grown, axes, 1, 0.5, group=2)), expected, rtol=0, atol=TOLERANCE
+        )
+    assert large.cost(7).layer < 2.2 * c.cost(7).layer  # twice the units, and a router
+    assert np.abs(logits(large, routed(grown, axes, 1, 0.5)) - expected).max() > VISIBLE
+    with pytest.raises(ValueError, match="not 8 experts of 3: mlp=4 and experts=8, say"):
+        virtual_groups(one.sizes(), {"experts": 8, "mlp": 3})
+
+
+def test_more_experts_of_several_keep_the_function_with_as_many_times_more_active(dense):
+    c = config(experts=E, active=X)
+    params, growth = tiny.params(c), upcycle(c.sizes(), {"experts": 2 * E})
+    expected, grown = logits(c, params), grow(growth, params, tiny.axes(c))
+    large = c.resized(growth)
+    np.testing.assert_allclose(logits(replace(large, active=2 * X), grown), expected, rtol=0, atol=TOLERANCE)
+    assert np.abs(logits(large, grown) - expected).max() > VISIBLE
+
+
+@pytest.mark.parametrize("by", ["hypercloning", pytest.param("lemon", marks=pytest.mark.slow)])
+def test_a_model_of_experts_grows_in_width_as_any(by):
+    c = config(experts=E)
+    params, norm = tiny.params(c), "rms"
+    sizes = c.sizes()
+    if by == "hypercloning":
+        growth = hypercloning(sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F})
+    else:
+        growth = lemon(sizes, {"embed": D + 2, "mlp": F + 3}, norm=norm)
+    grown = grow(growth, params, tiny.axes(c))
+    np.testing.assert_allclose(logits(c.resized(growth), grown), logits(c, params), rtol=0, atol=1e-10)
+
+
+def test_settings_that_no_mixture_has():
+    with pytest.raises(ValueError, match="of which a token goes through 2 at most; there are 1"):
+        config(experts=1)
+    assert "experts" not in config().as_json() and config(experts=E).sizes()["experts"] == E
