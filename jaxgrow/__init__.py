@@ -8,6 +8,7 @@ from jaxgrow import (
     freeze,
     generation,
     interop,
+    layout,
     ligo,
     lora,
     maps,
@@ -16,6 +17,7 @@ from jaxgrow import (
     models,
     moments,
     muon,
+    naming,
     operators,
     report,
     sharding,
@@ -26,10 +28,12 @@ from jaxgrow._grow import grow
 from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
 from jaxgrow.generation import generate
+from jaxgrow.layout import join_fused, restructured, split_fused, stack_layers, unstack_layers
 from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
 from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.moments import grow_optimizer
+from jaxgrow.naming import by_convention, from_rules, infer
 
 __all__ = [
     "AxisMap",
@@ -37,18 +41,23 @@ __all__ = [
     "__version__",
     "adapters",
     "axes",
+    "by_convention",
     "compose",
     "correct",
     "drop",
     "dual",
     "flops",
     "freeze",
+    "from_rules",
     "generate",
     "generation",
     "grow",
     "grow_optimizer",
+    "infer",
     "interop",
     "interpolate",
+    "join_fused",
+    "layout",
     "ligo",
     "lora",
     "maps",
@@ -58,13 +67,18 @@ __all__ = [
     "moments",
     "muon",
     "named",
+    "naming",
     "operators",
     "preserves_function",
     "report",
+    "restructured",
     "sharding",
     "sizes",
     "split",
+    "split_fused",
+    "stack_layers",
     "swap",
     "symmetry",
     "testing",
+    "unstack_layers",
 ]

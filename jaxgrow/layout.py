@@ -1,0 +1,369 @@
+"""Other layouts of a model's tree: layers that are subtrees of their own, kernels that are fused.
+
+Operators want stacked layers, and a leaf for each thing that has heads of its own. What a model has instead is brought into
+that form and back, to the bit: its parameters, and its optimizer state alike, whose moments are named as their parameters
+are. So whatever is found by a path is found by the end of a path.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import EinopsError, rearrange
+
+from jaxgrow.axes import LAYERS, Tree, is_names, path
+
+
+def stack_layers(tree: Tree, layers: str) -> Tree:
+    """Layers that are subtrees, such as ``layers_0``, ``layers_1``, .., as one whose leaves have a leading axis of them all.
+
+    They are taken in the order of their numbers, 10 after 9. Beside them nothing changes, such as an optimizer's step count.
+
+    Args:
+      tree: a pytree of arrays: parameters, or an optimizer state of any optax optimizer; or an axes tree, whose leaves get the
+        axis ``"layers"``.
+      layers: where they are, with ``{}`` for their number, as the end of a path: ``"layers_{}"``,
+        ``"decoder/layers_{}"``, and for a list ``"layers/{}"``. All places that fit are stacked.
+
+    Returns:
+      The tree, where in place of the layers stands one subtree: in a dict under the name ``layers_{}`` itself, in a list,
+      or under numbers, the only one. `unstack_layers` takes it apart again.
+
+    Raises:
+      ValueError: there are none, numbers are missing, layers differ in structure, shapes, or names; every leaf that does is
+        listed.
+
+    Example:
+      >>> tree = {"norm": np.ones(2), "layers_0": {"w": np.zeros(3)}, "layers_1": {"w": np.ones(3)}}
+      >>> stack_layers(tree, "layers_{}")["layers_{}"]["w"].tolist()
+      [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
+    where, name = _place(layers)
+    wrong: list[str] = []
+
+    def stack(at: str, node: Any) -> Any:
+        keys = _numbered(node, name)
+        prefix = at + "/" * bool(at)
+        if missing := sorted(set(range(len(keys))) - keys.keys()):
+            wrong.append(f"{prefix}{name.format(missing[0])} is not there, but {prefix}{name.format(max(keys))} is")
+            return node
+        flat = [_flat(node[keys[i]]) for i in range(len(keys))]
+        of = {i: f"{prefix}{name.format(i)}" for i in keys}
+        begin = len(wrong)
+        for i, layer in enumerate(flat):
+            wrong.extend(f"{of[i]}/{p}: {of[0]} has no such leaf" for p in layer if p not in flat[0])
+            wrong.extend(f"{of[i]}/{p}: is not there, but {of[0]}/{p} is" for p in flat[0] if p not in layer)
+            wrong.extend(
+                f"{of[i]}/{p}: is {_what(x)}, but {of[0]}/{p} is {_what(flat[0][p])}"
+                for p, x in layer.items()
+                if p in flat[0] and _what(x) != _what(flat[0][p])
+            )
+        if len(wrong) > begin:
+            return node
+        whole = jax.tree_util.tree_map_with_path(
+            lambda p, _: _stacked([layer[path(p)] for layer in flat]), node[keys[0]], is_leaf=is_names
+        )
+        return _with(node, keys.values(), {_only(node, name): whole})
+
+    out = _at_nodes(stack, tree, where, lambda node: bool(_numbered(node, name)), f"no layers are at {layers!r}")
+    if wrong:
+        raise ValueError(f"the layers {layers!r} are not alike:\n  " + "\n  ".join(wrong))
+    return out
+
+
+def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
+    """The inverse of `stack_layers`, for as many layers as there are now.
+
+    Args:
+      tree: as `stack_layers` returns it, perhaps grown.
+      layers: as of `stack_layers`.
+      number: how many layers; only an axes tree cannot tell.
+
+    Returns:
+      The tree with a subtree for each layer.
+
+    Raises:
+      ValueError: nothing is stacked there, or leaves have other numbers of layers.
+
+    Example:
+      >>> unstack_layers({"layers_{}": {"w": np.array([[1.0], [2.0]])}}, "layers_{}")
+      {'layers_0': {'w': array([1.])}, 'layers_1': {'w': array([2.])}}
+    """
+    where, name = _place(layers)
+    wrong: list[str] = []
+
+    def unstack(at: str, node: Any) -> Any:
+        key = _only(node, name)
+        flat, prefix = _flat(node[key]), f"{at}/{name}/".removeprefix("/")
+        counts = {p: number if is_names(x) else np.shape(x)[0] if np.ndim(x) else None for p, x in flat.items()}
+        count = number or next((n for n in counts.values() if n is not None), None)
+        wrong.extend(
+            f"{prefix}{p}: is {_what(flat[p])}, not stacked from {'layers' if count is None else f'{count} layers'}"
+            for p, n in counts.items()
+            if n is None or n != count or (is_names(flat[p]) and flat[p][:1] != (LAYERS,))
+        )
+        if wrong:
+            return node
+
+        def layer(i: int) -> Any:
+            return jax.tree.map(lambda x: x[1:] if is_names(x) else x[i], node[key], is_leaf=is_names)
+
+        return _with(node, [key], {i if key == 0 else name.format(i): layer(i) for i in range(count or 0)})
+
+    out = _at_nodes(unstack, tree, where, lambda node: _is_stacked(node, name), f"nothing is stacked at {layers!r}")
+    if wrong:
+        raise ValueError("one number of layers in all leaves is needed:\n  " + "\n  ".join(wrong))
+    return out
+
+
+def _place(layers: str) -> tuple[str, str]:
+    """``("decoder", "layers_{}")`` of ``"decoder/layers_{}"``."""
+    where, _, name = layers.rpartition("/")
+    if not re.fullmatch(r"[^{}]*\{[^{}]*\}[^{}]*", name) or "{" in where:
+        raise ValueError(f"{layers!r} does not say where the number of a layer stands: 'layers_{{}}' or 'layers/{{}}'")
+    return where, name
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list) or (isinstance(node, tuple) and not hasattr(node, "_fields") and not is_names(node))
+
+
+def _numbered(node: Any, name: str) -> dict[int, Any]:
+    """The keys of the layers in a dict or list, by their numbers."""
+    if _is_list(node):
+        return dict(enumerate(range(len(node)))) if name == "{}" else {}
+    if not isinstance(node, Mapping):
+        return {}
+    before, after = re.split(r"\{.*\}", name)
+    found = {key: re.fullmatch(re.escape(before) + r"(\d+)" + re.escape(after), str(key)) for key in node}
+    numbers = {int(m[1]): key for key, m in found.items() if m}
+    return {i: numbers[i] for i in sorted(numbers) if name.format(i) == str(numbers[i])}
+
+
+def _only(node: Any, name: str) -> Any:
+    """The key of the stacked layers: the pattern itself, or 0 in what counts its layers by numbers."""
+    return 0 if _is_list(node) or any(isinstance(key, int) for key in node) else name
+
+
+def _is_stacked(node: Any, name: str) -> bool:
+    if _is_list(node):
+        return name == "{}" and len(node) == 1
+    return isinstance(node, Mapping) and (name in node or (name == "{}" and set(node) == {0}))
+
+
+def _with(node: Any, without: Iterable[Any], new: dict) -> Any:
+    """The dict or list with other entries in place of some."""
+    if _is_list(node):
+        return type(node)(new.values())
+    without = set(without)
+    return type(node)({key: x for key, x in node.items() if key not in without} | new)
+
+
+def _flat(tree: Tree) -> dict[str, Any]:
+    return {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_names)}
+
+
+def _what(x: Any) -> str:
+    return f"named {x}" if is_names(x) else f"of shape {np.shape(x)} and {getattr(x, 'dtype', type(x).__name__)}"
+
+
+def _stacked(parts: list) -> Any:
+    if is_names(parts[0]):
+        return (LAYERS, *parts[0])
+    return (np if all(isinstance(x, np.ndarray) for x in parts) else jnp).stack(parts)
+
+
+def _ends(at: str, where: str) -> bool:
+    """Whether a path ends as a pattern says."""
+    return fnmatchcase(at, where) or fnmatchcase(at, f"*/{where}")
+
+
+def _at_nodes(
+    change: Callable[[str, Any], Any], tree: Tree, where: str, fits: Callable[[Any], bool], none: str
+) -> Tree:
+    """``tree`` with ``change(path, node)`` for every node that ``fits``, at a path that ends in ``where``."""
+    found = []
+
+    def is_node(key_path, node):
+        return is_names(node) or ((not where or _ends(path(key_path), where)) and fits(node))
+
+    def leaf(key_path, node):
+        if is_names(node) or not is_node(key_path, node):
+            return node
+        found.append(path(key_path))
+        return change(found[-1], node)
+
+    out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
+    # A state without moments, such as that of plain SGD, has nothing to change.
+    there = [p for p, x in _flat(tree).items() if (x if is_names(x) else np.ndim(x))]
+    if there and not found:
+        raise ValueError(f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ..' * (len(there) > 3)}")
+    return out
+
+
+def split_fused(
+    tree: Tree, pattern: str, layout: str, parts: Sequence[str] | Mapping[str, int] = (), **sizes: int
+) -> Tree:
+    """Fused kernels in parts: a leaf ``qkv`` as a dict of ``query``, ``key`` and ``value``, each with all of its axes.
+
+    A layout names the axes of the fused leaf, as in einops; those in parentheses are one axis of it. ``parts`` is the axis
+    along which the parts lie.
+
+    ======================================= ==============================================================================
+    layout                                  is that of
+    ======================================= ==============================================================================
+    ``"embed (parts heads head_dim)"``      queries of all heads, then keys, then values: GPT-2
+    ``"embed (heads parts head_dim)"``      query, key and value of each head side by side: GPT-NeoX
+    ``"(parts heads head_dim) embed"``      the first one, ``[outputs, inputs]``
+    ``"(heads head_dim) embed"``            nothing is fused but heads: without ``parts``, the leaf with all of its axes
+    ======================================= ==============================================================================
+
+    Parts of unequal sizes, as where queries share keys, are given with them: ``{"query": 12, "key": 4, "value": 4}`` with
+    ``"embed (parts head_dim)"``; then each part has its share of that axis, which is no axis of their number.
+
+    Args:
+      tree: a pytree of arrays: parameters, or an optimizer state.
+      pattern: of the end of the paths of the fused leaves, as in a shell: ``"attention/qkv/kernel"``.
+      layout: of their axes; with ``layers`` first where they are stacked.
+      parts: the names of the parts in order, or their sizes by name.
+      **sizes: of axes, as many as it takes to tell the others: ``heads=12``.
+
+    Returns:
+      The tree with a dict of the parts, in the order of the axes, in place of each leaf; `join_fused` is the inverse.
+
+    Raises:
+      ValueError: no leaf matches, or a leaf does not have the layout; every one is listed.
+
+    Example:
+      >>> tree = {"qkv": np.arange(12).reshape(1, 12)}
+      >>> split_fused(tree, "qkv", "embed (heads parts head_dim)", ("q", "k", "v"), heads=2)["qkv"]["k"].tolist()
+      [[[2, 3], [8, 9]]]
+    """
+    plain = _plain(layout, parts)
+
+    def split(x: Any) -> Any:
+        if not parts:
+            return rearrange(x, f"{layout} -> {plain}", **sizes)
+        if not isinstance(parts, Mapping):
+            whole = rearrange(x, f"{layout} -> parts {plain}", parts=len(parts), **sizes)
+            return dict(zip(parts, whole, strict=True))
+        whole = rearrange(x, f"{layout} -> {plain}", parts=sum(parts.values()), **sizes)
+        ends = np.cumsum(list(parts.values()))
+        along = plain.split().index("parts")
+        pieces = (
+            whole[(slice(None),) * along + (slice(end - n, end),)] for n, end in zip(parts.values(), ends, strict=True)
+        )
+        return dict(zip(parts, pieces, strict=True))
+
+    return _rearranged(split, tree, pattern, layout, lambda node: jax.tree_util.all_leaves([node]))
+
+
+def join_fused(tree: Tree, pattern: str, layout: str, parts: Sequence[str] | Mapping[str, int] = ()) -> Tree:
+    """The inverse of `split_fused`, whatever the sizes are now.
+
+    Args:
+      tree: as `split_fused` returns it, perhaps grown.
+      pattern: as of `split_fused`.
+      layout: as of `split_fused`.
+      parts: as of `split_fused`; only their names count.
+
+    Returns:
+      The tree with a fused leaf in place of each dict of parts.
+
+    Raises:
+      ValueError: no node matches, or parts do not have the layout; every one is listed.
+
+    Example:
+      >>> tree = {"qkv": {"q": np.zeros((1, 2, 2)), "k": np.ones((1, 2, 2))}}
+      >>> join_fused(tree, "qkv", "embed (heads parts head_dim)", ("q", "k"))["qkv"].tolist()
+      [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]]
+    """
+    plain = _plain(layout, parts)
+
+    def join(node: Any) -> Any:
+        if not parts:
+            return rearrange(node, f"{plain} -> {layout}")
+        pieces = [node[name] for name in parts]
+        if not isinstance(parts, Mapping):
+            return rearrange(pieces, f"parts {plain} -> {layout}")
+        stack = np if all(isinstance(x, np.ndarray) for x in pieces) else jnp
+        return rearrange(stack.concatenate(pieces, plain.split().index("parts")), f"{plain} -> {layout}")
+
+    def fits(node: Any) -> bool:
+        return jax.tree_util.all_leaves([node]) if not parts else isinstance(node, Mapping) and set(node) == set(parts)
+
+    return _rearranged(join, tree, pattern, layout, fits)
+
+
+def _plain(layout: str, parts: Sequence[str] | Mapping[str, int]) -> str:
+    """The axes of a part.
+
+    Raises:
+      ValueError: parts lie along no axis of the layout, or an axis of parts has none.
+    """
+    words = re.sub(r"[()]", " ", layout).split()
+    if ("parts" in words) != bool(parts):
+        raise ValueError(
+            f"the layout {layout!r} with the parts {tuple(parts)}: name their axis 'parts', if there are any"
+        )
+    return " ".join(w for w in words if w != "parts" or isinstance(parts, Mapping))
+
+
+def _rearranged(
+    change: Callable[[Any], Any], tree: Tree, pattern: str, layout: str, fits: Callable[[Any], bool]
+) -> Tree:
+    wrong: list[str] = []
+
+    def one(at: str, node: Any) -> Any:
+        try:
+            return change(node)
+        except (EinopsError, ValueError) as error:
+            shapes = ", ".join(str(np.shape(x)) for x in jax.tree.leaves(node))
+            wrong.append(f"{at}, of {shapes}: {str(error).strip().splitlines()[-1].strip()}")
+            return node
+
+    out = _at_nodes(one, tree, pattern, fits, f"nothing fits {pattern!r}")
+    if wrong:
+        raise ValueError(f"not of the layout {layout!r}:\n  " + "\n  ".join(wrong))
+    return out
+
+
+def restructured(tree: Tree, like: Tree) -> Tree:
+    """The leaves of ``tree`` in the structure of ``like``, each where its path says.
+
+    What a module holds beside its arrays, such as its number of heads, is part of its structure: grown parameters belong into
+    that of the larger model.
+
+    Args:
+      tree: a pytree of arrays, such as the grown parameters.
+      like: one with leaves at the same paths, of the same shapes, such as the larger model's; shapes suffice.
+
+    Returns:
+      A pytree of the structure of ``like``.
+
+    Raises:
+      ValueError: leaves that one of the two lacks, and leaves of other shapes; all in one message.
+
+    Example:
+      >>> restructured({"0": np.ones(2), "1": np.zeros(2)}, [np.empty(2), np.empty(2)])
+      [array([1., 1.]), array([0., 0.])]
+    """
+    given, asked = _flat(tree), _flat(like)
+    wrong = [
+        f"{p}: of shape {np.shape(x)} in the larger model, is not there" for p, x in asked.items() if p not in given
+    ]
+    wrong += [
+        f"{p}: of shape {np.shape(x)}, the larger model has no such leaf" for p, x in given.items() if p not in asked
+    ]
+    wrong += [
+        f"{p}: has shape {np.shape(x)}, but {np.shape(asked[p])} in the larger model"
+        for p, x in given.items()
+        if p in asked and np.shape(x) != np.shape(asked[p])
+    ]
+    if wrong:
+        raise ValueError("these parameters are not those of the larger model:\n  " + "\n  ".join(wrong))
+    return jax.tree_util.tree_map_with_path(lambda p, _: given[path(p)], like)
