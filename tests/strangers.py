@@ -27,6 +27,10 @@ def drawn(shapes: Any) -> Any:
     return jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, shapes)
 
 
+def fresh_state(params: Any) -> Any:
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(TX.init, params))
+
+
 STEPS = 10
 
 
@@ -95,7 +99,12 @@ class Linen(nn.Module):
 
 
 def linen_shapes(sizes: dict[str, int]) -> Any:
-    return jax.eval_shape(Linen(**sizes).init, jax.random.key(0), tokens())["params"]
+    return _linen_shapes(tuple(sizes.items()))
+
+
+@cache
+def _linen_shapes(sizes):
+    return jax.eval_shape(Linen(**dict(sizes)).init, jax.random.key(0), tokens())["params"]
 
 
 def linen_apply(sizes: dict[str, int]) -> Callable:
