@@ -21,10 +21,10 @@ def tokens(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, SMALL["vocab"], (2, SMALL["context"]))
 
 
-def drawn(shapes: Any) -> Any:
+def drawn(shapes: Any, dtype: Any = np.float64) -> Any:
     """Random parameters, no norm or bias at its initial value."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, shapes)
+    return jax.tree.map(lambda x: (rng.normal(size=x.shape) / 2).astype(dtype), shapes)
 
 
 def fresh_state(params: Any) -> Any:
@@ -76,8 +76,8 @@ class LinenBlock(nn.Module):
         embed, mask = x.shape[-1], nn.make_causal_mask(jnp.ones(x.shape[:2]))
         attention = nn.MultiHeadDotProductAttention(self.heads, qkv_features=self.heads * self.head_dim)
         x = x + attention(nn.LayerNorm()(x), mask=mask)
-        h = nn.Dense(self.mlp)(nn.LayerNorm()(x))
-        return x + nn.Dense(embed)(nn.gelu(h))
+        h = nn.Dense(self.mlp, name="up")(nn.LayerNorm()(x))
+        return x + nn.Dense(embed, name="down")(nn.gelu(h))
 
 
 class Linen(nn.Module):
@@ -111,33 +111,27 @@ def linen_apply(sizes: dict[str, int]) -> Callable:
     return lambda params, tokens: Linen(**sizes).apply({"params": params}, tokens)
 
 
-LINEN = Stranger(
-    linen_shapes,
-    linen_apply,
-    "layers_{}",
-    {
-        "*/key/bias": ("heads", "head_dim.in.bias"),
-        "*/key/kernel": ("embed.in", "heads", "head_dim.in"),
-        "*/query/bias": ("heads", "head_dim.bias"),
-        "*/query/kernel": ("embed.in", "heads", "head_dim"),
-        "*/value/bias": ("heads", "head_dim.value.bias"),
-        "*/value/kernel": ("embed.in", "heads", "head_dim.value"),
-        "*/out/bias": ("embed.bias",),
-        "*/out/kernel": ("heads.in", "head_dim.in", "embed"),
-        "*/Dense_0/bias": ("mlp.bias",),
-        "*/Dense_0/kernel": ("embed.in", "mlp"),
-        "*/Dense_1/bias": ("embed.bias",),
-        "*/Dense_1/kernel": ("mlp.in", "embed"),
-        "head/bias": ("vocab.bias",),
-        "head/kernel": ("embed.in", "vocab"),
-        "positions/embedding": ("context", "embed"),
-        "tokens/embedding": ("vocab", "embed"),
-        "*norm/bias": ("embed.norm.bias",),
-        "*norm/scale": ("embed.norm.scale",),
-        "*LayerNorm_*/bias": ("embed.norm.bias",),
-        "*LayerNorm_*/scale": ("embed.norm.scale",),
-    },
-)
+FLAX = {
+    "*/key/bias": ("heads", "head_dim.in.bias"),
+    "*/key/kernel": ("embed.in", "heads", "head_dim.in"),
+    "*/query/bias": ("heads", "head_dim.bias"),
+    "*/query/kernel": ("embed.in", "heads", "head_dim"),
+    "*/value/bias": ("heads", "head_dim.value.bias"),
+    "*/value/kernel": ("embed.in", "heads", "head_dim.value"),
+    "*/out/bias": ("embed.bias",),
+    "*/out/kernel": ("heads.in", "head_dim.in", "embed"),
+    "*/up/bias": ("mlp.bias",),
+    "*/up/kernel": ("embed.in", "mlp"),
+    "*/down/bias": ("embed.bias",),
+    "*/down/kernel": ("mlp.in", "embed"),
+    "head/bias": ("vocab.bias",),
+    "head/kernel": ("embed.in", "vocab"),
+    "positions/embedding": ("context", "embed"),
+    "tokens/embedding": ("vocab", "embed"),
+    "*/scale": ("embed.norm.scale",),
+    "*/bias": ("embed.norm.bias",),
+}
+LINEN = Stranger(linen_shapes, linen_apply, "layers_{}", FLAX)
 
 
 # --- Equinox: a module whose arrays are its parameters, layers in a list, kernels [outputs, inputs], heads flat ---
