@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import jax
 import numpy as np
 
-from jaxgrow.axes import LAYERS, READ, VALUE, Axes, Names, Params, axis, is_names, path, role, sizes
+from jaxgrow.axes import LAYERS, READ, VALUE, Axes, Names, Params, axis, is_names, path, reads, role, sizes
 
 UNSURE = "?"  # in a name that `infer` cannot tell
 
@@ -78,8 +78,11 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     """A proposal of rules for `from_rules`: axes told by their sizes, marks by convention. Read it before you use it.
 
     An axis whose size is that of no name is called ``"?"``, one that has several ``"embed|mlp?"``, and a vector that is for
-    anything ``"embed?"``; `from_rules` refuses these. So that sizes tell axes apart, propose from a small model of the same
-    class whose sizes all differ; its shapes suffice, and rules hold for every size.
+    anything ``"embed?"``. A norm outside of the layers, over an axis that no kernel there reads, is ``"embed.norm.scale?"``: if
+    a tied table reads it, it is ``"embed.in.norm.scale"``. `from_rules` refuses all of these.
+
+    So that sizes tell axes apart, propose from a small model of the same class whose sizes all differ; its shapes suffice, and
+    the rules hold for every size.
 
     Marks are those of `by_convention`. Parts of a path that differ by a number alone become one, with ``*``, where all that is
     below them is alike: layers.
@@ -106,17 +109,21 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
         return known[0] if len(known) == 1 else "|".join(known) + UNSURE
 
     named = jax.tree.map(lambda x: tuple(name(i, n) for i, n in enumerate(np.shape(x))), params)
-    tree = {}
+    tree: dict = {}
     for key_path, names in jax.tree_util.tree_leaves_with_path(by_convention(named), is_leaf=is_names):
         *parents, last = path(key_path).split("/")
         inside = tree
         for part in parents:
             inside = inside.setdefault(part, {})
         inside[last] = names
+    rules = _patterns("", tree)
+    outside = {pattern: names for pattern, names in rules.items() if "*" not in pattern and LAYERS not in names}
+    read = {axis(n) for names in outside.values() for n in names if reads(n)}
+    for pattern, names in outside.items():
+        if any(".norm." in n for n in names) and axis(names[-1]) not in read:
+            rules[pattern] = (*names[:-1], names[-1] + UNSURE)
     # What is longer and says more comes first: its leaves might match a shorter pattern, too.
-    return dict(
-        sorted(_patterns("", tree).items(), key=lambda rule: (-rule[0].count("/"), rule[0].count("*"), rule[0]))
-    )
+    return dict(sorted(rules.items(), key=lambda rule: (-rule[0].count("/"), rule[0].count("*"), rule[0])))
 
 
 def _patterns(prefix: str, tree: dict) -> dict[str, Names]:

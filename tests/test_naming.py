@@ -84,6 +84,14 @@ def test_what_the_sizes_tell_is_proposed_and_what_they_do_not_is_refused():
     }
 
 
+def test_a_norm_that_no_kernel_reads_may_be_that_of_a_tied_head():
+    tree = {"embedding": np.ones((5, 2)), "layers": [{"scale": np.ones(2)}] * 2, "norm": {"scale": np.ones(2)}}
+    rules = infer(tree, {"vocab": 5, "embed": 2})
+    assert rules["norm/scale"] == ("embed.norm.scale?",) and rules["layers/*/scale"] == ("embed.norm.scale",)
+    head = infer({**tree, "head": {"kernel": np.ones((2, 5))}}, {"vocab": 5, "embed": 2})
+    assert head["norm/scale"] == ("embed.norm.scale",)
+
+
 def test_parts_that_differ_by_a_number_alone_are_one_rule():
     def dense(*shape):
         return {"kernel": np.ones(shape)}
