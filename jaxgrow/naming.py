@@ -77,9 +77,10 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
 def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     """A proposal of rules for `from_rules`: axes told by their sizes, marks by convention. Read it before you use it.
 
-    An axis whose size is that of no name is called ``"?"``, one that has several ``"embed|mlp?"``, and a vector that is for
-    anything ``"embed?"``. A norm outside of the layers, over an axis that no kernel there reads, is ``"embed.norm.scale?"``: if
-    a tied table reads it, it is ``"embed.in.norm.scale"``. `from_rules` refuses all of these.
+    An axis whose size is that of no name is called ``"?"``, one that has several ``"embed|mlp?"``, one that a leaf would have
+    twice ``"heads?"``, and a vector that is for anything ``"embed?"``. A norm outside of the layers, over an axis that no
+    kernel there reads, is ``"embed.norm.scale?"``: if a tied table reads it, it is ``"embed.in.norm.scale"``. `from_rules`
+    refuses all of these.
 
     So that sizes tell axes apart, propose from a small model of the same class whose sizes all differ; its shapes suffice, and
     the rules hold for every size.
@@ -116,7 +117,10 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
         for part in parents:
             inside = inside.setdefault(part, {})
         inside[last] = names
-    rules = _patterns("", tree)
+    rules = {
+        pattern: tuple(n + UNSURE * (names.count(n) > 1 and UNSURE not in n) for n in names)
+        for pattern, names in _patterns("", tree).items()
+    }
     outside = {pattern: names for pattern, names in rules.items() if "*" not in pattern and LAYERS not in names}
     read = {axis(n) for names in outside.values() for n in names if reads(n)}
     for pattern, names in outside.items():
@@ -148,8 +152,8 @@ def by_convention(axes: Axes) -> Axes:
     ================================================ =============================================================
     ``embedding``, or ``weight`` below an embedding  a table, which reads nothing
     ``weight``                                       a kernel ``[outputs, inputs]``, as of Equinox and PyTorch
-    anything else, over two axes or more             a kernel ``[.. inputs, output]``, as of Flax; if it ends in heads,
-                                                     ``[input, .. outputs]``
+    anything else, over two axes or more             a kernel ``[.. inputs, output]``, as of Flax; if it ends in heads or
+                                                     their ``head_dim``, it reads ``embed`` alone, or its first axis
     ``bias``, over one axis                          a bias; of a norm, where a scale lies beside it
     ``scale``, ``weight``, over one axis             of a norm
     below ``key``, ``value`` or the like             of keys, which read ``head_dim``, or values
@@ -175,15 +179,16 @@ def by_convention(axes: Axes) -> Axes:
 
 _SCALES = ("scale", "weight", "gamma")
 _KEYS, _VALUES = ({w, f"{w[0]}_proj", f"{w}_proj", f"w{w[0]}", w[0]} for w in ("key", "value"))
-_TABLES = re.compile(r"(?<!un)embed|\bw[tp]e\b")
+_TABLES = re.compile(r"(?<!un)emb|\bw[tp]e\b")
 
 
 def _places(names: Names) -> list[list[int]]:
     """The axes of a leaf, without ``layers``; heads and their dimensions are one place."""
     places: list[list[int]] = []
     for i, name in enumerate(names):
-        if axis(name) == "head_dim" and places and axis(names[i - 1]).endswith("heads"):
-            places[-1].append(i)
+        heads = [place for place in places if axis(names[place[0]]).endswith("heads")]
+        if axis(name) == "head_dim" and heads:
+            heads[0].append(i)
         elif axis(name) != LAYERS:
             places.append([i])
     return places
@@ -197,8 +202,10 @@ def _marked(leaf: str, names: Names, norms: set[str]) -> Names:
     read: list[int] = []
     table = "embedding" in last or ("kernel" not in last and any(map(_TABLES.search, last)))
     if len(places) > 1 and not table:
-        to_heads = axis(names[places[-1][0]]).endswith("heads")
-        of = places[-1:] if "weight" in last else places[:1] if to_heads else places[:-1]
+        if axis(names[max(places, key=max)[0]]).endswith("heads") and "weight" not in last:
+            of = [place for place in places if axis(names[place[0]]) == "embed"] or places[:1]
+        else:
+            of = places[-1:] if "weight" in last else places[:-1]
         read = [i for place in of for i in place]
     for i, name in enumerate(names):
         if i in read:

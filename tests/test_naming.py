@@ -69,6 +69,18 @@ def test_conventions_tell_all_but_what_is_tied_or_below_the_layers(family):
     assert by_convention(axes) == axes
 
 
+def test_conventions_of_einsums_and_of_pytorch():
+    kernels = {"q": ("heads", "embed", "head_dim"), "qkv": ("qkv", "heads", "embed", "head_dim")}
+    found = by_convention(kernels | {"out": ("heads", "head_dim", "embed")})
+    assert found["q"] == ("heads", "embed.in", "head_dim")
+    assert found["qkv"] == ("qkv", "heads", "embed.in", "head_dim")
+    assert found["out"] == ("heads.in", "head_dim.in", "embed")
+    tables = by_convention({"tok_emb": {"weight": ("vocab", "embed")}, "unembed": {"weight": ("vocab", "embed")}})
+    assert tables == {"tok_emb": {"weight": ("vocab", "embed")}, "unembed": {"weight": ("vocab", "embed.in")}}
+    sizes_ = {"heads": 3, "embed": 4, "head_dim": 5}
+    assert infer({"qkv": np.ones((3, 3, 4, 5))}, sizes_)["qkv"][:2] == ("heads?", "heads?")
+
+
 def test_what_the_sizes_tell_is_proposed_and_what_they_do_not_is_refused():
     tree, known = strangers.linen_shapes(strangers.SMALL), strangers.SMALL
     rules = infer(tree, known)
