@@ -6,7 +6,7 @@ are. So whatever is found by a path is found by the end of a path.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -46,30 +46,34 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
     wrong: list[str] = []
 
     def stack(at: str, node: Any) -> Any:
-        keys = _numbered(node, name)
-        prefix = at + "/" * bool(at)
-        if missing := sorted(set(range(len(keys))) - keys.keys()):
-            wrong.append(f"{prefix}{name.format(missing[0])} is not there, but {prefix}{name.format(max(keys))} is")
+        entries = _entries(node)
+        keys = _numbered(entries, name)
+        places = [f"{at}/{name.format(i)}".removeprefix("/") for i in range(max(keys) + 1)]
+        if missing := [of for i, of in enumerate(places) if i not in keys]:
+            wrong.append(f"{', '.join(missing)}: not there, but {places[-1]} is")
             return node
-        flat = [_flat(node[keys[i]]) for i in range(len(keys))]
-        of = {i: f"{prefix}{name.format(i)}" for i in keys}
-        begin = len(wrong)
-        for i, layer in enumerate(flat):
-            wrong.extend(f"{of[i]}/{p}: {of[0]} has no such leaf" for p in layer if p not in flat[0])
-            wrong.extend(f"{of[i]}/{p}: is not there, but {of[0]}/{p} is" for p in flat[0] if p not in layer)
-            wrong.extend(
-                f"{of[i]}/{p}: is {_what(x)}, but {of[0]}/{p} is {_what(flat[0][p])}"
+        flat, differ = [_flat(entries[keys[i]]) for i in range(len(keys))], []
+        first, of_first = flat[0], places[0]
+        for of, layer in zip(places, flat, strict=True):
+            differ += [f"{of}/{p}: {of_first} has no such leaf" for p in layer if p not in first]
+            differ += [f"{of}/{p}: is not there, but {of_first}/{p} is" for p in first if p not in layer]
+            differ += [
+                f"{of}/{p}: is {_what(x)}, but {of_first}/{p} is {_what(first[p])}"
                 for p, x in layer.items()
-                if p in flat[0] and _what(x) != _what(flat[0][p])
-            )
-        if len(wrong) > begin:
+                if p in first and _what(x) != _what(first[p])
+            ]
+        if differ:
+            wrong.extend(differ)
             return node
         whole = jax.tree_util.tree_map_with_path(
-            lambda p, _: _stacked([layer[path(p)] for layer in flat]), node[keys[0]], is_leaf=is_names
+            lambda p, _: _stacked([layer[path(p)] for layer in flat]), entries[keys[0]], is_leaf=is_names
         )
-        return _with(node, keys.values(), {_only(node, name): whole})
+        others = {key: x for key, x in entries.items() if key not in keys.values()}
+        return _rebuilt(node, others | {_only(entries, name): whole})
 
-    out = _at_nodes(stack, tree, where, lambda node: bool(_numbered(node, name)), f"no layers are at {layers!r}")
+    out = _at_nodes(
+        stack, tree, where, lambda node: bool(_numbered(_entries(node), name)), f"no layers are at {layers!r}"
+    )
     if wrong:
         raise ValueError(f"the layers {layers!r} are not alike:\n  " + "\n  ".join(wrong))
     return out
@@ -97,24 +101,29 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     wrong: list[str] = []
 
     def unstack(at: str, node: Any) -> Any:
-        key = _only(node, name)
-        flat, prefix = _flat(node[key]), f"{at}/{name}/".removeprefix("/")
-        counts = {p: number if is_names(x) else np.shape(x)[0] if np.ndim(x) else None for p, x in flat.items()}
-        count = number or next((n for n in counts.values() if n is not None), None)
-        wrong.extend(
-            f"{prefix}{p}: is {_what(flat[p])}, not stacked from {'layers' if count is None else f'{count} layers'}"
-            for p, n in counts.items()
-            if n is None or n != count or (is_names(flat[p]) and flat[p][:1] != (LAYERS,))
-        )
-        if wrong:
+        entries = _entries(node)
+        key = _only(entries, name)
+        whole = entries.pop(key)
+        flat, place = _flat(whole), f"{at}/{name}".removeprefix("/")
+        counts = {p: number if is_names(x) else (*np.shape(x), None)[0] for p, x in flat.items()}
+        count = number or next((n for n in counts.values() if n is not None), 0)
+        differ = [
+            f"{place}/{p}: is {_what(x)}, not stacked from {f'{count} layers' if count else 'layers'}"
+            for p, x in flat.items()
+            if counts[p] is None or counts[p] != count or (is_names(x) and x[:1] != (LAYERS,))
+        ]
+        if differ:
+            wrong.extend(differ)
             return node
 
         def layer(i: int) -> Any:
-            return jax.tree.map(lambda x: x[1:] if is_names(x) else x[i], node[key], is_leaf=is_names)
+            return jax.tree.map(lambda x: x[1:] if is_names(x) else x[i], whole, is_leaf=is_names)
 
-        return _with(node, [key], {i if key == 0 else name.format(i): layer(i) for i in range(count or 0)})
+        return _rebuilt(node, entries | {i if key == 0 else name.format(i): layer(i) for i in range(count)})
 
-    out = _at_nodes(unstack, tree, where, lambda node: _is_stacked(node, name), f"nothing is stacked at {layers!r}")
+    out = _at_nodes(
+        unstack, tree, where, lambda node: _is_stacked(_entries(node), name), f"nothing is stacked at {layers!r}"
+    )
     if wrong:
         raise ValueError("one number of layers in all leaves is needed:\n  " + "\n  ".join(wrong))
     return out
@@ -128,39 +137,34 @@ def _place(layers: str) -> tuple[str, str]:
     return where, name
 
 
-def _is_list(node: Any) -> bool:
-    return isinstance(node, list) or (isinstance(node, tuple) and not hasattr(node, "_fields") and not is_names(node))
+def _entries(node: Any) -> dict:
+    """Of a dict, or of a list by their places; of anything else, none."""
+    if isinstance(node, Mapping):
+        return dict(node)
+    is_list = isinstance(node, list | tuple) and not hasattr(node, "_fields") and not is_names(node)
+    return dict(enumerate(node)) if is_list else {}
 
 
-def _numbered(node: Any, name: str) -> dict[int, Any]:
-    """The keys of the layers in a dict or list, by their numbers."""
-    if _is_list(node):
-        return dict(enumerate(range(len(node)))) if name == "{}" else {}
-    if not isinstance(node, Mapping):
-        return {}
+def _rebuilt(node: Any, entries: dict) -> Any:
+    """A dict or list like ``node``, of other entries."""
+    return type(node)(entries if isinstance(node, Mapping) else entries.values())
+
+
+def _numbered(entries: dict, name: str) -> dict[int, Any]:
+    """The keys of the layers by their numbers, in order."""
     before, after = re.split(r"\{.*\}", name)
-    found = {key: re.fullmatch(re.escape(before) + r"(\d+)" + re.escape(after), str(key)) for key in node}
-    numbers = {int(m[1]): key for key, m in found.items() if m}
-    return {i: numbers[i] for i in sorted(numbers) if name.format(i) == str(numbers[i])}
+    found = {key: re.fullmatch(re.escape(before) + r"(\d+)" + re.escape(after), str(key)) for key in entries}
+    numbers = {int(m[1]): key for key, m in found.items() if m and name.format(int(m[1])) == str(key)}
+    return dict(sorted(numbers.items()))
 
 
-def _only(node: Any, name: str) -> Any:
+def _only(entries: dict, name: str) -> Any:
     """The key of the stacked layers: the pattern itself, or 0 in what counts its layers by numbers."""
-    return 0 if _is_list(node) or any(isinstance(key, int) for key in node) else name
+    return 0 if any(isinstance(key, int) for key in entries) else name
 
 
-def _is_stacked(node: Any, name: str) -> bool:
-    if _is_list(node):
-        return name == "{}" and len(node) == 1
-    return isinstance(node, Mapping) and (name in node or (name == "{}" and set(node) == {0}))
-
-
-def _with(node: Any, without: Iterable[Any], new: dict) -> Any:
-    """The dict or list with other entries in place of some."""
-    if _is_list(node):
-        return type(node)(new.values())
-    without = set(without)
-    return type(node)({key: x for key, x in node.items() if key not in without} | new)
+def _is_stacked(entries: dict, name: str) -> bool:
+    return name in entries or (name == "{}" and set(entries) == {0})
 
 
 def _flat(tree: Tree) -> dict[str, Any]:

@@ -181,6 +181,14 @@ def test_layers_are_in_the_order_of_their_numbers():
     assert isinstance(stack_layers(jax.tree.map(jnp.asarray, tree), "layers_{}")["layers_{}"]["w"], jax.Array)
 
 
+def test_layers_within_layers_are_stacked_one_after_the_other():
+    tree = {f"layers_{i}": {"experts": [layer(2 * i), layer(2 * i + 1)]} for i in range(2)}
+    stacked = stack_layers(stack_layers(tree, "layers_{}"), "experts/{}")
+    assert stacked["layers_{}"]["experts"][0]["bias"].shape == (2, 2, 3)
+    with wrong("layers_{}/experts/1/bias: is not there, but layers_{}/experts/0/bias is"):
+        stack_layers({"layers_{}": {"experts": [{"bias": np.ones(3)}, {}]}}, "experts/{}")
+
+
 def test_adam_s_state_is_stacked_grown_and_taken_apart_as_its_parameters():
     tree = {f"layers_{i}": layer(i) for i in range(2)}
     tx = optax.adam(1e-3)
@@ -196,8 +204,8 @@ def test_adam_s_state_is_stacked_grown_and_taken_apart_as_its_parameters():
 
 
 def test_layers_that_are_not_alike_are_named():
-    with wrong("layers_1 is not there, but layers_2 is"):
-        stack_layers({"layers_0": layer(0), "layers_2": layer(0)}, "layers_{}")
+    with wrong("layers_1, layers_3: not there, but layers_4 is"):
+        stack_layers({f"layers_{i}": layer(0) for i in (0, 2, 4)}, "layers_{}")
     unlike = {"kernel": np.ones((2, 4)), "scale": np.ones(3)}
     with wrong(
         "d/layers_1/scale: d/layers_0 has no such leaf",
