@@ -6,6 +6,7 @@ from jaxgrow import (
     drop,
     flops,
     freeze,
+    fused,
     generation,
     interop,
     layout,
@@ -28,8 +29,9 @@ from jaxgrow import (
 from jaxgrow._grow import grow
 from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
+from jaxgrow.fused import join_fused, split_fused
 from jaxgrow.generation import generate
-from jaxgrow.layout import join_fused, restructured, split_fused, stack_layers, unstack_layers
+from jaxgrow.layout import restructured, stack_layers, unstack_layers
 from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
 from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
@@ -50,6 +52,7 @@ __all__ = [
     "flops",
     "freeze",
     "from_rules",
+    "fused",
     "generate",
     "generation",
     "grow",

@@ -1,19 +1,17 @@
-"""Other layouts of a model's tree: layers that are subtrees of their own, kernels that are fused.
+"""Layers that are subtrees of their own, stacked for operators and taken apart again, to the bit.
 
-Operators want stacked layers, and a leaf for each thing that has heads of its own. What a model has instead is brought into
-that form and back, to the bit: its parameters, and its optimizer state alike, whose moments are named as their parameters
-are. So whatever is found by a path is found by the end of a path.
+An optimizer state is brought into the same form as its parameters, whose names its moments have. So what is found by a path is
+found by the end of a path.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import EinopsError, rearrange
 
 from jaxgrow.axes import LAYERS, Tree, is_names, path
 
@@ -71,7 +69,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         others = {key: x for key, x in entries.items() if key not in keys.values()}
         return _rebuilt(node, others | {_only(entries, name): whole})
 
-    out = _at_nodes(
+    out = at_nodes(
         stack, tree, where, lambda node: bool(_numbered(_entries(node), name)), f"no layers are at {layers!r}"
     )
     if wrong:
@@ -121,7 +119,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
 
         return _rebuilt(node, entries | {i if key == 0 else name.format(i): layer(i) for i in range(count)})
 
-    out = _at_nodes(
+    out = at_nodes(
         unstack, tree, where, lambda node: _is_stacked(_entries(node), name), f"nothing is stacked at {layers!r}"
     )
     if wrong:
@@ -186,9 +184,7 @@ def _ends(at: str, where: str) -> bool:
     return fnmatchcase(at, where) or fnmatchcase(at, f"*/{where}")
 
 
-def _at_nodes(
-    change: Callable[[str, Any], Any], tree: Tree, where: str, fits: Callable[[Any], bool], none: str
-) -> Tree:
+def at_nodes(change: Callable[[str, Any], Any], tree: Tree, where: str, fits: Callable[[Any], bool], none: str) -> Tree:
     """``tree`` with ``change(path, node)`` for every node that ``fits``, at a path that ends in ``where``."""
     found = []
 
@@ -206,133 +202,6 @@ def _at_nodes(
     there = [p for p, x in _flat(tree).items() if (x if is_names(x) else np.ndim(x))]
     if there and not found:
         raise ValueError(f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ..' * (len(there) > 3)}")
-    return out
-
-
-def split_fused(
-    tree: Tree, pattern: str, layout: str, parts: Sequence[str] | Mapping[str, int] = (), **sizes: int
-) -> Tree:
-    """Fused kernels in parts: a leaf ``qkv`` as a dict of ``query``, ``key`` and ``value``, each with all of its axes.
-
-    A layout names the axes of the fused leaf, as in einops; those in parentheses are one axis of it. ``parts`` is the axis
-    along which the parts lie.
-
-    ======================================= ==============================================================================
-    layout                                  is that of
-    ======================================= ==============================================================================
-    ``"embed (parts heads head_dim)"``      queries of all heads, then keys, then values: GPT-2
-    ``"embed (heads parts head_dim)"``      query, key and value of each head side by side: GPT-NeoX
-    ``"(parts heads head_dim) embed"``      the first one, ``[outputs, inputs]``
-    ``"(heads head_dim) embed"``            nothing is fused but heads: without ``parts``, the leaf with all of its axes
-    ======================================= ==============================================================================
-
-    Parts of unequal sizes, as where queries share keys, are given with them: ``{"query": 12, "key": 4, "value": 4}`` with
-    ``"embed (parts head_dim)"``; then each part has its share of that axis, which is no axis of their number.
-
-    Args:
-      tree: a pytree of arrays: parameters, or an optimizer state.
-      pattern: of the end of the paths of the fused leaves, as in a shell: ``"attention/qkv/kernel"``.
-      layout: of their axes; with ``layers`` first where they are stacked.
-      parts: the names of the parts in order, or their sizes by name.
-      **sizes: of axes, as many as it takes to tell the others: ``heads=12``.
-
-    Returns:
-      The tree with a dict of the parts, in the order of the axes, in place of each leaf; `join_fused` is the inverse.
-
-    Raises:
-      ValueError: no leaf matches, or a leaf does not have the layout; every one is listed.
-
-    Example:
-      >>> tree = {"qkv": np.arange(12).reshape(1, 12)}
-      >>> split_fused(tree, "qkv", "embed (heads parts head_dim)", ("q", "k", "v"), heads=2)["qkv"]["k"].tolist()
-      [[[2, 3], [8, 9]]]
-    """
-    plain = _plain(layout, parts)
-
-    def split(x: Any) -> Any:
-        if not parts:
-            return rearrange(x, f"{layout} -> {plain}", **sizes)
-        if not isinstance(parts, Mapping):
-            whole = rearrange(x, f"{layout} -> parts {plain}", parts=len(parts), **sizes)
-            return dict(zip(parts, whole, strict=True))
-        whole = rearrange(x, f"{layout} -> {plain}", parts=sum(parts.values()), **sizes)
-        ends = np.cumsum(list(parts.values()))
-        along = plain.split().index("parts")
-        pieces = (
-            whole[(slice(None),) * along + (slice(end - n, end),)] for n, end in zip(parts.values(), ends, strict=True)
-        )
-        return dict(zip(parts, pieces, strict=True))
-
-    return _rearranged(split, tree, pattern, layout, lambda node: jax.tree_util.all_leaves([node]))
-
-
-def join_fused(tree: Tree, pattern: str, layout: str, parts: Sequence[str] | Mapping[str, int] = ()) -> Tree:
-    """The inverse of `split_fused`, whatever the sizes are now.
-
-    Args:
-      tree: as `split_fused` returns it, perhaps grown.
-      pattern: as of `split_fused`.
-      layout: as of `split_fused`.
-      parts: as of `split_fused`; only their names count.
-
-    Returns:
-      The tree with a fused leaf in place of each dict of parts.
-
-    Raises:
-      ValueError: no node matches, or parts do not have the layout; every one is listed.
-
-    Example:
-      >>> tree = {"qkv": {"q": np.zeros((1, 2, 2)), "k": np.ones((1, 2, 2))}}
-      >>> join_fused(tree, "qkv", "embed (heads parts head_dim)", ("q", "k"))["qkv"].tolist()
-      [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]]
-    """
-    plain = _plain(layout, parts)
-
-    def join(node: Any) -> Any:
-        if not parts:
-            return rearrange(node, f"{plain} -> {layout}")
-        pieces = [node[name] for name in parts]
-        if not isinstance(parts, Mapping):
-            return rearrange(pieces, f"parts {plain} -> {layout}")
-        stack = np if all(isinstance(x, np.ndarray) for x in pieces) else jnp
-        return rearrange(stack.concatenate(pieces, plain.split().index("parts")), f"{plain} -> {layout}")
-
-    def fits(node: Any) -> bool:
-        return jax.tree_util.all_leaves([node]) if not parts else isinstance(node, Mapping) and set(node) == set(parts)
-
-    return _rearranged(join, tree, pattern, layout, fits)
-
-
-def _plain(layout: str, parts: Sequence[str] | Mapping[str, int]) -> str:
-    """The axes of a part.
-
-    Raises:
-      ValueError: parts lie along no axis of the layout, or an axis of parts has none.
-    """
-    words = re.sub(r"[()]", " ", layout).split()
-    if ("parts" in words) != bool(parts):
-        raise ValueError(
-            f"the layout {layout!r} with the parts {tuple(parts)}: name their axis 'parts', if there are any"
-        )
-    return " ".join(w for w in words if w != "parts" or isinstance(parts, Mapping))
-
-
-def _rearranged(
-    change: Callable[[Any], Any], tree: Tree, pattern: str, layout: str, fits: Callable[[Any], bool]
-) -> Tree:
-    wrong: list[str] = []
-
-    def one(at: str, node: Any) -> Any:
-        try:
-            return change(node)
-        except (EinopsError, ValueError) as error:
-            shapes = ", ".join(str(np.shape(x)) for x in jax.tree.leaves(node))
-            wrong.append(f"{at}, of {shapes}: {str(error).strip().splitlines()[-1].strip()}")
-            return node
-
-    out = _at_nodes(one, tree, pattern, fits, f"nothing fits {pattern!r}")
-    if wrong:
-        raise ValueError(f"not of the layout {layout!r}:\n  " + "\n  ".join(wrong))
     return out
 
 
