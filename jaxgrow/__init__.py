@@ -6,8 +6,10 @@ from jaxgrow import (
     drop,
     flops,
     freeze,
+    fused,
     generation,
     interop,
+    layout,
     ligo,
     lora,
     maps,
@@ -16,6 +18,8 @@ from jaxgrow import (
     models,
     moments,
     muon,
+    naming,
+    nnx,
     operators,
     report,
     sharding,
@@ -25,11 +29,14 @@ from jaxgrow import (
 from jaxgrow._grow import grow
 from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
+from jaxgrow.fused import join_fused, split_fused
 from jaxgrow.generation import generate
+from jaxgrow.layout import restructured, stack_layers, unstack_layers
 from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
 from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.moments import grow_optimizer
+from jaxgrow.naming import by_convention, from_rules, infer
 
 __all__ = [
     "AxisMap",
@@ -37,18 +44,24 @@ __all__ = [
     "__version__",
     "adapters",
     "axes",
+    "by_convention",
     "compose",
     "correct",
     "drop",
     "dual",
     "flops",
     "freeze",
+    "from_rules",
+    "fused",
     "generate",
     "generation",
     "grow",
     "grow_optimizer",
+    "infer",
     "interop",
     "interpolate",
+    "join_fused",
+    "layout",
     "ligo",
     "lora",
     "maps",
@@ -58,13 +71,19 @@ __all__ = [
     "moments",
     "muon",
     "named",
+    "naming",
+    "nnx",
     "operators",
     "preserves_function",
     "report",
+    "restructured",
     "sharding",
     "sizes",
     "split",
+    "split_fused",
+    "stack_layers",
     "swap",
     "symmetry",
     "testing",
+    "unstack_layers",
 ]

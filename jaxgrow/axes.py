@@ -159,8 +159,8 @@ def cut(names: Names) -> Kernel:
 
 
 def is_names(x: Tree) -> TypeGuard[Names]:
-    """Whether this is a leaf of an axes tree: ``is_leaf`` for `jax.tree.map`."""
-    return isinstance(x, tuple)
+    """Whether this is a leaf of an axes tree: ``is_leaf`` for `jax.tree.map`. A tuple of other things is a node of it."""
+    return isinstance(x, tuple) and (not x or any(isinstance(name, str) for name in x))
 
 
 def split(boxed: Tree) -> tuple[Params, Axes]:
