@@ -39,7 +39,7 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
         return preserves_function(growth)
-    return method == "staged" or (method in ("llama_pro", "lemon") and getattr(config, "norm", "pre") == "pre")
+    return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)
 
 
 def rounding(growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False) -> list[str]:

@@ -21,6 +21,9 @@ transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[
 _ENCODER = dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, intermediate_size=20)
 _TEXT = dict(vocab_size=11, max_position_embeddings=9, pad_token_id=None, bos_token_id=None, eos_token_id=None)
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
+_STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
+    depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
+)
 # What a model has beside the defaults of its architecture.
 SETTINGS = {
     "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
@@ -38,6 +41,8 @@ SETTINGS = {
     "ViTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
+    # A stage in windows, of which some are filled up, and one that is a single window; and as fine-tuned with larger ones.
+    "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
     "BertForSequenceClassification": [_ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
     "RobertaForSequenceClassification": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "XLMRobertaForSequenceClassification": [

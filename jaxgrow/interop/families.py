@@ -20,6 +20,7 @@ from jaxgrow.interop.llama import (
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
 )
+from jaxgrow.interop.swin import Swinv2ForImageClassification
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -39,6 +40,7 @@ FAMILIES: dict[str, Family] = {
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
+        Swinv2ForImageClassification,
         BertForSequenceClassification,
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes import LAYERS, Names, axis, reads
+from jaxgrow.axes import Names, axis, is_layers, kind, reads
 from jaxgrow.models import Config
 
 _IN = "_in"  # for ".in", which einops would not take
@@ -20,8 +20,8 @@ class Stored:
     kernel: one tensor a layer, the first of three that lie side by side."""
 
     name: str  # of the tensor; with ``{layers}``, one for each layer of a stacked leaf
-    # Its axes, as in einops; a number is the parts of a fused tensor; of a kernel from ``embed`` to ``embed``, the one that it
-    # reads is ``embed_in``.
+    # The kinds of its axes, as in einops, without that of layers; a number is the parts of a fused tensor; of a kernel from
+    # ``embed`` to ``embed``, what it reads ends in ``_in``.
     layout: str
     part: int | None = None
 
@@ -34,7 +34,7 @@ class Stored:
         parts, plain = self._parts(names)
         if tensor.shape != self.shape(names, sizes):
             raise ValueError(f"{self.name} has shape {tensor.shape}, but should have {self.shape(names, sizes)}")
-        known = {n: _size(sizes, n) for n in plain}
+        known = {n: sizes[axis] for n, axis in plain.items()}
         if parts is None:
             return rearrange(tensor, f"{self.layout} -> {' '.join(plain)}", **known)
         split = self.layout.replace(str(parts), "parts")
@@ -45,7 +45,7 @@ class Stored:
         parts, plain = self._parts(names)
         if parts is None:
             return rearrange(leaf, f"{' '.join(plain)} -> {self.layout}")
-        known = dict(zip(plain, leaf.shape, strict=True))
+        known = dict(zip(plain.values(), leaf.shape, strict=True))
         if into is None:
             into = np.zeros(self.shape(names, known), leaf.dtype)
         self.ours(into, names, known)[...] = leaf  # a view: axes are only divided and exchanged
@@ -56,18 +56,16 @@ class Stored:
         _, plain = self._parts(names)
         axes = [a.strip("() ") for a in _top(self.layout)]
         assert {n for a in axes for n in a.split() if not n.isdigit()} == set(plain), (self, names)
-        return tuple(int(np.prod([int(n) if n.isdigit() else _size(sizes, n) for n in a.split()])) for a in axes)
+        return tuple(int(np.prod([int(n) if n.isdigit() else sizes[plain[n]] for n in a.split()])) for a in axes)
 
-    def _parts(self, names: Names) -> tuple[int | None, list[str]]:
-        plain = [axis(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
-        if len(set(plain)) < len(plain):
-            plain = [axis(n) + _IN * reads(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
+    def _parts(self, names: Names) -> tuple[int | None, dict[str, str]]:
+        """The part of a fused tensor, if it is one, and the leaf's axes by their names in the layout."""
+        own = [n for n in names if not is_layers(axis(n))]
+        plain = {kind(axis(n)): axis(n) for n in own}
+        if len(plain) < len(own):
+            plain = {kind(axis(n)) + _IN * reads(n): axis(n) for n in own}
         numbers = [int(n) for n in self.layout.replace("(", " ").replace(")", " ").split() if n.isdigit()]
         return (numbers[0] if numbers and self.part is not None else None), plain
-
-
-def _size(sizes: Mapping[str, int], name: str) -> int:
-    return sizes[name] if name in sizes else sizes[name.removesuffix(_IN)]
 
 
 def _top(layout: str) -> list[str]:
