@@ -63,7 +63,8 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
         _sizes(key, theirs.get(key, default))
         for key, default in (("depths", [2, 2, 6, 2]), ("num_heads", [3, 6, 12, 24]))
     )
-    windows = _sizes("pretrained_window_sizes", theirs.get("pretrained_window_sizes") or [0] * len(depths), 0)
+    windows = _sizes("pretrained_window_sizes", theirs.get("pretrained_window_sizes", [0] * len(depths)), 0)
+    windows = windows[: len(depths)]  # `transformers` leaves four by default
     embed = _sizes("embed_dim", [first * 2**s for s in range(len(depths))])
     if not isinstance(ratio, int | float) or not 0 < ratio < 1 << 20:
         raise ValueError(f"mlp_ratio is {ratio!r}, no ratio")
