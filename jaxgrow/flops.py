@@ -98,7 +98,7 @@ def train(
     cost = _cost(config, length)
     total = 3 * forward(config, tokens, length, layers) - tokens * cost.first
     if frozen:
-        total -= tokens * (2 * cost.bottom(frozen) + cost.first + cost.table)
+        total -= tokens * cost.spared(frozen)
     if drop is not None:
         (begin, end), kept = drop.middle(config.depth), drop.kept(length)
         saved = tokens * (cost.layer - kept / length * _cost(config, kept).layer)

@@ -27,13 +27,15 @@ class Cost(NamedTuple):
     first: float = 0.0  # of ``outside``: products with the input, which has no gradient
     table: float = 0.0  # of ``outside``: products with a tied table, which has no gradient where the bottom is frozen
     layers: tuple[float, ...] = ()  # each layer, where they differ
-    between: tuple[
-        float, ...
-    ] = ()  # of ``outside``: what lies between each layer and the one below it, where something does
+    between: tuple[float, ...] = ()  # of ``outside``: what lies between each of these and the one below it
 
-    def bottom(self, layers: int) -> float:
-        """Of so many layers from the bottom, and what lies between them."""
-        return sum(self.layers[:layers] + self.between[:layers]) if self.layers else layers * self.layer
+    def spared(self, frozen: int) -> float:
+        """What the backward pass of a position costs less where so many layers, and all that is below them, are frozen: two
+        products for each of theirs, one for each that reads what they make, and those of a tied table."""
+        if not self.layers:
+            return 2 * frozen * self.layer + self.first + self.table
+        held, reads = self.layers[:frozen] + self.between[:frozen], self.between[frozen : frozen + 1]
+        return 2 * sum(held) + sum(reads) + self.first + self.table
 
 
 @dataclass(frozen=True)
