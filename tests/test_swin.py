@@ -4,10 +4,10 @@ Tolerance 1e-10: float64 through four layers.
 """
 
 from dataclasses import replace
-from functools import cache, partial
 from math import erf
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from counting import products
 
 from jaxgrow import flops, grow, ligo, sizes, swap
 from jaxgrow.axes import leaves, stages
-from jaxgrow.drop import Kept, LayerDrop, gates
+from jaxgrow.drop import Kept, LayerDrop
 from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import Adapter, SwinConfig, from_json
 from jaxgrow.models.layers import KeptTokens
@@ -259,52 +259,68 @@ def test_learned_maps_are_of_each_stage(shared):
 # --- layers that are dropped or frozen, and what all of it costs ---
 
 
-@cache
-def gradient(small: SwinConfig):
-    """``(params, kept) -> (gradients, logits)``."""
-
-    def loss(p, kept):
-        out = small.module.apply({"params": p}, vision.images(small), kept=kept)
-        return jnp.square(out).mean(), out
-
-    return jax.jit(jax.grad(loss, has_aux=True))
+SOME = np.array([True, False, True, False, True, True])
+SCALE = np.array([1.5, 2, 1, 1.25, 2, 1], np.float32)
+BY_GATES = Kept(SOME, SCALE, "sublayer")
+BY_INDEX = Kept((np.array([0, 2], np.int32), np.array([1, 2], np.int32)), SCALE, "sublayer")
 
 
-def test_layers_are_dropped_in_every_stage_by_both_executions_alike():
-    """To the bit. A layer that is dropped is left out, and has no gradient; those that follow shift as they did."""
+def dropping():
+    """Of widths that are powers of two: the reciprocals of others round, in the means of norms that end a layer."""
+    small = config("float32", embed=(8, 16), layers=(3, 3), image=8)
+    return small, tiny.params(small, dtype="float32")
+
+
+def test_layers_are_dropped_in_every_stage_by_both_executions_to_the_bit():
     with jax.enable_x64(False):
-        small = config("float32")
-        params, scale = tiny.params(small, dtype="float32"), np.array([1.5, 2, 1, 1.25], np.float32)
-        by_gates = Kept(np.array([True, False, False, True]), scale, "sublayer")
-        by_index = Kept((np.array([0], np.int32), np.array([1], np.int32)), scale, "sublayer")
-        one, other = (jax.device_get(gradient(small)(params, kept)) for kept in (by_gates, by_index))
-        jax.tree.map(np.testing.assert_array_equal, one, other)
-        for s, ran in enumerate(([True, False], [False, True])):
-            for g in jax.tree.leaves(one[0][f"blocks{s}"]):
-                assert not np.any(g[np.flatnonzero(~np.array(ran))])
-        every = Kept(np.ones(4, bool), np.ones(4, np.float32), "sublayer")
-        dense = gradient(small)(params, None)[1]
-        np.testing.assert_array_equal(gradient(small)(params, every)[1], dense)
+        small, params = dropping()
+        run = jax.jit(lambda p, kept: small.module.apply({"params": p}, vision.images(small), kept=kept))
+        dense = run(params, None)
+        some = run(params, BY_GATES)
+        np.testing.assert_array_equal(some, run(params, BY_INDEX))
+        every = Kept(np.ones(6, bool), np.ones(6, np.float32), "sublayer")
+        np.testing.assert_array_equal(dense, run(params, every))
+        assert np.abs(some - dense).max() > VISIBLE
+
+
+@pytest.mark.slow
+def test_gradients_of_both_executions_are_alike_and_zero_where_layers_are_dropped():
+    """But for rounding: XLA contracts products and sums in GELU's slope in the one program otherwise than in the other."""
+    with jax.enable_x64(False):
+        small, params = dropping()
+
+        def loss(p, kept):
+            return jnp.square(small.module.apply({"params": p}, vision.images(small), kept=kept)).mean()
+
+        one, other = (jax.device_get(jax.jit(jax.grad(loss))(params, kept)) for kept in (BY_GATES, BY_INDEX))
+        chex.assert_trees_all_close(one, other, rtol=0, atol=1e-5)
+        for s, dropped in enumerate((1, 0)):
+            for found in (one, other):
+                assert not any(np.any(g[dropped]) for g in jax.tree.leaves(found[f"blocks{s}"]))
 
 
 def test_indices_are_given_for_each_stage():
     small = config()
+
+    def run(p):
+        return small.module.apply({"params": p}, vision.images(small), kept=Kept(np.array([0, 1, 3], np.int32)))
+
     with pytest.raises(ValueError, match="how many layers a stage keeps is static: give indices as a tuple"):
-        kept = Kept(np.array([0, 1, 3], np.int32))
-        jax.eval_shape(partial(gradient(small), kept=kept), tiny.shapes(small))
+        jax.eval_shape(run, tiny.shapes(small))
 
 
 def test_gates_of_stages_keep_equally_many_there_in_each_micro_step_and_are_counted_by_cost():
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", execution="gather")
-    _, drawn = jax.vmap(lambda t: gates(drop, (4, 7), 400, t, seed=0, micro=3))(jnp.arange(1, 401))
-    for part in (drawn[..., :4], drawn[..., 4:]):
-        counts = part.sum(-1)
-        assert (counts == counts[:, :1]).all() and set(np.unique(counts)) <= {2, 3, 4}
-    np.testing.assert_allclose(drawn.mean((0, 1)), 0.5, atol=0.06)  # of 1200 gates
     weights = np.array([1.5] * 4 + [5 / 7] * 7)
-    _, kept, ran = Gates(drop, (4, 7), 400, 3, 0, None, weights)(0)
-    assert [x.shape[0] for x in kept.layers] == [3, 3]
-    assert ran == pytest.approx(1.5 * kept.layers[0].shape[1] + 5 / 7 * kept.layers[1].shape[1])
+    draw, kept = Gates(drop, (4, 7), 400, 3, 0, None, weights), np.zeros(11)
+    for step in range(400):
+        _, given, ran = draw(step)
+        (micro, first), (_, second) = (x.shape for x in given.layers)
+        assert (micro, first) == (3, 2) and second in (3, 4)
+        assert ran == pytest.approx(1.5 * first + 5 / 7 * second)
+        for begin, x in zip((0, 4), given.layers, strict=True):
+            np.add.at(kept, begin + x.reshape(-1), 1 / 1200)
+    np.testing.assert_allclose(kept, 0.5, atol=0.06)  # of 1200 gates
 
 
 def biases(small: SwinConfig, up: int, down: int, first: int = 0) -> float:

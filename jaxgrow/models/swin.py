@@ -156,14 +156,27 @@ def neighbours(grid: Grid) -> np.ndarray:
     """
     place = np.arange(grid.padded)
     region = 0 + (place >= grid.padded - grid.window) + (place >= grid.padded - grid.shift)
-    regions = 3 * region[None, :, None, None] + region[None, None, :, None]
-    regions_GT = windows(regions, grid.window)[0, :, :, 0]
+    regions_YX = 3 * region[:, None] + region[None, :]
+    regions_GT = rearrange(regions_YX, "(y p) (x q) -> (y x) (p q)", p=grid.window, q=grid.window)
     return regions_GT[:, :, None] == regions_GT[:, None, :]
 
 
-def windows(x_BYXD, window: int):
-    """``[B, Y, X, D] -> [B, G, T, D]``."""
-    return rearrange(x_BYXD, "b (y p) (x q) d -> b (y x) (p q) d", p=window, q=window)
+def into_windows(x_BYXD, grid: Grid, shifted):
+    """``[B, Y, X, D] -> [B, G, T, D]``, with zeros for what fills windows up; ``shifted``: whether they are, bool."""
+    fill = (0, grid.padded - grid.side)
+    x_BYXD = jnp.pad(x_BYXD, ((0, 0), fill, fill, (0, 0)))
+    if grid.shift:
+        x_BYXD = jnp.where(shifted, jnp.roll(x_BYXD, (-grid.shift,) * 2, (1, 2)), x_BYXD)
+    return rearrange(x_BYXD, "b (y p) (x q) d -> b (y x) (p q) d", p=grid.window, q=grid.window)
+
+
+def out_of_windows(x_BGTD, grid: Grid, shifted):
+    """`into_windows` undone."""
+    across = grid.padded // grid.window
+    x_BYXD = rearrange(x_BGTD, "b (y x) (p q) d -> b (y p) (x q) d", p=grid.window, y=across)
+    if grid.shift:
+        x_BYXD = jnp.where(shifted, jnp.roll(x_BYXD, (grid.shift,) * 2, (1, 2)), x_BYXD)
+    return x_BYXD[:, : grid.side, : grid.side]
 
 
 class Attention(nn.Module):
@@ -179,16 +192,9 @@ class Attention(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BYXD, shifted):
-        """``shifted``: whether the windows are, bool."""
+    def __call__(self, x_BGTD, shifted):
         c, s, wide = self.config, f".{self.stage}", jnp.promote_types(self.dtype, jnp.float32)
         embed, heads, grid = c.embed[self.stage], c.heads[self.stage], c.grids[self.stage]
-
-        fill = grid.padded - grid.side
-        x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, fill), (0, fill), (0, 0)))
-        if grid.shift:
-            x_BYXD = jnp.where(shifted, jnp.roll(x_BYXD, (-grid.shift,) * 2, (1, 2)), x_BYXD)
-        x_BGTD = windows(x_BYXD, grid.window)
 
         def project(name, *outputs, bias=True):
             axes, shape = ("embed" + s + READ, "heads" + s, *outputs), (embed, heads, c.head_dim)
@@ -201,21 +207,17 @@ class Attention(nn.Module):
             "log_scale", named(nn.initializers.constant(math.log(10)), "heads" + s, role="scale"), (heads,)
         )
         scale_H = jnp.exp(jnp.minimum(log_scale_H.astype(wide), MAX_SCALE))
-        bias_HTT = self.biases(grid, heads, s)
-        scores_BGHTT = jnp.einsum("bgthk,bgshk->bghts", q_BGTHK, k_BGTHK, preferred_element_type=wide)
-        scores_BGHTT = scores_BGHTT * scale_H[None, None, :, None, None] + bias_HTT[None, None]
+        bias_GHTT = self.biases(grid, heads, s)[None]
         if grid.shift:
             seen_GTT = neighbours(grid) | ~shifted
-            scores_BGHTT = jnp.where(seen_GTT[None, :, None], scores_BGHTT, jnp.finfo(wide).min)
+            bias_GHTT = jnp.where(seen_GTT[:, None], bias_GHTT, jnp.finfo(wide).min)
+        scores_BGHTT = jnp.einsum("bgthk,bgshk->bghts", q_BGTHK, k_BGTHK, preferred_element_type=wide)
+        scores_BGHTT = scores_BGHTT * scale_H[None, None, :, None, None] + bias_GHTT[None]
         weights_BGHTT = jax.nn.softmax(scores_BGHTT).astype(self.dtype)
         y_BGTHK = jnp.einsum("bghts,bgshk->bgthk", weights_BGHTT, v_BGTHK)
 
         axes, shape = ("heads" + s + READ, "head_dim" + READ, "embed" + s), (heads, c.head_dim, embed)
-        y_BGTD = Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BGTHK)
-        y_BYXD = rearrange(y_BGTD, "b (y x) (p q) d -> b (y p) (x q) d", p=grid.window, y=grid.padded // grid.window)
-        if grid.shift:
-            y_BYXD = jnp.where(shifted, jnp.roll(y_BYXD, (grid.shift,) * 2, (1, 2)), y_BYXD)
-        return y_BYXD[:, : grid.side, : grid.side]
+        return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BGTHK)
 
     def biases(self, grid: Grid, heads: int, s: str):
         """Of the scores, [H, T, T], in float32 or better."""
@@ -246,10 +248,12 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x_BYXD, shifted, scale=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
-        c, s = self.config, f".{self.stage}"
+        c, s, grid = self.config, f".{self.stage}", self.config.grids[self.stage]
         norm = partial(LayerNorm, "embed" + s, c.eps, self.dtype, nn.initializers.zeros)
         attention = Attention(c, self.stage, self.dtype, name="attention")
-        x_BYXD = x_BYXD + rescaled(norm(name="attention_norm")(attention(x_BYXD, shifted)), scale)
+        # Patches are normalised as they lie in windows: XLA may sum them in another order elsewhere.
+        y_BGTD = norm(name="attention_norm")(attention(into_windows(x_BYXD, grid, shifted), shifted))
+        x_BYXD = x_BYXD + rescaled(out_of_windows(y_BGTD, grid, shifted), scale)
         gelu = partial(jax.nn.gelu, approximate=False)
         axes = ("embed" + s, "mlp" + s)
         mlp = MLP(c.embed[self.stage], c.mlp[self.stage], INIT, INIT, self.dtype, gelu, axes, name="mlp")
