@@ -100,8 +100,11 @@ def _groups(text: str) -> operators.Groups:
 
 
 def _stages(text: str) -> int | tuple[int, ...]:
-    sizes = tuple(map(int, text.split(",")))
-    return sizes if len(sizes) > 1 else sizes[0]
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 24, nor one of each stage, as 2,2,18,2") from None
+    return tuple(sizes) if len(sizes) > 1 else sizes[0]
 
 
 def _bytes(text: str) -> int:

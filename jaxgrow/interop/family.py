@@ -97,7 +97,7 @@ class Family:
     # Fields of ours that no single key of theirs is, from their whole ``config.json``.
     inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
     # What follows from our config and is written, but not read: their key: value.
-    derived: Callable[[Config], dict[str, Any]] = lambda config: {}
+    derived: Callable[[Any], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
     ignored: tuple[str, ...] = ()
     # Tensors that only repeat a leaf of ours, written for those who look for them: their name: our leaf.

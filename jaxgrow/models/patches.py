@@ -1,8 +1,8 @@
 """What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,10 @@ class PatchConfig(Config):
     def positions(self) -> int:
         """That have an embedding: none, if the family says no other."""
         return 0
+
+    def for_images(self, image: int, classes: int) -> Self:
+        """The same model for images of another size, and other classes."""
+        return replace(self, image=image, classes=classes)
 
     @property
     def example(self) -> jax.Array:

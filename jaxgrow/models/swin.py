@@ -4,9 +4,9 @@ G is the number of windows, T the patches of one, Y and X rows and columns of pa
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +111,12 @@ class SwinConfig(PatchConfig):
         shifts = [self.window // 2 if side > w else 0 for side, w in zip(sides, windows, strict=True)]
         trained = self.trained_windows or (0,) * len(sides)
         return tuple(map(Grid, sides, windows, shifts, [t or w for t, w in zip(trained, windows, strict=True)]))
+
+    def for_images(self, image: int, classes: int) -> Self:
+        """Windows grow with the image, and positions keep the units of the windows that were trained."""
+        trained = tuple(grid.trained for grid in self.grids) if image != self.image else self.trained_windows
+        window = max(1, self.window * image // self.image)
+        return replace(self, image=image, classes=classes, window=window, trained_windows=trained)
 
     def integers(self) -> dict[str, int]:
         merged = {"merged_rows": _MERGED, "merged_columns": _MERGED} if len(self.layers) > 1 else {}
