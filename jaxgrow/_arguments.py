@@ -67,7 +67,9 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     )
     p.add_argument("--method", choices=sorted(METHODS), required=True)
     for axis in AXES:
-        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
+        p.add_argument(
+            f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help="the new size; of a model with stages N,N,.."
+        )
     p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
     p.add_argument(
         "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
@@ -95,6 +97,14 @@ def _groups(text: str) -> operators.Groups:
             f"{text!r} is not 'far', 'adjacent', 'far:3' or groups like 0+2,1+3: a comma between new units, a plus between "
             "old ones"
         ) from None
+
+
+def _stages(text: str) -> int | tuple[int, ...]:
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 24, nor one of each stage, as 2,2,18,2") from None
+    return tuple(sizes) if len(sizes) > 1 else sizes[0]
 
 
 def _bytes(text: str) -> int:

@@ -20,10 +20,12 @@ import numpy as np
 from jaxgrow import operators
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._keeps import keeps, rounding
+from jaxgrow.axes import beside, kind
 from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
+from jaxgrow.operators.targets import width
 from jaxgrow.signals import interrupting
 
 try:
@@ -112,7 +114,9 @@ def _interpolate(a: argparse.Namespace) -> None:
 
 def _grow(a: argparse.Namespace) -> None:
     source, method = open_checkpoint(a.src), METHODS[a.method]
-    target = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
+    given = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
+    target = {axis: size for axis, size in given.items() if isinstance(size, int)}
+    target |= {f"{axis}.{i}": n for axis, sizes in given.items() if axis not in target for i, n in enumerate(sizes)}
     if not target:
         raise CheckpointError("nothing to grow: give the new size of an axis, as --layers 24")
     for name, size in target.items():
@@ -183,17 +187,20 @@ def _grouped(a: argparse.Namespace) -> dict[str, operators.Groups]:
 def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
     """The sizes of the model whose groups are the units of the small one."""
     large = dict(small)
-    for axis, units in groups.items():
-        if axis not in small:
-            raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sorted(small))}")
-        if not isinstance(units, str) and len(units) != small[axis]:
-            raise ValueError(
-                f"--{axis}: {len(units)} groups, but the source has {small[axis]} {axis}: one group for each of them"
-            )
-        large[axis] = operators.group_size(units) * small[axis] if isinstance(units, str) else sum(map(len, units))
-    leading = next((axis for axis in ("heads", "kv_heads") if axis in groups), None)
-    for axis in ("heads", "kv_heads", "embed", "mlp"):
-        if leading is not None and axis in small and axis not in groups:
+    for of, units in groups.items():
+        axes = [axis for axis in small if kind(axis) == of]
+        if not axes:
+            raise ValueError(f"axis {of!r}: the model has no such axis, only {', '.join(sorted(small))}")
+        for axis in axes:
+            if not isinstance(units, str) and len(units) != small[axis]:
+                raise ValueError(
+                    f"--{of}: {len(units)} groups, but the source has {small[axis]} {axis}: one group for each of them"
+                )
+            large[axis] = operators.group_size(units) * small[axis] if isinstance(units, str) else sum(map(len, units))
+    leads = next((of for of in ("heads", "kv_heads") if of in groups), None)
+    for axis in width(small):
+        if leads is not None and kind(axis) not in groups:
+            leading = beside(axis, leads)
             large[axis], rest = divmod(small[axis] * large[leading], small[leading])
             if rest:
                 raise ValueError(

@@ -66,6 +66,10 @@ class BERTConfig(TextConfig):
         return 0 if field == "first_position" else 1
 
     @property
+    def pre_norm(self) -> bool:
+        return self.norm == "pre"
+
+    @property
     def module(self) -> nn.Module:
         return BERT(self)
 

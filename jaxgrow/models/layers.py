@@ -57,11 +57,16 @@ class Linear(nn.Module):
 
 
 def class_logits(
-    x: jax.Array, classes: int, kernel_init: Initializer, name: str = "classifier", bias: bool = True
+    x: jax.Array,
+    classes: int,
+    kernel_init: Initializer,
+    name: str = "classifier",
+    bias: bool = True,
+    axis: str = "embed",
 ) -> jax.Array:
     """``x W + b``, in float32 or better, [.., classes]. Inside of a compact module, which gets the kernel as ``name``."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    axes, shape = ("embed" + READ, "classes"), (x.shape[-1], classes)
+    axes, shape = (axis + READ, "classes"), (x.shape[-1], classes)
     return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
 
 
@@ -82,11 +87,12 @@ class LayerNorm(nn.Module):
     axis: str
     eps: float
     dtype: DTypeLike
+    scale_init: Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x):
         size = (x.shape[-1],)
-        scale = self.param("scale", named(nn.initializers.ones, self.axis, role="norm scale"), size)
+        scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
         bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
@@ -313,21 +319,21 @@ class MLP(nn.Module):
     out_init: Callable
     dtype: DTypeLike
     activation: Callable = jax.nn.gelu  # by its tanh form
+    axes: tuple[str, str] = ("embed", "mlp")
 
     @nn.compact
     def __call__(self, x_BTD):
-        h_BTF = Linear(("embed" + READ, "mlp"), (self.embed, self.mlp), 1, self.kernel_init, self.dtype, name="up")(
-            x_BTD
-        )
+        (outer, inner), embed, mlp = self.axes, self.embed, self.mlp
+        h_BTF = Linear((outer + READ, inner), (embed, mlp), 1, self.kernel_init, self.dtype, name="up")(x_BTD)
         h_BTF = self.activation(h_BTF)
-        return Linear(("mlp" + READ, "embed"), (self.mlp, self.embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
+        return Linear((inner + READ, outer), (mlp, embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
 
 
 @partial(
     jax.jit, static_argnums=(0, 2), static_argnames="axis"
 )  # traced once a block: each call of a model checks shapes
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
-    """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only `LAYERS` grow and drop as layers."""
+    """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only one of layers grows and drops as such."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
 

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from jaxgrow.axes import is_layers, kind
+
 Sizes: TypeAlias = Mapping[str, int]
 Choose: TypeAlias = Callable[[int, int], np.ndarray]
 
@@ -16,8 +18,18 @@ HEADS, KV_HEADS = "heads", "kv_heads"
 
 
 def width(sizes: Sizes) -> tuple[str, ...]:
-    """The axes that operators widen, of those that a model has."""
-    return ("embed", HEADS, *([KV_HEADS] if KV_HEADS in sizes else []), "mlp")
+    """The axes that operators widen, of those that a model has, in every stage.
+
+    Example:
+      >>> width({"layers": 2, "mlp": 8, "embed": 4, "heads": 2})
+      ('embed', 'heads', 'mlp')
+    """
+    return tuple(name for of in ("embed", HEADS, KV_HEADS, "mlp") for name in sizes if kind(name) == of)
+
+
+def depth(sizes: Sizes) -> tuple[str, ...]:
+    """The axes of layers that a model has, one for each stage."""
+    return tuple(filter(is_layers, sizes))
 
 
 def in_turn(old: int, new: int) -> np.ndarray:

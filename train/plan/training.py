@@ -152,11 +152,11 @@ class Measure(Phase):
         def at(kept, batch):
             return loss(model, batch, kept)
 
-        return replace(model, sensitivity=sensitivity(at, model.config.layers, held_out, self.sensitivity.kind))
+        return replace(model, sensitivity=sensitivity(at, model.config.depth, held_out, self.sensitivity.kind))
 
     def flops(self, config: Config, samples: int) -> float:
         """A skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
-        length, layers = self.positions or config.length, config.layers
+        length, layers = self.positions or config.length, config.depth
         whole = flops.forward(config, samples * length, length)
         if self.sensitivity.kind == "taylor":
             return 2 * whole
@@ -164,7 +164,7 @@ class Measure(Phase):
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         model = models[self.name]
-        return replace(model, sensitivity=jnp.zeros(model.config.layers))
+        return replace(model, sensitivity=jnp.zeros(model.config.depth))
 
     def run(self, context: Context) -> Model:
         probe = context.held_out(self.probes)

@@ -15,7 +15,7 @@ from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, coalesce, decoalesce
-from jaxgrow.operators.targets import width
+from jaxgrow.operators.targets import depth, width
 from jaxgrow.symmetry import break_symmetry, fresh
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
@@ -226,7 +226,7 @@ class Grow(Transform):
         for i, name in enumerate(self.by):
             target = differing(config, self.large)
             if name in operators.DEPTH:
-                axes, operator = ("layers",), operators.DEPTH[name]
+                axes, operator = depth(config.sizes()), operators.DEPTH[name]
             elif name in operators.WIDTH:
                 axes, operator = width(config.sizes()), operators.WIDTH[name]
             elif name in operators.EXPERTS:
