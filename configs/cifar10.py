@@ -71,17 +71,12 @@ def vit_ligo() -> Experiment:
 
 def vit_sbld() -> Experiment:
     """SBLD (Zeng et al., 2023; our reconstruction), theta 0.5."""
-    return _dropping("sbld", Sensitivity())
+    return _dropping(vit_scratch(), "sbld", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
 
 
 def vit_uniform() -> Experiment:
-    """The control of `vit_sbld`: no sensitivities."""
-    return _dropping("uniform", Sensitivity(beta=0.0))
-
-
-def _dropping(name: str, sensitivity: Sensitivity) -> Experiment:
-    method = Scratch(LayerDrop(theta=0.5, sensitivity=sensitivity))
-    return replace(vit_scratch(), name=f"cifar10_vit_{name}", method=method)
+    """The control of `vit_sbld`: the same without sensitivities."""
+    return _dropping(vit_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
 
 
 def vit_muon() -> Experiment:
@@ -120,20 +115,20 @@ def swin_scratch() -> Experiment:
     return replace(vit, name="cifar10_swin_scratch", model=model, optim=replace(vit.optim, peak_lr=1e-3))
 
 
-def _dropping(name: str, drop: LayerDrop) -> Experiment:
-    return replace(swin_scratch(), name=f"cifar10_swin_{name}", method=Scratch(drop))
+def _dropping(base: Experiment, name: str, drop: LayerDrop) -> Experiment:
+    return replace(base, name=f"{base.name.removesuffix('_scratch')}_{name}", method=Scratch(drop))
 
 
 def swin_pld() -> Experiment:
     """Progressive layer dropping, over the layers of both stages, one after the other."""
-    return _dropping("pld", LayerDrop(theta=0.5))
+    return _dropping(swin_scratch(), "pld", LayerDrop(theta=0.5))
 
 
 def swin_sbld() -> Experiment:
     """Sensitivity-based layer dropping, the layers of both stages in one order."""
-    return _dropping("sbld", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
+    return _dropping(swin_scratch(), "sbld", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
 
 
 def swin_uniform() -> Experiment:
     """The control of `swin_sbld`: the same without sensitivities."""
-    return _dropping("uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
+    return _dropping(swin_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
