@@ -164,7 +164,7 @@ def test_layers_of_several_kinds_are_dropped_alike_by_either_execution():
     params = tiny.params(c, dtype="float32")
     tokens, gates = tiny.tokens(), np.array([True, False, True, True, False])
 
-    @jax.jit
+    @tiny.optimized_jit
     def gradients(p, kept):
         def loss(p):
             return c.module.apply({"params": p}, tokens[:, :-1], targets=tokens[:, 1:], kept=Kept(kept))[0]
