@@ -142,13 +142,13 @@ def _convert(a: argparse.Namespace) -> None:
 
 
 def _report(a: argparse.Namespace) -> None:
-    from jaxgrow.report import preservation
+    from jaxgrow.report import preservation, rms
 
     first, second = open_checkpoint(a.a), open_checkpoint(a.b)
     inputs, what = _inputs(first, second, a.tokens)
 
     def run(source: Source) -> Any:
-        apply = jax.jit(lambda params, x: source.config.module.apply({"params": params}, x, rms=True))
+        apply = jax.jit(lambda params, x: source.config.module.apply({"params": params}, x, observe=rms))
         params = Cast(source, "float32", at_least=True).params()  # half precision would round what is computed, too
         return lambda x: apply(params, x)
 

@@ -21,6 +21,7 @@ from jaxgrow.operators.depth import (
     stack,
 )
 from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
+from jaxgrow.operators.pruning import Units, keep, prune
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
 
@@ -34,6 +35,7 @@ __all__ = [
     "WIDTH",
     "Groups",
     "Sizes",
+    "Units",
     "adjacent",
     "aki",
     "average",
@@ -46,6 +48,7 @@ __all__ = [
     "group_size",
     "hypercloning",
     "interleave",
+    "keep",
     "lemon",
     "lidas",
     "llama_pro",
@@ -54,6 +57,7 @@ __all__ = [
     "mslt",
     "net2net",
     "new_layers",
+    "prune",
     "solar",
     "sparkling",
     "stack",
