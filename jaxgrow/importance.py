@@ -6,6 +6,7 @@ returns. Of units by `activations` (Minitron). Means over positions: over batche
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from flax import linen as nn
 
 from jaxgrow.axes import READ, Params
 from jaxgrow.models.config import Config, Inputs
-from jaxgrow.models.layers import LayerNorm, Linear, RMSNorm
+from jaxgrow.models.layers import LayerNorm, Linear, Observe, RMSNorm
 
 
 def streams(config: Config, params: Params, inputs: Inputs) -> jax.Array:
@@ -33,7 +34,7 @@ def streams(config: Config, params: Params, inputs: Inputs) -> jax.Array:
       >>> streams(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int)).shape
       (4, 2, 5, 4)
     """
-    _, (x, y) = config.module.apply({"params": params}, inputs, observe=lambda x, y: (x, y))  # type: ignore[misc]
+    x, y = _observed(config, params, inputs, lambda x, y: (x, y))
     return jnp.concatenate([x[:1], y])
 
 
@@ -161,8 +162,14 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
 
     config = replace(config, remat="none")  # what is found inside of a checkpoint stays there
     with nn.intercept_methods(intercept):
-        _, scores = config.module.apply({"params": params}, inputs, observe=observe)  # type: ignore[misc]
+        scores = _observed(config, params, inputs, observe)
     return {"heads": scores["heads"], "mlp": scores["mlp"], "embed": scores["embed"].mean(0)}
+
+
+def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> Any:
+    """Of all layers, stacked."""
+    said: Any = config.module.apply({"params": params}, inputs, observe=observe)
+    return said[1]
 
 
 def _wide(x: jax.Array) -> jax.Array:

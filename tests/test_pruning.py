@@ -4,6 +4,8 @@ C leaves units out, D is its `swap`. Equality to the bit where only copies and z
 functions and scores, in float64.
 """
 
+import json
+import shutil
 from dataclasses import replace
 from functools import cache, partial
 
@@ -13,11 +15,14 @@ import numpy as np
 import pytest
 import tiny
 from test_families import FAMILIES, VARIANTS, assert_fits, batch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jaxgrow import correct, grow, swap
+from jaxgrow import correct, grow, importance, interop, swap
+from jaxgrow._inputs import of_data
+from jaxgrow.cli import main
 from jaxgrow.importance import activations, angular, influence, streams
 from jaxgrow.matrices import dense
-from jaxgrow.models import Adapter, LlamaConfig
+from jaxgrow.models import Adapter, GPT2Config, LlamaConfig
 from jaxgrow.operators import keep, llama_pro, prune
 
 TOLERANCE = 1e-12
@@ -254,3 +259,127 @@ def test_units_that_say_nothing_are_found():
 def test_what_cannot_be_pruned(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A GPT-2 of bytes with LLaMA Pro's layers 2 and 5, which add nothing; beside it the model that it was made of."""
+    config = GPT2Config(vocab=256, context=32, layers=4, embed=12, heads=4, head_dim=3, mlp=20)
+    params = tiny.params(config, dtype="float32")
+    pro = llama_pro(config.sizes(), {"layers": 6})
+    where = tmp_path_factory.mktemp("pruned")
+    interop.save(where / "small", config, params)
+    interop.save(where / "deep", config.resized(pro), grow(pro, params, config.axes()))
+    (where / "text.txt").write_text("Ein Text, an dem gemessen wird. " * 20)
+    return where
+
+
+def run(*arguments):
+    assert main([str(a) for a in arguments]) == 0
+
+
+def test_the_command_takes_away_what_adds_nothing(folder, tmp_path, capsys):
+    with jax.enable_x64(False):
+        run("prune", folder / "deep", tmp_path / "b", "--layers", 4, "--data", folder / "text.txt", "--json")
+        about = json.loads(capsys.readouterr().out)
+        assert about["arguments"]["removed"] == [2, 5]
+        assert [about["report"]["scores"][i] for i in (2, 5)] == [0, 0]
+        whole, pruned, random = (about["report"][name] for name in ("whole", "pruned", "random"))
+        assert (pruned["loss"], pruned["max_abs"], pruned["kl"]) == (whole["loss"], 0, 0)
+        assert abs(random["loss"] - whole["loss"]) > 1e-3 and random["kl"] > 1e-3
+        assert about["report"]["inputs"].startswith("the first 8 x 32 tokens of ")
+        chex.assert_trees_all_equal(interop.load(tmp_path / "b")[1], interop.load(folder / "small")[1])
+        record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
+        assert (record["operator"], record["arguments"]["by"]) == ("prune", "influence")
+        logits = tiny.forward(interop.load(folder / "small")[0])(interop.load(folder / "small")[1], text(folder))
+    log_p = logits - np.log(np.exp(np.float64(logits)).sum(-1, keepdims=True))
+    loss = -np.mean([[log_p[i, j, text(folder)[i, j + 1]] for j in range(31)] for i in range(8)])
+    assert whole["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def text(folder):
+    return np.frombuffer((folder / "text.txt").read_bytes()[: 8 * 32], np.uint8).reshape(8, 32).astype(np.int32)
+
+
+def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, capsys):
+    """.. by token ids, to Orbax; layers by angles, for people."""
+    config = replace(GROUPED, dtype="float32", layers=3)
+    params = tiny.params(config, dtype="float32")
+    ids = np.random.default_rng(1).integers(0, 11, 8 * 7)
+    np.save(tmp_path / "ids.npy", ids)
+    target = {"layers": 2, "kv_heads": 2, "mlp": 4, "embed": 5}
+    options = [word for axis, size in target.items() for word in (f"--{axis.replace('_', '-')}", size)]
+    with jax.enable_x64(False):
+        interop.save(tmp_path / "a", config, params)
+        arguments = (
+            "prune",
+            tmp_path / "a",
+            tmp_path / "b",
+            *options,
+            "--by",
+            "angular",
+            "--data",
+            tmp_path / "ids.npy",
+        )
+        run(*arguments, "--to", "orbax")
+        found = interop.load(tmp_path / "b")[1]
+        inputs = ids.reshape(8, 7)
+        units, stream = jax.jit(lambda p, x: (activations(config, p, x), streams(config, p, x)))(params, inputs)
+        scores = units | {"layers": angular(stream, 1)}
+    chex.assert_trees_all_close(
+        found, grow(prune(config.sizes(), target, scores), params, config.axes()), rtol=0, atol=0
+    )
+    out = capsys.readouterr().out
+    gone = int(np.argmin(scores["layers"]))
+    assert f"layers that went: {gone}\nangular of each layer: " in out and "the function is changed" in out
+    assert [line.split()[0] for line in out.splitlines()[-4:]] == ["whole", "pruned", "random", "random:"]
+
+
+def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
+    shutil.copytree(folder / "small", tmp_path / "a")
+    words = Tokenizer(models.WordLevel({"Ein": 3, "Text": 5, "?": 7}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.enable_truncation(2)
+    words.save(str(tmp_path / "a/tokenizer.json"))
+    inputs, _ = of_data(interop.open_checkpoint(tmp_path / "a"), folder / "text.txt")
+    assert inputs[0, :5].tolist() == [3, 5, 7, 7, 7]
+    (tmp_path / "a/tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(interop.CheckpointError, match=r"tokenizer.json is no tokenizer: .* as a .npy of token ids"):
+        of_data(interop.open_checkpoint(tmp_path / "a"), folder / "text.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to prune: give the new size of an axis, as --layers 24"),
+        (("--mlp", 8, "--by", "angular"), "--by angular says which layers go: give --layers"),
+        (("--layers", 7), "axis 'layers': prune() cannot take 6 to 7; it leaves 1 .. 6"),
+        (("--kv-heads", 1), "axis 'kv_heads': prune() takes layers, embed, heads, mlp"),
+        (("--embed", 6), "head_dim 3"),  # which no GPT2LMHeadModel has
+    ],
+)
+def test_what_the_command_refuses_before_it_measures(folder, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(importance, "streams", None)
+    words = ["prune", folder / "deep", tmp_path / "b", "--data", folder / "text.txt", *arguments]
+    assert main([str(w) for w in words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_that_no_text_is_for(tmp_path):
+    class Images:
+        config, folder = FAMILIES["ViT"], tmp_path
+
+        def sizes(self):
+            return self.config.sizes()
+
+    with pytest.raises(interop.CheckpointError, match="takes images, and this command measures on text"):
+        of_data(Images(), tmp_path / "text.txt")
+    words = tiny.config(head_dim=2)
+    interop.save(tmp_path / "a", replace(words, dtype="float32"), tiny.params(words, dtype="float32"))
+    (tmp_path / "text.txt").write_text("a")
+    with pytest.raises(interop.CheckpointError, match=r"no tokenizer.json in .*; give --data as a .npy"):
+        of_data(interop.open_checkpoint(tmp_path / "a"), tmp_path / "text.txt")

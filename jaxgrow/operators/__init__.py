@@ -21,7 +21,7 @@ from jaxgrow.operators.depth import (
     stack,
 )
 from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
-from jaxgrow.operators.pruning import Units, keep, prune
+from jaxgrow.operators.pruning import Units, best, keep, prune
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
 
@@ -39,6 +39,7 @@ __all__ = [
     "adjacent",
     "aki",
     "average",
+    "best",
     "coalesce",
     "decoalesce",
     "far",

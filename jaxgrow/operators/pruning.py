@@ -60,6 +60,23 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
     return Rules((*(Rule(terms, axes=(LAYERS, axis)) for axis in each), Rule(({**shared, **common},))))
 
 
+def best(scores: ArrayLike, count: int) -> np.ndarray:
+    """The units with the highest scores, in order; of equal ones, the first.
+
+    Args:
+      scores: ``[.., units]``.
+      count: how many.
+
+    Returns:
+      Their numbers, ``[.., count]``.
+
+    Example:
+      >>> best([0.9, 0.2, 0.1, 0.4], 3).tolist()
+      [0, 1, 3]
+    """
+    return np.sort(np.argsort(-np.asarray(scores), axis=-1, kind="stable")[..., :count], axis=-1)
+
+
 def prune(sizes: Sizes, target: Sizes, scores: Units) -> Growth:
     """`keep`, of the units with the highest scores; of equal ones, the first.
 
@@ -99,7 +116,7 @@ def prune(sizes: Sizes, target: Sizes, scores: Units) -> Growth:
     if wrong:
         raise ValueError("\n  ".join(wrong))
     kept = {
-        axis: _best(_scores(axis, sizes, scores), target[axis]) for axis in (LAYERS, "embed", "mlp") if axis in target
+        axis: best(_scores(axis, sizes, scores), target[axis]) for axis in (LAYERS, "embed", "mlp") if axis in target
     }
     if {HEADS, KV_HEADS} & target.keys():
         kept |= _heads(sizes, target, _scores(HEADS, sizes, scores))
@@ -118,16 +135,11 @@ def _heads(sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[str, np.ndar
             f"are now; heads={new_keys * group} keeps whole groups"
         )
     grouped = scores.reshape(*scores.shape[:-1], keys, group)
-    within = _best(grouped, share)
-    found = _best(np.take_along_axis(grouped, within, -1).sum(-1), new_keys)
+    within = best(grouped, share)
+    found = best(np.take_along_axis(grouped, within, -1).sum(-1), new_keys)
     queries = found[..., None] * group + np.take_along_axis(within, found[..., None], -2)
     heads = queries.reshape(*found.shape[:-1], new)
     return {HEADS: heads, KV_HEADS: found} if KV_HEADS in sizes else {HEADS: heads}
-
-
-def _best(scores: np.ndarray, count: int) -> np.ndarray:
-    """The ``count`` highest along the last axis, in order; of equal ones, the first."""
-    return np.sort(np.argsort(-scores, axis=-1, kind="stable")[..., :count], axis=-1)
 
 
 def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
@@ -188,4 +200,4 @@ def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
 
 def _commonest(units: np.ndarray, size: int) -> np.ndarray:
     """Of the units that each layer keeps, as many that most layers keep."""
-    return _best(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])
+    return best(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])
