@@ -28,7 +28,8 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
 
     Returns:
       One map for each axis; or, where layers keep their own units, rules with a term for each layer that stays. What has such
-      an axis in no layer, as a CaiT's class layers, keeps the units that most layers keep.
+      an axis in no layer, as a CaiT's class layers, keeps the units that most layers keep. `jaxgrow.interop.transform` applies
+      such rules layer by layer; `jaxgrow.grow` goes over all of a leaf for each term.
 
     Raises:
       ValueError: units that do not exist, or not once each and in order; query heads that do not read, of the key heads that

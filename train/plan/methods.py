@@ -87,7 +87,8 @@ class VCycle:
     """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
 
     ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every level, the smallest
-    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``.
+    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `Pruning` among the
+    ``groupings`` leaves layers out, in place of coalescing; which, is measured before.
     """
 
     down: tuple[Stage, ...] = (Stage(0.05),)
