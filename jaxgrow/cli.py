@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, S
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
+from jaxgrow.models import Config
 from jaxgrow.report import preservation, rms
 from jaxgrow.signals import interrupting
 
@@ -244,9 +245,12 @@ def _target(a: argparse.Namespace) -> dict[str, int]:
 
 def _run(source: Source) -> Any:
     """``inputs -> (logits, RMS of each layer's output)``."""
-    apply = jax.jit(lambda params, x: source.config.module.apply({"params": params}, x, observe=rms))
-    params = _wide_params(source)
-    return lambda inputs: apply(params, inputs)
+    return partial(_program(source.config), _wide_params(source))
+
+
+@cache  # models of one config share it
+def _program(config: Config) -> Any:
+    return jax.jit(lambda params, inputs: config.module.apply({"params": params}, inputs, observe=rms))
 
 
 def _wide_params(source: Source) -> Any:
