@@ -11,7 +11,7 @@ from jaxgrow._keeps import METHODS
 from jaxgrow._version import __version__
 from jaxgrow.interop.safetensors import SHARD
 
-TITLE = "Checkpoints on disk: grown, coalesced, de-coalesced, interpolated, compared and converted."
+TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
 AXES = ("layers", "embed", "heads", "kv_heads", "mlp")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -74,6 +74,22 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     p.add_argument(
         "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
     )
+    p = command(
+        "prune", "make a model smaller: the layers and units that matter least, on some text, are left out", "SRC"
+    )
+    for axis in AXES:
+        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
+    p.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="text, for the tokenizer.json in SRC; or token ids, as .npy",
+    )
+    p.add_argument(
+        "--by", choices=["influence", "angular"], help="the layers that change their input least, one by one (default), or the "
+        "consecutive ones that do so together"
+    )  # fmt: skip
     p = command("report", "what B keeps of A's function, and by how much not", "A", "B", writes=False)
     p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
     command("convert", "write a model as another kind of folder, in another dtype or other files", "SRC")

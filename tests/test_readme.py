@@ -26,6 +26,7 @@ def test_the_examples_run(capsys, tmp_path, monkeypatch):
     commands = [
         c for line in re.findall(r"^    (jaxgrow .*)$", text, re.MULTILINE) for c in line.split("#")[0].split("&&")
     ]
-    assert len({c.split()[1] for c in commands}) == 7  # all that there are
+    assert len({c.split()[1] for c in commands}) == 8  # all that there are
+    Path("text.txt").write_text(text)
     for command in commands:
         assert cli.main(shlex.split(command)[1:]) == 0, command

@@ -292,6 +292,8 @@ def _key(names: Names) -> tuple[str, ...]:
 def _one_layer(found: Sequence[Term], key: tuple[str, ...], layer: int) -> tuple[list[int], list[Term]]:
     """The old layers that a new one is made of, and the terms that make it of these alone; ``key`` as of `_key`."""
     rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found] or [_only(layer)]
+    live = [i for i, (_, weight) in enumerate(rows) if weight.any()] or [0]
+    rows, found = [rows[i] for i in live], [found[i] for i in live if found]
     needed = sorted({int(j) for index, _ in rows for j in index})
     small = [Rows(np.searchsorted(needed, index)[None], weight[None], len(needed)) for index, weight in rows]
     return needed, [{**term, key: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]

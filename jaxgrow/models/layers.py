@@ -378,7 +378,7 @@ def run_parts(
     layers = len(jax.tree.leaves(stacked)[0])
     begin, end = (kept_tokens.begin, kept_tokens.end) if kept_tokens else (0, 0)
     cuts = sorted({0, min(frozen, layers), begin, end, layers})
-    rms = []
+    observed = []
     for start, stop in itertools.pairwise(cuts):
         part = stacked if stop - start == layers else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
         if stop <= frozen:
@@ -389,8 +389,8 @@ def run_parts(
             x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
         else:
             x_BTD, own = run_stack(apply, part, x_BTD, **options)
-        rms.append(own)
-    return x_BTD, None if rms[0] is None else jnp.concatenate(rms)
+        observed.append(own)
+    return x_BTD, jax.tree.map(lambda *parts: jnp.concatenate(parts), *observed)
 
 
 @struct.dataclass
@@ -448,6 +448,9 @@ def run_after(
 
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
+Observe: TypeAlias = Callable[
+    [jax.Array, jax.Array], Any
+]  # what is returned of a layer, besides, from its input and output
 
 
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -473,10 +476,10 @@ def run_stack(
     *,
     remat: Remat,
     scan: bool = True,
-    rms: bool = False,
+    observe: Observe | None = None,
     kept: Kept | None = None,
 ) -> tuple[Any, Any]:
-    """``x`` through the blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
+    """``x`` through the blocks, one after the other: ``(output, what is observed of each block, stacked, or None)``.
 
     One scan, so that compile time does not grow with depth; not ``scan``, unrolled, but for layers behind conditionals.
     ``apply(w, x) -> x`` is a block; with ``kept.scaling == "sublayer"``, ``apply(w, x, scale)``. ``kept`` says which blocks run
@@ -488,8 +491,8 @@ def run_stack(
     block's input; ``"none"`` computes nothing again.
     """
     kept = kept or Kept(None)
-    if rms and kept.layers is not None:
-        raise ValueError("the RMS of each layer's output is that of a pass through all of them: leave out kept")
+    if observe is not None and kept.layers is not None:
+        raise ValueError("what is observed of each layer is of a pass through all of them: leave out kept")
     layers, scale = kept.layers, kept.scale
     if layers is not None:
         layers = unbatched(layers)
@@ -509,6 +512,6 @@ def run_stack(
     def body(x, inputs):
         w, scale = inputs
         y = layer(w, x, scale)
-        return y, jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean()) if rms else None
+        return y, observe and observe(x, y)
 
     return jax.lax.scan(body, x, (stacked, scale), unroll=unrolled)

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, run_parts, stacked
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, Observe, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 MAX_SCALE = math.log(100)  # of the logarithm of what multiplies cosines
@@ -273,7 +273,7 @@ class Swin(nn.Module):
 
         x = norm(patches W + b);  stages: x = blocks(x), between them x = norm([x of 2 x 2 patches] W);  mean(norm(x)) head
 
-    ``rms``, ``kept`` and ``frozen`` as of `jaxgrow.models.GPT2`, over the layers of all stages, one after the other; gates by
+    ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.GPT2`, over the layers of all stages, one after the other; gates by
     indices are a tuple, of each stage, for how many it runs is static. What is frozen with the bottom layers are patches, and
     what merges them for a stage whose first layer is frozen.
     """
@@ -285,7 +285,7 @@ class Swin(nn.Module):
         self,
         images,
         *,
-        rms: bool = False,
+        observe: Observe | None = None,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -298,7 +298,7 @@ class Swin(nn.Module):
         dtype = jnp.dtype(c.dtype)
         x = LayerNorm("embed.0" + BELOW, c.eps, dtype, name="patch_norm")(embedded(c, images, dtype, "embed.0"))
         x = rearrange(x, "b (y x) d -> b y x d", y=c.grids[0].side)
-        begin, rms_L = 0, []
+        begin, seen = 0, []
         for s, layers in enumerate(c.layers):
             if s:
                 x = _Merge(c, s, dtype, name=f"merge{s}")(x)
@@ -314,15 +314,15 @@ class Swin(nn.Module):
                 frozen=max(0, min(frozen - begin, layers)),
                 remat=c.remat,
                 scan=c.scan_layers,
-                rms=rms,
+                observe=observe,
                 kept=None if kept is None else kept.part(s, slice(begin, begin + layers)),
             )
             begin += layers
-            rms_L.append(own)
+            seen.append(own)
         last = f"embed.{len(c.layers) - 1}"
         x = LayerNorm(last, c.eps, dtype, name="final_norm")(x).mean((1, 2))
         logits = classified(c, x, axis=last)
-        return (logits, jnp.concatenate(rms_L)) if rms else logits
+        return (logits, jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen)) if observe else logits
 
 
 class _Merge(nn.Module):

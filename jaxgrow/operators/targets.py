@@ -50,7 +50,7 @@ def grown(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -> di
     wrong = [f"axis {a!r}: {operator} grows {', '.join(axes)}" for a in target if a not in axes]
     wrong += [f"axis {a!r}: the model has no such axis, only {', '.join(sizes)}" for a in target if a not in sizes]
     wrong += [
-        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce() makes models smaller"
+        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce() and prune() make models smaller"
         for a, new in target.items()
         if a in sizes and new < sizes[a]
     ]

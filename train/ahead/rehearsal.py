@@ -118,7 +118,8 @@ class Rehearsal:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx)
-        made, cost = self._compiled(program, arguments, self._phase.kind if phase is self._phase else "born", 1, 0)
+        what = "born" if isinstance(self._phase, Train) else self._phase.kind
+        made, cost = self._compiled(program, arguments, what, 1, 0)
         if made.sensitivity is not None:  # is looked at
             made = replace(made, sensitivity=np.linspace(0, 1, made.config.depth, dtype=np.float32))
         return made, lambda: cost
