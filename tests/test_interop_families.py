@@ -49,7 +49,7 @@ SETTINGS = {
     "Qwen3ForCausalLM": [_GROUPED | {"head_dim": 6}, _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL}],
     "MixtralForCausalLM": [_GROUPED | _MIXED | {"num_local_experts": 4}, _GROUPED | _MIXED | {"num_local_experts": 2}],
     "Qwen3MoeForCausalLM": [
-        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 10, "norm_topk_prob": normed}
+        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
         for normed in (False, True)
     ],
     "GemmaForCausalLM": [_GEMMA],
@@ -103,7 +103,7 @@ SETTINGS = {
     "Qwen3ForSequenceClassification": [_GROUPED | {"head_dim": 6, "pad_token_id": 1, "num_labels": 3}],
     "MixtralForSequenceClassification": [_GROUPED | _MIXED | {"num_local_experts": 4}],
     "Qwen3MoeForSequenceClassification": [
-        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 10}
+        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12}
     ],
     "GemmaForSequenceClassification": [_GEMMA | {"pad_token_id": 1}],
     "Gemma2ForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1, "num_labels": 3}],
