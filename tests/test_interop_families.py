@@ -439,7 +439,10 @@ def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
 
 
 def test_a_swin_of_timm_has_the_same_logits(tmp_path):
-    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins."""
+    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins.
+
+    Windows divide the image: where they do not, timm shifts before it fills them up, and `transformers` after that.
+    """
     timm = pytest.importorskip("timm.models.swin_transformer_v2", reason="pip install timm")
     folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"window_size": 5})
     options = {"img_size": 20, "patch_size": 2, "window_size": 5, "embed_dim": 8, "mlp_ratio": 1.5, "num_classes": 5}
