@@ -94,6 +94,12 @@ def test_what_is_no_swin(wrong, says):
         config(**wrong)
 
 
+def test_windows_grow_with_images_and_positions_keep_their_units():
+    large = SwinConfig(image=192, window=12).for_images(384, 10)
+    assert (large.image, large.classes, large.window, large.trained_windows) == (384, 10, 24, (12, 12, 12, 6))
+    assert large.for_images(384, 5) == replace(large, classes=5)
+
+
 # --- the function ---
 
 
