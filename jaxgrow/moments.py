@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxgrow import maps
@@ -109,7 +110,8 @@ def grow_optimizer(
         back = [dual(term) for term in terms]
         if _POWER[field] == 1:
             return grow_leaf(back, on, x)
-        return jnp.square(grow_leaf(back, on, jnp.sqrt(x)))
+        xp = np if isinstance(x, np.ndarray) else jnp
+        return xp.square(grow_leaf(back, on, xp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 

@@ -234,7 +234,10 @@ def test_growths_of_different_axes_commute_to_the_bit(row):
     chex.assert_trees_all_close(one, other, rtol=0, atol=of_products(row.growth))
 
 
-@rows(slow=AGAIN)
+COPIES = ("interleave", "interleave, ragged", "g_stack", "mslt", "midas", "lidas", "solar")  # of layers, as `stack`
+
+
+@rows(slow=(*AGAIN, *COPIES))
 def test_numpy_and_jit_agree_to_the_bit(row):
     _, axes, small = model()
     compiled = jax.jit(lambda p: grow(row.growth, p, axes))

@@ -31,7 +31,7 @@ B1, B2 = 0.9, 0.999
 
 def jitted(tx):
     """Of an update of many small operations: compiling them one by one costs seconds."""
-    return optax.GradientTransformation(tx.init, jax.jit(tx.update))
+    return optax.GradientTransformation(jax.jit(tx.init), jax.jit(tx.update))
 
 
 ADAMW = jitted(
@@ -412,7 +412,7 @@ def test_stacked_layers_carry_their_moments():
 
 @pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
 def test_the_moments_of_a_bare_array_grow_as_those_of_a_leaf(policy):
-    tx = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+    tx = jitted(optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2)))
     bare, leaf = SMALL["w"], {"w": SMALL["w"]}
     states = [run(tx, p, tx.init(p), gradients(p, 3))[1] for p in (bare, leaf)]
     grown = [

@@ -74,13 +74,13 @@ def test_learned_maps_act_there_and_have_gradients(mode):
     def total(m, p):
         return sum(jnp.square(x).sum() for x in jax.tree.leaves(grow({"b": AxisMap(m, m)}, p, axes)))
 
-    alone = jax.value_and_grad(total)(jnp.asarray(dense), params)
+    alone = jax.jit(jax.value_and_grad(total))(jnp.asarray(dense), params)
     mesh = there["u"].sharding.mesh
     found = jax.jit(jax.value_and_grad(total))(jax.device_put(dense, NamedSharding(mesh, P())), there)
     chex.assert_trees_all_close(jax.device_get(found), jax.device_get(alone), rtol=1e-5, atol=1e-5)
 
 
-@modes
+@pytest.mark.parametrize("mode", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit])
 @pytest.mark.parametrize(
     "policy", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy")), "exact", "asymmetric"]
 )
@@ -89,7 +89,7 @@ def test_moments_stay_with_their_parameters(mode, policy):
     there, tx = placed(params, mode), optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99))
 
     def moments(p):
-        adam, clock = tx.init(p)
+        adam, clock = jax.jit(tx.init)(p)
         state = adam._replace(mu=p, nu=jax.tree.map(jnp.square, p)), clock._replace(count=jnp.int32(3))
         return grow_optimizer(tx, state, GROWTH, p, axes, policy)[0]
 

@@ -165,10 +165,13 @@ class DropLayers(Modifier):
 
 @cache  # or a copy of a run would compile this again
 def _kept_on_average(drop: LayerDrop, layers: int, begin: int, end: int, steps: int) -> float:
-    times = np.linspace(begin + 1, end, 100)
+    return float(_expected(drop, layers, steps)(np.linspace(begin + 1, end, 100)).mean())
+
+
+@cache
+def _expected(drop: LayerDrop, layers: int, steps: int) -> Callable:
     any_sensitivity = np.zeros(layers, np.float32)  # every one gives the same mean, where it can
-    kept = jax.vmap(lambda t: schedule(drop, layers, t, steps, any_sensitivity).sum())
-    return float(jax.jit(kept)(times).mean())
+    return jax.jit(jax.vmap(lambda t: schedule(drop, layers, t, steps, any_sensitivity).sum()))
 
 
 def _ran(kept: Kept, layers: int) -> jax.Array:
