@@ -101,7 +101,7 @@ def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
 
 # What differs from another in its head, or in the numbers of its parts, goes through most operators in the slow suite.
 ALIKE = {*HEADED, *VARIANTS}
-EACH = ("hypercloning", "fpi", "stack")
+EACH = ("hypercloning", "stack")
 
 
 def both_ways(name, *values):

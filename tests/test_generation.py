@@ -210,8 +210,8 @@ def left(logits_BV, **limits):
     return np.asarray(logits_BV >= least)
 
 
-@pytest.mark.parametrize("top_p", [None, 0.05, 0.5, 0.99, 1.0])
-@pytest.mark.parametrize("top_k", [None, 1, 7, 300])
+@pytest.mark.parametrize("top_p", [None, 0.05, 0.5, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.99, 1.0))])
+@pytest.mark.parametrize("top_k", [None, pytest.param(1, marks=pytest.mark.slow), 7, 300])
 def test_what_limits_leave_is_what_they_say(top_k, top_p):
     logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))
     given = None if top_p == 1.0 else top_p

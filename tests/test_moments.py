@@ -59,7 +59,12 @@ THREE = {"a": select([0, 0, 1, 0], 2)}
 SMALL = {"w": np.array([[0.3, -0.5, 0.7], [0.2, 1.1, -1.3]]), "v": np.array([0.5, -0.7])}
 
 
-@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS)
+AGAIN = ("lion", "rmsprop", "nadam")  # their moments are called as others' are
+
+
+@pytest.fixture(
+    params=[pytest.param(tx, id=name, marks=[pytest.mark.slow] * (name in AGAIN)) for name, tx in OPTIMIZERS.items()]
+)
 def tx(request):
     return request.param
 

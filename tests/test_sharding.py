@@ -89,7 +89,7 @@ def test_moments_stay_with_their_parameters(mode, policy):
     there, tx = placed(params, mode), optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99))
 
     def moments(p):
-        adam, clock = jax.jit(tx.init)(p)
+        adam, clock = tx.init(p)
         state = adam._replace(mu=p, nu=jax.tree.map(jnp.square, p)), clock._replace(count=jnp.int32(3))
         return grow_optimizer(tx, state, GROWTH, p, axes, policy)[0]
 
