@@ -1,0 +1,52 @@
+"""How the site is built: ``sphinx-build -W -n docs build/site``. What is not found on it, a page or a name, is an error."""
+
+import sys
+from functools import cache
+from pathlib import Path
+from pydoc import locate
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import jaxgrow
+
+project = "jaxgrow"
+author = "the jaxgrow authors"
+release = jaxgrow.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["conf.py"]
+html_theme = "furo"
+html_title = f"jaxgrow {release}"
+
+highlight_language = "text"
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_type_aliases = {}
+napoleon_numpy_docstring = False
+add_module_names = False
+default_role = "py:obj"  # `jaxgrow.maps` in a docstring is a link; `transformers`, which is not ours, is code
+nitpicky = True
+
+
+@cache
+def _documented(names):
+    """The name under which the site has an object, by its identity."""
+    return {id(found): name for name in names if (found := locate(name)) is not None}
+
+
+def _elsewhere(app, env, node, contnode):
+    """A name by which an object is known elsewhere: `jaxgrow.swap` is `jaxgrow.maps.swap`. Names that are not ours are code."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py":
+        return None
+    if not target.startswith("jaxgrow"):
+        return contnode
+    domain = env.domains["py"]
+    home = _documented(tuple(domain.objects)).get(id(locate(target)))
+    return home and domain.resolve_xref(env, node["refdoc"], app.builder, "obj", home, node, contnode)
+
+
+def setup(app):
+    app.connect("missing-reference", _elsewhere)
