@@ -1,4 +1,4 @@
-"""A ViT of 0.7 M parameters on CIFAR-10, patches of 8 x 8, 2.6 epochs.
+"""A ViT of 0.7 M parameters on CIFAR-10, patches of 8 x 8, 2.6 epochs; and a Swin V2 of 0.8 M, patches of 4 x 4.
 
     python -m train.compare configs/cifar10.py:vit_scratch configs/cifar10.py:vit_vcycle configs/cifar10.py:vit_small \\
         configs/cifar10.py:vit_ligo configs/cifar10.py:vit_sbld configs/cifar10.py:vit_uniform --seeds 0,1 --frontier 0.55 \\
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from configs import wikipedia
 from jaxgrow.drop import LayerDrop, Sensitivity
-from jaxgrow.models import ViTConfig
+from jaxgrow.models import SwinConfig, ViTConfig
 from train.data.augment import Augment
 from train.data.images import Images
 from train.experiment import Experiment
@@ -71,17 +71,12 @@ def vit_ligo() -> Experiment:
 
 def vit_sbld() -> Experiment:
     """SBLD (Zeng et al., 2023; our reconstruction), theta 0.5."""
-    return _dropping("sbld", Sensitivity())
+    return _dropping(vit_scratch(), "sbld", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
 
 
 def vit_uniform() -> Experiment:
-    """The control of `vit_sbld`: no sensitivities."""
-    return _dropping("uniform", Sensitivity(beta=0.0))
-
-
-def _dropping(name: str, sensitivity: Sensitivity) -> Experiment:
-    method = Scratch(LayerDrop(theta=0.5, sensitivity=sensitivity))
-    return replace(vit_scratch(), name=f"cifar10_vit_{name}", method=method)
+    """The control of `vit_sbld`: the same without sensitivities."""
+    return _dropping(vit_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
 
 
 def vit_muon() -> Experiment:
@@ -93,3 +88,47 @@ def vit_muon_deepen() -> Experiment:
     """.. half of the layers first."""
     method = deepened(vit_muon().model, 3, 0.5, wikipedia.FINAL)
     return replace(vit_muon(), name="cifar10_vit_muon_deepen", method=method)
+
+
+# --- Swin V2 ---
+
+
+def swin_scratch() -> Experiment:
+    """From scratch: a stage of 8 x 8 patches in four windows, which every other layer shifts, then one of a single window.
+
+    1e13 FLOPs. Its rate is not swept yet, and it is not run.
+    """
+    vit = vit_scratch()
+    model = SwinConfig(
+        image=32,
+        patch=4,
+        channels=3,
+        classes=10,
+        layers=(2, 6),
+        embed=(48, 96),
+        heads=(3, 6),
+        head_dim=16,
+        mlp=(192, 384),
+        window=4,
+        remat="projections",
+    )
+    return replace(vit, name="cifar10_swin_scratch", model=model, optim=replace(vit.optim, peak_lr=1e-3))
+
+
+def _dropping(base: Experiment, name: str, drop: LayerDrop) -> Experiment:
+    return replace(base, name=f"{base.name.removesuffix('_scratch')}_{name}", method=Scratch(drop))
+
+
+def swin_pld() -> Experiment:
+    """Progressive layer dropping, over the layers of both stages, one after the other."""
+    return _dropping(swin_scratch(), "pld", LayerDrop(theta=0.5))
+
+
+def swin_sbld() -> Experiment:
+    """Sensitivity-based layer dropping, the layers of both stages in one order."""
+    return _dropping(swin_scratch(), "sbld", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
+
+
+def swin_uniform() -> Experiment:
+    """The control of `swin_sbld`: the same without sensitivities."""
+    return _dropping(swin_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))

@@ -11,7 +11,7 @@ The same under Muon, which is the better baseline, and what growing still saves 
         configs/wikipedia12.py:muon_prores --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
 
 94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
-(README, "Measured").
+(`docs/results`).
 """
 
 from dataclasses import replace
@@ -22,6 +22,7 @@ from jaxgrow.models import GPT2Config
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.recipes import deepened
+from train.plan.transforms import Pruning
 
 SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections")
 
@@ -86,6 +87,15 @@ def vcycle() -> Experiment:
     """The V-cycle that was best on Wikipedia, for the same large model; no small model is needed before."""
     base = scratch()
     return replace(base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2))
+
+
+def vcycle_pruned() -> Experiment:
+    """`vcycle`, whose small model has the six layers that turn the residual stream most, in place of means of pairs.
+
+    The others wait as they are. At `vcycle`'s rate, which was swept for that one alone. Not run.
+    """
+    method = replace(wikipedia.VCYCLE, groupings=(Pruning(6),), moments_up="asymmetric")
+    return replace(vcycle(), name="grow_vcycle_pruned", method=method)
 
 
 def deepen() -> Experiment:

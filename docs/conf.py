@@ -4,6 +4,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from pydoc import locate
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -21,10 +22,10 @@ highlight_language = "text"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 
+autodoc_default_options = {"members": True, "ignore-module-all": True}  # of a module, what it defines
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_type_aliases = {}
 napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # a colon in what "Returns" says makes no type of it
 add_module_names = False
 default_role = "py:obj"  # `jaxgrow.maps` in a docstring is a link; `transformers`, which is not ours, is code
 nitpicky = True
@@ -37,13 +38,12 @@ def _documented(names):
 
 
 def _elsewhere(app, env, node, contnode):
-    """A name by which an object is known elsewhere: `jaxgrow.swap` is `jaxgrow.maps.swap`. Names that are not ours are code."""
-    target = node.get("reftarget", "")
+    """`jaxgrow.swap` is `jaxgrow.maps.swap`, which the site has. What is not ours is code, and so are type variables."""
+    target, domain = node.get("reftarget", ""), env.domains["py"]
     if node.get("refdomain") != "py":
         return None
-    if not target.startswith("jaxgrow"):
+    if not target.startswith("jaxgrow") or isinstance(locate(target), TypeVar):
         return contnode
-    domain = env.domains["py"]
     home = _documented(tuple(domain.objects)).get(id(locate(target)))
     return home and domain.resolve_xref(env, node["refdoc"], app.builder, "obj", home, node, contnode)
 

@@ -11,7 +11,7 @@ from jaxgrow._keeps import METHODS
 from jaxgrow._version import __version__
 from jaxgrow.interop.safetensors import SHARD
 
-TITLE = "Checkpoints on disk: grown, coalesced, de-coalesced, interpolated, compared and converted."
+TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
 AXES = ("layers", "embed", "heads", "kv_heads", "mlp")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -54,7 +54,10 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument("--mlp", type=_groups, help="of the MLP's units, if not as the heads")
         p.add_argument("--layers", type=_groups, help="groups of layers")
         p.add_argument(
-            "--tied", choices=["norm", "paper"], default="norm", help="what takes the factor of a tied head (README)"
+            "--tied",
+            choices=["norm", "paper"],
+            default="norm",
+            help="what takes the factor of a tied head",
         )
     p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
@@ -67,11 +70,29 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     )
     p.add_argument("--method", choices=sorted(METHODS), required=True)
     for axis in AXES:
-        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
+        p.add_argument(
+            f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help="the new size; of a model with stages N,N,.."
+        )
     p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
     p.add_argument(
         "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
     )
+    p = command(
+        "prune", "make a model smaller: the layers and units that matter least, on some text, are left out", "SRC"
+    )
+    for axis in AXES:
+        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
+    p.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="text, for the tokenizer.json in SRC; or token ids, as .npy",
+    )
+    p.add_argument(
+        "--by", choices=["influence", "angular"], help="the layers that change their input least, one by one (default), or the "
+        "consecutive ones that do so together"
+    )  # fmt: skip
     p = command("report", "what B keeps of A's function, and by how much not", "A", "B", writes=False)
     p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
     command("convert", "write a model as another kind of folder, in another dtype or other files", "SRC")
@@ -95,6 +116,14 @@ def _groups(text: str) -> operators.Groups:
             f"{text!r} is not 'far', 'adjacent', 'far:3' or groups like 0+2,1+3: a comma between new units, a plus between "
             "old ones"
         ) from None
+
+
+def _stages(text: str) -> int | tuple[int, ...]:
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 24, nor one of each stage, as 2,2,18,2") from None
+    return tuple(sizes) if len(sizes) > 1 else sizes[0]
 
 
 def _bytes(text: str) -> int:

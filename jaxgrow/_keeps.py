@@ -41,7 +41,7 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
         return preserves_function(growth, config.normed)
     if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
         return False
-    return method == "staged" or (method in ("llama_pro", "lemon") and getattr(config, "norm", "pre") == "pre")
+    return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)
 
 
 def _evenly(growth: Rules, axis: str) -> bool:

@@ -9,22 +9,26 @@ What a leaf is for, its `role`, is read off these names, never off those of modu
 or a table if it reads none of them. What axes cannot tell is declared by marks on a name, each after a dot, in any order;
 whatever else follows a dot belongs to the name:
 
-======================== ============================================================================================
-``embed.bias``           is added to what a kernel wrote
-``embed.scale``          multiplies what a sublayer wrote, unit by unit
-``embed.norm.scale``     multiplies what a norm made of the axis
-``embed.norm.bias``      is added to that
-``embed.table``          a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
-``head_dim.value``       of attention's values: their ``head_dim`` is not the one of queries and keys
-``embed.below``          of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.freeze`)
+========================= ===========================================================================================
+``embed.bias``            is added to what a kernel wrote
+``embed.scale``           multiplies what a sublayer wrote, unit by unit
+``embed.norm.scale``      multiplies what a norm made of the axis
+``embed.norm.bias``       is added to that
+``embed.table``           a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
+``head_dim.value``        of attention's values: their ``head_dim`` is not the one of queries and keys
+``embed.below``           of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.freeze`)
 ``embed.post.norm.scale`` of a norm after a sublayer, whose output is added to the residual stream
-======================== ============================================================================================
+========================= ===========================================================================================
+
+A model whose stages have sizes of their own numbers its axes: ``embed.0``, ``layers.2``. What an axis is for, its `kind`, does
+not depend on the stage, and axes of one stage belong together.
 
 So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the value kernel ``("layers", "embed.in", "heads",
 "head_dim.value")``. What reads attention, ``("layers", "heads.in", "head_dim.in", "embed")``, needs no mark.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -38,7 +42,7 @@ Params: TypeAlias = Any  # a pytree of arrays, or of what has their shape: Pytho
 Axes: TypeAlias = Any  # a pytree of the same structure, of Names
 Tree: TypeAlias = Any  # any other pytree
 
-LAYERS = "layers"  # the axis of stacked blocks: applied one after the other, so it composes instead of adding
+LAYERS = "layers"  # the kind of axis that stacks blocks: applied one after the other, so it composes instead of adding
 READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
 ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "table", "bias", "scale"}
@@ -97,6 +101,48 @@ def marks(name: str) -> frozenset[str]:
     return _parsed(name)[1]
 
 
+def kind(axis: str) -> str:
+    """What an axis is for, in whichever stage: ``kind("embed.0")`` and ``kind("embed")`` are both ``"embed"``."""
+    return axis.partition(".")[0]
+
+
+def beside(axis: str, other: str) -> str:
+    """The axis of kind ``other`` in the stage of ``axis``: ``beside("heads.2", "layers")`` is ``"layers.2"``."""
+    return other + axis[len(kind(axis)) :]
+
+
+def is_layers(axis: str) -> bool:
+    """Whether an axis stacks layers: ``"layers"``, or ``"layers.2"`` of a stage."""
+    return kind(axis) == LAYERS
+
+
+def layers_of(names: Names) -> str | None:
+    """The axis of layers that a leaf is stacked on, or None.
+
+    Example:
+      >>> layers_of(("layers.2", "embed.2.in", "mlp.2")), layers_of(("embed.scale",))
+      ('layers.2', None)
+    """
+    return next((axis(n) for n in names if is_layers(axis(n))), None)
+
+
+def stages(sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Which of all layers, counted from the input on, each axis of layers has.
+
+    Example:
+      >>> stages({"layers.0": 2, "embed.0": 96, "layers.1": 6})
+      {'layers.0': slice(0, 2, None), 'layers.1': slice(2, 8, None)}
+    """
+
+    def number(name: str) -> int:
+        stage = name.partition(".")[2]
+        return int(stage) if stage.isdigit() else 0
+
+    found = sorted(filter(is_layers, sizes), key=number)
+    ends = list(itertools.accumulate(sizes[name] for name in found))
+    return {name: slice(end - sizes[name], end) for name, end in zip(found, ends, strict=True)}
+
+
 def turned(name: str, read: bool) -> str:
     """The name as a reader's, or as a writer's.
 
@@ -122,10 +168,10 @@ def role(leaf: str, names: Names) -> str:
     marks = frozenset().union(*(_parsed(n)[1] for n in names))
     declared = marks & {"kernel", "table", "bias", "scale"}
     if len(declared) == 1:
-        (kind,) = declared
-        return f"norm {kind}" if "norm" in marks and kind in ("bias", "scale") else kind
+        (only,) = declared
+        return f"norm {only}" if "norm" in marks and only in ("bias", "scale") else only
     # Heads and their dimensions are the units of one place.
-    if declared or sum(axis(n) not in (LAYERS, "head_dim") for n in names) < 2:
+    if declared or sum(kind(axis(n)) not in (LAYERS, "head_dim") for n in names) < 2:
         found = " and ".join(sorted(declared)) if declared else "nothing"
         raise ValueError(
             f"{leaf}: {names} declares {found}: name its last axis with one of .bias, .scale, .norm.scale, .norm.bias, .table, "

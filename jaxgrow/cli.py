@@ -1,4 +1,4 @@
-"""The command ``jaxgrow``: checkpoints on disk, grown, coalesced, de-coalesced, interpolated, compared and converted."""
+"""The command ``jaxgrow``: checkpoints on disk, grown, coalesced, pruned, interpolated, compared and converted."""
 
 import argparse
 import inspect
@@ -11,19 +11,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxgrow import operators
+from jaxgrow import _inputs, importance, operators
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._keeps import keeps, rounding
+from jaxgrow.axes import beside, kind
 from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
+from jaxgrow.models import Config
+from jaxgrow.operators.targets import width
+from jaxgrow.report import preservation, rms
 from jaxgrow.signals import interrupting
 
 try:
@@ -32,7 +36,6 @@ except ImportError:  # as on Windows
     resource: Any = None
 
 METHODS = operators.DEPTH | operators.WIDTH
-ROWS, LENGTH = 8, 128  # what `report` runs: samples, and tokens of each, at most
 LARGEST = (
     1 << 20
 )  # units of an axis that is grown: more than any model has, and what memory a growth of it takes is no matter
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = parser(COMMANDS).parse_args(argv)
     try:
         with interrupting():
-            if a.run is not _report:
+            if a.run not in (_report, _prune):
                 jax.config.update(
                     "jax_platforms", "cpu"
                 )  # what works on files need not wait for an accelerator, nor hold it
@@ -112,9 +115,7 @@ def _interpolate(a: argparse.Namespace) -> None:
 
 def _grow(a: argparse.Namespace) -> None:
     source, method = open_checkpoint(a.src), METHODS[a.method]
-    target = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
-    if not target:
-        raise CheckpointError("nothing to grow: give the new size of an axis, as --layers 24")
+    target = _target(a)
     for name, size in target.items():
         if size > LARGEST:
             raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
@@ -132,6 +133,79 @@ def _grow(a: argparse.Namespace) -> None:
     _transform(a, source, growth, {"method": a.method, "target": target, **options, **noise})
 
 
+def _prune(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    sizes, target = source.sizes(), _target(a)
+    if "layers" not in sizes:
+        raise CheckpointError("prune is for models of one stage, whose layers read and write one stream")
+    if a.by and "layers" not in target:
+        raise CheckpointError(f"--by {a.by} says which layers go: give --layers")
+    inputs, what = _inputs.of_data(source, a.data)
+    rng = np.random.default_rng(0)
+    shapes = {"layers": sizes["layers"], "embed": sizes["embed"]}
+    shapes |= {axis: (sizes["layers"], sizes[axis]) for axis in ("heads", "mlp")}
+    with _as_typed():
+        control = operators.prune(sizes, target, {axis: rng.random(shape) for axis, shape in shapes.items()})
+    _put(
+        a, Grown(_wide(a, source), control), {}, source, dry_run=True
+    )  # what cannot be is said before anything is measured
+
+    by = a.by or "influence"
+    scores = _scores(source, inputs, by, target)
+    growth = operators.prune(sizes, target, scores)
+    whole = _run(source)(inputs)
+    report: dict[str, Any] = {"inputs": what, "whole": {"loss": _loss(source, whole[0], inputs)}}
+    for name, pruning in (("pruned", growth), ("random", control)):
+        said = _run(Grown(source, pruning))(inputs)
+        found = preservation(lambda _: whole, lambda _, said=said: said, inputs)
+        report[name] = {"loss": _loss(source, said[0], inputs), **asdict(found)}
+    arguments: dict[str, Any] = {"target": target, "data": str(a.data)}
+    if "layers" in target:
+        stay = operators.best(scores["layers"], target["layers"])
+        arguments |= {"by": by, "removed": sorted(set(range(sizes["layers"])) - set(stay.tolist()))}
+        report["scores"] = scores["layers"].tolist()
+    _transform(a, source, growth, arguments, report=report)
+    if not a.json:
+        print(_compared(report, arguments))
+
+
+def _scores(source: Source, inputs: Any, by: str, target: dict[str, int]) -> dict[str, np.ndarray]:
+    """What the units of the axes that shrink are worth."""
+    config, params = source.config, _wide_params(source)
+    found: dict[str, Any] = {}
+    if "layers" in target:
+        stream = jax.jit(partial(importance.streams, config))(params, inputs)
+        removed = config.layers - target["layers"]
+        found["layers"] = (
+            importance.angular(stream, removed) if by == "angular" and removed else importance.influence(stream)
+        )
+    if target.keys() - {"layers"}:
+        found |= jax.jit(partial(importance.activations, config))(params, inputs)
+    return {axis: np.asarray(x) for axis, x in found.items()}
+
+
+def _loss(source: Source, logits: Any, inputs: Any) -> float | None:
+    """Mean cross-entropy of each next token, nats; None of models that predict something else."""
+    if not source.config.causal or source.config.predicts != "tokens":
+        return None
+    log_p = jax.nn.log_softmax(logits[:, :-1])
+    return -float(np.take_along_axis(np.asarray(log_p), inputs[:, 1:, None], -1).mean())
+
+
+def _compared(report: dict[str, Any], arguments: dict[str, Any]) -> str:
+    lines = []
+    if "removed" in arguments:
+        scores = " ".join(f"{s:.3g}" for s in report["scores"])
+        lines += [f"layers that went: {', '.join(map(str, arguments['removed'])) or 'none'}"]
+        lines += [f"{arguments['by']} of each layer: {scores}"]
+    lines += [f"on {report['inputs']}:", f"{'':8}{'loss':>10}{'KL(whole || it)':>18}{'mean |difference|':>20}"]
+    for name in ("whole", "pruned", "random"):
+        row = report[name]
+        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
+        lines += [f"{name:8}{loss:>10}" + (f"{row['kl']:18.3g}{row['mean_abs']:20.3g}" if "kl" in row else "")]
+    return "\n".join([*lines, "random: the same sizes, of units that a generator of random numbers chose"])
+
+
 def _convert(a: argparse.Namespace) -> None:
     if a.to is None and a.dtype is None and a.shard_size == SHARD:
         raise CheckpointError("convert needs --to: hf or orbax; or --dtype, or --shard-size")
@@ -140,17 +214,9 @@ def _convert(a: argparse.Namespace) -> None:
 
 
 def _report(a: argparse.Namespace) -> None:
-    from jaxgrow.report import preservation
-
     first, second = open_checkpoint(a.a), open_checkpoint(a.b)
-    inputs, what = _inputs(first, second, a.tokens)
-
-    def run(source: Source) -> Any:
-        apply = jax.jit(lambda params, x: source.config.module.apply({"params": params}, x, rms=True))
-        params = Cast(source, "float32", at_least=True).params()  # half precision would round what is computed, too
-        return lambda x: apply(params, x)
-
-    found = preservation(run(first), run(second), inputs)
+    inputs, what = _inputs.of_both(first, second, a.tokens)
+    found = preservation(_run(first), _run(second), inputs)
     if a.json:
         return _say({"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found)})
     print(f"a: {a.a}, b: {a.b}, on {what}")
@@ -163,12 +229,37 @@ COMMANDS = {
     "decoalesce": _decoalesce,
     "interpolate": _interpolate,
     "grow": _grow,
+    "prune": _prune,
     "report": _report,
     "convert": _convert,
 }
 
 
 # --- what they share ---
+
+
+def _target(a: argparse.Namespace) -> dict[str, int]:
+    given = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
+    target = {axis: size for axis, size in given.items() if isinstance(size, int)}
+    target |= {f"{axis}.{i}": n for axis, sizes in given.items() if axis not in target for i, n in enumerate(sizes)}
+    if not target:
+        raise CheckpointError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
+    return target
+
+
+def _run(source: Source) -> Any:
+    """``inputs -> (logits, RMS of each layer's output)``."""
+    return partial(_program(source.config), _wide_params(source))
+
+
+@cache  # models of one config share it
+def _program(config: Config) -> Any:
+    return jax.jit(lambda params, inputs: config.module.apply({"params": params}, inputs, observe=rms))
+
+
+def _wide_params(source: Source) -> Any:
+    """Half precision would round what is computed, too."""
+    return Cast(source, "float32", at_least=True).params()
 
 
 def _grouped(a: argparse.Namespace) -> dict[str, operators.Groups]:
@@ -183,17 +274,20 @@ def _grouped(a: argparse.Namespace) -> dict[str, operators.Groups]:
 def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
     """The sizes of the model whose groups are the units of the small one."""
     large = dict(small)
-    for axis, units in groups.items():
-        if axis not in small:
-            raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sorted(small))}")
-        if not isinstance(units, str) and len(units) != small[axis]:
-            raise ValueError(
-                f"--{axis}: {len(units)} groups, but the source has {small[axis]} {axis}: one group for each of them"
-            )
-        large[axis] = operators.group_size(units) * small[axis] if isinstance(units, str) else sum(map(len, units))
-    leading = next((axis for axis in ("heads", "kv_heads") if axis in groups), None)
-    for axis in ("heads", "kv_heads", "embed", "mlp"):
-        if leading is not None and axis in small and axis not in groups:
+    for of, units in groups.items():
+        axes = [axis for axis in small if kind(axis) == of]
+        if not axes:
+            raise ValueError(f"axis {of!r}: the model has no such axis, only {', '.join(sorted(small))}")
+        for axis in axes:
+            if not isinstance(units, str) and len(units) != small[axis]:
+                raise ValueError(
+                    f"--{of}: {len(units)} groups, but the source has {small[axis]} {axis}: one group for each of them"
+                )
+            large[axis] = operators.group_size(units) * small[axis] if isinstance(units, str) else sum(map(len, units))
+    leads = next((of for of in ("heads", "kv_heads") if of in groups), None)
+    for axis in width(small):
+        if leads is not None and kind(axis) not in groups:
+            leading = beside(axis, leads)
             large[axis], rest = divmod(small[axis] * large[leading], small[leading])
             if rest:
                 raise ValueError(
@@ -225,7 +319,7 @@ def _wide(a: argparse.Namespace, source: Source) -> Source:
     return _typed(a, source, at_least=True)
 
 
-def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict[str, Any]) -> None:
+def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict[str, Any], **said: Any) -> None:
     """Writes what the growth makes of the root, and says what that keeps."""
     paper = arguments.get("tied") == "paper"
     grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
@@ -238,15 +332,13 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
     notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
-    _write(a, made, arguments, root, keeps=kept, notes=notes)
+    _write(a, made, arguments, root, keeps=kept, notes=notes, **said)
 
 
 def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *roots: Any, **said: Any) -> None:
     began = time.perf_counter()
     record = {"operator": a.command, "arguments": arguments | ({} if a.dtype is None else {"dtype": a.dtype})}
-    options = {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": a.dry_run}
-    with _as_typed():
-        write(source, a.dst, record, roots, progress=True, **options)
+    _put(a, source, record, *roots, dry_run=a.dry_run)
     seconds = time.perf_counter() - began
     about = {"dst": str(a.dst), "written": not a.dry_run, **record, **_size(source), **said, "seconds": seconds}
     peak = ""
@@ -266,6 +358,12 @@ def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *ro
         print(f"note: {note}")
 
 
+def _put(a: argparse.Namespace, source: Source, record: dict[str, Any], *roots: Any, dry_run: bool) -> None:
+    options = {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": dry_run}
+    with _as_typed():
+        write(source, a.dst, record, roots, progress=True, **options)
+
+
 def _say(about: dict[str, Any]) -> None:
     print(json.dumps(about, indent=2))
 
@@ -283,51 +381,6 @@ def _amount(source: Source) -> str:
 
 def _spelt(sizes: dict[str, int]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
-
-
-def _inputs(first: Source, second: Source, file: Path | None) -> tuple[Any, str]:
-    """Inputs that both models take, and what they are."""
-    rng = np.random.default_rng(0)
-    example, other = (jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second))
-    if example != other:
-        raise CheckpointError("the two models take different inputs, so there is nothing to compare")
-    vocab, other = first.sizes().get("vocab"), second.sizes().get("vocab")
-    if vocab != other:
-        raise CheckpointError(f"the vocabularies differ, {vocab} and {other} tokens: the logits have no common meaning")
-    if vocab is None:
-        if file is not None:
-            raise CheckpointError("--tokens: these models take images; leave it out")
-        return rng.standard_normal((ROWS, *example[1]), np.float32), f"{ROWS} random images"
-
-    def inputs(tokens: np.ndarray) -> Any:
-        return {"tokens": tokens} if isinstance(example, dict) else tokens
-
-    length = min(first.config.length, second.config.length, LENGTH)
-    if file is None:
-        return inputs(rng.integers(0, vocab, (ROWS, length))), f"{ROWS} x {length} random tokens"
-    tokens = _tokens(file, vocab, ROWS * length)
-    length = min(length, len(tokens))
-    rows = min(ROWS, len(tokens) // length)
-    return inputs(tokens[: rows * length].reshape(rows, length)), f"the first {rows} x {length} tokens of {file}"
-
-
-def _tokens(file: Path, vocab: int, most: int) -> np.ndarray:
-    """The first ids of a file; no more of it is read than they may take."""
-    try:
-        if file.suffix == ".npy":
-            ids = np.array(np.lib.format.open_memmap(file, mode="r").reshape(-1)[:most])
-        else:
-            with file.open() as text:
-                ids = np.array(text.read(LARGEST).split()[:most], np.int64)
-    except OSError:
-        raise
-    except Exception as error:  # NumPy raises whatever it comes across
-        raise CheckpointError(f"{file} holds no token ids: {error}") from error
-    if ids.size == 0 or ids.dtype.kind not in "iu":
-        raise CheckpointError(f"{file} holds no token ids, but {ids.size} numbers of dtype {ids.dtype}")
-    if ids.min() < 0 or ids.max() >= vocab:
-        raise CheckpointError(f"{file} has ids from {ids.min()} to {ids.max()}; the models know 0 .. {vocab - 1}")
-    return ids.astype(np.int32)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def forward(config: Config, tokens: int, length: int | None = None, layers: floa
       config: of the model.
       tokens: how many positions, of all samples together.
       length: positions of a sample; the config's, if left out.
-      layers: how many ran, a mean perhaps; the config's, if left out.
+      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left out.
 
     Returns:
       Floating-point operations.
@@ -39,7 +39,20 @@ def forward(config: Config, tokens: int, length: int | None = None, layers: floa
       274.81079808
     """
     cost = _cost(config, length or config.length)
-    return float(tokens) * ((config.layers if layers is None else layers) * cost.layer + cost.outside)
+    return float(tokens) * ((config.depth if layers is None else layers) * cost.layer + cost.outside)
+
+
+def weights(config: Config) -> np.ndarray:
+    """What each layer costs, over their mean: float [layers]. All ones, but of a model with stages.
+
+    Args:
+      config: of the model.
+
+    Returns:
+      Numbers whose mean is 1: of layers that ran, their sum is what `forward` and `train` take for ``layers``.
+    """
+    cost = config.cost(config.length)
+    return np.array(cost.layers) / cost.layer if cost.layers else np.ones(config.depth)
 
 
 def train(
@@ -63,7 +76,7 @@ def train(
       config: of the model.
       tokens: how many positions, of all samples together.
       length: positions of a sample; the config's, if left out.
-      layers: how many ran, a mean perhaps; the config's, if left out.
+      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left out.
       frozen: how many layers at the bottom do not train.
       drop: which tokens go around which layers.
       adapter: what trains in place of all that is below the head.
@@ -85,15 +98,20 @@ def train(
     cost = _cost(config, length)
     total = 3 * forward(config, tokens, length, layers) - tokens * cost.first
     if frozen:
-        total -= tokens * (2 * frozen * cost.layer + cost.first + cost.table)
+        total -= tokens * cost.spared(frozen)
     if drop is not None:
-        (begin, end), kept = drop.middle(config.layers), drop.kept(length)
+        (begin, end), kept = drop.middle(config.depth), drop.kept(length)
         saved = tokens * (cost.layer - kept / length * _cost(config, kept).layer)
         total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
     if adapter is not None:
         if frozen or drop is not None:
             raise ValueError("an adapter is for a whole stack: not together with frozen layers or token dropping")
-        axes, sizes = config.axes(), {**config.sizes(), LAYERS: config.layers if layers is None else layers}
+        if len(config.depths) > 1:
+            raise ValueError(
+                f"a {type(config).__name__} has stages, each over positions of its own, for which the cost of adapters is not "
+                "known: train all of it"
+            )
+        axes, sizes = config.axes(), {**config.sizes(), LAYERS: config.depth if layers is None else layers}
         own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes)
         of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
         if isinstance(adapter, LoRA):

@@ -17,13 +17,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes import LAYERS, VALUE, Axes, Names, axis, is_names, marked, path, reads, role
+from jaxgrow.axes import (
+    VALUE,
+    Axes,
+    Names,
+    axis,
+    beside,
+    is_layers,
+    is_names,
+    kind,
+    layers_of,
+    marked,
+    path,
+    reads,
+    role,
+)
 from jaxgrow.maps import AxisMap, Rule, Rules
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, sources, width
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, first, grown, sources, width
 
-_LAYERS = (LAYERS,)
-_HEADS, _KV_HEADS = (HEADS, "head_dim"), (KV_HEADS, "head_dim")
 Coefficients: TypeAlias = dict[str, Any]  # as `init` makes them
 Acting: TypeAlias = list[tuple[tuple[str, ...], str]]  # on a leaf: the axes, and the name of the map over them
 
@@ -104,8 +116,8 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
     """
     if KV_HEADS in target:
         target = {HEADS: sizes[HEADS], **target}
-    found = grown("ligo", (LAYERS, *width(sizes)), sizes, target)
-    index = sources("ligo", sizes, {axis: found[axis] for axis in found if axis != LAYERS})
+    found = grown("ligo", (*depth(sizes), *width(sizes)), sizes, target)
+    index = sources("ligo", sizes, {axis: found[axis] for axis in found if not is_layers(axis)})
     grown_sizes = {**sizes, **target}
     regrouped = KV_HEADS in sizes and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]
     out: Coefficients = {"depth": {}, "width": {}}
@@ -113,19 +125,20 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
     for names, acting in uses.values():
         for along, name in acting:
             plain = along[0]
-            kind = "depth" if plain == LAYERS else "width"
-            if plain not in found or name in out[kind]:
+            part = "depth" if is_layers(plain) else "width"
+            if plain not in found or name in out[part]:
                 continue
             if name == "value" and plain == HEADS and KV_HEADS in sizes:
                 continue  # a reader: the map has the size of the values themselves
             old, new = found[plain]
-            if kind == "depth":
+            if part == "depth":
                 out["depth"][name] = _depth(ligo, old, new, _drawn(key, kinds[name]))
                 continue
             own = _drawn(key, name.rpartition("/")[2])
-            unit = sizes["head_dim"] if along in (_HEADS, _KV_HEADS) else 1
+            unit = sizes["head_dim"] if _whole_heads(along) else 1
             rows = _places(index[plain], unit)
-            copies = sizes[LAYERS] if not ligo.shared and plain != "embed" and LAYERS in names else 0
+            stacked = layers_of(names) if not ligo.shared and kind(plain) != "embed" else None
+            copies = sizes[stacked] if stacked else 0
             keys = jax.random.split(own, copies) if copies else own
 
             def draw(k, old=old * unit, new=new * unit, rows=rows):
@@ -157,15 +170,15 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
       >>> sorted(growth(start, axes, sizes).rules[0].terms[0])
       [('layers',), ('mlp',)]
     """
-    depth, width = coefficients["depth"], coefficients["width"]
+    weights, width = coefficients["depth"], coefficients["width"]
 
     def rule(leaf: str, names: Names, acting: Acting) -> Rule:
         maps: dict[tuple[str, ...], AxisMap] = {}
         own: dict[tuple[str, ...], dict[str, Any]] = {}  # of each layer
         for along, name in acting:
-            if along == _LAYERS:
-                if name in depth:
-                    maps[along] = AxisMap(depth[name], depth[name])
+            if is_layers(along[0]):
+                if name in weights:
+                    maps[along] = AxisMap(weights[name], weights[name])
             elif name in width:
                 if width[name]["write"].ndim == 3:
                     own[along] = width[name]
@@ -174,9 +187,11 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
         if not own:
             return Rule((maps,), leaf)
         terms = []
-        for j in range(sizes[LAYERS]):
+        stacked = layers_of(names)
+        assert stacked is not None  # or no map would be of each layer
+        for j in range(sizes[stacked]):
             each = {along: _map({k: m[j] for k, m in ms.items()}, along, sizes) for along, ms in own.items()}
-            terms.append({**maps, _LAYERS: _one_layer(maps.get(_LAYERS), j, sizes[LAYERS]), **each})
+            terms.append({**maps, (stacked,): _one_layer(maps.get((stacked,)), j, sizes[stacked]), **each})
         return Rule(tuple(terms), leaf)
 
     uses = _uses(axes, "out" if "out" in width else "value")
@@ -192,7 +207,7 @@ def _modules(axes: Axes) -> dict[str, str]:
     """``{leaf: what its depth weights belong to}``, of layers: its folder, or, where that holds several things, itself."""
     folders: dict[str, dict[str, str]] = {}
     for leaf, names in _leaves(axes):
-        if LAYERS in map(axis, names):
+        if layers_of(names):
             folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role(leaf, names)
     one = [["kernel"], ["bias", "kernel"], ["norm scale"], ["norm bias", "norm scale"]]
     return {
@@ -228,23 +243,23 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     values = set()
     for leaf, names in _leaves(axes):
         plain, out[leaf] = tuple(axis(n) for n in names), (names, [])
-        own = "" if LAYERS in plain else leaf.partition("/")[0] + "/"
+        own = "" if layers_of(names) else leaf.partition("/")[0] + "/"
         for i, name in enumerate(plain):
             along = plain[i : i + 2]
-            if name == LAYERS:
-                out[leaf][1].append((_LAYERS, modules[leaf]))
-            elif along in (_HEADS, _KV_HEADS):
+            if is_layers(name):
+                out[leaf][1].append(((name,), modules[leaf]))
+            elif _whole_heads(along):
                 if reads(names[i]):
-                    kind, readers[leaf] = attention, own
+                    of, readers[leaf] = attention, own
                 elif marked(names, VALUE):
-                    kind = "value"
+                    of = "value"
                     values.add(own)
                 else:
-                    kind = "key" if reads(names[i + 1]) else "query"
-                out[leaf][1].append((along, own + kind))
-            elif name == "embed":
+                    of = "key" if reads(names[i + 1]) else "query"
+                out[leaf][1].append((along, own + beside(name, of)))
+            elif kind(name) == "embed":
                 out[leaf][1].append(((name,), name))
-            elif name in ("heads", "mlp"):  # heads alone: of kernels between heads
+            elif kind(name) in ("heads", "mlp"):  # heads alone: of kernels between heads, or of numbers of each
                 out[leaf][1].append(((name,), own + name))
     if wrong := [leaf for leaf, own in readers.items() if own not in values]:
         raise ValueError(
@@ -254,9 +269,14 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     return out
 
 
+def _whole_heads(along: tuple[str, ...]) -> bool:
+    """Whether these two axes are the units of heads."""
+    return len(along) == 2 and kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
+
+
 def _map(matrices: dict[str, Any], along: tuple[str, ...], sizes: Sizes) -> AxisMap:
     write, read, joint = matrices["write"], matrices.get("read", matrices["write"]), None
-    if along in (_HEADS, _KV_HEADS):
+    if _whole_heads(along):
         dim = sizes["head_dim"]
         queries = sizes[along[0]] * dim // write.shape[1]  # that read a unit of the map
         if queries > 1:

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeGuard, overload
 import numpy as np
 from flax import struct
 
-from jaxgrow.axes import LAYERS, Names, axis, marks, reads, role
+from jaxgrow.axes import Names, axis, is_layers, kind, marks, reads, role
 from jaxgrow.matrices import Matrix, Rows, is_identity, kron, matmul, sparse, transpose
 
 
@@ -380,7 +380,7 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
 
     Args:
       growth: one map an axis.
-      normed: the axes that a norm averages over.
+      normed: the axes that a norm averages over, in every stage.
 
     Returns:
       Whether it is kept in every model; false says that in some it is not.
@@ -404,8 +404,8 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
         ).all()
         if not only_copies or not is_identity(matmul(transpose(m.read), m.write)):
             return False
-        if name in normed and not (copied.all() and len(set(np.bincount(write.index[ones]).tolist())) == 1):
+        if kind(name) in normed and not (copied.all() and len(set(np.bincount(write.index[ones]).tolist())) == 1):
             return False
-        if name == LAYERS and not (m.new == m.old and is_identity(m.write)):
+        if is_layers(name) and not (m.new == m.old and is_identity(m.write)):
             return False
     return True

@@ -30,12 +30,29 @@ class Preservation:
         )
 
 
+def rms(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The root mean square of a layer's output: what the models here are told to ``observe``.
+
+    Args:
+      x: the layer's input.
+      y: its output.
+
+    Returns:
+      A scalar, in float32.
+
+    Example:
+      >>> float(rms(jnp.zeros(2), jnp.array([1.0, 7.0])))
+      5.0
+    """
+    return jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean())
+
+
 def preservation(first: Callable, second: Callable, tokens: jax.Array) -> Preservation:
     """Compares two models on the same tokens.
 
     Args:
       first: ``tokens -> (logits [..., vocab], RMS of each layer's output [layers])``, as is
-        ``lambda t: model.apply({"params": p}, t, rms=True)`` of the models here.
+        ``lambda t: model.apply({"params": p}, t, observe=rms)`` of the models here.
       second: the other one, of the same vocabulary.
       tokens: what both take.
 

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_names, leaves, owner, path
+from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owner, path
 
 RULES: Mapping[str, str] = {
     "embed": "fsdp",
@@ -45,7 +45,7 @@ def spec(names: Names, shape: tuple[int, ...], mesh: AnyMesh, rules: Mapping[str
     """
     out: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
-        over = rules.get(axis(name))
+        over = rules.get(kind(axis(name)))
         devices = mesh.shape.get(over, 1) if over else 1
         out.append(over if devices > 1 and over not in out and size % devices == 0 else None)
     return P(*out)
@@ -107,7 +107,7 @@ def whole(sizes: Mapping[str, int], mesh: AnyMesh, rules: Mapping[str, str] = RU
     return [
         f"axis {name!r} of {size} does not divide among the {mesh.shape[over]} devices of {over}: each holds all of it"
         for name, size in sizes.items()
-        if (over := rules.get(name)) in mesh.shape and size % mesh.shape[over]
+        if (over := rules.get(kind(name))) in mesh.shape and size % mesh.shape[over]
     ]
 
 

@@ -164,13 +164,14 @@ def test_layers_of_several_kinds_are_dropped_alike_by_either_execution():
     params = tiny.params(c, dtype="float32")
     tokens, gates = tiny.tokens(), np.array([True, False, True, True, False])
 
-    @jax.jit
+    @tiny.optimized_jit
     def gradients(p, kept):
         def loss(p):
             return c.module.apply({"params": p}, tokens[:, :-1], targets=tokens[:, 1:], kept=Kept(kept))[0]
 
         return jax.grad(loss)(p)
 
-    by_conditional, by_indices = gradients(params, gates), gradients(params, np.flatnonzero(gates).astype(np.int32))
+    with jax.enable_x64(False):  # as a model of float32 is run
+        by_conditional, by_indices = gradients(params, gates), gradients(params, np.flatnonzero(gates).astype(np.int32))
     jax.tree.map(np.testing.assert_array_equal, by_conditional, by_indices)
-    assert all(not g[[1, 4]].any() and g[2:4].any() for g in jax.tree.leaves(by_conditional["blocks"]))
+    assert all(not np.asarray(g)[[1, 4]].any() and g[2:4].any() for g in jax.tree.leaves(by_conditional["blocks"]))

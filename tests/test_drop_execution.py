@@ -308,9 +308,10 @@ def test_vmap_over_data_keeps_the_conditional():
     assert any(e.primitive.name == "cond" for e in equations(jax.make_jaxpr(jax.vmap(run))(np.ones((2, 3))).jaxpr))
 
 
-def test_the_rms_of_layers_needs_all_of_them():
+def test_what_is_observed_of_layers_needs_all_of_them():
     with pytest.raises(ValueError, match="leave out kept"):
-        run_stack(lambda w, x: x, np.ones(2), np.ones(3), remat="products", rms=True, kept=Kept(np.ones(2, bool)))
+        kept = Kept(np.ones(2, bool))
+        run_stack(lambda w, x: x, np.ones(2), np.ones(3), remat="products", observe=lambda x, y: y, kept=kept)
 
 
 def test_gates_drawn_on_each_device_are_the_same():

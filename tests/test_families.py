@@ -11,9 +11,10 @@ import pytest
 import runs
 
 from jaxgrow import grow, ligo, operators, sizes
+from jaxgrow.axes import kind
 from jaxgrow.drop import Kept, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.freeze import Freeze
-from jaxgrow.models import BERTConfig, CaiTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
+from jaxgrow.models import BERTConfig, CaiTConfig, Config, GPT2Config, LlamaConfig, SwinConfig, ViTConfig
 from jaxgrow.models.patches import PatchConfig
 from train import pretrain
 from train.data.images import Images
@@ -27,6 +28,7 @@ from train.state.optim import Optim, transformation
 
 SIZES = dict(layers=4, embed=8, heads=4, head_dim=2, mlp=12)
 TEXT, IMAGES = dict(vocab=256, context=6), dict(image=8, patch=4, channels=1, classes=10)
+STAGES = dict(layers=(2, 2), embed=(8, 12), heads=(4, 2), head_dim=2, mlp=(12, 16))
 FAMILIES: dict[str, Config] = {
     "GPT-2": GPT2Config(**SIZES, **TEXT),
     "GPT-2, untied": GPT2Config(**SIZES, **TEXT, tied=False),
@@ -44,6 +46,7 @@ FAMILIES: dict[str, Config] = {
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
+    "Swin": SwinConfig(**STAGES, **IMAGES | {"patch": 1}, window=3, position_mlp=3),
 }
 # Those that are another's in all but a part, such as an untied head.
 VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "DeiT")
@@ -68,7 +71,12 @@ def parameters(config: Config):
 
 
 def doubled(config: Config, *axes: str) -> dict[str, int]:
-    return {axis: 2 * size for axis, size in config.sizes().items() if axis in axes}
+    return {axis: 2 * size for axis, size in config.sizes().items() if kind(axis) in axes}
+
+
+def halved(config: Config) -> Config:
+    large = doubled(config, "layers", "embed", "heads", "kv_heads", "mlp")
+    return config.with_sizes({axis: size // 4 for axis, size in large.items()})
 
 
 def assert_fits(growth, config: Config) -> Config:
@@ -127,7 +135,7 @@ def test_operators(config, name):
 def test_coalescing(config, groups):
     growth = operators.coalesce(config.sizes(), heads=groups, layers="adjacent")
     small = assert_fits(growth, config)
-    assert (small.layers, small.heads, small.embed, small.mlp) == (2, 2, 4, 6)
+    assert small == halved(config)
     up = operators.decoalesce(config.sizes(), heads=groups, layers="adjacent")
     assert assert_fits(up, small) == config
 
@@ -166,9 +174,7 @@ def batch(config: Config):
 
 
 def methods(config: Config):
-    small = replace(
-        config, layers=2, embed=4, heads=2, mlp=6, **({"kv_heads": 1} if "kv_heads" in config.sizes() else {})
-    )
+    small = halved(config)
     pld, sbld = LayerDrop(), LayerDrop(sensitivity=Sensitivity(batches=1, after=0.25))
     some = {} if isinstance(config, PatchConfig) else {"tokens": TokenDrop(0.5, first=1, last=1)}
     stage = Stage(0.5, **some)
@@ -191,8 +197,11 @@ def methods(config: Config):
 def inputs(modifier: Modifier, phase: Train, held):
     """What a step might be given."""
     if isinstance(modifier, DropLayers):
-        layers = phase.config.layers
-        open_ = np.ones((1, layers), bool) if modifier.drop.execution == "cond" else np.arange(layers - 1)[None]
+        layers = phase.config.depth
+        open_ = np.ones((1, layers), bool)
+        if modifier.drop.execution == "gather":
+            stages = tuple(np.arange(n - 1)[None] for n in phase.config.depths)
+            open_ = stages if len(stages) > 1 else stages[0]
         return Kept(open_, np.ones((1, layers), np.float32), "sublayer")
     if isinstance(modifier, Teacher):
         return replace(held[modifier.name], opt=None), np.float32(0.5)
@@ -207,7 +216,7 @@ BARELY = ("BERT, pre-LN", "RoBERTa", "DeiT")  # of parts that others have, in ot
 SHOWN = {
     "taught": ("GPT-2", "ViT"),
     "V-cycle, published tables": ("GPT-2", "BERT"),
-    "dropping by sensitivity": ("BERT",),
+    "dropping by sensitivity": ("BERT", "Swin"),
     "V-cycle, dropping": ("Llama",),
     "learned, then dropping tokens": ("BERT",),
 }

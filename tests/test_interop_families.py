@@ -25,6 +25,9 @@ _GEMMA = _GROUPED | {"head_dim": 6}
 _LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
+_STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
+    pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
+)
 # What a model has beside the defaults of its architecture.
 SETTINGS = {
     "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
@@ -70,6 +73,8 @@ SETTINGS = {
     "ViTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
+    # A stage in windows, of which some are filled up, and one that is a single window; and as fine-tuned with larger ones.
+    "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
     "BertForSequenceClassification": [_ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
     "RobertaForSequenceClassification": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "XLMRobertaForSequenceClassification": [
@@ -164,19 +169,25 @@ def run(*words: object) -> None:
     assert cli.main([str(w) for w in words]) == 0
 
 
+def to(config, layers: int) -> str:
+    """For ``--layers``."""
+    return ",".join([str(layers)] * len(config.depths))
+
+
 @cases
 def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, which):
     """Wider by de-coalescing, which keeps the function; deeper, which does not; and back to what it was, by coalescing."""
     before = assert_alike(made(tmp_path / "a", architecture, which))
-    heads = interop.open_checkpoint(tmp_path / "a").sizes()["heads"]
-    groups = ",".join(f"{i}+{i + heads}" for i in range(heads))
+    config = interop.open_checkpoint(tmp_path / "a").config
+    heads = config.sizes().get("heads", 0)
+    groups = ",".join(f"{i}+{i + heads}" for i in range(heads)) or "far"  # which is the same, of each stage
     run("decoalesce", tmp_path / "a", tmp_path / "wide", "--heads", groups)
     np.testing.assert_allclose(assert_alike(tmp_path / "wide"), before, rtol=0, atol=1e-4)
-    run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", 5)
+    run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", to(config, 5))
     assert np.abs(assert_alike(tmp_path / "deep") - before).max() > 1e-2
     run("coalesce", tmp_path / "wide", tmp_path / "back", "--heads", groups)
     first, last = tensors(tmp_path / "a"), tensors(tmp_path / "back")
-    for name in last.keys() - FAMILIES[architecture].copies(interop.open_checkpoint(tmp_path / "a").config).keys():
+    for name in last.keys() - FAMILIES[architecture].copies(config).keys():
         np.testing.assert_allclose(last[name], first[name], rtol=0, atol=1e-6, err_msg=name)
     assert (tmp_path / "deep" / "tokenizer.json").read_text() == "{}"
 
@@ -203,9 +214,8 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     run("convert", tmp_path / "a", tmp_path / "c", "--to", "hf")
     before, after, direct = (contents(tmp_path / name) for name in "abc")
     config = interop.open_checkpoint(tmp_path / "a").config
-    stored = {
-        s.name.format(layers=i) for s in FAMILIES[architecture].names(config).values() for i in range(config.layers)
-    }
+    leaves, names = interop.open_checkpoint(tmp_path / "a").leaves, FAMILIES[architecture].names(config)
+    stored = {s.name.format(layers=i) for path, s in names.items() for i in leaves[path].layers}
     first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
     assert last.keys() == stored | FAMILIES[architecture].copies(config).keys() and stored <= first.keys()
     # What a Gemma stores less one is rounded to its distance from one, in float32; in bfloat16 to nothing.
@@ -241,12 +251,12 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture):
 
 @pytest.mark.parametrize("architecture", SETTINGS)
 def test_report_and_inspect(tmp_path, architecture, capsys):
-    made(tmp_path / "a", architecture)
-    run("grow", tmp_path / "a", tmp_path / "b", "--method", "llama_pro", "--layers", 3)
+    config = interop.open_checkpoint(made(tmp_path / "a", architecture)).config
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "llama_pro", "--layers", to(config, 3))
     capsys.readouterr()
     run("report", tmp_path / "a", tmp_path / "b")
     assert "max |a - b|" in (said := capsys.readouterr().out)
-    if FAMILIES[architecture].config is BERTConfig:  # a block that adds nothing still norms
+    if not config.pre_norm:  # a block that adds nothing still norms
         return
     assert float(said.split("max |a - b| ")[1].split(",")[0]) < 1e-5
     run("inspect", tmp_path / "b")
@@ -415,3 +425,45 @@ def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
     for name in after:
         assert before[name].dtype == after[name].dtype
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+
+
+def test_a_swin_of_timm_has_the_same_logits(tmp_path):
+    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins."""
+    timm = pytest.importorskip("timm.models.swin_transformer_v2", reason="pip install timm")
+    folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"window_size": 5})
+    options = {"img_size": 20, "patch_size": 2, "window_size": 5, "embed_dim": 8, "mlp_ratio": 1.5, "num_classes": 5}
+    model = timm.SwinTransformerV2(**options, depths=(2, 2), num_heads=(2, 4), pretrained_window_sizes=(0, 0)).eval()
+    named, found = tensors(folder), {}
+    for name, tensor in named.items():
+        for old, new in TIMM.items():
+            name = name.replace(old, new)
+        if "downsample" in name:
+            name = name.replace("layers.0", "layers.1")
+        found[name] = torch.tensor(tensor)
+    for block in {name.rpartition("query")[0] for name in found if "query" in name}:
+        parts = [found.pop(f"{block}{part}.weight") for part in ("query", "key", "value")]
+        found[f"{block}qkv.weight"] = torch.cat(parts)
+        for part in "query", "value":
+            found[f"{block}{part[0]}_bias"] = found.pop(f"{block}{part}.bias")
+    told = model.load_state_dict(found, strict=False)
+    assert not told.unexpected_keys and all("relative" in key or "k_bias" in key for key in told.missing_keys), told
+    config, params = interop.load(folder)
+    with torch.no_grad():
+        expected = model(torch.tensor(given(config).transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(tiny.forward(config)(params, given(config)), expected, rtol=0, atol=1e-4)
+
+
+TIMM = {
+    "swinv2.embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "swinv2.embeddings.norm": "patch_embed.norm",
+    "swinv2.encoder.": "",
+    "swinv2.layernorm": "norm",
+    "classifier": "head.fc",
+    "attention.self.continuous_position_bias_mlp": "attn.cpb_mlp",
+    "attention.self.": "attn.",
+    "attention.output.dense": "attn.proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+}

@@ -15,7 +15,7 @@ from jaxgrow.operators import coalesce, decoalesce
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.plan import after, live, shapes
 from train.plan.training import Train
-from train.plan.transforms import Coalesce, Correct, Decoalesce, Grouping, Interpolate
+from train.plan.transforms import Coalesce, Correct, Decoalesce, Grouping, Interpolate, Pruning, Transform, smaller
 from train.state.model import Model
 from train.state.optim import Optim, transformation
 
@@ -101,6 +101,8 @@ def test_stages_and_groups_that_do_not_fit_the_levels_are_refused():
         VCycle(down=(Stage(0.1), Stage(0.1)))
     with pytest.raises(ValueError, match="one for each of 1 levels down, not 2"):
         VCycle(groupings=(Grouping(), Grouping()))
+    with pytest.raises(ValueError, match=r"3 layers stay, but kept names \(0, 1\)"):
+        Pruning(3, kept=(0, 1))
 
 
 # --- what phases do ---
@@ -119,7 +121,7 @@ def trained(config, seed: int) -> Model:
 
 @pytest.fixture(scope="module")
 def models():
-    return {"large": trained(DEEP, 1), "coarse1": trained(GROUPING.small(DEEP), 2), "up": trained(DEEP, 3)}
+    return {"large": trained(DEEP, 1), "coarse1": trained(smaller(GROUPING, DEEP), 2), "up": trained(DEEP, 3)}
 
 
 def run(phase, models):
@@ -171,7 +173,7 @@ def test_interpolation_at_its_ends_and_its_middle(models):
 @pytest.mark.parametrize("alpha", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 def test_correction_is_the_correction_of_the_core(models, alpha):
     large, small = models["large"], models["coarse1"]
-    growth, axes = GROUPING.growth(DEEP, decoalesce), DEEP.axes()
+    growth, axes = GROUPING.up(DEEP), DEEP.axes()
     found = run(Correct("large", "coarse1", GROUPING, alpha, "exact"), models)
     expected = jax.jit(lambda a, b: correct(a, b, growth, axes, alpha))(large.params, small.params)
     chex.assert_trees_all_close(found.params, expected, atol=1e-6)
@@ -226,6 +228,7 @@ METHODS = {
     "three": THREE,
     "carried": VCycle(moments_down="exact", moments_up="asymmetric"),
     "corrected": VCycle(correction=True, moments_up="copy"),
+    "pruned": VCycle(groupings=(Pruning(2),), correction=True, moments_down="exact", moments_up="asymmetric"),
     "unborn": VCycle(down=(Stage(0.0),), moments_down="copy"),
 }
 
@@ -241,7 +244,8 @@ def test_shapes_tell_what_a_run_holds_after_every_phase(method):
         if isinstance(phase, Train):
             result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)
         else:
-            result = jax.eval_shape(lambda m, p=phase: p.apply(m, TX), held)
+            made = phase.apply if isinstance(phase, Transform) else phase.shapes
+            result = jax.eval_shape(lambda m, made=made: made(m, TX), held)
         held = after(plan, i, held, result)
         told = shapes(plan, i + 1, TX)
         assert jax.tree.structure(told) == jax.tree.structure(held)

@@ -37,12 +37,13 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
         line = text[: block.start(1)].count("\n")
         exec(compile("\n" * line + block[1], ROOT / page, "exec"), {"__name__": "page"})  # errors point into the page
     assert "KL(a || b)" in capsys.readouterr().out or "preservation(" not in text
+    Path("text.txt").write_text(text)  # that commands measure on
     for command in commands(text):
         assert cli.main(command) == 0, command
 
 
 def test_every_command_of_jaxgrow_is_shown():
-    assert len({command[0] for text in PAGES.values() for command in commands(text)}) == 7  # all that there are
+    assert len({command[0] for text in PAGES.values() for command in commands(text)}) == 8  # all that there are
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,7 @@ import tiny
 
 from jaxgrow import grow
 from jaxgrow.operators import hypercloning, stack
-from jaxgrow.report import Preservation, preservation
+from jaxgrow.report import Preservation, preservation, rms
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -47,7 +47,7 @@ def test_kl_does_not_see_a_constant_and_the_logits_do():
 
 
 def gpt2_model(config, params):
-    model = jax.jit(partial(config.module.apply, rms=True))
+    model = jax.jit(partial(config.module.apply, observe=rms))
     return lambda tokens: model({"params": params}, tokens)
 
 

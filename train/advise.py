@@ -48,7 +48,7 @@ def one_layer(experiment: Experiment, tau: float) -> Method:
 
 
 def half(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau, max(1, experiment.model.layers // 2))
+    return _deepened(experiment, tau, max(1, experiment.model.depth // 2))
 
 
 def _deepened(experiment: Experiment, tau: float, layers: int) -> Method:

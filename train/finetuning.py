@@ -10,6 +10,7 @@ from jaxgrow.drop import LayerDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.lora import LoRA
 from jaxgrow.models import Adapter, Config, TextConfig
+from jaxgrow.models.patches import PatchConfig
 from train.data.images import Images
 from train.data.labelled.task import Labelled, Prepared
 from train.data.text import name_of
@@ -91,6 +92,6 @@ def _model(config: Config, task: Prepared) -> Config:
     """``config``, with the head that a task wants; of images, for their size."""
     if isinstance(config, TextConfig):
         return config.with_head(task.head, task.classes)
+    assert isinstance(config, PatchConfig)
     pixels, _ = task.train.sample(0, np.random.default_rng(0))
-    changes: Any = {"classes": task.classes, "image": len(pixels)}
-    return replace(config, **changes)
+    return config.for_images(len(pixels), task.classes)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxgrow import operators
+from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
 from train.errors import UserError, exits_cleanly
@@ -36,7 +37,7 @@ def defaults(base: Experiment, source: Path) -> list[str]:
     """Operators for the axes in which the small model of the run ``source`` and that of ``base`` differ."""
     small = _small(source)
     axes = differing(small, base.model)
-    deeper = DEFAULTS["depth"] if "layers" in axes else ("",)
+    deeper = DEFAULTS["depth"] if any(map(is_layers, axes)) else ("",)
     wider = DEFAULTS["width"] if axes.keys() & width(small.sizes()) else ("",)
     return [by for pair in itertools.product(wider, deeper) if (by := "+".join(filter(None, pair)))]
 

@@ -25,7 +25,7 @@ Batch: TypeAlias = Any  # a pytree of arrays: what the loss takes
 class Sensitivity:
     """How sensitivities are measured, and how they become keep probabilities. Layers are named by number, -1 the last."""
 
-    kind: Kind = "loss_delta"
+    kind: Kind | Literal["influence"] = "loss_delta"  # of `sensitivity`, or `jaxgrow.importance.influence`
     after: float = 0.05  # of the steps: the pre-analysis, with every layer; the schedule of theta begins then
     every: float = 0.0  # of the steps: measured again and again; 0: once
     batches: int = 8  # held-out micro-batches

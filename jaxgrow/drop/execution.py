@@ -21,7 +21,8 @@ class Kept:
     """Which layers of a stack one forward pass runs.
 
     ``layers``: bool [layers], each behind a `lax.cond`; or int32 [kept], their indices in order, of which only the number
-    is static; or None, all. ``scale``, float [layers] or None: 1 / keep probability, the factor of what a kept layer adds.
+    is static, of a model with stages one such array for each, counted within it; or None, all. ``scale``, float [layers] or
+    None: 1 / keep probability, the factor of what a kept layer adds.
 
     ========== ============================================= ==================================================================
     scaling    a kept layer                                  expectation
@@ -31,9 +32,24 @@ class Kept:
     ========== ============================================= ==================================================================
     """
 
-    layers: jax.Array | np.ndarray | None
+    layers: Any  # jax.Array | np.ndarray | tuple of these | None
     scale: jax.Array | np.ndarray | None = None
     scaling: Literal["block", "sublayer"] = struct.field(pytree_node=False, default="block")
+
+    def part(self, stage: int, layers: slice) -> "Kept":
+        """Of one stage, which has these of all ``layers``.
+
+        Raises:
+          ValueError: indices that are not given for each stage.
+        """
+        own, scale = self.layers, None if self.scale is None else self.scale[layers]
+        if isinstance(own, tuple):
+            return Kept(own[stage], scale, self.scaling)
+        if own is not None and own.dtype != bool:
+            raise ValueError(
+                "how many layers a stage keeps is static: give indices as a tuple, an array for each stage, or gates"
+            )
+        return Kept(None if own is None else own[layers], scale, self.scaling)
 
 
 def rescaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:

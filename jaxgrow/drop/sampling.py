@@ -3,6 +3,9 @@
 All replicas must drop the same layers: where each draws its own, a step lasts as long as the unluckiest one's.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -67,7 +70,7 @@ def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = N
 
 def gates(
     drop: LayerDrop,
-    layers: int,
+    layers: int | Sequence[int],
     steps: int,
     t: ArrayLike,
     *,
@@ -79,7 +82,8 @@ def gates(
 
     Args:
       drop: how layers are dropped.
-      layers: how many there are.
+      layers: how many there are; or in each stage, in order. Systematic gates are then drawn for each stage, so that
+        micro-steps keep equally many there.
       steps: how many steps the phase has.
       t: the step, ``1 .. steps``.
       seed: of the run, and not of a device.
@@ -94,9 +98,20 @@ def gates(
       >>> probs.tolist(), drawn.shape
       ([0.5, 0.5, 0.5, 0.5], (2, 4))
     """
-    probs = schedule(drop, layers, t, steps, sensitivity)
+    depths = (layers,) if isinstance(layers, int) else tuple(layers)
+    probs = schedule(drop, sum(depths), t, steps, sensitivity)
     key = jax.random.fold_in(jax.random.key(seed), t)
     keys = jax.vmap(lambda m: jax.random.fold_in(key, m))(jnp.arange(1, micro + 1))
     if drop.execution == "cond":
         return probs, lax.map(lambda k: sample(k, probs), keys)
-    return probs, lax.map(lambda k: systematic(k, probs, jax.random.fold_in(key, 0)), keys)
+    if len(depths) == 1:
+        return probs, lax.map(lambda k: systematic(k, probs, jax.random.fold_in(key, 0)), keys)
+    ends = list(itertools.accumulate(depths))
+
+    def staged(k: jax.Array) -> jax.Array:
+        parts = enumerate(probs[end - n : end] for n, end in zip(depths, ends, strict=True))
+        count = jax.random.fold_in(key, 0)
+        fold = jax.random.fold_in
+        return jnp.concatenate([systematic(fold(k, s), p, fold(count, s)) for s, p in parts])
+
+    return probs, lax.map(staged, keys)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes import LAYERS
+from jaxgrow.axes import axis, is_layers
 from jaxgrow.interop.source import Leaf, Source, flat, nested
 from jaxgrow.maps import Maps
 from jaxgrow.symmetry import break_symmetry
@@ -35,7 +35,7 @@ class Noisy(Source):
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         x = self._source.read(path, layer)
-        names = tuple(n for n in self.leaves[path].names if layer is None or n != LAYERS)
+        names = tuple(n for n in self.leaves[path].names if layer is None or not is_layers(axis(n)))
         where = path if layer is None else f"{path}/{layer}"  # what the noise is drawn by
         noisy = break_symmetry(nested({where: x}), axes=nested({where: names}), **self._noise)
         return np.asarray(flat(noisy)[where])

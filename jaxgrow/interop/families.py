@@ -13,6 +13,7 @@ from jaxgrow.interop.bert import (
 from jaxgrow.interop.family import Family
 from jaxgrow.interop.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
 from jaxgrow.interop.llama import LLAMA
+from jaxgrow.interop.swin import Swinv2ForImageClassification
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
+        Swinv2ForImageClassification,
         BertForSequenceClassification,
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes import LAYERS, Names, axis, reads
+from jaxgrow.axes import Names, axis, is_layers, kind, reads
 from jaxgrow.models import Config
 
 _IN = "_in"  # for ".in", which einops would not take
@@ -21,8 +21,8 @@ class Stored:
     kernel: one tensor a layer, the first of three that lie side by side."""
 
     name: str  # of the tensor; with ``{layers}``, one for each layer of a stacked leaf
-    # Its axes, as in einops; a number is the parts of a fused tensor; of a kernel from ``embed`` to ``embed``, the one that it
-    # reads is ``embed_in``.
+    # The kinds of its axes, as in einops, without that of layers; a number is the parts of a fused tensor; of a kernel from
+    # ``embed`` to ``embed``, what it reads ends in ``_in``.
     layout: str
     part: int | None = None
     # Of parts that lie one after the other along the first axis, what each has there: ``("heads head_dim", "mlp")``.
@@ -50,7 +50,7 @@ class Stored:
 
     def _view(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
         parts, plain = self._parts(names)
-        known = {n: _size(sizes, n) for n in plain}
+        known = {n: sizes[axis] for n, axis in plain.items()}
         if self.beside:
             tensor = tensor[self._slice(sizes)]
         if parts is None:
@@ -77,7 +77,7 @@ class Stored:
         _, plain = self._parts(names)
         axes = [a.strip("() ") for a in _top(self.layout)]
         assert {n for a in axes for n in a.split() if not n.isdigit()} == set(plain), (self, names)
-        shape = [_product(a, sizes) for a in axes]
+        shape = [_product(a, sizes, plain) for a in axes]
         return (sum(_product(a, sizes) for a in self.beside) or shape[0], *shape[1:])
 
     def _slice(self, sizes: Mapping[str, int]) -> slice:
@@ -86,21 +86,19 @@ class Stored:
         begin = sum(_product(a, sizes) for a in self.beside[: self.part])
         return slice(begin, begin + _product(self.beside[self.part], sizes))
 
-    def _parts(self, names: Names) -> tuple[int | None, list[str]]:
-        plain = [axis(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
-        if len(set(plain)) < len(plain):
-            plain = [axis(n) + _IN * reads(n) for n in names if axis(n) != LAYERS or "{layers}" not in self.name]
+    def _parts(self, names: Names) -> tuple[int | None, dict[str, str]]:
+        """The part of a fused tensor, if it is one, and the leaf's axes by their names in the layout."""
+        own = [n for n in names if not is_layers(axis(n))]
+        plain = {kind(axis(n)): axis(n) for n in own}
+        if len(plain) < len(own):
+            plain = {kind(axis(n)) + _IN * reads(n): axis(n) for n in own}
         numbers = [int(n) for n in self.layout.replace("(", " ").replace(")", " ").split() if n.isdigit()]
         return (numbers[0] if numbers and self.part is not None else None), plain
 
 
-def _product(axes: str, sizes: Mapping[str, int]) -> int:
-    """Of ``"3 heads head_dim"``."""
-    return math.prod(int(n) if n.isdigit() else _size(sizes, n) for n in axes.split())
-
-
-def _size(sizes: Mapping[str, int], name: str) -> int:
-    return sizes[name] if name in sizes else sizes[name.removesuffix(_IN)]
+def _product(axes: str, sizes: Mapping[str, int], plain: Mapping[str, str] | None = None) -> int:
+    """Of ``"3 heads head_dim"``; ``plain``: the axes that these kinds are."""
+    return math.prod(int(n) if n.isdigit() else sizes[(plain or {}).get(n, n)] for n in axes.split())
 
 
 def _top(layout: str) -> list[str]:
@@ -134,7 +132,7 @@ class Family:
     # What is written where there is no ``config.json`` to follow.
     unsaid: Mapping[str, Any] = field(default_factory=dict)
     # What follows from our config and is written, but not read: their key: value.
-    derived: Callable[[Config], dict[str, Any]] = lambda config: {}
+    derived: Callable[[Any], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
     ignored: tuple[str, ...] = ()
     # Tensors that only repeat a leaf of ours, written for those who look for them: their name: our leaf.

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes import axis
+from jaxgrow.axes import axis, layers_of
 from jaxgrow.interop import safetensors
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
@@ -40,8 +40,8 @@ class HuggingFace(Checkpoint):
         except ValueError as error:
             raise CheckpointError(f"{file}: {error}") from error
         self.tensors = {self.family.current(n): tensor for n, tensor in safetensors.tensors(folder).items()}
-        if self.config.layers > len(self.tensors):
-            raise CheckpointError(f"{file} has {self.config.layers} layers, but there are {len(self.tensors)} tensors")
+        if self.config.depth > len(self.tensors):
+            raise CheckpointError(f"{file} has {self.config.depth} layers, but there are {len(self.tensors)} tensors")
         self.names = self.family.names(self.config)
         self._born = born(self.config)
         self._sizes = {
@@ -52,7 +52,7 @@ class HuggingFace(Checkpoint):
         self._check_tied()
         self.leaves = {}
         for path, (names, shape) in self._born.items():
-            dtype = common(t.dtype for t in self._tensors(self.names[path]))
+            dtype = common(t.dtype for t in self._tensors(path))
             if self.names[path].moved:
                 dtype = common([dtype, np.dtype(np.float32)])
             self.leaves[path] = Leaf(names, shape, dtype)
@@ -84,14 +84,19 @@ class HuggingFace(Checkpoint):
 
     def place(self, path: str) -> str:
         stored = self.names[path]
-        files = sorted({tensor.file.name for tensor in self._tensors(stored)})
+        files = sorted({tensor.file.name for tensor in self._tensors(path)})
         part = "" if stored.part is None else f" part {stored.part}"
         name = stored.name.removeprefix(self.family.prefix) if self._bare else stored.name
         return f"{name} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
 
-    def _tensors(self, stored: Stored) -> Iterator[safetensors.Tensor]:
-        for layer in range(self.config.layers) if "{layers}" in stored.name else (None,):
-            yield self.tensor(stored, layer)
+    def _tensors(self, path: str) -> Iterator[safetensors.Tensor]:
+        for layer in self._layers(path):
+            yield self.tensor(self.names[path], layer)
+
+    def _layers(self, path: str) -> Sequence[int | None]:
+        """What a leaf is stored by, as of `Leaf.layers`."""
+        names, shape = self._born[path]
+        return range(shape[0]) if layers_of(names) else (None,)
 
     def _name(self, name: str, layer: int | None) -> str:
         return (name.removeprefix(self.family.prefix) if self._bare else name).format(layers=layer)
@@ -100,7 +105,7 @@ class HuggingFace(Checkpoint):
         expected: dict[str, tuple[int, ...]] = {}
         axes: dict[str, str] = {}
         for path, stored in self.names.items():
-            for layer in range(self.config.layers) if "{layers}" in stored.name else (None,):
+            for layer in self._layers(path):
                 name = self._name(stored.name, layer)
                 expected[name] = stored.shape(self._born[path][0], self._sizes)
                 axes[name] = stored.layout
@@ -225,9 +230,9 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     out = []
     # What is moved is wide here, and as narrow there as all else.
     narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
-    for stacked, patterns in itertools.groupby(groups, lambda name: "{layers}" in name):
+    for _, patterns in itertools.groupby(groups, lambda name: layers_of(source.leaves[groups[name][0].path].names)):
         patterns = list(patterns)
-        for layer in range(source.config.layers) if stacked else (None,):
+        for layer in source.leaves[groups[patterns[0]][0].path].layers:
             out += [_planned(source, family, pattern, groups[pattern], layer, narrow) for pattern in patterns]
     return out
 

@@ -316,7 +316,7 @@ def _families(
             **(fields or {"rms_norm_eps": "eps"}),
         },
         absent={"max_position_embeddings": context, "tie_word_embeddings": False}
-        | (absent or {})
+        | dict(absent or {})
         | ({"rms_norm_eps": 1e-6} if fields is None and "rms_norm_eps" not in (absent or {}) else {}),
         unsaid={"pad_token_id": None},
         **{"names": _names, "prefix": "model.", "ignored": ("*.rotary_emb.inv_freq",), **more},

@@ -18,14 +18,12 @@ from jax.sharding import Mesh, NamedSharding
 from jaxgrow import axes as naming
 from jaxgrow import merge
 from jaxgrow._grow import check, grow_leaf
-from jaxgrow.axes import LAYERS, Axes, Names, Params, Tree, axis
+from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_layers, layers_of
 from jaxgrow.interop.files import CheckpointError, listed
 from jaxgrow.maps import AxisMap, Growth, Term, new_sizes, terms
 from jaxgrow.matrices import Matrix, Rows
 from jaxgrow.models import Config
 from jaxgrow.sharding import RULES, spec
-
-_LAYERS = (LAYERS,)  # as the key of a map
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Leaf:
     @property
     def layers(self) -> Sequence[int | None]:
         """What it is read by: its layers, or None, which is all of it."""
-        return range(self.shape[0]) if LAYERS in self.names else (None,)
+        return range(self.shape[0]) if layers_of(self.names) else (None,)
 
     @property
     def size(self) -> int:
@@ -160,7 +158,7 @@ class Grown(Source):
         if axes is not None:
             self._names = flat(axes)
         together = {a for path, names in self._names.items() for term in terms(growth, path, names) for a in term}
-        if any(LAYERS in axes and axes != _LAYERS for axes in together):
+        if any(len(axes) > 1 and any(map(is_layers, axes)) for axes in together):
             raise CheckpointError("a map over layers together with another axis cannot be applied layer by layer")
         try:
             shapes = {p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in source.leaves.items()}
@@ -179,7 +177,7 @@ class Grown(Source):
         found = terms(self._growth, path, names)
         if layer is None:
             return np.asarray(grow_leaf(found, names, self.source.read(path)))
-        needed, found = _one_layer(found, layer)
+        needed, found = _one_layer(found, _key(names), layer)
         if len(needed) == 1:
             old = self.source.read(path, needed[0])[None]  # a view
         else:
@@ -193,10 +191,9 @@ class Grown(Source):
         touching = [axes for term in found for axes in term if mine.intersection(axes)]
         if not touching:
             return self.source.origin(path, layer)
-        if touching != [_LAYERS] or len(found) != 1:
+        if layer is None or touching != [_key(names)] or len(found) != 1:
             return None
-        assert layer is not None
-        index, weight = _row(found[0][_LAYERS].write, layer)
+        index, weight = _row(found[0][_key(names)].write, layer)
         return self.source.origin(path, int(index[0])) if weight.tolist() == [1.0] else None
 
 
@@ -253,6 +250,7 @@ def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of leaves that are named by their paths, ``{"blocks/mlp": x}``."""
     tree: dict[str, Any] = {}
     for path, x in flat.items():
         *folders, name = path.split("/")
@@ -285,12 +283,21 @@ def fits(
 # --- one layer of a growth ---
 
 
-def _one_layer(found: Sequence[Term], layer: int) -> tuple[list[int], list[Term]]:
-    """The old layers that a new one is made of, and the terms that make it of these alone."""
-    rows = [_row(term[_LAYERS].write, layer) if _LAYERS in term else _only(layer) for term in found] or [_only(layer)]
+def _key(names: Names) -> tuple[str, ...]:
+    """Of the map of a stacked leaf's layers."""
+    stacked = layers_of(names)
+    assert stacked is not None
+    return (stacked,)
+
+
+def _one_layer(found: Sequence[Term], key: tuple[str, ...], layer: int) -> tuple[list[int], list[Term]]:
+    """The old layers that a new one is made of, and the terms that make it of these alone; ``key`` as of `_key`."""
+    rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found] or [_only(layer)]
+    live = [i for i, (_, weight) in enumerate(rows) if weight.any()] or [0]
+    rows, found = [rows[i] for i in live], [found[i] for i in live if found]
     needed = sorted({int(j) for index, _ in rows for j in index})
     small = [Rows(np.searchsorted(needed, index)[None], weight[None], len(needed)) for index, weight in rows]
-    return needed, [{**term, _LAYERS: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
+    return needed, [{**term, key: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
 
 
 def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, TextConfig, from_json
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
+from jaxgrow.models.swin import SwinConfig
 from jaxgrow.models.vit import ViTConfig
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Cost",
     "GPT2Config",
     "LlamaConfig",
+    "SwinConfig",
     "TextConfig",
     "ViTConfig",
     "from_json",

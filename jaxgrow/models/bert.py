@@ -19,6 +19,7 @@ from jaxgrow.models.layers import (
     KeptTokens,
     LayerNorm,
     Linear,
+    Observe,
     SelfAttention,
     class_logits,
     run_parts,
@@ -66,6 +67,10 @@ class BERTConfig(TextConfig):
         return 0 if field == "first_position" else 1
 
     @property
+    def pre_norm(self) -> bool:
+        return self.norm == "pre"
+
+    @property
     def module(self) -> nn.Module:
         return BERT(self)
 
@@ -90,6 +95,8 @@ class BERTConfig(TextConfig):
 
 
 class Block(nn.Module):
+    """``x = norm(x + attention(x)); x = norm(x + mlp(x))`` as published, or with the norms before, as the config says."""
+
     config: BERTConfig
     dtype: DTypeLike
 
@@ -116,7 +123,7 @@ class Block(nn.Module):
 
 
 class BERT(nn.Module):
-    """``apply({"params": p}, inputs) -> logits`` in float32 of what stands at each place; ``rms=True`` adds layers' RMS [L].
+    """``apply({"params": p}, inputs) -> logits`` in float32 of what stands at each place; ``observe`` as of `GPT2`.
 
     ========== =================== =======================================================================================
     inputs
@@ -146,7 +153,7 @@ class BERT(nn.Module):
         self,
         inputs: Mapping[str, jax.Array],
         *,
-        rms: bool = False,
+        observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
         kept: Kept | None = None,
@@ -169,7 +176,7 @@ class BERT(nn.Module):
         x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
         if frozen:
             table_VD, x_BTD = jax.lax.stop_gradient((table_VD, x_BTD))
-        x_BTD, rms_L = run_parts(
+        x_BTD, seen_L = run_parts(
             lambda w, x, scale=None: block.apply({"params": w}, x, scale, mask_BT),
             blocks,
             x_BTD,
@@ -177,7 +184,7 @@ class BERT(nn.Module):
             frozen=frozen,
             remat=c.remat,
             scan=c.scan_layers,
-            rms=rms,
+            observe=observe,
             kept=kept,
         )
         if "places" in inputs:
@@ -189,14 +196,14 @@ class BERT(nn.Module):
                 pooler = Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="pooler")
                 x_BTD = jnp.tanh(pooler(x_BTD[:, 0]))
             logits = class_logits(x_BTD, c.classes, init)
-            return (logits, rms_L) if rms else logits
+            return (logits, seen_L) if observe else logits
         x_BTD = gelu(Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="transform")(x_BTD))
         x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")(x_BTD)
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (c.vocab,))
         said = token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each)
-        return (said, rms_L) if rms else said
+        return (said, seen_L) if observe else said
 
 
 def _positions(config: BERTConfig, places_PD, length: int, mask_BT):

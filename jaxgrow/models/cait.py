@@ -15,7 +15,7 @@ from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, run_parts, run_stack, stacked
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, Observe, run_parts, run_stack, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -135,8 +135,9 @@ class Block(nn.Module):
 class CaiT(nn.Module):
     """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
 
-    ``rms``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.GPT2`, of the layers of patches: the class token
-    comes after them, so that patches may go around layers. What is frozen with the bottom layers are patches and positions.
+    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, of the layers of patches: the class
+    token comes after them, so that patches may go around layers. What is frozen with the bottom layers are patches and
+    positions.
     """
 
     config: CaiTConfig
@@ -146,7 +147,7 @@ class CaiT(nn.Module):
         self,
         images,
         *,
-        rms: bool = False,
+        observe: Observe | None = None,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -163,7 +164,7 @@ class CaiT(nn.Module):
         one = jnp.zeros((1, 1, c.embed), dtype)
         layer = Block(c, dtype, talking=True, parent=None)  # detached: only its init and apply are used
         blocks = stacked(self, "blocks", layer, c.layers, one)
-        x_BTD, rms_L = run_parts(
+        x_BTD, seen_L = run_parts(
             lambda w, x, *scale: layer.apply({"params": w}, x, None, *scale),
             blocks,
             x_BTD,
@@ -171,7 +172,7 @@ class CaiT(nn.Module):
             frozen=frozen,
             remat=c.remat,
             scan=c.scan_layers,
-            rms=rms,
+            observe=observe,
             kept=kept,
         )
         look = Block(replace(c, adapter=None), dtype, talking=False, parent=None)
@@ -182,4 +183,4 @@ class CaiT(nn.Module):
             lambda w, u: look.apply({"params": w}, u, x_BTD), looks, u_B1D, remat=c.remat, scan=c.scan_layers
         )
         logits = classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])
-        return (logits, rms_L) if rms else logits
+        return (logits, seen_L) if observe else logits

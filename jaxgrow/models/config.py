@@ -9,27 +9,41 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 import jax
 from flax import linen as nn
 
-from jaxgrow.axes import Axes, Params, axis, is_names, path, role, split, turned
+from jaxgrow.axes import Axes, Params, axis, is_layers, is_names, kind, path, role, split, turned
 from jaxgrow.maps import Growth, Rules, new_sizes
 from jaxgrow.models.adapters import BOTTLENECK, Adapter
 from jaxgrow.models.attention import By
 from jaxgrow.models.layers import Remat
 
+SIZES = tuple[int, ...]  # the type of a field that has one size for each stage
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]  # of a model: tokens or images, or several things by name
 
 
 class Cost(NamedTuple):
     """FLOPs of one position's pass through a model, forward; a multiply-add counts two."""
 
-    layer: float  # one layer
+    layer: float  # one layer; where they differ, their mean
     outside: float  # all that is in no layer
     first: float = 0.0  # of ``outside``: products with the input, which has no gradient
     table: float = 0.0  # of ``outside``: products with a tied table, which has no gradient where the bottom is frozen
+    layers: tuple[float, ...] = ()  # each layer, where they differ
+    between: tuple[float, ...] = ()  # of ``outside``: what lies between each of these and the one below it
+
+    def spared(self, frozen: int) -> float:
+        """What the backward pass of a position costs less where so many layers, and all that is below them, are frozen: two
+        products for each of theirs, one for each that reads what they make, and those of a tied table."""
+        if not self.layers:
+            return 2 * frozen * self.layer + self.first + self.table
+        held, reads = self.layers[:frozen] + self.between[:frozen], self.between[frozen : frozen + 1]
+        return 2 * sum(held) + sum(reads) + self.first + self.table
 
 
 @dataclass(frozen=True)
 class Config:
-    """A family's config is a subclass: its sizes are fields, named as the axes of the parameters are."""
+    """A family's config is a subclass: its sizes are fields, named as the axes of the parameters are.
+
+    A field that is a tuple has one size for each stage: ``embed=(96, 192)`` is of the axes ``embed.0`` and ``embed.1``.
+    """
 
     layers: int = 12
     embed: int = 768
@@ -46,7 +60,7 @@ class Config:
     families: ClassVar[dict[str, type["Config"]]] = {}  # by name
     causal: ClassVar[bool] = False  # whether a position sees those before it alone, so that a text can be continued
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")  # how it is run, not what it is
-    no_axes: ClassVar[tuple[str, ...]] = ()  # integer fields that are no axis's size
+    no_axes: ClassVar[tuple[str, ...]] = ()  # fields of integers that are no axis's size
     # Tables, and the norm before a tied head: what the published multi-level code takes the other way round (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
 
@@ -83,6 +97,11 @@ class Config:
     def example(self) -> Inputs:
         """The smallest inputs that the module takes."""
         raise NotImplementedError
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether norms come before sublayers, so that one which writes zeros adds nothing."""
+        return True
 
     @property
     def predicts(self) -> Literal["tokens", "classes", "spans"]:
@@ -122,11 +141,39 @@ class Config:
     def sizes(self) -> dict[str, int]:
         """The size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
         own = self.adapter.sizes() if self.adapter else {}
-        return {name: size for name, size in self.integers().items() if name not in self.no_axes} | own
+        return {name: size for name, size in self.integers().items() if kind(name) not in self.no_axes} | own
 
     def integers(self) -> dict[str, int]:
         """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.type is int}
+        out: dict[str, int] = {}
+        for f in fields(self):
+            if f.type is int:
+                out[f.name] = getattr(self, f.name)
+            elif f.type == SIZES:
+                out |= {f"{f.name}.{i}": size for i, size in enumerate(getattr(self, f.name))}
+        return out
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The layers of each stage, from the input on. Most families have one."""
+        return tuple(size for name, size in self.sizes().items() if is_layers(name))
+
+    @property
+    def depth(self) -> int:
+        """All layers."""
+        return sum(self.depths)
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> Self:
+        """The same config with other sizes of these axes."""
+        values: dict[str, Any] = {}
+        for name, size in sizes.items():
+            field, _, stage = name.partition(".")
+            if stage:
+                every = values.get(field, getattr(self, field))
+                values[field] = (*every[: int(stage)], size, *every[int(stage) + 1 :])
+            else:
+                values[field] = size
+        return replace(self, **values)
 
     def resized(self, growth: Growth) -> Self:
         """The config of the grown model."""
@@ -134,7 +181,7 @@ class Config:
         new, adapter = new_sizes(growth), self.adapter
         if adapter and BOTTLENECK in new:
             adapter = replace(adapter, size=new.pop(BOTTLENECK))
-        return replace(self, **new, eps=eps, adapter=adapter)
+        return replace(self.with_sizes(new), eps=eps, adapter=adapter)
 
     def run_as(self, other: "Config") -> Self:
         """This config, run as another one is."""
@@ -154,13 +201,14 @@ class Config:
             if not any(where.startswith(part + "/") for part in self.tied_parts):
                 return names
             table = role(where, names) == "table"
-            return tuple(turned(n, read=table) if axis(n) == "embed" else n for n in names)
+            return tuple(turned(n, read=table) if kind(axis(n)) == "embed" else n for n in names)
 
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
     def as_json(self) -> dict[str, Any]:
         """What a model without adapters has is written as it always was."""
-        out = {"family": type(self).__name__, **asdict(self)}
+        own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
+        out = {"family": type(self).__name__, **own}
         return out if self.adapter else {name: value for name, value in out.items() if name != "adapter"}
 
 
@@ -241,9 +289,11 @@ def from_json(content: Mapping[str, Any]) -> Config:
     for field, value in values.items():
         if field not in kinds:
             raise ValueError(f"{name} has no {field!r}")
-        kind, choices = kinds[field], get_args(kinds[field])
-        if value not in choices if choices else type(value) not in ((int, float) if kind is float else (kind,)):
-            raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or kind}")
+        of, choices = kinds[field], get_args(kinds[field]) if kinds[field] != SIZES else ()
+        if of == SIZES and isinstance(value, list | tuple) and all(type(n) is int for n in value):
+            values[field] = tuple(value)
+        elif value not in choices if choices else type(value) not in ((int, float) if of is float else (of,)):
+            raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or of}")
     return family(**values, adapter=adapter)
 
 

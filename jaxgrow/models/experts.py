@@ -77,11 +77,11 @@ class Experts(nn.Module):
 class _Kernel(nn.Module):
     axes: tuple[str, ...]
     shape: tuple[int, ...]
-    init: Initializer
+    kernel_init: Initializer
 
     @nn.compact
     def __call__(self):
-        return self.param("kernel", named(self.init, *self.axes), self.shape)
+        return self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
 
 
 @jax.custom_vjp

@@ -17,6 +17,7 @@ from jaxgrow.models.layers import (
     MLP,
     KeptTokens,
     LayerNorm,
+    Observe,
     Past,
     SelfAttention,
     class_logits,
@@ -60,6 +61,8 @@ class GPT2Config(TextConfig):
 
 
 class Block(nn.Module):
+    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+
     config: GPT2Config
     dtype: DTypeLike
 
@@ -80,7 +83,8 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; ``rms=True`` adds each layer's RMS [L].
+    """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; with ``observe``,
+    what that makes of each layer's input and output, too, stacked [L, ..]: ``observe=jaxgrow.report.rms``.
 
     With ``targets``, int [B, T], ``(mean cross-entropy, accuracy)`` instead, without all logits at once (`vocabulary_loss`);
     with ``each``, that of every place, [B, T]. With ``head="classes"``, ``-> logits [B, classes]`` of the text up to its last
@@ -105,7 +109,7 @@ class GPT2(nn.Module):
         self,
         inputs,
         *,
-        rms: bool = False,
+        observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
         kept: Kept | None = None,
@@ -116,7 +120,7 @@ class GPT2(nn.Module):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-        if past is not None and (rms or frozen or not all(x is None for x in (targets, kept, kept_tokens))):
+        if past is not None and (observe or frozen or not all(x is None for x in (targets, kept, kept_tokens))):
             raise ValueError(
                 "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
             )
@@ -149,16 +153,16 @@ class GPT2(nn.Module):
                 frozen=frozen,
                 remat=c.remat,
                 scan=c.scan_layers,
-                rms=rms,
+                observe=observe,
                 kept=kept,
             )
         x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
-            return (logits_BC, more) if rms else logits_BC
+            return (logits_BC, more) if observe else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
         said = token_head(x_BTD, head_DV, targets, dtype, each=each)
-        return (said, more) if rms else said
+        return (said, more) if observe else said

@@ -57,11 +57,16 @@ class Linear(nn.Module):
 
 
 def class_logits(
-    x: jax.Array, classes: int, kernel_init: Initializer, name: str = "classifier", bias: bool = True
+    x: jax.Array,
+    classes: int,
+    kernel_init: Initializer,
+    name: str = "classifier",
+    bias: bool = True,
+    axis: str = "embed",
 ) -> jax.Array:
     """``x W + b``, in float32 or better, [.., classes]. Inside of a compact module, which gets the kernel as ``name``."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    axes, shape = ("embed" + READ, "classes"), (x.shape[-1], classes)
+    axes, shape = (axis + READ, "classes"), (x.shape[-1], classes)
     return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
 
 
@@ -82,11 +87,12 @@ class LayerNorm(nn.Module):
     axis: str
     eps: float
     dtype: DTypeLike
+    scale_init: Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x):
         size = (x.shape[-1],)
-        scale = self.param("scale", named(nn.initializers.ones, self.axis, role="norm scale"), size)
+        scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
         bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
@@ -307,27 +313,29 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
+    """``down(activation(up(x)))``, with biases."""
+
     embed: int
     mlp: int
     kernel_init: Initializer
     out_init: Callable
     dtype: DTypeLike
     activation: Callable = jax.nn.gelu  # by its tanh form
+    axes: tuple[str, str] = ("embed", "mlp")
 
     @nn.compact
     def __call__(self, x_BTD):
-        h_BTF = Linear(("embed" + READ, "mlp"), (self.embed, self.mlp), 1, self.kernel_init, self.dtype, name="up")(
-            x_BTD
-        )
+        (outer, inner), embed, mlp = self.axes, self.embed, self.mlp
+        h_BTF = Linear((outer + READ, inner), (embed, mlp), 1, self.kernel_init, self.dtype, name="up")(x_BTD)
         h_BTF = self.activation(h_BTF)
-        return Linear(("mlp" + READ, "embed"), (self.mlp, self.embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
+        return Linear((inner + READ, outer), (mlp, embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
 
 
 @partial(
     jax.jit, static_argnums=(0, 2), static_argnames="axis"
 )  # traced once a block: each call of a model checks shapes
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
-    """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only `LAYERS` grow and drop as layers."""
+    """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only one of layers grows and drops as such."""
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
 
@@ -372,7 +380,7 @@ def run_parts(
     layers = len(jax.tree.leaves(stacked)[0])
     begin, end = (kept_tokens.begin, kept_tokens.end) if kept_tokens else (0, 0)
     cuts = sorted({0, min(frozen, layers), begin, end, layers})
-    rms = []
+    observed = []
     for start, stop in itertools.pairwise(cuts):
         part = stacked if stop - start == layers else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
         if stop <= frozen:
@@ -383,8 +391,8 @@ def run_parts(
             x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
         else:
             x_BTD, own = run_stack(apply, part, x_BTD, **options)
-        rms.append(own)
-    return x_BTD, None if rms[0] is None else jnp.concatenate(rms)
+        observed.append(own)
+    return x_BTD, jax.tree.map(lambda *parts: jnp.concatenate(parts), *observed)
 
 
 @struct.dataclass
@@ -442,6 +450,9 @@ def run_after(
 
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
+Observe: TypeAlias = Callable[
+    [jax.Array, jax.Array], Any
+]  # what is returned of a layer, besides, from its input and output
 
 
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -467,10 +478,10 @@ def run_stack(
     *,
     remat: Remat,
     scan: bool = True,
-    rms: bool = False,
+    observe: Observe | None = None,
     kept: Kept | None = None,
 ) -> tuple[Any, Any]:
-    """``x`` through the blocks, one after the other: ``(output, RMS of each block's output [layers], or None)``.
+    """``x`` through the blocks, one after the other: ``(output, what is observed of each block, stacked, or None)``.
 
     One scan, so that compile time does not grow with depth; not ``scan``, unrolled, but for layers behind conditionals.
     ``apply(w, x) -> x`` is a block; with ``kept.scaling == "sublayer"``, ``apply(w, x, scale)``. ``kept`` says which blocks run
@@ -478,12 +489,12 @@ def run_stack(
 
     ``remat`` says what each block saves for the backward pass, which computes the rest again: ``"products"`` the results of
     its matrix products, for what lies between them takes less time to compute than to write and read; ``"projections"`` those
-    of products with weights alone, so that attention is computed again, too (README, "Speed"); ``"full"`` nothing but the
-    block's input; ``"none"`` computes nothing again.
+    of products with weights alone, so that attention is computed again, too (`docs/results/speed.md`); ``"full"`` nothing but
+    the block's input; ``"none"`` computes nothing again.
     """
     kept = kept or Kept(None)
-    if rms and kept.layers is not None:
-        raise ValueError("the RMS of each layer's output is that of a pass through all of them: leave out kept")
+    if observe is not None and kept.layers is not None:
+        raise ValueError("what is observed of each layer is of a pass through all of them: leave out kept")
     layers, scale = kept.layers, kept.scale
     if layers is not None:
         layers = unbatched(layers)
@@ -503,6 +514,6 @@ def run_stack(
     def body(x, inputs):
         w, scale = inputs
         y = layer(w, x, scale)
-        return y, jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean()) if rms else None
+        return y, observe and observe(x, y)
 
     return jax.lax.scan(body, x, (stacked, scale), unroll=unrolled)

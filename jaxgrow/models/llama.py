@@ -28,6 +28,7 @@ from jaxgrow.models.layers import (
     KeptTokens,
     LayerNorm,
     Linear,
+    Observe,
     Past,
     RMSNorm,
     class_logits,
@@ -257,6 +258,7 @@ def rotated(x_BTHK, cos_BTI, sin_BTI):
 
 
 def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
+    """Of the kind that the config says, over ``axis``."""
     return (LayerNorm if c.layer_norm else RMSNorm)(axis, c.eps, dtype, name=name)
 
 
@@ -333,11 +335,14 @@ class GatedMLP(nn.Module):
 
 
 def mixture(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> Experts:
+    """What a layer has in place of its MLP, where the config has experts."""
     own = c.experts, c.active, c.gates_normed, c.balance
     return Experts(*own, c.embed, c.mlp, kernel_init, out_init, dtype, ACTIVATIONS[c.activation], name=name)
 
 
 class Block(nn.Module):
+    """Attention and an MLP, or experts, one after the other or side by side; norms before or after, as the config says."""
+
     config: LlamaConfig
     dtype: DTypeLike
 
@@ -373,7 +378,7 @@ class Llama(nn.Module):
         inputs,
         mask_BS=None,
         *,
-        rms: bool = False,
+        observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
         kept: Kept | None = None,
@@ -388,7 +393,9 @@ class Llama(nn.Module):
             raise ValueError(
                 "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
             )
-        if past is not None and (rms or frozen or not all(x is None for x in (targets, kept, kept_tokens, mask_BS))):
+        if past is not None and (
+            observe or frozen or not all(x is None for x in (targets, kept, kept_tokens, mask_BS))
+        ):
             raise ValueError(
                 "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
             )
@@ -435,19 +442,19 @@ class Llama(nn.Module):
                 frozen=frozen,
                 remat=c.remat,
                 scan=c.scan_layers,
-                rms=rms,
+                observe=observe,
                 kept=kept,
             )
         x_BTD = norm(c, "final_norm", dtype, "embed" + READ if c.ties else "embed")(x_BTD)
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
-            return (logits_BC, more) if rms else logits_BC
+            return (logits_BC, more) if observe else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
         said = token_head(x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap)
-        return (said, more) if rms else said
+        return (said, more) if observe else said
 
 
 def _of_kind(w: Any, *tables: Any) -> tuple:
@@ -455,6 +462,5 @@ def _of_kind(w: Any, *tables: Any) -> tuple:
     if not isinstance(w, tuple):
         return w, *(jax.tree.map(lambda a: a[0], table) for table in tables)
     w, kind = w
-    # Chosen apart: fused with what follows, a layer behind a conditional would give other bits.
     chosen = jax.tree.map(lambda a: jnp.asarray(a)[kind], tables)
     return w, *chosen

@@ -1,8 +1,8 @@
 """What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -43,25 +43,25 @@ class PatchConfig(Config):
 
     @property
     def positions(self) -> int:
-        """That have an embedding."""
-        raise NotImplementedError
+        """That have an embedding: none, if the family says no other."""
+        return 0
+
+    def for_images(self, image: int, classes: int) -> Self:
+        """The same model for images of another size, and other classes."""
+        return replace(self, image=image, classes=classes)
 
     @property
     def example(self) -> jax.Array:
         return jnp.zeros((1, self.image, self.image, self.channels))  # [B, rows, columns, C]
 
     def integers(self) -> dict[str, int]:
-        return {
-            **super().integers(),
-            "patch_rows": self.patch,
-            "patch_columns": self.patch,
-            "positions": self.positions,
-        }
+        positions = {"positions": self.positions} if self.positions else {}
+        return {**super().integers(), "patch_rows": self.patch, "patch_columns": self.patch, **positions}
 
 
-def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one kernel. Inside of a compact
-    module, which gets the kernel as ``patch_embedding``.
+def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str = "embed") -> jax.Array:
+    """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one kernel that writes ``axis``.
+    Inside of a compact module, which gets the kernel as ``patch_embedding``.
 
     Raises:
       ValueError: images of another shape, or of integers.
@@ -73,7 +73,7 @@ def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike) -> jax.Ar
             f"{images.dtype} {list(images.shape)}"
         )
     patches_BTPPC = rearrange(images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size)
-    axes, shape = (*(name + READ for name in _AXES), "embed" + BELOW), (size, size, channels, config.embed)
+    axes, shape = (*(name + READ for name in _AXES), axis + BELOW), (size, size, channels, config.sizes()[axis])
     return Linear(axes, shape, 3, INIT, dtype, name="patch_embedding")(patches_BTPPC)
 
 
@@ -89,6 +89,6 @@ def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) 
     return jnp.concatenate([places_TD[:tokens], rearrange(grid, "h w d -> (h w) d").astype(places_TD.dtype)])
 
 
-def classified(config: PatchConfig, x_BD: jax.Array, name: str = "head") -> jax.Array:
+def classified(config: PatchConfig, x_BD: jax.Array, name: str = "head", axis: str = "embed") -> jax.Array:
     """Logits ``[B, classes]``, in float32 or better. Inside of a compact module, which gets the kernel as ``name``."""
-    return class_logits(x_BD, config.classes, INIT, name)
+    return class_logits(x_BD, config.classes, INIT, name, axis=axis)

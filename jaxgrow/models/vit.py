@@ -13,7 +13,7 @@ from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, SelfAttention, run_parts, stacked
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Observe, SelfAttention, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -50,6 +50,8 @@ class ViTConfig(PatchConfig):
 
 
 class Block(nn.Module):
+    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+
     config: ViTConfig
     dtype: DTypeLike
 
@@ -75,8 +77,8 @@ class ViT(nn.Module):
 
         x = [class; distillation; patches W + b] + positions;  x += attention(norm(x));  x += mlp(norm(x));  norm(x_0) head
 
-    With ``distillation="head"`` the mean of both heads' logits. ``rms``, ``kept`` and ``frozen`` as of `jaxgrow.models.GPT2`;
-    what is frozen with the bottom layers are patches, tokens and positions.
+    With ``distillation="head"`` the mean of both heads' logits. ``observe``, ``kept`` and ``frozen`` as of
+    `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
     """
 
     config: ViTConfig
@@ -86,7 +88,7 @@ class ViT(nn.Module):
         self,
         images,
         *,
-        rms: bool = False,
+        observe: Observe | None = None,
         kept: Kept | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
@@ -109,18 +111,18 @@ class ViT(nn.Module):
 
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
-        x_BTD, rms_L = run_parts(
+        x_BTD, seen_L = run_parts(
             lambda w, x, *scale: block.apply({"params": w}, x, *scale),
             blocks,
             x_BTD,
             frozen=frozen,
             remat=c.remat,
             scan=c.scan_layers,
-            rms=rms,
+            observe=observe,
             kept=kept,
         )
         x_BSD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD[:, : len(special)])
         logits = classified(c, x_BSD[:, 0])
         if c.distillation == "head":
             logits = (logits + classified(c, x_BSD[:, 1], "distillation_head")) / 2
-        return (logits, rms_L) if rms else logits
+        return (logits, seen_L) if observe else logits

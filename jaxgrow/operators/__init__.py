@@ -22,6 +22,7 @@ from jaxgrow.operators.depth import (
 )
 from jaxgrow.operators.experts import upcycle, virtual_groups
 from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
+from jaxgrow.operators.pruning import Units, best, keep, prune
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
 
@@ -37,9 +38,11 @@ __all__ = [
     "WIDTH",
     "Groups",
     "Sizes",
+    "Units",
     "adjacent",
     "aki",
     "average",
+    "best",
     "coalesce",
     "decoalesce",
     "far",
@@ -49,6 +52,7 @@ __all__ = [
     "group_size",
     "hypercloning",
     "interleave",
+    "keep",
     "lemon",
     "lidas",
     "llama_pro",
@@ -57,6 +61,7 @@ __all__ = [
     "mslt",
     "net2net",
     "new_layers",
+    "prune",
     "solar",
     "sparkling",
     "stack",

@@ -1,17 +1,20 @@
 """Operators that add layers. Except `llama_pro`, none keeps the function: a copied layer changes it to first order.
 
-Each takes the ``sizes`` of a model and a ``target``, ``{"layers": new number}``; layers are counted from 0, ``L`` are old and
-``L'`` new. The read maps, which no layer uses, are those that invert: ``grow(swap(g), grow(g, s)) == s``.
+Each takes the ``sizes`` of a model and a ``target``, ``{"layers": new number}``, or, of a model with stages, of some of them,
+``{"layers.2": new number}``; layers are counted from 0, ``L`` are old and ``L'`` new. The read maps, which no layer uses, are
+those that invert: ``grow(swap(g), grow(g, s)) == s``.
 """
 
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
-from jaxgrow.maps import AxisMap, Growth, Rule, Rules, by_axes, select
+from jaxgrow.axes import beside, is_layers, stages
+from jaxgrow.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
 from jaxgrow.matrices import Rows, dense
-from jaxgrow.operators.targets import Sizes, grown, multiples
+from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
 
 
 def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -22,7 +25,7 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       target: ``{"layers": new number}``.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them.
@@ -35,8 +38,7 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       Gong et al., `Efficient Training of BERT by Progressively Stacking
       <https://proceedings.mlr.press/v97/gong19a.html>`_, ICML 2019
     """
-    old, new = _layers("stack", sizes, target)
-    return {"layers": select(np.arange(new) % old, old)}
+    return _maps("stack", sizes, target, lambda old, new: select(np.arange(new) % old, old))
 
 
 def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -47,7 +49,7 @@ def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       target: ``{"layers": new number}``.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them.
@@ -59,8 +61,7 @@ def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Chang et al., `Multi-level Residual Networks from Dynamical Systems View <https://arxiv.org/abs/1710.10348>`_, ICLR 2018
     """
-    old, new = _layers("interleave", sizes, target)
-    return {"layers": select(np.arange(new) * old // new, old)}
+    return _maps("interleave", sizes, target, lambda old, new: select(np.arange(new) * old // new, old))
 
 
 def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -71,7 +72,7 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       target: ``{"layers": new number}``.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them, or no whole number of times as many.
@@ -83,7 +84,7 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Du et al., `Stacking Your Transformers <https://arxiv.org/abs/2405.15319>`_, NeurIPS 2024
     """
-    multiples("g_stack", ("layers",), sizes, target)
+    multiples("g_stack", depth(sizes), sizes, target)
     return stack(sizes, target)
 
 
@@ -131,7 +132,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       target: ``{"layers": new number}``.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
@@ -143,9 +144,12 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Yang et al., `Progressively Stacking 2.0 <https://arxiv.org/abs/2011.13635>`_, 2020
     """
-    old, new = _layers("mslt", sizes, target)
-    _at_most_twice("mslt", old, new)
-    return {"layers": select([*range(old), *range(2 * old - new, old)], old)}
+
+    def copies(old: int, new: int) -> AxisMap:
+        _at_most_twice("mslt", old, new)
+        return select([*range(old), *range(2 * old - new, old)], old)
+
+    return _maps("mslt", sizes, target, copies)
 
 
 def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -158,7 +162,7 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       target: ``{"layers": new number}``.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them, or a number that is not made of equal blocks.
@@ -171,13 +175,15 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       Saunshi et al., `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
       NeurIPS 2024
     """
-    old, new = _layers("midas", sizes, target)
-    block = new - old
-    if block and old % block:
-        raise ValueError(f"axis 'layers': midas repeats one of equal blocks, but {old} layers are no blocks of {block}")
-    start = (math.ceil(old / block / 2) - 1) * block if block else 0
-    order = [*range(start + block), *range(start, old)]
-    return {"layers": select(order, old)}
+
+    def copies(old: int, new: int) -> AxisMap:
+        block = new - old
+        if block and old % block:
+            raise ValueError(f"midas repeats one of equal blocks, but {old} layers are no blocks of {block}")
+        start = (math.ceil(old / block / 2) - 1) * block if block else 0
+        return select([*range(start + block), *range(start, old)], old)
+
+    return _maps("midas", sizes, target, copies)
 
 
 def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
@@ -210,7 +216,7 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       target: ``{"layers": new number}``.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
@@ -222,11 +228,14 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       `LIDAS <https://arxiv.org/abs/2512.08819>`_, 2025
     """
-    old, new = _layers("lidas", sizes, target)
-    _at_most_twice("lidas", old, new)
-    middle, added = old // 2, new - old
-    first = min(max(0, middle - added // 2), old - added)
-    return {"layers": select([*range(middle), *range(first, first + added), *range(middle, old)], old)}
+
+    def copies(old: int, new: int) -> AxisMap:
+        _at_most_twice("lidas", old, new)
+        middle, added = old // 2, new - old
+        first = min(max(0, middle - added // 2), old - added)
+        return select([*range(middle), *range(first, first + added), *range(middle, old)], old)
+
+    return _maps("lidas", sizes, target, copies)
 
 
 def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
@@ -241,7 +250,7 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
       blend: how many layers of the two copies are averaged where they meet.
 
     Returns:
-      The map of ``layers``.
+      The map of ``layers``, or of each stage's.
 
     Raises:
       ValueError: an axis other than ``layers``, or fewer of them, or a number that no m gives.
@@ -253,21 +262,24 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
     References:
       Kim et al., `SOLAR 10.7B <https://arxiv.org/abs/2312.15166>`_, 2023
     """
-    old, new = _layers("solar", sizes, target)
-    cut, odd = divmod(2 * old - new - blend, 2)
-    if odd or cut < 0 or not 0 <= blend <= old - cut:
-        raise ValueError(
-            f"axis 'layers': solar makes 2 ({old} - m) - blend layers of {old}; no m gives {new} with a blend of {blend}"
-        )
-    lower, upper = list(range(old - cut)), list(range(cut, old))
-    once = old - cut - blend
-    pairs = [(i, i) for i in lower[:once]]
-    pairs += list(zip(lower[once:], upper[:blend], strict=True))
-    pairs += [(i, i) for i in upper[blend:]]
-    if not blend:
-        return {"layers": select([i for i, _ in pairs], old)}
-    write = Rows(np.array(pairs, np.int32), np.full((new, 2), 0.5), old)
-    return {"layers": AxisMap(write, np.linalg.pinv(dense(write)).T)}
+
+    def copies(old: int, new: int) -> AxisMap:
+        cut, odd = divmod(2 * old - new - blend, 2)
+        if odd or cut < 0 or not 0 <= blend <= old - cut:
+            raise ValueError(
+                f"solar makes 2 ({old} - m) - blend layers of {old}; no m gives {new} with a blend of {blend}"
+            )
+        lower, upper = list(range(old - cut)), list(range(cut, old))
+        once = old - cut - blend
+        pairs = [(i, i) for i in lower[:once]]
+        pairs += list(zip(lower[once:], upper[:blend], strict=True))
+        pairs += [(i, i) for i in upper[blend:]]
+        if not blend:
+            return select([i for i, _ in pairs], old)
+        write = Rows(np.array(pairs, np.int32), np.full((new, 2), 0.5), old)
+        return AxisMap(write, np.linalg.pinv(dense(write)).T)
+
+    return _maps("solar", sizes, target, copies)
 
 
 def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
@@ -297,18 +309,23 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     References:
       Wu et al., `LLaMA Pro: Progressive LLaMA with Block Expansion <https://arxiv.org/abs/2401.02415>`_, ACL 2024
     """
-    old, new = _layers("llama_pro", sizes, target)
-    _at_most_twice("llama_pro", old, new)
-    after = [(j + 1) * old // (new - old) - 1 for j in range(new - old)]
-    order = sorted([*((i, 0) for i in range(old)), *((i, 1) for i in after)])
-    copies = select([i for i, _ in order], old)
-    zeroed = Rows(copies.write.index, np.array([[1.0 - copy] for _, copy in order]), old)  # type: ignore[union-attr]
-    nothing = ({"layers": AxisMap(zeroed, zeroed)},)
-    if post_norm:
-        written = Rule(nothing, axes=("layers", "embed.post"))
-    else:
-        written = Rule(nothing, axes=("layers", "embed.out"), roles=("kernel", "bias"))
-    return Rules((written, Rule(({"layers": copies},))))
+
+    def copies(old: int, new: int) -> AxisMap:
+        _at_most_twice("llama_pro", old, new)
+        after = [(j + 1) * old // (new - old) - 1 for j in range(new - old)]
+        return select(sorted([*range(old), *after]), old)
+
+    growth, written = _maps("llama_pro", sizes, target, copies), []
+    for axis, m in growth.items():
+        assert isinstance(m.write, Rows)
+        zeroed = Rows(m.write.index, m.write.weight * first(m.write.index[:, 0])[:, None], m.old)
+        nothing = ({axis: AxisMap(zeroed, zeroed)},)
+        embed = beside(axis, "embed")
+        if post_norm:
+            written.append(Rule(nothing, axes=(axis, f"{embed}.post")))
+        else:
+            written.append(Rule(nothing, axes=(axis, f"{embed}.out"), roles=("kernel", "bias")))
+    return Rules((*written, Rule((growth,))))
 
 
 def new_layers(growth: Growth) -> tuple[int, ...]:
@@ -325,15 +342,27 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
       (2, 3)
     """
     maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
-    source = dense(maps["layers",].write).argmax(1)
-    first = set(np.unique(source, return_index=True)[1].tolist())
-    return tuple(i for i in range(len(source)) if i not in first)
+    every = {axes[0]: ~first(dense(m.write).argmax(1)) for axes, m in maps.items() if is_layers(axes[0])}
+    parts = stages({name: len(new) for name, new in every.items()})
+    return tuple(parts[name].start + int(i) for name in parts for i in np.flatnonzero(every[name]))
 
 
-def _layers(operator: str, sizes: Sizes, target: Sizes) -> tuple[int, int]:
-    return grown(operator, ("layers",), sizes, {"layers": sizes["layers"], **target})["layers"]
+def _maps(operator: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap]) -> dict[str, AxisMap]:
+    """``of(old, new)`` of the layers of each stage that grows; others stay.
+
+    Raises:
+      ValueError: an axis that is none of layers, or fewer of them, or what ``of`` refuses.
+    """
+    axes = depth(sizes)
+    out = {axis: identity(sizes[axis]) for axis in axes}
+    for axis, (old, new) in grown(operator, axes, sizes, target).items():
+        try:
+            out[axis] = of(old, new)
+        except ValueError as error:
+            raise ValueError(f"axis {axis!r}: {error}") from None
+    return out
 
 
 def _at_most_twice(operator: str, old: int, new: int) -> None:
     if new > 2 * old:
-        raise ValueError(f"axis 'layers': {operator} adds at most as many as there are, not {old} to {new}; grow twice")
+        raise ValueError(f"{operator} adds at most as many as there are, not {old} to {new}; grow twice")

@@ -6,9 +6,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from jaxgrow.axes import beside, kind
 from jaxgrow.maps import AxisMap, blocks, select, swap
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, width
 
 # A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many.
 Groups: TypeAlias = Sequence[Sequence[int]] | str
@@ -72,7 +73,7 @@ def decoalesce(
 
     Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function if ``layers`` is left
     out and the groups of ``embed`` are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
-    never does.
+    never does. Of a model with stages, the axes of each are grouped so, and follow its own heads.
 
     Args:
       sizes: of the *large* model.
@@ -104,13 +105,13 @@ def decoalesce(
     """
     given = {"embed": embed, "mlp": mlp}
     growth = _heads(sizes, heads, kv_heads) if heads is not None or kv_heads is not None else {}
-    for axis, groups in given.items():
-        if groups is not None:
+    for axis in (axis for axis in width(sizes) if kind(axis) in given):
+        if (groups := given[kind(axis)]) is not None:
             growth[axis] = _partition(axis, sizes[axis], groups)
-        elif HEADS in growth:
-            growth[axis] = _following(axis, sizes, growth[HEADS])
+        elif beside(axis, HEADS) in growth:
+            growth[axis] = _following(axis, sizes, growth[beside(axis, HEADS)])
     if layers is not None:
-        growth["layers"] = _partition("layers", sizes["layers"], layers)
+        growth |= {axis: _partition(axis, sizes[axis], layers) for axis in depth(sizes)}
     return growth
 
 
@@ -169,11 +170,12 @@ def group_size(groups: str, size: int | None = None) -> int:
 
 def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[str, AxisMap]:
     """The maps of the query heads, and of the key heads, if the model has such an axis."""
-    old, keys = sizes[HEADS], sizes.get(KV_HEADS)
+    keys = sizes.get(KV_HEADS)
     if keys is None:
         if heads is None or kv_heads is not None:
             raise ValueError("axis 'kv_heads': the model has no such axis; give the groups of 'heads'")
-        return {HEADS: _partition(HEADS, old, heads)}
+        return {axis: _partition(axis, sizes[axis], heads) for axis in width(sizes) if kind(axis) == HEADS}
+    old = sizes[HEADS]
     if isinstance(heads, str) and kv_heads is None and keys > 1:
         heads, kv_heads = None, heads
     by_key = None if kv_heads is None else _partition(KV_HEADS, keys, kv_heads)
@@ -236,7 +238,7 @@ def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
     """The map of de-coalescing: unit ``j`` of the large axis copies the group that it is in."""
     if isinstance(groups, str):
         try:
-            each = group_size(groups, size if axis in (HEADS, KV_HEADS) else None)
+            each = group_size(groups, size if kind(axis) in (HEADS, KV_HEADS) else None)
         except ValueError as error:
             raise ValueError(f"axis {axis!r}: {error}") from None
         what = f"{groups} pairs" if each == 2 else f"{groups.partition(':')[0]} groups of {each}"

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from jaxgrow.axes import is_layers, kind
+
 Sizes: TypeAlias = Mapping[str, int]
 Choose: TypeAlias = Callable[[int, int], np.ndarray]
 
@@ -16,8 +18,18 @@ HEADS, KV_HEADS = "heads", "kv_heads"
 
 
 def width(sizes: Sizes) -> tuple[str, ...]:
-    """The axes that operators widen, of those that a model has."""
-    return ("embed", HEADS, *([KV_HEADS] if KV_HEADS in sizes else []), "mlp")
+    """The axes that operators widen, of those that a model has, in every stage.
+
+    Example:
+      >>> width({"layers": 2, "mlp": 8, "embed": 4, "heads": 2})
+      ('embed', 'heads', 'mlp')
+    """
+    return tuple(name for of in ("embed", HEADS, KV_HEADS, "mlp") for name in sizes if kind(name) == of)
+
+
+def depth(sizes: Sizes) -> tuple[str, ...]:
+    """The axes of layers that a model has, one for each stage."""
+    return tuple(filter(is_layers, sizes))
 
 
 def in_turn(old: int, new: int) -> np.ndarray:
@@ -38,7 +50,7 @@ def grown(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -> di
     wrong = [f"axis {a!r}: {operator} grows {', '.join(axes)}" for a in target if a not in axes]
     wrong += [f"axis {a!r}: the model has no such axis, only {', '.join(sizes)}" for a in target if a not in sizes]
     wrong += [
-        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce() makes models smaller"
+        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce() and prune() make models smaller"
         for a, new in target.items()
         if a in sizes and new < sizes[a]
     ]

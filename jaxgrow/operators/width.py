@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from jaxgrow.axes import beside, kind
 from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.matrices import Matrix, Rows, dense
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, first, grown, multiples, sources, width
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, first, grown, multiples, sources, width
 
 MEANS = 32  # old units that a new one of `average` is a mean of, at most
 
@@ -147,16 +148,20 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     References:
       Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
     """
-    old, new = grown("aki", ("layers", *width(sizes)), sizes, {"layers": sizes["layers"], **target})["layers"]
-    copies = fpi(sizes, {axis: size for axis, size in target.items() if axis != "layers"}, seed)
-    order = np.array([*list(range(old)) * (new // old), *range(old - new % old, old)])
-    same: dict[str, AxisMap] = {"layers": select(order, old)} if new > old else {}
-    base: dict[str, AxisMap] = {**same, **({"embed": copies["embed"]} if "embed" in copies else {})}
-    following: dict[str, AxisMap] = {**base, "layers": select(np.minimum(order + 1, old - 1), old)}
+    layers = depth(sizes)
+    found = grown("aki", (*layers, *width(sizes)), sizes, {**{axis: sizes[axis] for axis in layers}, **target})
+    copies = fpi(sizes, {axis: size for axis, size in target.items() if axis not in layers}, seed)
+    base: dict[str, AxisMap] = {axis: m for axis, m in copies.items() if kind(axis) == "embed"}
+    following: dict[str, AxisMap] = dict(base)
+    for axis in layers:
+        old, new = found[axis]
+        order = np.array([*list(range(old)) * (new // old), *range(old - new % old, old)])
+        if new > old:
+            base[axis] = select(order, old)
+        following[axis] = select(np.minimum(order + 1, old - 1), old)
     rules = []
-    for axis in (HEADS, KV_HEADS, "mlp"):
-        if axis in copies:
-            m = copies[axis]
+    for axis, m in copies.items():
+        if axis not in base:
             own, others = (AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m))
             rules.append(Rule(({**base, axis: own}, {**following, axis: others}), axes=(axis,)))
     return Rules((*rules, Rule((base,))))
@@ -232,10 +237,16 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
             out[axis] = AxisMap(m.write, block) if axis in read else AxisMap(block, _some(m.read, keep))
         return out
 
-    units = [axis for axis in axes if axis != "embed"]
-    into, out_of = ((half(0, read), half(1, read)) for read in (("embed",), units))
-    writing = [Rule(out_of, axes=("layers", f"{axis}.in", "embed.out"), roles=("kernel",)) for axis in (HEADS, "mlp")]
-    reading = [Rule(into, axes=("layers", "embed.in", f"{axis}.out"), roles=("kernel",)) for axis in units]
+    units = [axis for axis in axes if kind(axis) != "embed"]
+    into, out_of = ((half(0, read), half(1, read)) for read in ([a for a in axes if a not in units], units))
+
+    def rule(terms: tuple[Maps, ...], axis: str, inner: str, outer: str) -> Rule:
+        return Rule(
+            terms, axes=(beside(axis, "layers"), axis + inner, beside(axis, "embed") + outer), roles=("kernel",)
+        )
+
+    writing = [rule(out_of, axis, ".in", ".out") for axis in units if kind(axis) != KV_HEADS]
+    reading = [rule(into, axis, ".out", ".in") for axis in units]
     return Rules((*writing, *reading, Rule((copies,))))
 
 
@@ -272,11 +283,11 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
     """
     rng = np.random.default_rng(seed)
     found = grown("lemon", width(sizes), sizes, target)
-    noise = 1 / (target.get("embed", sizes["embed"]) ** 0.5 * sizes["layers"])
     growth: dict[str, AxisMap] = {}
     for axis, index in sources("lemon", sizes, found).items():
-        old = sizes[axis]
-        if axis == "embed":
+        old, stream = sizes[axis], beside(axis, "embed")
+        noise = 1 / (target.get(stream, sizes[stream]) ** 0.5 * sizes[beside(axis, "layers")])
+        if axis == stream:
             index = index[: len(index) // old * old]
         copies, own = np.bincount(index, minlength=old), first(index)
         share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
@@ -284,24 +295,33 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
         write = select(index, old).write
         assert isinstance(write, Rows)
         growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
-    old, new = found.get("embed", (1, 1))
-    if new % old == 0:
-        return growth
-    tiles, spare = growth["embed"], np.zeros((new % old, old))
-    read = np.concatenate([dense(tiles.read), spare])
-    growth["embed"] = AxisMap(np.concatenate([dense(tiles.write), spare + (norm == "layer") / old]), read)
-    eta = (new // old * old / new) ** 0.5
+    streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
+    # Of each residual stream, how many of its units are tiles, of all: 1, but of a ragged one.
+    tiled = {axis: new // old * old / new for axis in streams for old, new in [found.get(axis, (1, 1))]}
+    if len(set(tiled.values())) > 1:
+        raise ValueError(
+            f"lemon multiplies one eps of norms by {tiled}, which differ: make the new sizes of all stages the same multiple"
+        )
+    norms: list[Rule] = []
+    for axis in streams:
+        if tiled[axis] < 1:
+            growth[axis], *own_norms = _ragged(axis, growth[axis], found[axis][1], norm)
+            norms += own_norms
+    return Rules((*norms, Rule((growth,))), eps=next(iter(tiled.values()))) if norms else growth
+
+
+def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
+    """LEMON's map of a residual stream of tiles and slots that are left, and rules for the norms over it."""
+    old, spare = tiles.old, np.zeros((new % tiles.old, tiles.old))
+    write, read = (np.concatenate([dense(m), spare]) for m in (tiles.write, tiles.read))
 
     def norms(factor: float) -> tuple[Maps, ...]:
-        write = np.concatenate([dense(tiles.write), spare])
-        return ({"embed": AxisMap(factor * write, factor * read)},)
+        return ({axis: AxisMap(factor * write, factor * read)},)
 
-    scales = Rule(norms(eta), axes=("embed",), roles=("norm scale",))
-    others = Rule(
-        norms(1.0), axes=("embed",), roles=("norm scale", "norm bias")
-    )  # what else norms have: perhaps nothing
-    rules = (scales, others, Rule((growth,)))
-    return Rules(rules, eps=eta**2)
+    slots = np.concatenate([dense(tiles.write), spare + (norm == "layer") / old])
+    scales = Rule(norms((new // old * old / new) ** 0.5), axes=(axis,), roles=("norm scale",))
+    others = Rule(norms(1.0), axes=(axis,), roles=("norm scale", "norm bias"))  # what else norms have: perhaps nothing
+    return AxisMap(slots, read), scales, others
 
 
 def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -370,15 +390,18 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
     rng = np.random.default_rng(seed)
-    found = grown("average", ("layers", *width(sizes)), sizes, target)
+    layers = depth(sizes)
+    found = grown("average", (*layers, *width(sizes)), sizes, target)
     growth = {}
-    if "layers" in found:
-        old, new = found["layers"]
+    for axis in layers:
+        if axis not in found:
+            continue
+        old, new = found[axis]
         weights = rng.uniform(0, noise, (new, old))
         weights[np.arange(new), np.arange(new) % old] = 1
         rows = weights / weights.sum(1, keepdims=True)
-        growth["layers"] = AxisMap(rows, rows)
-    for axis, index in sources("average", sizes, {a: found[a] for a in found if a != "layers"}).items():
+        growth[axis] = AxisMap(rows, rows)
+    for axis, index in sources("average", sizes, {a: found[a] for a in found if a not in layers}).items():
         group = sizes[HEADS] // sizes[KV_HEADS] if axis == HEADS and KV_HEADS in sizes else 1
         growth[axis] = _averaged(index, sizes[axis], group, rng)
     return growth

@@ -118,9 +118,10 @@ class Rehearsal:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx)
-        made, cost = self._compiled(program, arguments, self._phase.kind if phase is self._phase else "born", 1, 0)
+        what = "born" if isinstance(self._phase, Train) else self._phase.kind
+        made, cost = self._compiled(program, arguments, what, 1, 0)
         if made.sensitivity is not None:  # is looked at
-            made = replace(made, sensitivity=np.linspace(0, 1, made.config.layers, dtype=np.float32))
+            made = replace(made, sensitivity=np.linspace(0, 1, made.config.depth, dtype=np.float32))
         return made, lambda: cost
 
     def train(self, phase: Train, model: Model) -> Model:
@@ -134,7 +135,7 @@ class Rehearsal:
         plans = step_plans(phase, known, setting)
         for steps, same in _kinds(phase, plans):
             most = max(same, key=lambda plan: plan.layers)  # `gather` has a program for each number of them
-            what = "step, dropping" if min(plan.layers for plan in same) < phase.config.layers else "step"
+            what = "step, dropping" if min(plan.layers for plan in same) < phase.config.depth else "step"
             cost = float(np.mean([plan.flops for plan in same]))
             arguments = (self._placed(model), batch, self._placed(most.inputs))
             model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.length, cost)

@@ -283,7 +283,7 @@ def probe(
     if len(free) < count * micro:
         raise UserError(
             f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} beside those that evaluation reads, "
-            f"but the validation data has {len(free)} left; lower eval_batches or sensitivity.batches, or raise "
+            f"but the validation data has {len(free)} left; lower eval_batches or the batches of the measure, or raise "
             "data.valid_fraction"
         )
     chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)

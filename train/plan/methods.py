@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from jaxgrow.drop import LayerDrop, TokenDrop
+from jaxgrow.drop import LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.ligo import LiGO
 from jaxgrow.lora import LoRA
@@ -16,8 +16,19 @@ from train.plan.learning import Apply, Learn
 from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, ShortContext, Teacher
 from train.plan.phase import Phase
 from train.plan.plan import Plan
-from train.plan.training import Train, training
-from train.plan.transforms import Coalesce, Correct, Decoalesce, Grouping, Grow, Import, Interpolate
+from train.plan.training import Measure, Train, training
+from train.plan.transforms import (
+    Coalesce,
+    Correct,
+    Decoalesce,
+    Grouping,
+    Grow,
+    Import,
+    Interpolate,
+    Pruning,
+    Way,
+    smaller,
+)
 from train.state.optim import Optim
 
 LARGE = "large"  # the model that a method is for
@@ -76,12 +87,13 @@ class VCycle:
     """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
 
     ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every level, the smallest
-    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``.
+    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `Pruning` among the
+    ``groupings`` leaves layers out, in place of coalescing; which, is measured before.
     """
 
     down: tuple[Stage, ...] = (Stage(0.05),)
     up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
-    groupings: tuple[Grouping, ...] = (Grouping(),)  # one a level that is coalesced, or one for all
+    groupings: tuple[Way, ...] = (Grouping(),)  # one a level that is coalesced, or pruned; or one for all
     alpha: float = 0.25  # weighs the small model's part
     correction: bool = False
     moments_down: Policy = "drop"
@@ -102,7 +114,7 @@ class VCycle:
         configs = [model]
         groupings = self.groupings * len(self.down) if len(self.groupings) == 1 else self.groupings
         for grouping in groupings:
-            configs.append(grouping.small(configs[-1]))
+            configs.append(smaller(grouping, configs[-1]))
 
         def train(level: int, stage: Stage) -> tuple[Phase, ...]:
             if level and not round(stage.steps * steps):
@@ -112,6 +124,8 @@ class VCycle:
         plan: list[Phase] = []
         for level, stage in enumerate(self.down):
             plan += train(level, stage)
+            if isinstance(way := groupings[level], Pruning) and way.kept is None:
+                plan.append(Measure(names[level], Sensitivity(way.by, batches=way.batches)))
             plan.append(Coalesce(names[level], names[level + 1], groupings[level], self.moments_down))
         plan += train(len(self.down), self.up[0])
         for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):

@@ -135,15 +135,16 @@ class DropLayers(Modifier):
             raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
 
     def layers(self, phase: "Train") -> float:
-        return _kept_on_average(self.drop, phase.config.layers, phase.begin, phase.end, phase.steps)
+        weights = tuple(flops.weights(phase.config).tolist())
+        return _kept_on_average(self.drop, weights, phase.begin, phase.end, phase.steps)
 
     def notes(self, model: Model) -> dict[str, Any]:
         s = self.drop.sensitivity
         return {"block_list": [] if s is None else np.flatnonzero(block_list(model.sensitivity, s)).tolist()}
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
-        sizes = (phase.config.layers, phase.steps, setting.accumulate, setting.seed)
-        gates = Gates(self.drop, *sizes, model.sensitivity)
+        sizes = (phase.config.depths, phase.steps, setting.accumulate, setting.seed)
+        gates = Gates(self.drop, *sizes, model.sensitivity, flops.weights(phase.config))
 
         def given(step: int) -> Given:
             probs, kept, ran = gates(step)
@@ -160,23 +161,24 @@ class DropLayers(Modifier):
     def hold(self, before: Model, after: Model, given: Any) -> Model:
         if given is None or self.drop.dropped != "freeze":
             return after
-        return _held(before, after, ~_ran(given, before.config.layers), Freeze(below=False))
+        return _held(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
 
 
 @cache  # or a copy of a run would compile this again
-def _kept_on_average(drop: LayerDrop, layers: int, begin: int, end: int, steps: int) -> float:
-    times = np.linspace(begin + 1, end, 100)
-    any_sensitivity = np.zeros(layers, np.float32)  # every one gives the same mean, where it can
-    kept = jax.vmap(lambda t: schedule(drop, layers, t, steps, any_sensitivity).sum())
+def _kept_on_average(drop: LayerDrop, weights: tuple[float, ...], begin: int, end: int, steps: int) -> float:
+    times, cost = np.linspace(begin + 1, end, 100), np.array(weights, np.float32)
+    any_sensitivity = np.zeros(len(cost), np.float32)  # every one gives the same mean, where it can
+    kept = jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum())
     return float(jax.jit(kept)(times).mean())
 
 
-def _ran(kept: Kept, layers: int) -> jax.Array:
-    """The layers that some micro-batch ran, bool [layers]."""
-    open_: Any = kept.layers
-    if open_.dtype == bool:
-        return open_.reshape(-1, layers).any(0)
-    return jnp.zeros(layers, bool).at[open_.reshape(-1)].set(True)
+def _ran(kept: Kept, depths: tuple[int, ...]) -> jax.Array:
+    """The layers that some micro-batch ran, bool [layers], of ``depths`` in each stage."""
+    stages = kept.layers if isinstance(kept.layers, tuple) else (kept.layers,)
+    if stages[0].dtype == bool:
+        return stages[0].reshape(-1, sum(depths)).any(0)
+    ran = [jnp.zeros(n, bool).at[open_.reshape(-1)].set(True) for n, open_ in zip(depths, stages, strict=True)]
+    return jnp.concatenate(ran)
 
 
 @dataclass(frozen=True)
@@ -186,14 +188,14 @@ class DropTokens(Modifier):
     drop: TokenDrop
 
     def check(self, phase: "Train") -> None:
-        self.drop.middle(phase.config.layers)
+        self.drop.middle(phase.config.depth)
 
     def savings(self, config: Config) -> dict[str, Any]:
         return {"drop": self.drop}
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         places = sample_tokens(self.drop, micro.key, micro.rows, config.length)
-        return {"kept_tokens": KeptTokens(places, *self.drop.middle(config.layers))}
+        return {"kept_tokens": KeptTokens(places, *self.drop.middle(config.depth))}
 
 
 @dataclass(frozen=True)
@@ -203,17 +205,17 @@ class Hold(Modifier):
     freeze: Freeze
 
     def check(self, phase: "Train") -> None:
-        self.freeze.mask(phase.config.layers)
+        self.freeze.mask(phase.config.depth)
 
     def savings(self, config: Config) -> dict[str, Any]:
-        bottom = self.freeze.bottom(config.axes())
+        bottom = self.freeze.bottom(config.axes(), config.sizes())
         return {"frozen": bottom} if bottom else {}
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         return self.savings(config)
 
     def hold(self, before: Model, after: Model, given: Any) -> Model:
-        return _held(before, after, self.freeze.mask(before.config.layers), self.freeze)
+        return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
 
 
 def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
@@ -324,8 +326,8 @@ class Ramp(Modifier):
     steps: tuple[int, ...]  # of each layer; 0: whole from the first step on
 
     def check(self, phase: "Train") -> None:
-        if len(self.steps) != phase.config.layers or min(self.steps) < 0:
-            raise ValueError(f"a ramp has a number of steps for each of {phase.config.layers} layers, not {self.steps}")
+        if len(self.steps) != phase.config.depth or min(self.steps) < 0:
+            raise ValueError(f"a ramp has a number of steps for each of {phase.config.depth} layers, not {self.steps}")
         if any(isinstance(m, DropLayers) or m.savings(phase.config) for m in phase.modifiers):
             raise ValueError("a ramp is of a whole stack: not together with dropped layers or tokens, or frozen layers")
 

@@ -1,8 +1,7 @@
 """What grew best where it was measured, for any model: the configs and `train.advise` have it from here."""
 
-from dataclasses import replace
-
 from jaxgrow.models import Config
+from jaxgrow.operators.targets import depth
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 from train.plan.transforms import Grouping
 
@@ -10,9 +9,11 @@ from train.plan.transforms import Grouping
 def deepened(model: Config, layers: int, source: float, *stages: Stage) -> Growing:
     """``layers`` layers first, for the part ``source`` of the steps at a constant rate; then all, under ``stages``.
 
-    Each layer is followed by its copies, and moments are copied, so that one schedule goes on over the growth.
+    Each layer is followed by its copies, and moments are copied, so that one schedule goes on over the growth. Of a model with
+    stages, each has its share of the layers, and one at least.
     """
-    small = replace(model, layers=layers)
+    sizes = model.sizes()
+    small = model.with_sizes({axis: max(1, layers * sizes[axis] // model.depth) for axis in depth(sizes)})
     return Growing(small, Stage(source, floor=1.0), (GrowTo(stages, by=("interleave",), moments="copy"),))
 
 

@@ -14,10 +14,11 @@ import optax
 
 from jaxgrow import flops, muon
 from jaxgrow.drop import LayerDrop, Sensitivity, sensitivity
+from jaxgrow.importance import influence, streams
 from jaxgrow.models import Config
 from train.plan.modifiers import DropLayers, Modifier
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model, initial, loss
+from train.state.model import Model, initial, loss, parameters
 from train.state.optim import Optim
 
 
@@ -128,7 +129,8 @@ def _born(phase: Train, tx: optax.GradientTransformation, models: Models, key: j
 
 @dataclass(frozen=True)
 class Measure(Phase):
-    """How much the loss of the model ``name`` depends on each of its layers, on held-out text (`jaxgrow.drop.sensitivity`)."""
+    """How much each layer of the model ``name`` matters, on held-out text: to the loss (`jaxgrow.drop.sensitivity`), or to the
+    residual stream (`jaxgrow.importance.influence`)."""
 
     name: str
     sensitivity: Sensitivity
@@ -152,19 +154,26 @@ class Measure(Phase):
         def at(kept, batch):
             return loss(model, batch, kept)
 
-        return replace(model, sensitivity=sensitivity(at, model.config.layers, held_out, self.sensitivity.kind))
+        def one(batch):
+            return influence(streams(model.config, parameters(model), batch[0]))
+
+        if (kind := self.sensitivity.kind) == "influence":
+            return replace(model, sensitivity=jax.lax.map(one, held_out).mean(0))
+        return replace(model, sensitivity=sensitivity(at, model.config.depth, held_out, kind))
 
     def flops(self, config: Config, samples: int) -> float:
         """A skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
-        length, layers = self.positions or config.length, config.layers
+        length, layers = self.positions or config.length, config.depth
         whole = flops.forward(config, samples * length, length)
+        if self.sensitivity.kind == "influence":
+            return whole
         if self.sensitivity.kind == "taylor":
             return 2 * whole
         return whole + layers * flops.forward(config, samples * length, length, layers=layers - 1)
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         model = models[self.name]
-        return replace(model, sensitivity=jnp.zeros(model.config.layers))
+        return replace(model, sensitivity=jnp.zeros(model.config.depth))
 
     def run(self, context: Context) -> Model:
         probe = context.held_out(self.probes)

@@ -3,19 +3,21 @@
 import inspect
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
+import numpy as np
 import optax
 
 from jaxgrow import grow, operators
+from jaxgrow.axes import Axes
 from jaxgrow.experts import redrawn, routed
-from jaxgrow.maps import Growth, Rules
+from jaxgrow.maps import Growth, Rules, swap
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.models import Config
 from jaxgrow.moments import Policy, grow_optimizer
-from jaxgrow.operators import Groups, coalesce, decoalesce
-from jaxgrow.operators.targets import width
+from jaxgrow.operators import Groups, best, decoalesce, keep
+from jaxgrow.operators.targets import depth, width
 from jaxgrow.symmetry import break_symmetry, fresh
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
@@ -51,34 +53,87 @@ class Grouping:
     layers: Groups | None = "adjacent"
     tied: Literal["norm", "paper"] = "norm"  # what a tied head does with the 1/k: exact, or as in the published code
 
-    def growth(self, large: Config, operator):
-        return operator(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers)
+    def up(self, large: Config) -> Growth:
+        """From the small model to the large one; its `swap` is the way down."""
+        return decoalesce(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers)
 
-    def axes(self, config: Config):
+    def axes(self, config: Config) -> Axes:
         return config.paper_axes() if self.tied == "paper" else config.axes()
 
-    def small(self, large: Config) -> Config:
-        return large.resized(self.growth(large, coalesce))
+    def measured(self, large: Model) -> "Grouping":
+        """As it is for this model."""
+        return self
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """In place of a `Grouping`: the small model has the layers that matter most, as they are (`jaxgrow.operators.keep`).
+
+    On the way up the others are as they were, by `Correct`; their moments begin anew (``moments_up="asymmetric"``).
+    """
+
+    layers: int  # that stay
+    by: Literal["influence", "loss_delta", "taylor"] = "influence"  # how they are measured: a kind of `Sensitivity`
+    batches: int = 8  # held-out micro-batches that they are measured on
+    kept: tuple[int, ...] | None = None  # which stay; None: those of the greatest measure
+
+    def __post_init__(self):
+        if self.kept is not None and len(self.kept) != self.layers:
+            raise ValueError(f"{self.layers} layers stay, but kept names {self.kept}")
+
+    def up(self, large: Config) -> Growth:
+        """As of `Grouping`. Before they are measured any layers stay, whose shapes are alike."""
+        return swap(keep(large.sizes(), {"layers": range(self.layers) if self.kept is None else self.kept}))
+
+    def axes(self, config: Config) -> Axes:
+        return config.axes()
+
+    def measured(self, large: Model) -> "Pruning":
+        """With the layers that stay, by what was measured of this model."""
+        if self.kept is not None:
+            return self
+        return replace(self, kept=tuple(best(np.asarray(large.sensitivity), self.layers).tolist()))
+
+
+Way: TypeAlias = Grouping | Pruning
+
+
+def smaller(way: Way, large: Config) -> Config:
+    """The config at the lower end of a way down."""
+    return large.resized(swap(way.up(large)))
 
 
 class Regrouping(Transform):
-    """A transformation by a grouping, which checkpoints note."""
+    """A transformation by a way down, which checkpoints note, and which may depend on what was measured of the large model."""
 
-    grouping: Grouping
+    grouping: Way
+
+    @property
+    def large(self) -> str:
+        """The name of the model at its upper end."""
+        raise NotImplementedError
 
     @property
     def notes(self) -> dict[str, Any]:  # type: ignore[override]
         return asdict(self.grouping)
 
+    def run(self, context: Context) -> Model:
+        grouping = self.grouping.measured(context.models[self.large])
+        return Transform.run(replace(self, grouping=grouping), context)  # type: ignore[type-var]
+
 
 @dataclass(frozen=True)
 class Coalesce(Regrouping):
-    """``target = C(source)``."""
+    """``target = C(source)``, of which a pruning leaves out layers."""
 
     source: str
     target: str
-    grouping: Grouping
+    grouping: Way
     moments: Policy = "drop"
+
+    @property
+    def large(self) -> str:
+        return self.source
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -89,7 +144,8 @@ class Coalesce(Regrouping):
         return self.target
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        return _grown(models[self.source], self.grouping, coalesce, models[self.source].config, tx, self.moments)
+        large = models[self.source]
+        return _grown(large, swap(self.grouping.up(large.config)), self.grouping, tx, self.moments)
 
 
 @dataclass(frozen=True)
@@ -99,8 +155,12 @@ class Decoalesce(Regrouping):
     source: str
     target: str
     like: str
-    grouping: Grouping
+    grouping: Way
     moments: Policy = "drop"
+
+    @property
+    def large(self) -> str:
+        return self.like
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -111,7 +171,7 @@ class Decoalesce(Regrouping):
         return self.target
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        return _grown(models[self.source], self.grouping, decoalesce, models[self.like].config, tx, self.moments)
+        return _grown(models[self.source], self.grouping.up(models[self.like].config), self.grouping, tx, self.moments)
 
 
 @dataclass(frozen=True)
@@ -141,9 +201,13 @@ class Correct(Regrouping):
 
     before: str
     small: str
-    grouping: Grouping
+    grouping: Way
     alpha: float = 1.0
     moments: Policy = "drop"
+
+    @property
+    def large(self) -> str:
+        return self.before
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -155,8 +219,8 @@ class Correct(Regrouping):
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         before, small = models[self.before], models[self.small]
-        up = _grown(small, self.grouping, decoalesce, before.config, tx, self.moments)
-        growth, axes = self.grouping.growth(before.config, decoalesce), self.grouping.axes(before.config)
+        growth, axes = self.grouping.up(before.config), self.grouping.axes(before.config)
+        up = _grown(small, growth, self.grouping, tx, self.moments)
         return Model(correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config)
 
 
@@ -226,7 +290,7 @@ class Grow(Transform):
         for i, name in enumerate(self.by):
             target = differing(config, self.large)
             if name in operators.DEPTH:
-                axes, operator = ("layers",), operators.DEPTH[name]
+                axes, operator = depth(config.sizes()), operators.DEPTH[name]
             elif name in operators.WIDTH:
                 axes, operator = width(config.sizes()), operators.WIDTH[name]
             elif name in operators.EXPERTS:
@@ -273,8 +337,8 @@ class Grow(Transform):
         return Model(params, opt, self.config)
 
 
-def _grown(model: Model, grouping: Grouping, operator, large: Config, tx, moments: Policy) -> Model:
-    growth, axes = grouping.growth(large, operator), grouping.axes(model.config)
+def _grown(model: Model, growth: Growth, grouping: Way, tx, moments: Policy) -> Model:
+    axes = grouping.axes(model.config)
     params = grow(growth, model.params, axes)
     opt = None
     if moments != "drop" and model.opt is not None:

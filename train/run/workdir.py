@@ -33,7 +33,8 @@ from train.state.model import Model
 
 _HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
 _WHERE = ("path", "valid_path", "tokenizer")
-_OF_HEADS = ("head", "classes", "tied", "masked", "image")  # of a model's config: what another task may have otherwise
+# Of a model's config: what another task may have otherwise.
+_OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
 _WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
 
 
@@ -206,7 +207,7 @@ def imported(folder: Path, config: Config, mesh: Mesh, headless: bool = False) -
     wrong = differences(has | {name: getattr(config, name) for name in config.run_by}, config.as_json())
     if headless:
         params, _ = split(params)
-        if isinstance(config, PatchConfig) and isinstance(source.config, PatchConfig):
+        if isinstance(config, PatchConfig) and isinstance(source.config, PatchConfig) and config.positions:
             params["position_embedding"] = resized_positions(params["position_embedding"], source.config, config)
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:

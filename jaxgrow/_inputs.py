@@ -1,0 +1,111 @@
+"""What commands run models on: random inputs, token ids of a file, or its text."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrow.interop import CheckpointError, Source
+from jaxgrow.interop.source import Checkpoint
+
+ROWS, LENGTH = 8, 128  # samples, and tokens of each, at most
+_READ = 1 << 20  # characters of a file of text, at most
+
+
+def of_both(first: Source, second: Source, file: Path | None) -> tuple[Any, str]:
+    """Inputs that both models take, and what they are: random ones, or token ids of a file."""
+    rng = np.random.default_rng(0)
+    example, other = (jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second))
+    if example != other:
+        raise CheckpointError("the two models take different inputs, so there is nothing to compare")
+    vocab, other = first.sizes().get("vocab"), second.sizes().get("vocab")
+    if vocab != other:
+        raise CheckpointError(f"the vocabularies differ, {vocab} and {other} tokens: the logits have no common meaning")
+    if vocab is None:
+        if file is not None:
+            raise CheckpointError("--tokens: these models take images; leave it out")
+        return rng.standard_normal((ROWS, *example[1]), np.float32), f"{ROWS} random images"
+    length = min(first.config.length, second.config.length, LENGTH)
+    if file is None:
+        return _named(first, rng.integers(0, vocab, (ROWS, length))), f"{ROWS} x {length} random tokens"
+    read = _array if file.suffix == ".npy" else _numbers
+    return _rows(first, _ids(file, read, vocab, ROWS * length), length, file)
+
+
+def of_data(source: Checkpoint, file: Path) -> tuple[Any, str]:
+    """Inputs of text, and what they are: token ids of a ``.npy`` file, or the text of any other, by the model's tokenizer.
+
+    Raises:
+      CheckpointError: the model takes images, has no tokenizer, or another vocabulary.
+    """
+    vocab = source.sizes().get("vocab")
+    if vocab is None:
+        raise CheckpointError(
+            f"{source.folder} takes images, and this command measures on text; jaxgrow.importance measures on any inputs"
+        )
+    length = min(source.config.length, LENGTH)
+
+    def text(file: Path, most: int) -> np.ndarray:
+        return _tokenised(source, vocab, file)[:most]
+
+    ids = _ids(file, _array if file.suffix == ".npy" else text, vocab, ROWS * length)
+    return _rows(source, ids, length, file)
+
+
+def _named(source: Source, tokens: np.ndarray) -> Any:
+    """As the model's module takes them."""
+    return {"tokens": tokens} if isinstance(source.config.example, dict) else tokens
+
+
+def _rows(source: Source, ids: np.ndarray, length: int, file: Path) -> tuple[Any, str]:
+    length = min(length, len(ids))
+    rows = min(ROWS, len(ids) // length)
+    inputs = _named(source, ids[: rows * length].reshape(rows, length))
+    return inputs, f"the first {rows} x {length} tokens of {file}"
+
+
+def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: int) -> np.ndarray:
+    """The first ids of a file; no more of it is read than they may take."""
+    try:
+        ids = read(file, most)
+    except (OSError, CheckpointError):
+        raise
+    except Exception as error:  # NumPy raises whatever it comes across
+        raise CheckpointError(f"{file} holds no token ids: {error}") from error
+    if ids.size == 0 or ids.dtype.kind not in "iu":
+        raise CheckpointError(f"{file} holds no token ids, but {ids.size} numbers of dtype {ids.dtype}")
+    if ids.min() < 0 or ids.max() >= vocab:
+        raise CheckpointError(f"{file} has ids from {ids.min()} to {ids.max()}; the models know 0 .. {vocab - 1}")
+    return ids.astype(np.int32)
+
+
+def _array(file: Path, most: int) -> np.ndarray:
+    return np.array(np.lib.format.open_memmap(file, mode="r").reshape(-1)[:most])
+
+
+def _numbers(file: Path, most: int) -> np.ndarray:
+    with file.open() as text:
+        return np.array(text.read(_READ).split()[:most], np.int64)
+
+
+def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
+    """The begin of a text, by the ``tokenizer.json`` beside the model; without one, the bytes of UTF-8."""
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        text = opened.read(_READ)
+    tokenizer = source.folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        if vocab != 256:
+            raise CheckpointError(
+                f"there is no tokenizer.json in {source.folder} to make tokens of a text; give --data as a .npy of token ids"
+            )
+        return np.frombuffer(text.encode(), np.uint8)
+    from tokenizers import Tokenizer
+
+    try:
+        loaded = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the library raises nothing else
+        raise CheckpointError(f"{tokenizer} is no tokenizer: {error}; give --data as a .npy of token ids") from error
+    loaded.no_truncation()
+    return np.array(loaded.encode(text, add_special_tokens=False).ids, np.int64)
