@@ -42,7 +42,7 @@ def vit_scratch() -> Experiment:
         steps=1800,
         batch=64,
         data=Images(source="folder", path="cifar10/train-jpeg.tar.xz", augment=Augment(flip=True)),
-        optim=Optim(peak_lr=5e-4, schedule="wsd", decay=0.5, warmup=90, b2=0.999, weight_decay=0.05),
+        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=90, b2=0.999, weight_decay=0.05),
         eval_every=90,
         eval_batches=32,
         log_every=20,

@@ -167,7 +167,15 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
 
 
 def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> Any:
-    """Of all layers, stacked."""
+    """Of all layers, stacked.
+
+    Raises:
+      ValueError: a model of several stages.
+    """
+    if len(config.depths) > 1:
+        raise ValueError(
+            f"a model of {len(config.depths)} stages has no one residual stream whose layers could be compared"
+        )
     said: Any = config.module.apply({"params": params}, inputs, observe=observe)
     return said[1]
 
