@@ -17,6 +17,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx
 exclude_patterns = ["conf.py"]
 html_theme = "furo"
 html_title = f"jaxgrow {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+html_show_copyright = False
 
 highlight_language = "text"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -24,6 +27,7 @@ myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True, "ignore-module-all": True}  # of a module, what it defines
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False  # a colon in what "Returns" says makes no type of it
 add_module_names = False
