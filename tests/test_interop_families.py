@@ -23,6 +23,7 @@ _TEXT = dict(vocab_size=11, max_position_embeddings=9, pad_token_id=None, bos_to
 _GROUPED = _ENCODER | _TEXT | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GEMMA = _GROUPED | {"head_dim": 6}
 _LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+_MIXED = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "pad_token_id": 1}
 _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
@@ -46,6 +47,11 @@ SETTINGS = {
         _GROUPED | {"sliding_window": 3},
     ],
     "Qwen3ForCausalLM": [_GROUPED | {"head_dim": 6}, _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL}],
+    "MixtralForCausalLM": [_GROUPED | _MIXED | {"num_local_experts": 4}, _GROUPED | _MIXED | {"num_local_experts": 2}],
+    "Qwen3MoeForCausalLM": [
+        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
+        for normed in (False, True)
+    ],
     "GemmaForCausalLM": [_GEMMA],
     "Gemma2ForCausalLM": [
         _GEMMA | _LOCAL | {"query_pre_attn_scalar": 9},
@@ -95,6 +101,10 @@ SETTINGS = {
         _ENCODER | _TEXT | {"num_key_value_heads": 2, "sliding_window": None, "pad_token_id": 1, "num_labels": 3}
     ],
     "Qwen3ForSequenceClassification": [_GROUPED | {"head_dim": 6, "pad_token_id": 1, "num_labels": 3}],
+    "MixtralForSequenceClassification": [_GROUPED | _MIXED | {"num_local_experts": 4}],
+    "Qwen3MoeForSequenceClassification": [
+        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12}
+    ],
     "GemmaForSequenceClassification": [_GEMMA | {"pad_token_id": 1}],
     "Gemma2ForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1, "num_labels": 3}],
     "Gemma3TextForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1}],
@@ -215,7 +225,8 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     before, after, direct = (contents(tmp_path / name) for name in "abc")
     config = interop.open_checkpoint(tmp_path / "a").config
     leaves, names = interop.open_checkpoint(tmp_path / "a").leaves, FAMILIES[architecture].names(config)
-    stored = {s.name.format(layers=i) for path, s in names.items() for i in leaves[path].layers}
+    sizes = config.sizes()
+    stored = {n.format(layers=i) for p, s in names.items() for i in leaves[p].layers for n in s.of_experts(sizes)}
     first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
     assert last.keys() == stored | FAMILIES[architecture].copies(config).keys() and stored <= first.keys()
     # What a Gemma stores less one is rounded to its distance from one, in float32; in bfloat16 to nothing.
@@ -428,7 +439,10 @@ def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
 
 
 def test_a_swin_of_timm_has_the_same_logits(tmp_path):
-    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins."""
+    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins.
+
+    Windows divide the image: where they do not, timm shifts before it fills them up, and `transformers` after that.
+    """
     timm = pytest.importorskip("timm.models.swin_transformer_v2", reason="pip install timm")
     folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"window_size": 5})
     options = {"img_size": 20, "patch_size": 2, "window_size": 5, "embed_dim": 8, "mlp_ratio": 1.5, "num_classes": 5}

@@ -239,7 +239,7 @@ def test_a_ragged_lemon_of_stages_has_one_eps():
         lemon(config().sizes(), {"embed.0": 8})
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_learned_maps_are_of_each_stage(shared):
     small, target = config(), {"layers.1": 3, "embed.0": 8, "heads.0": 5, "mlp.1": 20}
     axes = tiny.axes(small)
@@ -353,7 +353,7 @@ def test_every_matrix_product_of_the_program_is_counted():
     assert flops.weights(small).mean() == pytest.approx(1) and len(set(flops.weights(small))) == 2
 
 
-@pytest.mark.parametrize("frozen", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frozen", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
     small = config("float32", layers=(2, 1))
     _, train = step(small, frozen)

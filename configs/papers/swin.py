@@ -36,11 +36,24 @@ def _deep(theta: float) -> Scratch:
     return Scratch(LayerDrop(theta=theta, time="constant"))
 
 
+T = SwinConfig(dtype="bfloat16")
+S = replace(T, layers=(2, 2, 18, 2))
+
+
+def _wide(embed: int) -> SwinConfig:
+    """S of another width, with heads of 32 units and MLPs four times as wide."""
+    widths = tuple(embed * 2**stage for stage in range(4))
+    return replace(S, embed=widths, heads=tuple(d // 32 for d in widths), mlp=tuple(4 * d for d in widths))
+
+
+B, L = _wide(128), replace(_wide(192), image=192, window=12, classes=21841)
+
+
 def t() -> Experiment:
     """Swin V2-T: 81.8 % top-1 in the paper, with windows of 8."""
     return Experiment(
         name="swin_t",
-        model=SwinConfig(dtype="bfloat16"),
+        model=T,
         steps=300 * EPOCH,
         batch=1024,
         data=Images(source="tfds", name="imagenet2012", size=256, augment=DEIT, workers=None),
@@ -57,20 +70,12 @@ def t() -> Experiment:
 
 def s() -> Experiment:
     """Swin V2-S: 83.7 %."""
-    return replace(t(), name="swin_s", model=replace(t().model, layers=(2, 2, 18, 2)), method=_deep(0.7))
-
-
-def _wide(model: SwinConfig, embed: int) -> SwinConfig:
-    """``model`` of another width, with heads of 32 units and MLPs four times as wide."""
-    widths = tuple(embed * 2**stage for stage in range(4))
-    heads, mlp = tuple(d // 32 for d in widths), tuple(4 * d for d in widths)
-    return replace(model, embed=widths, heads=heads, mlp=mlp)
+    return replace(t(), name="swin_s", model=S, method=_deep(0.7))
 
 
 def b() -> Experiment:
     """Swin V2-B: 84.2 %."""
-    small = s()
-    return replace(small, name="swin_b", model=_wide(s().model, 128), method=_deep(0.5))
+    return replace(t(), name="swin_b", model=B, method=_deep(0.5))
 
 
 def l() -> Experiment:  # noqa: E743, as the paper calls it
@@ -79,7 +84,7 @@ def l() -> Experiment:  # noqa: E743, as the paper calls it
     return replace(
         small,
         name="swin_l",
-        model=replace(_wide(s().model, 192), image=192, window=12, classes=21841),
+        model=L,
         steps=90 * EPOCH_21K,
         batch=4096,
         data=Images(source="folder", path="imagenet21k", size=192, augment=DEIT, valid_fraction=0.01, workers=None),
@@ -106,7 +111,7 @@ def _tuned(name: str, drop: LayerDrop | None, epochs: int = 30) -> Experiment:
     return replace(
         large,
         name=name,
-        model=large.model.for_images(384, 1000),
+        model=L.for_images(384, 1000),
         steps=epochs * EPOCH,
         batch=1024,
         data=replace(t().data, size=384),

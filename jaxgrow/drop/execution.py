@@ -270,7 +270,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
       ...     print(Model().apply({}, jnp.zeros(1)))
       [2.]
     """
-    if kept.layers is None or kept.layers.dtype != bool:
+    if not hasattr(kept.layers, "dtype") or kept.layers.dtype != bool:
         raise ValueError("dropping() takes gates, bool [layers]; indices of kept layers are for run_stack")
     open_, calls, inside = unbatched(kept.layers), 0, False
     whole: Any = {}  # the model's parameters

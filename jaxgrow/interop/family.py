@@ -20,7 +20,8 @@ class Stored:
     """Where a leaf is stored. ``Stored("h.{layers}.attn.c_attn.weight", "embed (3 heads head_dim)", part=0)`` is a query
     kernel: one tensor a layer, the first of three that lie side by side."""
 
-    name: str  # of the tensor; with ``{layers}``, one for each layer of a stacked leaf
+    # Of the tensor; with ``{layers}``, one for each layer of a stacked leaf; with ``{experts}``, for each expert of it.
+    name: str
     # The kinds of its axes, as in einops, without that of layers; a number is the parts of a fused tensor; of a kernel from
     # ``embed`` to ``embed``, what it reads ends in ``_in``.
     layout: str
@@ -34,6 +35,12 @@ class Stored:
     @property
     def moved(self) -> bool:
         return (self.times, self.plus) != (1.0, 0.0)
+
+    def of_experts(self, sizes: Mapping[str, int]) -> list[str]:
+        """The name, for each expert, where each has a tensor of its own."""
+        if "{experts}" not in self.name:
+            return [self.name]
+        return [self.name.replace("{experts}", str(i)) for i in range(sizes["experts"])]
 
     def ours(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
         """The leaf (of one layer), with its axes ``names``, as it lies in the tensor: a view where that is possible.
@@ -88,7 +95,8 @@ class Stored:
 
     def _parts(self, names: Names) -> tuple[int | None, dict[str, str]]:
         """The part of a fused tensor, if it is one, and the leaf's axes by their names in the layout."""
-        own = [n for n in names if not is_layers(axis(n))]
+        apart = "experts" if "{experts}" in self.name else None
+        own = [n for n in names if not is_layers(axis(n)) and axis(n) != apart]
         plain = {kind(axis(n)): axis(n) for n in own}
         if len(plain) < len(own):
             plain = {kind(axis(n)) + _IN * reads(n): axis(n) for n in own}

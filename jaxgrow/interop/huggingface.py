@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -60,6 +60,9 @@ class HuggingFace(Checkpoint):
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         stored, leaf = self.names[path], self.leaves[path]
+        if "{experts}" in stored.name:
+            each = (self.tensors[self._name(name, layer)].read() for name in stored.of_experts(self._sizes))
+            return np.stack([stored.ours(x, leaf.names, self._sizes).astype(leaf.dtype, copy=False) for x in each])
         if stored.part is None:
             tensor = self.tensor(stored, layer).read()
         else:  # its other parts are likely to be next: they are kept until then
@@ -70,9 +73,9 @@ class HuggingFace(Checkpoint):
             tensor = self._fused[1][layer]
         return stored.ours(tensor, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
 
-    def tensor(self, stored: Stored, layer: int | None) -> safetensors.Tensor:
-        """Where one layer of a leaf lies."""
-        return self.tensors[self._name(stored.name, layer)]
+    def tensor(self, stored: Stored, layer: int | None, expert: int = 0) -> safetensors.Tensor:
+        """Where one layer of a leaf lies, or one expert of that."""
+        return self.tensors[self._name(stored.of_experts(self._sizes)[expert], layer)]
 
     def fingerprint(self) -> str:
         # The same however the tensors are sharded.
@@ -91,7 +94,8 @@ class HuggingFace(Checkpoint):
 
     def _tensors(self, path: str) -> Iterator[safetensors.Tensor]:
         for layer in self._layers(path):
-            yield self.tensor(self.names[path], layer)
+            for name in self.names[path].of_experts(self._sizes):
+                yield self.tensors[self._name(name, layer)]
 
     def _layers(self, path: str) -> Sequence[int | None]:
         """What a leaf is stored by, as of `Leaf.layers`."""
@@ -105,8 +109,8 @@ class HuggingFace(Checkpoint):
         expected: dict[str, tuple[int, ...]] = {}
         axes: dict[str, str] = {}
         for path, stored in self.names.items():
-            for layer in self._layers(path):
-                name = self._name(stored.name, layer)
+            for layer, of in itertools.product(self._layers(path), stored.of_experts(self._sizes)):
+                name = self._name(of, layer)
                 expected[name] = stored.shape(self._born[path][0], self._sizes)
                 axes[name] = stored.layout
         missing = [f"missing: {name}" for name in expected if name not in self.tensors]
@@ -230,15 +234,33 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     out = []
     # What is moved is wide here, and as narrow there as all else.
     narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
+    sizes, last = source.sizes(), {}
+
+    def read(path: str, layer: int | None) -> np.ndarray:
+        """The last one is kept: its experts are asked for one after the other."""
+        if (path, layer) not in last:
+            last.clear()
+            last[path, layer] = source.read(path, layer)
+        return last[path, layer]
+
     for _, patterns in itertools.groupby(groups, lambda name: layers_of(source.leaves[groups[name][0].path].names)):
         patterns = list(patterns)
         for layer in source.leaves[groups[patterns[0]][0].path].layers:
-            out += [_planned(source, family, pattern, groups[pattern], layer, narrow) for pattern in patterns]
+            for parts in map(groups.__getitem__, patterns):
+                for expert, name in enumerate(parts[0].stored.of_experts(sizes)):
+                    out.append(_planned(source, family, name, parts, layer, expert, narrow, read))
     return out
 
 
 def _planned(
-    source: Source, family: Family, pattern: str, parts: list[_Part], layer: int | None, narrow: np.dtype
+    source: Source,
+    family: Family,
+    pattern: str,
+    parts: list[_Part],
+    layer: int | None,
+    expert: int,
+    narrow: np.dtype,
+    read: Callable[[str, int | None], np.ndarray],
 ) -> safetensors.Planned:
     leaves = [source.leaves[part.path] for part in parts]
     dtype = narrow if parts[0].stored.moved else common(leaf.dtype for leaf in leaves)
@@ -249,12 +271,13 @@ def _planned(
         if len(origins) == 1 and (origin := next(iter(origins))) is not None:
             stored, old = origin
             if isinstance(stored, HuggingFace) and stored.family is family:
-                tensor = stored.tensor(parts[0].stored, old)
+                tensor = stored.tensor(parts[0].stored, old, expert)
                 if tensor.dtype == dtype:
                     return tensor
         out = None
         for part, leaf in zip(parts, leaves, strict=True):
-            piece = source.read(part.path, layer)
+            piece = read(part.path, layer) if "{experts}" in part.stored.name else source.read(part.path, layer)
+            piece = piece[expert] if "{experts}" in part.stored.name else piece
             piece = piece if part.stored.moved else piece.astype(dtype, copy=False)
             out = part.stored.theirs(piece, leaf.names, source.sizes(), out).astype(dtype, copy=False)
         assert out is not None

@@ -10,6 +10,7 @@ Gemma 2    norms before and after sublayers, every other layer with a window, ca
 Gemma 3    .. five of six with a window, rotary positions of two kinds, norms of queries and keys, no caps (text alone)
 OLMo 2     norms after sublayers, and of all queries, all keys
 Phi-3      Phi-4, too: fused kernels; not "longrope"
+Mixtral    a mixture of experts in each layer; Qwen3-MoE: of finer ones, perhaps with gates that do not add up to one
 SmolLM 3   every fourth layer without rotary positions
 GPT-NeoX   Pythia: LayerNorm, biases, sublayers in parallel, a quarter of each head is turned; fused head by head
 ========== ==================================================================================================================
@@ -29,8 +30,11 @@ _SILU = ("silu", "swish")
 # --- names: kernels lie output first ---
 
 
-def _names(config: LlamaConfig, fused: bool = False, one: float = 0.0) -> dict[str, Stored]:
-    """``fused``: queries, keys and values in one tensor, and gate and up; ``one``: what norms are stored without."""
+def _names(
+    config: LlamaConfig, fused: bool = False, one: float = 0.0, router: str = "", experts: tuple[str, ...] = ()
+) -> dict[str, Stored]:
+    """``fused``: queries, keys and values in one tensor, and gate and up; ``one``: what norms are stored without; ``experts``:
+    gate, up and down of each."""
     layer = "model.layers.{layers}."
     names = {"token_embedding": Stored("model.embed_tokens.weight", "vocab embed", times=_embedded(config))}
     heads = {"query": "heads", "key": "kv_heads", "value": "kv_heads"}
@@ -64,6 +68,10 @@ def _names(config: LlamaConfig, fused: bool = False, one: float = 0.0) -> dict[s
         if fused and part < 2:
             stored = Stored(f"{layer}mlp.gate_up_proj.weight", layout, part, ("mlp", "mlp"))
             names[f"blocks/{ours}/kernel"] = stored
+        if config.experts and part < 3:
+            names[f"blocks/{ours}/kernel"] = Stored(f"{layer}{experts[part]}.weight", layout)
+    if config.experts:
+        names["blocks/mlp/router/kernel"] = Stored(f"{layer}{router}.weight", "experts embed")
     for ours, theirs in _NORMS[config.norms].items():
         names[f"blocks/{ours}/scale"] = Stored(f"{layer}{theirs}.weight", "embed", plus=-one)
     # A tied table that is scaled where it is read into is not where it is read out.
@@ -190,11 +198,15 @@ def _types(config: LlamaConfig) -> dict[str, Any]:
     return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
 
 
-def _qwen2(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _qwen_windows(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    if not theirs.get("use_sliding_window"):
+        return {"kinds": "f"}
     layers, first = theirs["num_hidden_layers"], theirs.get("max_window_layers", 28)
-    kinds = "".join("s" if i >= first else "f" for i in range(layers))
-    windows = _windows(theirs, kinds, 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
-    return _read(theirs) | windows
+    return _windows(theirs, "".join("s" if i >= first else "f" for i in range(layers)), 32768)
+
+
+def _qwen2(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return _read(theirs) | _qwen_windows(theirs)
 
 
 def _qwen3(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +215,21 @@ def _qwen3(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _qwen_written(config: LlamaConfig) -> dict[str, Any]:
     return _written(config) | _types(config) | {"use_sliding_window": "s" in config.layer_kinds}
+
+
+def _mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return _read(theirs, key_heads=8, theta=1e6) | _windows(theirs, "s", 131072, None) | {"gates_normed": True}
+
+
+def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here")
+    experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))  # since transformers 5, and before
+    return _read(theirs, key_heads=4) | _qwen_windows(theirs) | {"experts": experts}
+
+
+def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
+    return _qwen_written(config) | {"num_local_experts": config.experts, "num_experts": config.experts}
 
 
 def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,8 +338,8 @@ def _families(
             "num_hidden_layers": "layers",
             "hidden_size": "embed",
             "num_attention_heads": "heads",
-            "intermediate_size": "mlp",
             "tie_word_embeddings": "tied",
+            **({} if "mlp" in (fields or {}).values() else {"intermediate_size": "mlp"}),
             **(fields or {"rms_norm_eps": "eps"}),
         },
         absent={"max_position_embeddings": context, "tie_word_embeddings": False}
@@ -367,6 +394,43 @@ LLAMA = (
         fixed={"query_norm": "head"},
         settings=_UNBIASED,
         heads="free",
+    ),
+    *_families(
+        "Mixtral",
+        "mixtral",
+        131072,
+        _mixtral,
+        _one_window,
+        fields={"rms_norm_eps": "eps", "num_experts_per_tok": "active", "router_aux_loss_coef": "balance"}
+        | {"num_local_experts": "experts"},
+        absent={"rms_norm_eps": 1e-5, "num_experts_per_tok": 2, "num_local_experts": 8, "router_aux_loss_coef": 0.001},
+        names=partial(
+            _names,
+            router="block_sparse_moe.gate",
+            experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
+        ),
+        settings={"hidden_act": _SILU},
+        heads="free",
+    ),
+    *_families(
+        "Qwen3Moe",
+        "qwen3_moe",
+        32768,
+        _qwen3_moe,
+        _qwen3_moe_written,
+        fixed={"query_norm": "head"},
+        fields={"rms_norm_eps": "eps", "num_experts_per_tok": "active", "router_aux_loss_coef": "balance"}
+        | {"norm_topk_prob": "gates_normed", "moe_intermediate_size": "mlp"},
+        absent={"rms_norm_eps": 1e-6, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001}
+        | {"norm_topk_prob": False, "moe_intermediate_size": 768},
+        names=partial(
+            _names,
+            router="mlp.gate",
+            experts=tuple(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down")),
+        ),
+        settings=_UNBIASED,
+        heads="free",
+        folded=("query_eps",),
     ),
     *_families(
         "Gemma", "gemma", 8192, _gemma, fixed={"activation": "gelu_tanh"}, settings=_GELU, heads="free", **_SHIFTED

@@ -126,7 +126,7 @@ class SwinConfig(PatchConfig):
         """Of an image, a layer has ``8 D HK`` and ``4 TT HK`` for each patch in its windows, T of them in each and those that
         fill up among them, and ``4 D F`` for each other; a merging ``2 * 4 D D'`` for what it makes. A position of the first
         stage has its share. What is left out are the biases of positions, which are the same for all images of a batch: below
-        0.3 % of one of them."""
+        1 % of one of them."""
         layers, between = [], []
         for s, grid in enumerate(self.grids):
             embed, width = self.embed[s], self.heads[s] * self.head_dim
@@ -168,7 +168,10 @@ def neighbours(grid: Grid) -> np.ndarray:
 
 
 def into_windows(x_BYXD, grid: Grid, shifted):
-    """``[B, Y, X, D] -> [B, G, T, D]``, with zeros for what fills windows up; ``shifted``: whether they are, bool."""
+    """``[B, Y, X, D] -> [B, G, T, D]``, with zeros for what fills windows up; ``shifted``: whether they are, bool.
+
+    What fills up comes before the shift, as in `transformers`; in timm after it.
+    """
     fill = (0, grid.padded - grid.side)
     x_BYXD = jnp.pad(x_BYXD, ((0, 0), fill, fill, (0, 0)))
     if grid.shift:
