@@ -83,6 +83,8 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
     over heads times head_dim, the last one for the readers of attention, too; ``mlp``. A key reads ``head_dim``, values mark
     it (`jaxgrow.axes`). Untied, each also has a ``"read"``; not shared, those of heads and MLP units are [L, new, old].
 
+    Of a model with stages, each has its own: ``embed.0``, ``query.0``, ``mlp.0``.
+
     What is drawn goes by axis names, never by those of modules: depth weights of modules of one kind begin alike.
 
     Grouped queries (our extension; the paper has none): ``key`` and ``value`` are over kv_heads times head_dim. What reads

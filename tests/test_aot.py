@@ -122,6 +122,14 @@ def test_attention_by_a_kernel_and_by_xla():
     assert not any("fmha" in name or "cudnn" in name for name in xla.kernels) and xla.temporary > kernel.temporary
 
 
+@pytest.mark.parametrize("mesh", [":mesh.fsdp=2", ":mesh.fsdp=2:mesh.tensor=2"])
+def test_attention_by_a_kernel_where_two_axes_divide_the_samples_or_the_heads(mesh):
+    """JAX's own rule for cuDNN's kernel fails where two axes divide the samples."""
+    e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
+    (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
+    assert any("fmha" in name or "cudnn" in name for name in found.kernels)
+
+
 @pytest.mark.parametrize("mesh", ["", ":mesh.fsdp=2:mesh.tensor=2"], ids=["whole", "divided"])
 def test_gpt2_of_two_layers_on_a_tpu(mesh):
     """Its attention is Pallas'."""

@@ -216,7 +216,7 @@ BARELY = ("BERT, pre-LN", "RoBERTa", "DeiT")  # of parts that others have, in ot
 SHOWN = {
     "taught": ("GPT-2", "ViT"),
     "V-cycle, published tables": ("GPT-2", "BERT"),
-    "dropping by sensitivity": ("BERT", "Swin"),
+    "dropping by sensitivity": ("BERT",),
     "V-cycle, dropping": ("Llama",),
     "learned, then dropping tokens": ("BERT",),
 }

@@ -20,6 +20,7 @@ from jaxgrow import flops, grow, ligo, sizes, swap
 from jaxgrow.axes import leaves, stages
 from jaxgrow.drop import Kept, LayerDrop
 from jaxgrow.freeze import Freeze, hold
+from jaxgrow.lora import LoRA
 from jaxgrow.models import Adapter, SwinConfig, from_json
 from jaxgrow.models.layers import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, new_layers, stack, staged
@@ -91,6 +92,12 @@ def test_t_s_and_b_have_the_published_numbers_of_parameters(options, millions):
 def test_what_is_no_swin(wrong, says):
     with pytest.raises(ValueError, match=says):
         config(**wrong)
+
+
+def test_windows_grow_with_images_and_positions_keep_their_units():
+    large = SwinConfig(image=192, window=12).for_images(384, 10)
+    assert (large.image, large.classes, large.window, large.trained_windows) == (384, 10, 24, (12, 12, 12, 6))
+    assert large.for_images(384, 5) == replace(large, classes=5)
 
 
 # --- the function ---
@@ -374,6 +381,11 @@ def test_what_lies_between_stages_is_frozen_with_the_first_layer_above_it():
         still = {name: (x == y) for name, x, y in tiny.pairs(params, held)}
         assert still["patch_norm/scale"].all() and still["merge1/norm/scale"].all() == merged
         assert [x.all() for s in range(2) for x in still[f"blocks{s}/mlp/up/bias"]] == [i in layers for i in range(4)]
+
+
+def test_what_adapters_cost_is_not_known():
+    with pytest.raises(ValueError, match="a SwinConfig has stages, each over positions of its own"):
+        flops.train(config(), 64, adapter=LoRA())
 
 
 def test_tokens_are_not_dropped():

@@ -1,5 +1,6 @@
 """Attention by the kernel that its devices have: cuDNN's on GPUs, Pallas' splash attention on TPUs, or XLA's products."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -65,10 +66,7 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
         keys = mask_BS[:, None, None, :]
         seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
     if by == "cudnn":
-        mask = None if mask_BS is None else seen_BHTS
-        return jax.nn.dot_product_attention(
-            q_BTHK, k_BSGK, v_BSGK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
-        )
+        return _cudnn(q_BTHK, k_BSGK, v_BSGK, causal, None if mask_BS is None else seen_BHTS)
     if not causal or q_BTHK.dtype == jnp.float64:
         return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
     blocks = []
@@ -156,8 +154,33 @@ def refused(
     return [reason for serves, reason in reasons.get(by, []) if not serves]
 
 
+def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
+    """``each(q, k, v, *masks)``, on every device of its samples and heads.
+
+    XLA divides no kernel's work; and JAX's own rule for cuDNN's fails where two axes of the mesh divide the samples (0.10).
+    """
+    batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
+    if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
+        tensor = None
+    if not batch and tensor is None:
+        return each(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
+    lies = P(batch or None, None, tensor, None)
+    masks = (P(batch or None),) * len(masks_B1TS)
+    divided = jax.shard_map(each, in_specs=(lies,) * 3 + masks, out_specs=lies, check_vma=False)
+    return divided(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
+
+
+def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, mask_B1TS):
+    def each(q_BTHK, k_BSGK, v_BSGK, *masks):
+        mask = masks[0] if masks else None
+        return jax.nn.dot_product_attention(
+            q_BTHK, k_BSGK, v_BSGK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
+        )
+
+    return _divided(each, q_BTHK, k_BSGK, v_BSGK, *(() if mask_B1TS is None else (mask_B1TS,)))
+
+
 def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):
-    """XLA divides no kernel's work: where it divides the rest among devices, each runs the kernel on its samples and heads."""
     scaled = q_BTHK / q_BTHK.shape[-1] ** 0.5
 
     def each(q_BTHK, k_BSGK, v_BSGK):
@@ -165,11 +188,7 @@ def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):
         heads_first: list[jax.Array] = [x.swapaxes(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK)]
         return jnp.asarray(jax.vmap(run)(*heads_first)).swapaxes(1, 2)
 
-    batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
-    if not batch and tensor is None:
-        return each(scaled, k_BSGK, v_BSGK)
-    lies = P(batch or None, None, tensor, None)
-    return jax.shard_map(each, in_specs=(lies,) * 3, out_specs=lies, check_vma=False)(scaled, k_BSGK, v_BSGK)
+    return _divided(each, scaled, k_BSGK, v_BSGK)
 
 
 def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):

@@ -123,10 +123,10 @@ class SwinConfig(PatchConfig):
         return {**super().integers(), "coordinates": 2, **merged}
 
     def cost(self, length: int) -> Cost:
-        """Of an image, a layer has ``8 D HK`` and ``4 TT HK`` for each patch in its windows, T of them in each and those that
-        fill up among them, and ``4 D F`` for each other; a merging ``2 * 4 D D'`` for what it makes. A position of the first
-        stage has its share. What is left out are the biases of positions, which are the same for all images of a batch: below
-        1 % of one of them."""
+        """Of an image, a layer has ``8 D HK`` and ``4 T HK`` for each patch of its windows, T of them in each and what fills
+        them up among them, and ``4 D F`` for each patch; what merges patches has ``2 * 4 D D'`` for each that it makes. A
+        position, which is a patch of the first stage, has its share. Left out are the biases of positions, which all images of
+        a batch share: below 1 % of one image."""
         layers, between = [], []
         for s, grid in enumerate(self.grids):
             embed, width = self.embed[s], self.heads[s] * self.head_dim
