@@ -109,7 +109,9 @@ def plans() -> plt.Figure:
                 at += cost
         ax.set_ylabel(f"{name}\nlayers")
         ax.set_yticks([2, 4])
-    axes[-1].set_xlabel("FLOPs of training, of those from scratch (blue: the large model; LiGO learns its maps in between)")
+    axes[-1].set_xlabel(
+        "FLOPs of training, of those from scratch (blue: the large model; LiGO learns its maps in between)"
+    )
     return figure
 
 
