@@ -8,7 +8,7 @@ And a ViT of 0.1 M parameters on scikit-learn's handwritten digits, which need n
 
     python -m train.compare configs/demo.py:vit_scratch configs/demo.py:vit_vcycle
 
-Peak rate, warm-up and schedule are the best of a sweep of the baseline (README, "Measured"); those of the other methods are
+Peak rate, warm-up and schedule are the best of a sweep of the baseline (`docs/results`); those of the other methods are
 the same.
 """
 

@@ -11,7 +11,7 @@ The same under Muon, which is the better baseline, and what growing still saves 
         configs/wikipedia12.py:muon_prores --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
 
 94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
-(README, "Measured").
+(`docs/results`).
 """
 
 from dataclasses import replace

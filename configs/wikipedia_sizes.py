@@ -6,7 +6,7 @@
     python -m train.compare $c:k47 $c:k47_deepen --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
 
 `configs/wikipedia12.py:muon` is the next size. English Wikipedia, 20 tokens a parameter, a warm-up of a part of the steps
-that is the same for all; rates are the best of a sweep of each row and of each point of the frontiers (README, "Measured").
+that is the same for all; rates are the best of a sweep of each row and of each point of the frontiers (`docs/results`).
 """
 
 from dataclasses import replace

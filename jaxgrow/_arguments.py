@@ -54,7 +54,10 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument("--mlp", type=_groups, help="of the MLP's units, if not as the heads")
         p.add_argument("--layers", type=_groups, help="groups of layers")
         p.add_argument(
-            "--tied", choices=["norm", "paper"], default="norm", help="what takes the factor of a tied head (README)"
+            "--tied",
+            choices=["norm", "paper"],
+            default="norm",
+            help="what takes the factor of a tied head",
         )
     p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP")

@@ -9,16 +9,16 @@ What a leaf is for, its `role`, is read off these names, never off those of modu
 or a table if it reads none of them. What axes cannot tell is declared by marks on a name, each after a dot, in any order;
 whatever else follows a dot belongs to the name:
 
-======================== ============================================================================================
-``embed.bias``           is added to what a kernel wrote
-``embed.scale``          multiplies what a sublayer wrote, unit by unit
-``embed.norm.scale``     multiplies what a norm made of the axis
-``embed.norm.bias``      is added to that
-``embed.table``          a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
-``head_dim.value``       of attention's values: their ``head_dim`` is not the one of queries and keys
-``embed.below``          of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.freeze`)
+========================= ===========================================================================================
+``embed.bias``            is added to what a kernel wrote
+``embed.scale``           multiplies what a sublayer wrote, unit by unit
+``embed.norm.scale``      multiplies what a norm made of the axis
+``embed.norm.bias``       is added to that
+``embed.table``           a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
+``head_dim.value``        of attention's values: their ``head_dim`` is not the one of queries and keys
+``embed.below``           of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.freeze`)
 ``embed.post.norm.scale`` of a norm after a sublayer, whose output is added to the residual stream
-======================== ============================================================================================
+========================= ===========================================================================================
 
 A model whose stages have sizes of their own numbers its axes: ``embed.0``, ``layers.2``. What an axis is for, its `kind`, does
 not depend on the stage, and axes of one stage belong together.

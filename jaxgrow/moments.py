@@ -117,6 +117,8 @@ def grow_optimizer(
 
 
 class RebiasState(NamedTuple):
+    """What `rebias` counts."""
+
     count: chex.Array  # type: ignore[assignment]  # int32 [], steps taken
     born: Tree  # int32, a scalar a parameter or its shape: the step count at which a moment began
 

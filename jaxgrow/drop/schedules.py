@@ -86,8 +86,8 @@ class LayerDrop:
     =============================== ======================================== =========================================
     PLD                             (the defaults)                           Zhang & He, NeurIPS 2020
     SBLD                            ``sensitivity=Sensitivity()``            Zeng et al., AAAI 2023, reconstructed
-    the same, scheduled by          and ``time="variance",                   the same; stands in for their fit
-    variance                        variance=fit_variance(...)``
+    .. scheduled by variance        and ``time="variance",                   the same; stands in for their fit
+                                    variance=fit_variance(...)``
     stochastic depth, linear decay  ``time="constant"``                      Huang et al. 2016
     LayerDrop                       ``time="constant", depth="uniform",      Fan et al. 2019
                                     scale="none", theta=0.8``

@@ -250,6 +250,7 @@ def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of leaves that are named by their paths, ``{"blocks/mlp": x}``."""
     tree: dict[str, Any] = {}
     for path, x in flat.items():
         *folders, name = path.split("/")

@@ -95,6 +95,8 @@ class BERTConfig(TextConfig):
 
 
 class Block(nn.Module):
+    """``x = norm(x + attention(x)); x = norm(x + mlp(x))`` as published, or with the norms before, as the config says."""
+
     config: BERTConfig
     dtype: DTypeLike
 

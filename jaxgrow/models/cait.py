@@ -135,8 +135,9 @@ class Block(nn.Module):
 class CaiT(nn.Module):
     """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
 
-    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.GPT2`, of the layers of patches: the class token
-    comes after them, so that patches may go around layers. What is frozen with the bottom layers are patches and positions.
+    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, of the layers of patches: the class
+    token comes after them, so that patches may go around layers. What is frozen with the bottom layers are patches and
+    positions.
     """
 
     config: CaiTConfig

@@ -61,6 +61,8 @@ class GPT2Config(TextConfig):
 
 
 class Block(nn.Module):
+    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+
     config: GPT2Config
     dtype: DTypeLike
 

@@ -313,6 +313,8 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
+    """``down(activation(up(x)))``, with biases."""
+
     embed: int
     mlp: int
     kernel_init: Initializer
@@ -487,8 +489,8 @@ def run_stack(
 
     ``remat`` says what each block saves for the backward pass, which computes the rest again: ``"products"`` the results of
     its matrix products, for what lies between them takes less time to compute than to write and read; ``"projections"`` those
-    of products with weights alone, so that attention is computed again, too (README, "Speed"); ``"full"`` nothing but the
-    block's input; ``"none"`` computes nothing again.
+    of products with weights alone, so that attention is computed again, too (`docs/results/speed.md`); ``"full"`` nothing but
+    the block's input; ``"none"`` computes nothing again.
     """
     kept = kept or Kept(None)
     if observe is not None and kept.layers is not None:

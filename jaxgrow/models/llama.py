@@ -258,6 +258,7 @@ def rotated(x_BTHK, cos_BTI, sin_BTI):
 
 
 def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
+    """Of the kind that the config says, over ``axis``."""
     return (LayerNorm if c.layer_norm else RMSNorm)(axis, c.eps, dtype, name=name)
 
 
@@ -334,11 +335,14 @@ class GatedMLP(nn.Module):
 
 
 def mixture(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> Experts:
+    """What a layer has in place of its MLP, where the config has experts."""
     own = c.experts, c.active, c.gates_normed, c.balance
     return Experts(*own, c.embed, c.mlp, kernel_init, out_init, dtype, ACTIVATIONS[c.activation], name=name)
 
 
 class Block(nn.Module):
+    """Attention and an MLP, or experts, one after the other or side by side; norms before or after, as the config says."""
+
     config: LlamaConfig
     dtype: DTypeLike
 

@@ -276,9 +276,9 @@ class Swin(nn.Module):
 
         x = norm(patches W + b);  stages: x = blocks(x), between them x = norm([x of 2 x 2 patches] W);  mean(norm(x)) head
 
-    ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.GPT2`, over the layers of all stages, one after the other; gates by
-    indices are a tuple, of each stage, for how many it runs is static. What is frozen with the bottom layers are patches, and
-    what merges them for a stage whose first layer is frozen.
+    ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, over the layers of all stages, one after the other;
+    gates by indices are a tuple, of each stage, for how many it runs is static. What is frozen with the bottom layers are
+    patches, and what merges them for a stage whose first layer is frozen.
     """
 
     config: SwinConfig

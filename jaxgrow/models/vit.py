@@ -50,6 +50,8 @@ class ViTConfig(PatchConfig):
 
 
 class Block(nn.Module):
+    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+
     config: ViTConfig
     dtype: DTypeLike
 
@@ -76,7 +78,7 @@ class ViT(nn.Module):
         x = [class; distillation; patches W + b] + positions;  x += attention(norm(x));  x += mlp(norm(x));  norm(x_0) head
 
     With ``distillation="head"`` the mean of both heads' logits. ``observe``, ``kept`` and ``frozen`` as of
-    `jaxgrow.models.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
+    `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
     """
 
     config: ViTConfig

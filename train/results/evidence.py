@@ -1,4 +1,4 @@
-"""What recipes have saved, and where it was measured: here, by the commands of the README, or in the literature."""
+"""What recipes have saved, and where it was measured: here, by the commands of docs/results, or in the literature."""
 
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def _short(count: float) -> str:
     return f"{count:.3g}"
 
 
-OURS = "README, Measured"
+OURS = "docs/results"
 EVIDENCE = (
     Evidence("muon", 94e3, 20, 0.41, "a tuned AdamW frontier", OURS),
     Evidence("muon", 124e6, 13, 0.33, "tuned Adam, in steps", "modded-nanogpt, 2025"),

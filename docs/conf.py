@@ -1,0 +1,56 @@
+"""How the site is built: ``sphinx-build -W -n docs build/site``. What is not found on it, a page or a name, is an error."""
+
+import sys
+from functools import cache
+from pathlib import Path
+from pydoc import locate
+from typing import TypeVar
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import jaxgrow
+
+project = "jaxgrow"
+author = "the jaxgrow authors"
+release = jaxgrow.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["conf.py"]
+html_theme = "furo"
+html_title = f"jaxgrow {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+html_show_copyright = False
+
+highlight_language = "text"
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "ignore-module-all": True}  # of a module, what it defines
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # a colon in what "Returns" says makes no type of it
+add_module_names = False
+default_role = "py:obj"  # `jaxgrow.maps` in a docstring is a link; `transformers`, which is not ours, is code
+nitpicky = True
+
+
+@cache
+def _documented(names):
+    """The name under which the site has an object, by its identity."""
+    return {id(found): name for name in names if (found := locate(name)) is not None}
+
+
+def _elsewhere(app, env, node, contnode):
+    """`jaxgrow.swap` is `jaxgrow.maps.swap`, which the site has. What is not ours is code, and so are type variables."""
+    target, domain = node.get("reftarget", ""), env.domains["py"]
+    if node.get("refdomain") != "py":
+        return None
+    if not target.startswith("jaxgrow") or isinstance(locate(target), TypeVar):
+        return contnode
+    home = _documented(tuple(domain.objects)).get(id(locate(target)))
+    return home and domain.resolve_xref(env, node["refdoc"], app.builder, "obj", home, node, contnode)
+
+
+def setup(app):
+    app.connect("missing-reference", _elsewhere)
