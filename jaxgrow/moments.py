@@ -4,7 +4,7 @@ A state leaf belongs to the parameter whose path ends its own and whose shape it
 state. Counters pass through.
 """
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -90,7 +90,7 @@ def grow_optimizer(
         mine = owner(name, shapes)
         if mine is None:
             return x
-        xp = np if isinstance(x, np.ndarray | np.generic) else jnp
+        xp: Any = jnp if isinstance(x, jax.Array) else np
         field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
         on = names[mine]
         terms = maps.terms(growth, mine, on)
