@@ -154,7 +154,7 @@ def bytes_sst2() -> FineTuning:
         data=Labelled("sst2", "sst2", length=96, examples=8192),
         epochs=2,
         batch=32,
-        rates=(1e-4, 3e-4, 1e-3),
+        rates=(3e-4, 1e-3, 3e-3),
         seeds=(0,),
         optim=Optim(schedule="linear", b2=0.99, weight_decay=0.01),
     )
