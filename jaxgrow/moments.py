@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxgrow import maps
@@ -89,14 +90,15 @@ def grow_optimizer(
         mine = owner(name, shapes)
         if mine is None:
             return x
+        xp = np if isinstance(x, np.ndarray | np.generic) else jnp
         field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
         on = names[mine]
         terms = maps.terms(growth, mine, on)
         alike = maps.first_copies(terms, "policy 'asymmetric'") if policy == "asymmetric" else maps.copying(terms)
         if field == "born":
             if policy == "asymmetric":
-                kept = grow_leaf(alike, on, jnp.ones(shapes[mine], bool))
-                return jnp.where(kept, grow_leaf(alike, on, jnp.broadcast_to(x, shapes[mine])), clocks[0].count)
+                kept = grow_leaf(alike, on, xp.ones(shapes[mine], bool))
+                return xp.where(kept, grow_leaf(alike, on, xp.broadcast_to(x, shapes[mine])), clocks[0].count)
             return grow_leaf(alike, on, x) if jnp.shape(x) == shapes[mine] else x
         if jnp.shape(x) != shapes[mine]:
             raise ValueError(
@@ -109,7 +111,7 @@ def grow_optimizer(
         back = [dual(term) for term in terms]
         if _POWER[field] == 1:
             return grow_leaf(back, on, x)
-        return jnp.square(grow_leaf(back, on, jnp.sqrt(x)))
+        return xp.square(grow_leaf(back, on, xp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 

@@ -30,7 +30,7 @@ settings.load_profile("law")
 # A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
     "hosts", "drop_execution", "finetune", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
-    "llama", "preservation", "adapting", "naming", "nnx",
+    "llama", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
     # Runs of one tiny model, whose programs a worker keeps from file to file.
     "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
     "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "plan", "freeze", "muon", "ramp", "advise", "swin",
@@ -55,7 +55,7 @@ def few_programs():
         return
     maps = (SELF / "maps").read_bytes().count(b"\n")
     resident = int((SELF / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    full = maps > 20_000 or resident > 1.4e9
+    full = maps > 40_000 or resident > 2e9
     if full:
         jax.clear_caches()
         gc.unfreeze()

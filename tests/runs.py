@@ -92,15 +92,20 @@ def mesh() -> jax.sharding.Mesh:
 @cache
 def fresh(config: Config, seed: int = 0) -> Any:
     """Parameters like its initial ones, in NumPy: the program that draws those takes a second to compile."""
+    return alike(jax.eval_shape(config.init, jax.random.key(0)), seed)
+
+
+def alike(shapes: Any, seed: int = 0) -> Any:
+    """Parameters of these shapes, like those that a model is born with."""
     rng = np.random.default_rng(seed)
 
     def leaf(path, x):
         name = jax.tree_util.keystr(path[-1:], simple=True)
-        alike = {"scale": np.ones, "bias": np.zeros}
-        values = alike[name](x.shape) if name in alike else 0.02 * rng.normal(size=x.shape)
+        constant = {"scale": np.ones, "bias": np.zeros}
+        values = constant[name](x.shape) if name in constant else 0.02 * rng.normal(size=x.shape)
         return values.astype(x.dtype)
 
-    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(config.init, jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 def model(config: Config, tx: optax.GradientTransformation) -> Model:

@@ -224,7 +224,7 @@ def test_names_in_older_files():
     assert BertForMaskedLM.current("bert.pooler.dense.bias") == "bert.pooler.dense.bias"
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 def test_logits_at_places_are_those_of_the_places(norm):
     config = tiny_bert(norm=norm)
     params, places = tiny.params(config), np.array([[0, 2, 5], [1, 3, 4]])
@@ -284,10 +284,14 @@ def change(config, growth, axes=None):
 @pytest.mark.parametrize(
     ("name", "norm", "keeps"),
     [
-        *((name, "post", True) for name in ("decoalesce, pairs", "decoalesce, threes", "hypercloning", "staged")),
+        *((name, "post", True) for name in ("decoalesce, threes", "hypercloning", "staged")),
         ("fpi heads and mlp", "post", True),
-        *((name, "post", False) for name in ("llama_pro", "fpi, ragged")),
-        *(pytest.param(name, "post", False, marks=pytest.mark.slow) for name in ("decoalesce layers", "stack")),
+        ("llama_pro", "post", False),
+        *(
+            pytest.param(name, "post", False, marks=pytest.mark.slow)
+            for name in ("decoalesce layers", "stack", "fpi, ragged")
+        ),
+        pytest.param("decoalesce, pairs", "post", True, marks=pytest.mark.slow),
         *((name, "pre", True) for name in ("staged", "llama_pro")),
         pytest.param("decoalesce, pairs", "pre", True, marks=pytest.mark.slow),
         *((name, "pre", False) for name in ("stack", "lemon, ragged")),
@@ -437,6 +441,7 @@ def loss_and_gradient(config, frozen=0):
     return lambda *args, **passes: jax.device_get(run(*args, **passes))
 
 
+@pytest.mark.slow  # of a GPT-2: `test_drop_execution`
 def test_with_all_gates_open_dropping_changes_no_bit():
     config, ones = tiny_bert(), np.ones(2)
     run, params = loss_and_gradient(config), tiny.params(config)
@@ -480,6 +485,7 @@ def test_tokens_that_all_pass_are_the_dense_model():
     assert abs(fewer - value) > 1e-3
 
 
+@pytest.mark.slow  # of a GPT-2: `test_freeze`; of the products, see below
 def test_below_what_trains_there_is_no_gradient():
     config = tiny_bert()
     _, gradient = loss_and_gradient(config, frozen=1)(tiny.params(config))
@@ -528,7 +534,7 @@ def test_cost_by_hand():
     "fields",
     [
         pytest.param({"context": 64}, marks=pytest.mark.slow),
-        {"context": 64, "norm": "pre", "tied": False},
+        pytest.param({"context": 64, "norm": "pre", "tied": False}, marks=pytest.mark.slow),
         {"context": 150, "first_position": 2, "masked": 0.3},
     ],
     ids=str,
@@ -543,7 +549,10 @@ def test_every_matrix_product_of_the_program_is_counted(fields):
 
 @pytest.mark.parametrize(
     ("norm", "tied", "frozen"),
-    [("post", True, 1), pytest.param("post", False, 2, marks=pytest.mark.slow), ("pre", True, 3)],
+    [
+        ("post", True, 1),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("post", False, 2), ("pre", True, 3))),
+    ],
 )
 def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
@@ -551,6 +560,7 @@ def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pas
     assert [flops.train(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
+@pytest.mark.slow  # of a GPT-2, in the fast suite with frozen layers: `test_flops`
 def test_tokens_that_go_around_layers_are_not_computed_there():
     config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
     places = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))

@@ -464,6 +464,7 @@ def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, f
         np.testing.assert_allclose(x, y.astype(np.float32), rtol=1e-6)
 
 
+@pytest.mark.slow  # in the fast suite as on Windows, `test_mutations`
 def test_as_a_process(tmp_path, folder):
     """Starts, transforms and ends."""
     command = [sys.executable, "-m", "jaxgrow.cli", "grow", str(folder), str(tmp_path / "b"), "--method", "stack"]

@@ -393,12 +393,8 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
     }
 
 
-def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path, monkeypatch):
+def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
-    for name in ("train", "dev"):
-        (tmp_path / f"in_domain_{name}.tsv").write_text(
-            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
-        )
     run = Run("small", 0, small_run)
     judged = compare.judged([[run], [run, run]], ["ptb"], tmp_path)
     [[a], [b, c]] = judged["ptb, bits per byte"]
@@ -415,6 +411,15 @@ def test_finished_runs_are_judged_and_fine_tuned(small_run, tmp_path, monkeypatc
     right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, accuracy"][0][0]
     labels.write_text("1\n")  # which are read beside the questions
     assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, accuracy": [[1 - right]]}
+
+
+@pytest.mark.slow  # `test_finetune` has the command that it calls
+def test_finished_runs_are_fine_tuned(small_run, tmp_path):
+    for name in ("train", "dev"):
+        (tmp_path / f"in_domain_{name}.tsv").write_text(
+            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
+        )
+    run = Run("small", 0, small_run)
     tuning = FineTuning("toy", Labelled("cola", str(tmp_path), length=8), epochs=1, batch=8, rates=(1e-3, 1e-2))
     tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
     each = [json.loads(f.read_text())["dev"]["matthews"] for f in (tmp_path / "runs").glob("*/scores.json")]

@@ -36,7 +36,7 @@ def module(path: Path):
     return importlib.import_module(".".join(path.with_suffix("").parts))
 
 
-FAST = ("demo", "cait")  # the others' plans are of these kinds
+FAST = ("demo",)  # the others' plans are of these kinds
 
 
 @pytest.mark.parametrize(

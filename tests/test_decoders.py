@@ -6,7 +6,6 @@ Exact: 1e-10 of the standard deviation of the logits, in float64. What is not mu
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -105,13 +104,14 @@ def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
         growth = llama_pro(OLD, {"layers": 3}, post_norm=post_norm)
         large, forward = small.resized(growth), tiny.forward(small.resized(growth))
         grown = grow(growth, params, tiny.axes(small))
-        updates, _ = tx.update(tiny.gradient(large)(grown, tiny.tokens()), tx.init(grown), grown)
+        gradient = tiny.gradient(large)(grown, tiny.tokens())["blocks"]
+        updates, _ = jax.jit(lambda g: tx.update(g, tx.init(g)))(gradient)
         # The new layer alone moves.
         new = jax.tree.map(
-            lambda p, u: p.at[2].add(u[2]), jax.tree.map(jnp.asarray, grown["blocks"]), updates["blocks"]
+            lambda p, u: np.concatenate([p[:2], p[2:] + u[2:]]), grown["blocks"], jax.device_get(updates)
         )
         before, after = forward(grown, tiny.tokens()), forward({**grown, "blocks": new}, tiny.tokens())
-        moved.append(float(jnp.abs(after - before).max() / before.std()))
+        moved.append(float(np.abs(after - before).max() / np.std(before)))
     assert 0 < moved[0] < 0.05 < 0.5 < moved[1]
 
 

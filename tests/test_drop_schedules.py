@@ -281,8 +281,9 @@ def test_distinct_sensitivities_give_distinct_probabilities_whatever_is_blocked(
     """In equal steps, from the least to the most sensitive of those that may be dropped ``1 - theta`` apart."""
     cases = list(itertools.product(([], [0], [0, 11], [0, 5, 11], [4, 5, 6, 7]), (0.5, 0.7, 0.9)))
     never, thetas = np.array([np.isin(np.arange(12), b) for b, _ in cases]), np.array([t for _, t in cases])
+    many = jax.jit(jax.vmap(lambda t, b, beta: allocate(s, t, blocked=b, beta=beta), (0, 0, None)))
     for beta in (1.0, 0.5, 0.0):
-        found = jax.jit(jax.vmap(lambda t, b, beta=beta: allocate(s, t, blocked=b, beta=beta)))(thetas, never)
+        found = many(thetas, never, beta)
         for p, free, now in zip(np.asarray(found), ~never, thetas, strict=True):
             steps = beta * (1 - now) / (free.sum() - 1)
             np.testing.assert_allclose(np.diff(p[free][np.argsort(s[free])]), steps, atol=TOLERANCE)
@@ -345,7 +346,10 @@ def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
         schedule(drop, 12, 1, STEPS)
 
 
-@pytest.mark.parametrize("time", ["pld", "linear", "layerskip", "constant"])
+TIMES = [pytest.param(t, marks=[pytest.mark.slow] * (t != "pld")) for t in ("pld", "linear", "layerskip", "constant")]
+
+
+@pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("recovery", [0.0, 0.25])
 def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
     """It is the clock of a run that has only the steps that drop layers."""

@@ -57,7 +57,6 @@ HEADED: dict[str, Config] = {
     "GPT-2, classes": GPT2Config(**SIZES, **TEXT, head="classes", classes=3),
     "Qwen2, a number": LlamaConfig(**SIZES, **TEXT, kv_heads=2, qkv_bias=True, head="classes", classes=1),
 }
-families = pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
 
 
 @cache
@@ -110,7 +109,19 @@ def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
 
 # What differs from another in its head, or in the numbers of its parts, goes through most operators in the slow suite.
 ALIKE = {*HEADED, *VARIANTS}
-EACH = ("hypercloning", "fpi", "stack")
+EACH = ("hypercloning", "stack")
+
+
+def both_ways(name, *values):
+    """Every family by the first; by the others those that have parts of their own."""
+    return pytest.mark.parametrize(
+        ("config", name),
+        [
+            pytest.param(c, value, id=f"{value}-{of}", marks=[pytest.mark.slow] * (of in ALIKE and value != values[0]))
+            for of, c in (FAMILIES | HEADED).items()
+            for value in values
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,8 +141,7 @@ def test_operators(config, name):
     assert {axis: large.sizes()[axis] for axis in target} == target
 
 
-@families
-@pytest.mark.parametrize("groups", ["far", "adjacent"])
+@both_ways("groups", "far", "adjacent")
 def test_coalescing(config, groups):
     growth = operators.coalesce(config.sizes(), heads=groups, layers="adjacent")
     small = assert_fits(growth, config)
@@ -140,8 +150,7 @@ def test_coalescing(config, groups):
     assert assert_fits(up, small) == config
 
 
-@families
-@pytest.mark.parametrize("tied", [True, False])
+@both_ways("tied", True, False)
 def test_learned_maps(config, tied):
     target = doubled(config, "layers", "embed", "heads", "kv_heads", "mlp")
     axes = parameters(config)[1]
@@ -210,7 +219,8 @@ def inputs(modifier: Modifier, phase: Train, held):
 
 # .. through the other plans, too.
 CHANGED = ("widened, then deepened, frozen",)  # the plan that changes the parts most
-BARELY = ("BERT, pre-LN", "RoBERTa", "DeiT")  # of parts that others have, in other numbers or another order
+# Of parts that others have, in other numbers or another order.
+BARELY = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
 # Plans that differ by family in little: a teacher knows its logits alone; the published tables are those of text; of what
 # drops layers or tokens, those of which a family has most parts: inputs by name, grouped keys, two stacks.
 SHOWN = {

@@ -152,7 +152,11 @@ def test_the_future_changes_no_bit_of_the_past():
 
 @pytest.mark.parametrize(
     ("remat", "scan"),
-    [("none", True), pytest.param("projections", True, marks=pytest.mark.slow), ("full", True), ("products", False)],
+    [
+        *(pytest.param(r, True, marks=pytest.mark.slow) for r in ("none", "projections")),
+        ("full", True),
+        ("products", False),
+    ],
 )
 def test_what_is_saved_and_whether_layers_are_scanned_changes_no_gradient(remat, scan):
     config = tiny.config()
@@ -182,7 +186,7 @@ def test_of_a_layer_its_products_are_saved_or_its_projections_or_its_input():
     assert of_layers == {(2, 3, 5, 6): 1, (2, 15, 15): 3, (2, 15, 6): 1, (2, 15, 9): 1}  # x; q, k, v; out; up
 
 
-@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2), ("float32", 1e-5)])
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2), pytest.param("float32", 1e-5, marks=pytest.mark.slow)])
 def test_low_precision_keeps_logits_in_float32(dtype, close):
     config = tiny.config(dtype=dtype)
     params = tiny.params(config, dtype="float32")

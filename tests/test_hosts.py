@@ -143,7 +143,7 @@ PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_path):
     """By SIGTERM at one; then finished; then refused; another one by ``kill -9`` of one process, which then goes on alone."""
-    e = experiment(tmp_path, method=DROPPING, checkpoint_every=2, mesh=Mesh(1, 2, 2))
+    e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
     with runs.only(1):
         pretrain.run(replace(e, mesh=Mesh()), alone)

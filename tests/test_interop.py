@@ -105,8 +105,14 @@ GROWTHS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", GROWTHS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[pytest.mark.slow] * (dtype != "float32" and name not in ("coalesce", "dense")))
+        for name in GROWTHS
+        for dtype in ("float32", "bfloat16")
+    ],
+)
 def test_streamed_growth_is_growth_in_memory(tmp_path, name, dtype):
     saved(tmp_path / "a", dtype=dtype)
     interop.transform(tmp_path / "a", tmp_path / "b", GROWTHS[name], shard=3000)

@@ -4,6 +4,7 @@ Tolerance 1e-12 in float64: products of a few numbers of order one. Where a map 
 """
 
 import re
+from functools import cache
 
 import chex
 import jax
@@ -32,7 +33,14 @@ SMALL, LARGE = tiny.config(), tiny.config(**BOTH)
 
 
 def start(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):
-    return jax.device_get(init(ligo, tiny.axes(SMALL), OLD, target, jax.random.key(seed)))
+    return jax.tree.map(np.copy, drawn(ligo, tuple(target.items()), seed))
+
+
+@cache
+def drawn(ligo, target, seed):
+    return jax.device_get(
+        jax.jit(lambda key: init(ligo, tiny.axes(SMALL), OLD, dict(target), key))(jax.random.key(seed))
+    )
 
 
 def random(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):

@@ -22,6 +22,7 @@ from train.state.optim import Optim
 MESHES = {"data": Mesh(4), "fsdp": Mesh(fsdp=4), "tensor": Mesh(tensor=2), "fsdp and tensor": Mesh(1, 2, 2)}
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
 METHODS = {
+    "from scratch": Scratch(),
     "SBLD": Scratch(SBLD),
     "V-cycle, corrected": VCycle(
         (Stage(0.25),),
@@ -33,7 +34,9 @@ METHODS = {
 }
 
 
-FAST = {("grown", "fsdp and tensor")}  # of dropping, see also `test_hosts`
+# Of dropping, see also `test_hosts`; of growing, `test_sharding`, and of a run that grows, `test_muon`.
+FAST = {("from scratch", "fsdp and tensor")}
+ODD = replace(runs.MODEL, heads=1, head_dim=8)  # what does not divide stays whole
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def one_device(request, tmp_path_factory):
     """An experiment, and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
     changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "optim": Optim(eps=1e-3)}
-    model = runs.LARGE if request.param == "grown" else runs.MODEL
+    model = {"grown": runs.LARGE, "from scratch": ODD}.get(request.param, runs.MODEL)
     e = runs.experiment(folder, model=model, method=METHODS[request.param], **changes)
     with runs.only(1):
         pretrain.run(e, folder / "run")
@@ -50,7 +53,7 @@ def one_device(request, tmp_path_factory):
 
 methods = pytest.mark.parametrize(
     "one_device",
-    [pytest.param(m, marks=[pytest.mark.slow] * (m != "grown")) for m in METHODS],
+    [pytest.param(m, marks=[pytest.mark.slow] * (m != "from scratch")) for m in METHODS],
     indirect=True,
     scope="module",
 )
@@ -112,7 +115,7 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
 
 
 def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
-    """Before anything is compiled. That it stays whole, and trains: the one head of the small model that grows, above."""
+    """Before anything is compiled. That it stays whole, and trains: the one head of the model above."""
 
     def born(*_):
         raise runs.Killed

@@ -294,7 +294,11 @@ class Journey(NamedTuple):
     forward: Callable[[Any], Any]  # of the large model
 
 
-@pytest.fixture(scope="module", params=["linen", "equinox"])
+# Of names as Linen gives them, see `test_nnx`, and the README.
+linen = pytest.param("linen", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[linen, "equinox"])
 def journey(request, x64) -> Journey:
     model = strangers.LINEN if request.param == "linen" else strangers.equinox()
     small, large = model.apply(SMALL), model.apply(LARGE)

@@ -70,6 +70,11 @@ def by_name(programs):
     return {(p.phase, p.what): p for p in programs}
 
 
+def plain_step():
+    """Of the large model on all devices."""
+    return by_name(rehearsed(method=runs.VCYCLE))["train large", "step"]
+
+
 def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(monkeypatch):
     monkeypatch.setattr(jax.stages.Compiled, "__call__", None)
     found = by_name(rehearsed(method=runs.VCYCLE))
@@ -82,7 +87,7 @@ def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(monkeypatch):
 def test_parameters_and_moments_are_those_of_the_model_to_the_byte():
     params = jax.tree.leaves(runs.fresh(runs.MODEL))
     size = sum(x.nbytes for x in params)
-    whole = by_name(steps())["train large", "step"]
+    whole = plain_step()
     assert whole.parameters == size
     assert 2 * size <= whole.moments < 2 * size + 200  # and counters
     divided = by_name(steps(mesh=Mesh(fsdp=4)))["train large", "step"]
@@ -95,8 +100,7 @@ def test_parameters_and_moments_are_those_of_the_model_to_the_byte():
 def test_what_devices_add_in_a_step_is_every_gradient_once():
     """Whatever the number of micro-batches: on a mesh that divides no model, gradients are added at the end."""
     size = sum(x.nbytes for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
-    for changes in ({}, {"accumulate": 2}):
-        step = by_name(steps(**changes))["train large", "step"]
+    for step in (plain_step(), by_name(steps(accumulate=2))["train large", "step"]):
         assert size <= sum(c.times * c.size for c in step.collectives) <= size + 64
     (alone,) = [p for p in steps(devices=1) if p.what == "step"]
     assert alone.collectives == ()  # the control
@@ -157,7 +161,7 @@ def test_every_experiment_of_the_demo_is_rehearsed(name):
 
 
 def test_bounds_are_the_figures_of_the_chip_over_what_is_done():
-    step = by_name(steps())["train large", "step"]
+    step = plain_step()
     machine = Machine("four", replace(CHIPS["h100"]), (None,) * 4)
     found = bound(step, machine)
     assert found is not None

@@ -50,8 +50,17 @@ EPS = tiny.config().eps
 either = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 
+AGAIN = (  # rows of `test_laws`
+    *("fpi, heads and mlp", "hypercloning", "staged", "lemon, 1 tile and means", "lemon, 2 tiles", "llama_pro"),
+    *("zero_pad, heads and mlp", "aki", "sparkling", "stack", "interleave", "mslt", "midas", "lidas", "solar"),
+    "solar, blended",
+)
+
+
 def growths(table):
-    return pytest.mark.parametrize("growth", table.values(), ids=table)
+    return pytest.mark.parametrize(
+        "growth", [pytest.param(g, id=name, marks=[pytest.mark.slow] * (name in AGAIN)) for name, g in table.items()]
+    )
 
 
 # --- maps that no operator makes ---

@@ -14,7 +14,7 @@ from train.pretrain import run
 from train.results import plots, racing
 from train.results.runs import Run
 
-SMALL = replace(runs.MODEL, layers=1)
+SMALL, LARGE = runs.MODEL, runs.LARGE
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     """With a finished run of the small model in ``small``, and the large model's config in ``large.py``."""
     here = tmp_path_factory.mktemp("race")
     run(runs.experiment(here, name="small", model=SMALL), here / "small")
-    runs.script(here, runs.experiment(here, name="large", method=Scratch()))
+    runs.script(here, runs.experiment(here, name="large", model=LARGE, method=Scratch()))
     return here
 
 
@@ -111,11 +111,11 @@ WIDE = {"embed": 16, "heads": 4, "mlp": 32}
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"layers": 2}, ["stack", "interleave"]),
+        ({"layers": 4}, ["stack", "interleave"]),
         (WIDE, ["fpi", "aki"]),
-        ({"layers": 2} | WIDE, ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"]),
+        ({"layers": 4} | WIDE, ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"]),
         (
-            {"layers": 2, "embed": 12, "heads": 3, "mlp": 24},
+            {"layers": 4, "embed": 12, "heads": 3, "mlp": 24},
             ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"],
         ),
     ],

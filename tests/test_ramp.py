@@ -1,6 +1,7 @@
 """Residual branches that come in by and by: by how much, exact at birth where new layers begin at zero, plain after."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -44,21 +45,19 @@ def test_a_model_that_grew_is_the_old_one_when_it_is_born_and_all_of_it_trains()
     params, large = runs.fresh(small), small.resized(growth)
     grown = grow(growth, params, small.axes())
 
-    def loss(config, params, modifier=None, at=0):
-        pairs = []
-        if modifier is not None:
-            phase = Train("large", 100, OPTIM, config, (modifier,))
-            pairs = [(modifier, modifier.begin(phase, Model(None, None, config), SETTING)(at).inputs)]
-        at_once = jax.jit(lambda p: gradients(Model(p, None, config), batch, np.arange(8), np.uint32(0), 1, pairs))
-        return at_once(params)
+    @partial(jax.jit, static_argnums=(0, 2))
+    def loss(config, params, modifier=None, inputs=None):
+        pairs = [(modifier, inputs)] if modifier else []
+        return gradients(Model(params, None, config), batch, np.arange(8), np.uint32(0), 1, pairs)
 
-    before, _ = loss(small, params)
     ramp = Ramp((0, 0, 5, 5))
-    born, _ = loss(large, grown, ramp)
+    at = ramp.begin(Train("large", 100, OPTIM, large, (ramp,)), Model(None, None, large), SETTING)
+    before, _ = loss(small, params)
+    born, _ = loss(large, grown, ramp, at(0).inputs)
     whole, _ = loss(large, grown)
     np.testing.assert_allclose(born, before, rtol=1e-6)
     assert abs(whole - before) > 1e-5  # the control: copies that are whole at once
-    _, moved = loss(large, grown, ramp, at=1)
+    _, moved = loss(large, grown, ramp, at(1).inputs)
     for name, g, _ in tiny.pairs(moved, moved):
         if "blocks" in name and "key/bias" not in name:  # whose gradient is zero, whatever the rest is
             assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name

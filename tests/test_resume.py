@@ -40,28 +40,28 @@ def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
     runs.assert_same_end(tmp_path, whole[1])
 
 
-def test_a_run_stopped_at_every_checkpoint_ends_with_the_same_bits(tmp_path, monkeypatch, whole):
-    """Before the 1st, after the 2nd, before the 3rd, ..: on each side of every phase, until nothing is left to stop."""
+def test_a_run_stopped_at_each_end_of_every_phase_ends_with_the_same_bits(tmp_path, monkeypatch, whole):
+    """Before a checkpoint or after it, on each side of every phase, until nothing is left to stop."""
+    stops = {1: "before", 2: "after", 3: "before", 6: "after", 7: "before", 10: "after"}
     save, reached = Checkpoints.save, []
 
     def stopping(self, step, models, data, record):
-        before = step % 2 == 1
-        if before and step not in reached:
+        stop = None if step in reached else stops.get(step)
+        if stop == "before":
             reached.append(step)
             raise runs.Killed
         save(self, step, models, data, record)
-        if not before and step not in reached:
+        if stop == "after":
             reached.append(step)
             self.wait()
             raise runs.Killed
 
     monkeypatch.setattr(Checkpoints, "save", stopping)
-    steps = 10
-    for _ in range(steps):
+    for _ in stops:
         with pytest.raises(runs.Killed):
             pretrain.run(whole[0], tmp_path)
     pretrain.run(whole[0], tmp_path)
-    assert reached == list(range(1, steps + 1))
+    assert reached == list(stops)
     runs.assert_same_end(tmp_path, whole[1])
 
 

@@ -147,7 +147,7 @@ def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_pa
             counting if donate else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
         ),
     )
-    with runs.compiling():
+    with runs.compiling("step", "evaluation"):
         pretrain.run(e, tmp_path / "run")
     assert [birth for _, birth in seen] == [2] * 4
     assert [rate for rate, _ in seen] == [rewarm.rate(optim, 4, i) for i in range(4)] == [1.5, 2, 2, 1]

@@ -74,13 +74,13 @@ def test_learned_maps_act_there_and_have_gradients(mode):
     def total(m, p):
         return sum(jnp.square(x).sum() for x in jax.tree.leaves(grow({"b": AxisMap(m, m)}, p, axes)))
 
-    alone = jax.value_and_grad(total)(jnp.asarray(dense), params)
+    alone = jax.jit(jax.value_and_grad(total))(jnp.asarray(dense), params)
     mesh = there["u"].sharding.mesh
     found = jax.jit(jax.value_and_grad(total))(jax.device_put(dense, NamedSharding(mesh, P())), there)
     chex.assert_trees_all_close(jax.device_get(found), jax.device_get(alone), rtol=1e-5, atol=1e-5)
 
 
-@modes
+@pytest.mark.parametrize("mode", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit])
 @pytest.mark.parametrize(
     "policy", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy")), "exact", "asymmetric"]
 )

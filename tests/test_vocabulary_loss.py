@@ -105,7 +105,10 @@ def test_what_is_not_asked_for_is_not_computed():
 
 @pytest.mark.parametrize(
     "axes",
-    [{"data": 4}, pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow), {"fsdp": 2, "tensor": 2}],
+    [
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ({"data": 4}, {"data": 2, "fsdp": 2})),
+        {"fsdp": 2, "tensor": 2},
+    ],
     ids=str,
 )
 def test_on_a_mesh_as_on_one_device(axes):

@@ -166,10 +166,14 @@ class DropLayers(Modifier):
 
 @cache  # or a copy of a run would compile this again
 def _kept_on_average(drop: LayerDrop, weights: tuple[float, ...], begin: int, end: int, steps: int) -> float:
-    times, cost = np.linspace(begin + 1, end, 100), np.array(weights, np.float32)
+    return float(_expected(drop, weights, steps)(np.linspace(begin + 1, end, 100)).mean())
+
+
+@cache
+def _expected(drop: LayerDrop, weights: tuple[float, ...], steps: int) -> Callable:
+    cost = np.array(weights, np.float32)
     any_sensitivity = np.zeros(len(cost), np.float32)  # every one gives the same mean, where it can
-    kept = jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum())
-    return float(jax.jit(kept)(times).mean())
+    return jax.jit(jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum()))
 
 
 def _ran(kept: Kept, depths: tuple[int, ...]) -> jax.Array:
