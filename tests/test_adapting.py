@@ -108,7 +108,7 @@ def test_its_steps_cost_what_their_products_do(home):
     assert phase.cost(16) == pytest.approx(experiment.steps * each)
 
 
-@pytest.mark.slow  # of a model without: `test_drop_training`; of a LoRA, the step alone: `test_lora`
+@pytest.mark.slow  # of a model without an adapter: `test_drop_training`
 def test_layers_are_dropped_from_it_too(home, tmp_path):
     """A layer that never runs keeps its factors, where it is told to: ``b`` is zero, as at birth."""
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
