@@ -30,8 +30,8 @@ def dense() -> Experiment:
 
 
 def _upcycled(name: str, model: LlamaConfig, **options) -> Experiment:
-    """Half of the steps dense, at a constant rate; then, under the same schedule and with the moments copied, as many FLOPs with
-    experts."""
+    """Half of the steps dense, at a constant rate; then, under the same schedule and with the moments copied, as many FLOPs
+    with experts."""
     last = 0.5 * _cost(DENSE) / _cost(model)
     by = ("virtual_groups",) if model.mlp < DENSE.mlp else ("upcycle",)
     grown = GrowTo((Stage(last, warmup=0, schedule="linear"),), by=by, moments="copy", **options)
