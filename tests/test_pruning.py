@@ -143,7 +143,8 @@ def test_every_family_is_measured_and_pruned(config):
     assert found["heads"].shape == (sizes["layers"], sizes["heads"])
     scores = {"layers": np.arange(4.0)} | {axis: RNG.random(x.shape) for axis, x in found.items()}
     target = {"layers": 3, "heads": 2, "mlp": 5, "embed": 4} | ({"kv_heads": 1} if "kv_heads" in sizes else {})
-    assert_fits(prune(sizes, target, scores), config)
+    with jax.enable_x64(False):
+        assert_fits(prune(sizes, target, scores), config)
 
 
 # --- what says which ---
