@@ -101,7 +101,11 @@ def test_prompts_of_any_lengths_get_the_likeliest_tokens_up_to_the_context(confi
 
 
 def test_with_a_past_nothing_else_is_asked():
-    for config, other in ((GPT, {"observe": lambda x, y: y}), (GPT, {"frozen": 1}), (MODELS["llama"], {"targets": tiny.tokens()})):
+    for config, other in (
+        (GPT, {"observe": lambda x, y: y}),
+        (GPT, {"frozen": 1}),
+        (MODELS["llama"], {"targets": tiny.tokens()}),
+    ):
         with pytest.raises(
             ValueError, match="what reads on from a past gives logits of its last tokens, from all layers"
         ):

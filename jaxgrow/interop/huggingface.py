@@ -246,8 +246,9 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     for _, patterns in itertools.groupby(groups, lambda name: layers_of(source.leaves[groups[name][0].path].names)):
         patterns = list(patterns)
         for layer in source.leaves[groups[patterns[0]][0].path].layers:
-            for parts in map(groups.__getitem__, patterns):
-                for expert, name in enumerate(parts[0].stored.of_experts(sizes)):
+            for pattern in patterns:  # of a copy, not the name that its leaf is stored by
+                parts = groups[pattern]
+                for expert, name in enumerate(replace(parts[0].stored, name=pattern).of_experts(sizes)):
                     out.append(_planned(source, family, name, parts, layer, expert, narrow, read))
     return out
 
