@@ -70,7 +70,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
       Path of a module -> the names of its kernel's axes.
 
     Raises:
-      ValueError: a target that no module with a kernel matches.
+      ValueError: a target that no module with a kernel matches, or that is an expert's, or a router.
 
     Example:
       >>> axes = {"query": {"kernel": ("layers", "embed.in", "heads", "head_dim")}, "norm": {"scale": ("embed.norm.scale",)}}
@@ -84,7 +84,10 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
         raise ValueError(
             f"the LoRA is for {lost}, but no such module has a kernel; those that have: {', '.join(every)}"
         )
-    return {module: n for module, n in every.items() if any(fnmatchcase(module, target) for target in lora.targets)}
+    found = {module: n for module, n in every.items() if any(fnmatchcase(module, target) for target in lora.targets)}
+    if mixed := [module for module, n in found.items() if "experts" in map(axis, n)]:
+        raise ValueError(f"no LoRA is computed beside experts and their routers: leave out {', '.join(mixed)}")
+    return found
 
 
 def axes_of(lora: LoRA, axes: Axes) -> Axes:

@@ -15,6 +15,7 @@ from jaxgrow import _keeps, grow
 from jaxgrow.drop import Kept
 from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig, from_json
+from jaxgrow.models.layers import KeptTokens
 from jaxgrow.models.llama import period
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
 
@@ -157,6 +158,19 @@ def test_windows_and_positions_of_each_kind_are_those_of_a_model_of_that_kind_al
             other[:, 0] = (other[:, 0] + 1) % 11
             near = tiny.forward(one)(alone, other) == expected
             assert not near[:, :3].all() and near[:, 3:].all()
+
+
+def test_tokens_that_go_around_a_layer_stay_as_far_apart_for_its_window():
+    """The place 3 sees two places, so not the one kept before it, 0."""
+    c = config("Qwen3", layers=1, kinds="s", window=2)
+    params, tokens = tiny.params(c), tiny.tokens(1, 7)
+    kept = KeptTokens(np.array([[0, 3, 4]], np.int32), 0, 1)
+    run = jax.jit(lambda t: c.module.apply({"params": params}, t, kept_tokens=kept))
+    before = run(tokens)
+    for changed, seen in ((0, [0]), (3, [3, 4])):
+        other = tokens.copy()
+        other[0, changed] = (other[0, changed] + 1) % 11
+        assert np.flatnonzero(np.abs(run(other) - before)[0].max(-1)).tolist() == seen
 
 
 def test_layers_of_several_kinds_are_dropped_alike_by_either_execution():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import grow
+from jaxgrow import grow, lora
 from jaxgrow.experts import as_mixture, redrawn, routed
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.experts import Experts
@@ -149,6 +149,10 @@ def test_a_model_of_experts_grows_in_width_as_any(by):
 
 
 def test_settings_that_no_mixture_has():
+    with pytest.raises(
+        ValueError, match="no LoRA is computed beside experts and their routers: leave out blocks/mlp/down"
+    ):
+        lora.kernels(lora.LoRA(targets=("*/query", "*/mlp/*")), tiny.axes(config(experts=E)))
     with pytest.raises(ValueError, match="of which a token goes through 2 at most; there are 1"):
         config(experts=1)
     assert "experts" not in config().as_json() and config(experts=E).sizes()["experts"] == E

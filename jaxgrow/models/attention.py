@@ -22,7 +22,10 @@ class Form(NamedTuple):
 
     scale: float | None = None  # None: 1 / sqrt(K)
     cap: float = 0.0  # c; 0: none
-    window: Any = None  # how many keys a causal query sees, itself among them: a number, or an int32 array; None: all
+    window: Any = (
+        None  # how many places a causal query sees, its own among them: a number, or an int32 array; None: all
+    )
+    places_BT: Any = None  # of the tokens in their text, for the window; None: from 0
 
 
 PLAIN = Form()
@@ -61,7 +64,8 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
     # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
-        seen_BHTS = seen_BHTS & (np.arange(length)[:, None] - np.arange(length)[None] < form.window)[None, None]
+        places_BT = np.arange(length)[None] if form.places_BT is None else form.places_BT
+        seen_BHTS = seen_BHTS & (places_BT[:, None, :, None] - places_BT[:, None, None] < form.window)
     if mask_BS is not None:
         keys = mask_BS[:, None, None, :]
         seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
@@ -130,7 +134,10 @@ def refused(
     """Why a kernel does not serve attention of these shapes, on the devices that traced code is for; empty, if it does."""
     on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
     two_bytes = jnp.dtype(dtype).itemsize == 2
-    plain = form == PLAIN, "scores have a scale, a cap or a window of their own"
+    plain = (
+        form.scale is None and not form.cap and form.window is None,
+        "scores have a scale, a cap or a window of their own",
+    )
     tensor = parts("heads")
     reasons = {
         "cudnn": [

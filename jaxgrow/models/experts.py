@@ -25,8 +25,9 @@ class Experts(nn.Module):
     token is lost. The router is in float32.
 
     While it trains, ``balance * E sum_e f_e p_e`` is added to the loss (Fedus et al., 2022, section 2.2), f the share of
-    assignments that an expert gets and p its mean probability, over the tokens of a batch: least, at ``balance``, where all
-    get as many. Its gradient comes in where the output's does (`_adding`); the loss that is told is without it.
+    assignments that an expert gets and p its mean probability, over the tokens that are seen at once, so of a micro-batch:
+    least, at ``balance``, where all get as many. Its gradient comes in where the output's does (`_adding`); the loss that is
+    told is without it.
     """
 
     experts: int

@@ -269,6 +269,7 @@ class Reading(NamedTuple):
     window: Any = None  # how many keys a query sees, if not all
     mask_BS: Any = None
     past: Any = None  # as of `run_after`
+    places_BT: Any = None  # of the tokens, where they are some of a sequence's
 
 
 class Attention(nn.Module):
@@ -300,7 +301,7 @@ class Attention(nn.Module):
         k_BTGK = turned("key", c.kv_heads, "kv_heads", "head_dim" + READ)
         v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
-        form = Form(c.score_dim**-0.5 if c.score_dim else None, c.score_cap, reading.window)
+        form = Form(c.score_dim**-0.5 if c.score_dim else None, c.score_cap, reading.window, reading.places_BT)
         if reading.past is None:
             y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=reading.mask_BS, by=c.attention, form=form)
         else:
@@ -419,7 +420,7 @@ class Llama(nn.Module):
             w, rotation, window = _of_kind(w, rotation_NTI, windows_N)
             rotation = [a[None] if places is None else jnp.asarray(a)[places] for a in rotation]
             window = window if windows_N.min() < rotation_NTI[0].shape[1] else None
-            return block.apply({"params": w}, x, Reading(rotation, window, mask_BS, past), *scale, **reading)
+            return block.apply({"params": w}, x, Reading(rotation, window, mask_BS, past, places), *scale, **reading)
 
         def layer_of_kept_tokens(w, x):  # these keep the positions that they have in the sequence
             return layer(w, x, places=kept_tokens.places_BS)  # type: ignore[union-attr]
