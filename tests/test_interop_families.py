@@ -248,10 +248,10 @@ def test_sharded_by_transformers(tmp_path, architecture, which):
     assert_alike(tmp_path / "a")
 
 
-@pytest.mark.parametrize("architecture", SETTINGS)
-def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture):
+@cases
+def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     """Without a ``config.json`` to follow."""
-    config, params = interop.load(made(tmp_path / "a", architecture))
+    config, params = interop.load(made(tmp_path / "a", architecture, which))
     decides = config.predicts == "classes" and not isinstance(
         config, BERTConfig
     )  # .. by the last token, if that is known

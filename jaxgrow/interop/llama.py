@@ -240,6 +240,10 @@ def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     return _read(theirs) | _windows(theirs, "s", 4096, None)
 
 
+def _phi3_written(config: LlamaConfig) -> dict[str, Any]:
+    return _one_window(config) | {"partial_rotary_factor": config.rotary}
+
+
 def _one_window(config: LlamaConfig) -> dict[str, Any]:
     return _written(config) | {"sliding_window": config.window if "s" in config.layer_kinds else None}
 
@@ -259,8 +263,8 @@ def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _gemma(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs, key_heads=16, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
+def _gemma(theirs: Mapping[str, Any], key_heads: int = 16, theta: float = 1e4) -> dict[str, Any]:
+    return _read(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
 
 
 def _gemma2(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,12 +274,14 @@ def _gemma2(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _gemma3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     pattern = "s" * (theirs.get("sliding_window_pattern", 6) - 1) + "f"
     local = (theirs.get("rope_parameters") or {}).get("sliding_attention", {})
-    ours = _capped(theirs, None, None) | _windows(theirs, pattern, 131072) | _read(theirs, 4, 1e6, 256)
+    ours = _capped(theirs, None, None, theta=1e6) | _windows(theirs, pattern, 131072)
     return ours | {"local_theta": float(local.get("rope_theta") or theirs.get("rope_local_base_freq") or 1e4)}
 
 
-def _capped(theirs: Mapping[str, Any], scores: float | None, logits: float | None) -> dict[str, Any]:
-    ours = _gemma(theirs) | _read(theirs, key_heads=4, head_dim=256)
+def _capped(
+    theirs: Mapping[str, Any], scores: float | None, logits: float | None, theta: float = 1e4
+) -> dict[str, Any]:
+    ours = _gemma(theirs, 4, theta)
     scale = theirs.get("query_pre_attn_scalar", 256)
     return ours | {
         "score_dim": float(scale) if scale != ours["head_dim"] else 0.0,
@@ -433,7 +439,15 @@ LLAMA = (
         folded=("query_eps",),
     ),
     *_families(
-        "Gemma", "gemma", 8192, _gemma, fixed={"activation": "gelu_tanh"}, settings=_GELU, heads="free", **_SHIFTED
+        "Gemma",
+        "gemma",
+        8192,
+        _gemma,
+        fixed={"activation": "gelu_tanh"},
+        # Older files have a second key, which may be null.
+        settings={"hidden_act": ("gelu_pytorch_tanh",), "hidden_activation": ("gelu_pytorch_tanh", None)},
+        heads="free",
+        **_SHIFTED,
     ),
     *_families(
         "Gemma2",
@@ -474,7 +488,7 @@ LLAMA = (
         "phi3",
         4096,
         _phi3,
-        _one_window,
+        _phi3_written,
         settings={"hidden_act": _SILU},
         absent={"rms_norm_eps": 1e-5},
         names=partial(_names, fused=True),
