@@ -147,12 +147,12 @@ def digits() -> FineTuning:
     return FineTuning(name="digits", data=Images("digits"), epochs=20, batch=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2))
 
 
-def bytes_sst2() -> FineTuning:
-    """For the small byte-level models of `configs.wikipedia`, whose rates are a hundred times those of a BERT."""
+def _small(task: str, kind: str, length: int, stride: int = 128, epochs: float = 2) -> FineTuning:
+    """For the small models of `configs.wikipedia`, whose rates are a hundred times those of a BERT."""
     return FineTuning(
-        name="sst2",
-        data=Labelled("sst2", "sst2", length=96, examples=8192),
-        epochs=2,
+        name=task,
+        data=Labelled(task, kind, length=length, stride=stride, examples=8192),
+        epochs=epochs,
         batch=32,
         rates=(3e-4, 1e-3, 3e-3),
         seeds=(0,),
@@ -160,5 +160,34 @@ def bytes_sst2() -> FineTuning:
     )
 
 
+def bytes_sst2() -> FineTuning:
+    return _small("sst2", "sst2", length=96)
+
+
 def bytes_cola() -> FineTuning:
-    return replace(bytes_sst2(), name="cola", data=Labelled("cola", "cola", length=64))
+    return _small("cola", "cola", length=64)
+
+
+def pieces_sst2() -> FineTuning:
+    """Of `configs.wikipedia_encoder`."""
+    return _small("sst2", "sst2", length=64)
+
+
+def pieces_cola() -> FineTuning:
+    return _small("cola", "cola", length=32, epochs=4)
+
+
+def pieces_squad1() -> FineTuning:
+    return _small("squad1", "squad", length=128, stride=64)
+
+
+def mnist() -> FineTuning:
+    """Digits, for the ViT of `configs.cifar10`: a folder of images for each."""
+    return FineTuning(
+        name="mnist",
+        data=Images("folder", "mnist-png", size=32),
+        epochs=2,
+        batch=64,
+        rates=(3e-4, 1e-3, 3e-3),
+        optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
+    )

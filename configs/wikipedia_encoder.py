@@ -1,0 +1,78 @@
+"""A pre-LN BERT of 0.5 M parameters on English Wikipedia, a context of 128 word pieces: long enough for questions and passages.
+
+    python -m train.compare configs/wikipedia_encoder.py:scratch configs/wikipedia_encoder.py:small configs/wikipedia_encoder.py:ligo \\
+        configs/wikipedia_encoder.py:vcycle configs/wikipedia_encoder.py:sbld configs/wikipedia_encoder.py:uniform \\
+        --seeds 0,1 --frontier 0.55 --workdir runs/encoder
+
+`tokenizer-2048.json` is a byte-level BPE of 2048 pieces with RoBERTa's special tokens, made of the corpus (`docs/results/finetuned.md`).
+"""
+
+from dataclasses import replace
+
+from configs import wikipedia
+from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.models import BERTConfig
+from train.experiment import Experiment
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.state.optim import Optim
+
+
+def scratch() -> Experiment:
+    """From scratch."""
+    return Experiment(
+        name="encoder_scratch",
+        model=BERTConfig(
+            vocab=2048,
+            context=128,
+            types=2,
+            layers=6,
+            embed=64,
+            heads=4,
+            head_dim=16,
+            mlp=256,
+            norm="pre",
+            masked=0.25,
+            remat="projections",
+        ),
+        steps=1200,
+        batch=32,
+        data=replace(wikipedia.DATA, tokenizer="tokenizer-2048.json"),
+        optim=Optim(peak_lr=5e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.98, weight_decay=0.01),
+        eval_every=100,
+        eval_batches=32,
+        log_every=20,
+        checkpoint_every=200,
+    )
+
+
+def vcycle() -> Experiment:
+    """The demo's V-cycle, its last phase half of the steps."""
+    return replace(scratch(), name="encoder_vcycle", method=wikipedia.VCYCLE)
+
+
+def small() -> Experiment:
+    """The small model that `ligo` grows: half the layers, half the width, half of the steps, fully decayed."""
+    base = scratch()
+    return replace(
+        base, name="encoder_small", model=replace(base.model, layers=3, embed=32, heads=2, mlp=128), steps=600
+    )
+
+
+def ligo() -> Experiment:
+    """LiGO: the maps learned in 100 steps."""
+    method = Growing(small().model, "encoder_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=100)),))
+    return replace(scratch(), name="encoder_ligo", method=method)
+
+
+def _dropping(name: str, drop: LayerDrop) -> Experiment:
+    return replace(scratch(), name=f"encoder_{name}", method=Scratch(drop))
+
+
+def sbld() -> Experiment:
+    """SBLD (Zeng et al., 2023; our reconstruction), theta 0.5."""
+    return _dropping("sbld", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
+
+
+def uniform() -> Experiment:
+    """The control of `sbld`: the same without sensitivities."""
+    return _dropping("uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
