@@ -101,8 +101,12 @@ def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
                 f"there is no tokenizer.json in {source.folder} to make tokens of a text; give --data as a .npy of token ids"
             )
         return np.frombuffer(text.encode(), np.uint8)
-    from tokenizers import Tokenizer
-
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise CheckpointError(
+            f"{tokenizer} is read by tokenizers: pip install tokenizers; or give --data as a .npy of token ids"
+        ) from None
     try:
         loaded = Tokenizer.from_file(str(tokenizer))
     except Exception as error:  # the library raises nothing else

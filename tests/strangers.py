@@ -1,4 +1,7 @@
-"""Small Transformers as others write them, without axis names: of Flax Linen, NNX and Equinox, each from its own parts."""
+"""Small Transformers as others write them, without axis names: of Flax Linen, NNX and Equinox, each from its own parts.
+
+And what every such model goes through, those that others really wrote, too (`test_real_strangers`).
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -10,6 +13,20 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+
+from jaxgrow import (
+    from_rules,
+    grow,
+    grow_optimizer,
+    join_fused,
+    operators,
+    restructured,
+    sizes,
+    split_fused,
+    stack_layers,
+    unstack_layers,
+)
+from jaxgrow.axes import axis, is_names, path, reads
 
 SMALL = {"vocab": 13, "context": 7, "layers": 2, "embed": 6, "heads": 3, "head_dim": 5, "mlp": 9}
 WIDE = {"embed": 12, "heads": 6, "mlp": 18}
@@ -60,7 +77,73 @@ class Stranger(NamedTuple):
     apply: Callable[[dict[str, int]], Callable]
     layers: str
     rules: dict[str, tuple[str, ...]]
-    fused: tuple[tuple[str, str], ...] = ()  # (pattern, layout) of axes that are one
+    fused: tuple[tuple, ...] = ()  # what `split_fused` is given, but for sizes
+    small: dict[str, int] = SMALL
+    wide: dict[str, int] = WIDE
+
+    @property
+    def large(self) -> dict[str, int]:
+        return {**self.small, **self.wide, "layers": self.small["layers"] + 1}
+
+    def inwards(self, tree: Any) -> Any:
+        """With every axis by itself."""
+        for fused in self.fused:
+            tree = split_fused(tree, *fused, head_dim=self.small["head_dim"])
+        return tree
+
+    def outwards(self, tree: Any) -> Any:
+        """As the model has it, of stacked layers."""
+        tree = unstack_layers(tree, self.layers)
+        for fused in self.fused:
+            tree = join_fused(tree, *fused)
+        return tree
+
+
+class Journey(NamedTuple):
+    """A model that was trained, widened by HyperCloning, deepened by LLaMA-Pro, and trained on."""
+
+    grow: Callable[[Any], Any]  # the parameters of the large model, by the names of an axes tree
+    axes: Any
+    logits: tuple[Any, Any]  # before and after the growth
+    losses: tuple[Any, Any]
+    forward: Callable[[Any], Any]  # of the large model
+
+
+def journey(model: Stranger, dtype: Any = np.float64) -> Journey:
+    small, large = model.apply(model.small), model.apply(model.large)
+    params = drawn(model.shapes(model.small), dtype)
+    params, state, losses, before = trained(small, params, fresh_state(params))
+    params, state = model.inwards(params), model.inwards(state)
+    axes = stack_layers(from_rules(params, model.rules), model.layers)
+    params, state = stack_layers(params, model.layers), stack_layers(state, model.layers)
+    wider = operators.hypercloning(sizes(params, axes), model.wide)
+    deeper = operators.llama_pro(sizes(params, axes), {"layers": model.large["layers"]})
+
+    def grown(axes):
+        return restructured(model.outwards(grow(deeper, grow(wider, params, axes), axes)), model.shapes(model.large))
+
+    state = grow_optimizer(TX, state, wider, params, axes, "copy")
+    state = grow_optimizer(TX, state, deeper, grow(wider, params, axes), axes, "copy")
+    state = restructured(model.outwards(state), jax.eval_shape(TX.init, model.shapes(model.large)))
+    _, after_all, later, after = trained(large, grown(axes), state)
+    assert after_all[0].count == 2 * STEPS
+    forward = lambda params: trained(large, params, state)[-1][0]  # noqa: E731
+    return Journey(grown, axes, (before[-1], after[0]), (losses, later), forward)
+
+
+def forgotten(journey: Journey) -> dict[str, float]:
+    """How far from the function the model is with one ``.in`` forgotten, by the leaf where it was."""
+    flat = jax.tree_util.tree_leaves_with_path(journey.axes, is_leaf=is_names)
+
+    def off(at):
+        axes = jax.tree_util.tree_map_with_path(
+            lambda p, names: tuple(n.replace(".in", "") if axis(n) in WIDE else n for n in names) if p == at else names,
+            journey.axes,
+            is_leaf=is_names,
+        )
+        return float(np.abs(journey.forward(journey.grow(axes)) - journey.logits[1]).max())
+
+    return {path(at): off(at) for at, names in flat if any(axis(n) in WIDE and reads(n) for n in names)}
 
 
 # --- Linen: a dict with a key for each layer ---
