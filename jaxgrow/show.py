@@ -10,12 +10,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxgrow._grow import check, parts
 from jaxgrow.axes import Axes, Names, Params, axis, is_layers, kind, leaves, reads, sizes
-from jaxgrow.maps import Growth, Rules, terms
-from jaxgrow.matrices import Matrix, is_identity, sparse
+from jaxgrow.maps import AxisMap, Growth, Rules, terms
+from jaxgrow.matrices import Matrix, Rows, is_identity, sparse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,17 +90,15 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
       ['mlp 3 → 6\\nwrite', 'mlp 3 → 6\\nread']
     """
     check(growth, params, axes)
-    found: dict[tuple, _Used] = {}
+    found: list[_Used] = []
     for leaf, _, names in leaves(params, axes):
         for i, term in enumerate(terms(growth, leaf, names), 1):
             for m, begin, end in parts(term, names):
                 if m is not None and not is_identity(matrix := m.of(names[begin])):
-                    along = tuple(axis(name) for name in names[begin:end])
-                    used = found.setdefault((along, *_content(matrix)), _Used(matrix, m.shapes, set(), {}))
+                    used = _used(found, tuple(axis(name) for name in names[begin:end]), m, matrix)
                     used.roles.add("read" if reads(names[begin]) else "write")
                     used.rules.setdefault(_rule(growth, leaf, names), set()).add(i)
-    made = [(along, used) for (along, *_), used in found.items()]
-    return [used.panel(along, growth) for along, used in sorted(made, key=lambda x: (x[0], "write" not in x[1].roles))]
+    return [used.panel(growth) for used in sorted(found, key=lambda used: (used.along, "write" not in used.roles))]
 
 
 def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4) -> "Figure":
@@ -185,25 +184,31 @@ def cells(matrix: Matrix) -> np.ndarray:
       >>> cells(identity(50257).write).shape
       (128, 128)
     """
-    each, m = _each(matrix), sparse(matrix)
-    high, low = np.zeros((2, *(-(-size // each) for size in matrix.shape)))
-    where = (np.arange(matrix.shape[0])[:, None] // each, m.index // each)
-    np.maximum.at(high, where, m.weight)
-    np.minimum.at(low, where, m.weight)
-    return np.where(high >= -low, high, low)
+    each, (new, old) = _each(matrix), matrix.shape
+    if isinstance(matrix, Rows):
+        m = sparse(matrix)
+        high, low = np.zeros((2, -(-new // each), -(-old // each)))
+        where = (np.arange(new)[:, None] // each, m.index // each)
+        np.maximum.at(high, where, m.weight)
+        np.minimum.at(low, where, m.weight)
+    else:
+        rows, columns, m = range(0, new, each), range(0, old, each), np.asarray(matrix)
+        high, low = (f.reduceat(f.reduceat(m, rows), columns, axis=1) for f in (np.maximum, np.minimum))
+    return np.where(np.abs(high) >= np.abs(low), high, low)
 
 
 class _Used(NamedTuple):
-    """A matrix, and who uses it."""
+    """A matrix over the axes ``along``, and who uses it."""
 
+    along: tuple[str, ...]
     matrix: Matrix
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     roles: set[str]
     rules: dict[int, set[int]]  # the terms of each
 
-    def panel(self, along: tuple[str, ...], growth: Growth) -> Panel:
+    def panel(self, growth: Growth) -> Panel:
         new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
-        lines = [f"{' x '.join(along)} {old} → {new}", " and ".join(sorted(self.roles, reverse=True))]
+        lines = [f"{' x '.join(self.along)} {old} → {new}", " and ".join(sorted(self.roles, reverse=True))]
         if isinstance(growth, Rules):
             every = [
                 [f"{i}"] if len(used) == len(growth.rules[i - 1].terms) else [f"{i}.{n}" for n in sorted(used)]
@@ -211,7 +216,7 @@ class _Used(NamedTuple):
             ]
             named = ", ".join(name for names in every for name in names)
             lines += textwrap.wrap(f"rule{'s' * (',' in named)} {named}", 26)
-        return Panel("\n".join(lines), self.matrix, along)
+        return Panel("\n".join(lines), self.matrix, self.along)
 
 
 def _rule(growth: Growth, leaf: str, names: Names) -> int:
@@ -220,10 +225,20 @@ def _rule(growth: Growth, leaf: str, names: Names) -> int:
     return next((i for i, rule in enumerate(rules, 1) if rule.matches(leaf, names)), 0)
 
 
-def _content(matrix: Matrix) -> tuple[bytes, bytes]:
-    """Equal for equal matrices."""
-    m = sparse(matrix)
-    return m.index.tobytes(), m.weight.tobytes()
+def _used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix) -> _Used:
+    """That of ``found`` with this matrix, or a new one, which joins them."""
+    same = [used for used in found if used.along == along]
+    # Leaves mostly share a matrix: large ones are compared only where they do not.
+    for used in [u for u in same if u.matrix is matrix] or [u for u in same if _equal(u.matrix, matrix)]:
+        return used
+    found.append(_Used(along, matrix, m.shapes, set(), {}))
+    return found[-1]
+
+
+def _equal(a: Matrix, b: Matrix) -> bool:
+    both = [sparse(m) if isinstance(m, Rows) else m for m in (a, b)]
+    x, y = (jax.tree.leaves(m) for m in both)
+    return a.shape == b.shape and len(x) == len(y) and all(map(np.array_equal, x, y))
 
 
 def _each(matrix: Matrix) -> int:
