@@ -162,8 +162,8 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
     corners = (-0.5, drawn.shape[1] * each - 0.5, drawn.shape[0] * each - 0.5, -0.5)
     made = place.imshow(drawn, cmap="RdBu_r", norm=root, extent=corners, aspect="auto", interpolation="nearest")
     place.set(xlim=(-0.5, old - 0.5), ylim=(new - 0.5, -0.5))
-    for side in (place.xaxis, place.yaxis):
-        side.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    for side, ticks in ((place.xaxis, 5 if old < 1000 else 3), (place.yaxis, 5)):  # long numbers need their place
+        side.set_major_locator(MaxNLocator(integer=True, nbins=ticks))
     place.tick_params(labelsize=_SMALL)
     return made
 
@@ -192,8 +192,8 @@ def cells(matrix: Matrix) -> np.ndarray:
         np.maximum.at(high, where, m.weight)
         np.minimum.at(low, where, m.weight)
     else:
-        rows, columns, m = range(0, new, each), range(0, old, each), np.asarray(matrix)
-        high, low = (f.reduceat(f.reduceat(m, rows), columns, axis=1) for f in (np.maximum, np.minimum))
+        rows = [np.asarray(matrix[i : i + each]) for i in range(0, new, each)]
+        high, low = (f.reduceat([f.reduce(r) for r in rows], range(0, old, each), 1) for f in (np.maximum, np.minimum))
     return np.where(np.abs(high) >= np.abs(low), high, low)
 
 

@@ -1,5 +1,6 @@
 """Pictures: of growths, which old unit goes where; of plans, what trains when. What is drawn are the arrays themselves."""
 
+import itertools
 import json
 import sys
 
@@ -155,6 +156,13 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
     assert drawn.shape == (128, 96) and (drawn[:96] == np.eye(96)).all() and drawn[96:, 0].all() and drawn.sum() == 128
     place, *_ = placed(show.growth(growth, shapes, axes))
     assert place.get_xlabel() == "old unit, 8 a cell"
+    figure = show.figure([vocab])
+    figure.draw_without_rendering()
+    (place,) = placed(figure)
+    boxes = [
+        t.get_window_extent() for t in place.get_xticklabels() if t.get_text() and 0 <= t.get_position()[0] <= 50257
+    ]
+    assert len(boxes) > 2 and all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))  # no number lies over another
 
 
 def test_a_growth_that_fits_no_axis_or_changes_nothing_is_refused():
