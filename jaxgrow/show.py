@@ -238,7 +238,7 @@ def _used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix
 def _equal(a: Matrix, b: Matrix) -> bool:
     both = [sparse(m) if isinstance(m, Rows) else m for m in (a, b)]
     x, y = (jax.tree.leaves(m) for m in both)
-    return a.shape == b.shape and len(x) == len(y) and all(map(np.array_equal, x, y))
+    return len(x) == len(y) and all(map(np.array_equal, x, y))
 
 
 def _each(matrix: Matrix) -> int:

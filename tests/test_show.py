@@ -65,6 +65,7 @@ def test_two_panels_an_axis_by_hand_and_one_where_write_and_read_are_equal():
               "embed": identity(6)}  # fmt: skip
     panels = show.panels(growth, SHAPES, AXES)
     assert titles(panels) == ["heads 3 → 3; write and read", "mlp 9 → 10; write", "mlp 9 → 10; read"]
+    assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [1, 0.5]  # the copy is whole, and read in halves
     figure = show.growth(growth, SHAPES, AXES)
     assert figure.get_supxlabel() == "as they are: layers 2, head_dim 5, embed 6, context 7, vocab 11"
     labels = [(place.get_xlabel(), place.get_ylabel()) for place in placed(figure)]

@@ -57,7 +57,7 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
     axes.set_ylim(min(finals) - 0.05, top)
     axes.set_xscale("log")
-    seen = [spent(p, unit) for p in points if p["val_loss"] < top and p["flops"] > 0]
+    seen = [at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0]
     axes.set_xlim(left=0.9 * min(seen + [r.cost(unit) for runs in comparison.frontier for r in runs]))
     axes.set_xlabel(COUNTED[unit])
     _finish(figure, axes, comparison.runs[0][0], path)
