@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from configs import wikipedia
 from jaxgrow.drop import LayerDrop, Sensitivity
-from jaxgrow.models import BERTConfig
+from jaxgrow.models import ModernBERTConfig
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.state.optim import Optim
@@ -21,23 +21,24 @@ def scratch() -> Experiment:
     """From scratch."""
     return Experiment(
         name="encoder_scratch",
-        model=BERTConfig(
+        model=ModernBERTConfig(
             vocab=2048,
             context=128,
-            types=2,
             layers=6,
-            embed=64,
-            heads=4,
+            embed=48,
+            heads=3,
+            kv_heads=3,
             head_dim=16,
-            mlp=256,
-            norm="pre",
+            mlp=128,
+            window=17,
+            rope_theta=1e4,
             masked=0.25,
             remat="projections",
         ),
-        steps=1200,
-        batch=32,
+        steps=1500,
+        batch=16,
         data=replace(wikipedia.DATA, tokenizer="tokenizer-2048.json"),
-        optim=Optim(peak_lr=5e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.98, weight_decay=0.01),
+        optim=Optim(peak_lr=3e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.98, weight_decay=0.01),
         eval_every=100,
         eval_batches=32,
         log_every=20,
@@ -54,7 +55,7 @@ def small() -> Experiment:
     """The small model that `ligo` grows: half the layers, half the width, half of the steps, fully decayed."""
     base = scratch()
     return replace(
-        base, name="encoder_small", model=replace(base.model, layers=3, embed=32, heads=2, mlp=128), steps=600
+        base, name="encoder_small", model=replace(base.model, layers=3, embed=32, heads=2, kv_heads=2, mlp=80), steps=750
     )
 
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import jax
 import matplotlib
 
 matplotlib.use("Agg")
@@ -12,14 +13,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from configs import demo
-from jaxgrow import AxisMap, flops, maps, operators
+from jaxgrow import AxisMap, maps, operators, show, sizes
 from jaxgrow.maps import by_axes
 from jaxgrow.matrices import dense
+from jaxgrow.models import GPT2Config
 from jaxgrow.operators import DEPTH
-from train.plan.training import Train
+from train.results import plots
+from train.show import planned
 
 HERE = Path(__file__).parent / "pictures"
-BLUE, ORANGE, GREY = "#1f77b4", "#ff7f0e", "#8c8c8c"
+BLUE, GREY = plots.COLOURS[1], plots.GREY
 plt.rcParams.update(
     {
         "svg.hashsalt": "jaxgrow",
@@ -31,10 +34,10 @@ plt.rcParams.update(
 )
 
 
-def _matrix(ax, matrix, title: str, most: float | None = None) -> None:
-    most = most or np.abs(matrix).max()
-    ax.imshow(matrix, cmap="RdBu_r", vmin=-most, vmax=most)
+def _matrix(ax, matrix, title: str, most: float = 1) -> None:
+    show.image(ax, matrix, most)
     ax.set_title(title, fontsize=9)
+    ax.set_aspect("equal")
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_visible(True)
@@ -46,12 +49,13 @@ def one_product() -> plt.Figure:
     kernel = np.random.default_rng(0).normal(size=(3, 4))
     read, write = dense(growth["embed"].read), dense(growth["mlp"].write)
     figure, axes = plt.subplots(1, 4, figsize=(8.5, 2.3), gridspec_kw={"width_ratios": [3, 4, 6, 6]})
-    _matrix(axes[0], read, "read map of\nembed [6, 3]", 1)
-    _matrix(axes[1], kernel, "kernel (embed.in,\nmlp) [3, 4]")
-    _matrix(axes[2], write.T, "write map of mlp,\ntransposed [4, 6]", 1)
+    _matrix(axes[0], read, "read map of\nembed [6, 3]")
+    _matrix(axes[1], kernel, "kernel (embed.in,\nmlp) [3, 4]", np.abs(kernel).max())
+    _matrix(axes[2], write.T, "write map of mlp,\ntransposed [4, 6]")
     _matrix(axes[3], read @ kernel @ write.T, "the grown\nkernel [6, 6]", np.abs(kernel).max())
     for ax, sign in zip(axes, ("·", "·", "=", ""), strict=True):
-        ax.text(1.12, 0.5, sign, transform=ax.transAxes, fontsize=18, va="center")
+        at = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "center"}
+        ax.annotate(sign, (1, 0.5), (11, 0), fontsize=18, **at)
     return figure
 
 
@@ -67,8 +71,8 @@ def pairs() -> plt.Figure:
     }
     figure, axes = plt.subplots(2, len(growths), figsize=(7, 4.6))
     for column, (name, m) in zip(axes.T, growths.items(), strict=True):
-        _matrix(column[0], dense(m.write), name, 1)
-        _matrix(column[1], dense(m.read), "", 1)
+        _matrix(column[0], m.write, name)
+        _matrix(column[1], m.read, "")
     axes[0, 0].set_ylabel("write [8, 4]")
     axes[1, 0].set_ylabel("read [8, 4]")
     return figure
@@ -93,26 +97,18 @@ def depth() -> plt.Figure:
     return figure
 
 
+def grown() -> plt.Figure:
+    """What `jaxgrow show` draws: GPT-2's width by Net2Net."""
+    config = GPT2Config(vocab=50257, context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072)
+    params, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
+    growth = operators.net2net(sizes(params, axes), {"embed": 1024, "heads": 16, "mlp": 4096}, 0)
+    return show.growth(growth, params, axes)
+
+
 def plans() -> plt.Figure:
     """What trains when, for what cost: plans of the demo."""
-    figure, axes = plt.subplots(4, 1, figsize=(6.5, 4.6), sharex=True, sharey=True)
     methods = {"from scratch": demo.scratch, "V-cycle": demo.vcycle, "half first": demo.best, "LiGO": demo.ligo}
-    scratch = demo.scratch()
-    whole = scratch.steps * flops.train(scratch.model, 1)
-    for ax, (name, make) in zip(axes, methods.items(), strict=True):
-        experiment, at = make(), 0.0
-        for phase in experiment.method.plan(experiment.model, experiment.optim, experiment.steps):
-            if isinstance(phase, Train):
-                cost = phase.steps * flops.train(phase.config, 1) / whole
-                large = phase.name == "large"
-                ax.bar(at, phase.config.layers, cost, align="edge", color=BLUE if large else ORANGE, edgecolor="white")
-                at += cost
-        ax.set_ylabel(f"{name}\nlayers")
-        ax.set_yticks([2, 4])
-    axes[-1].set_xlabel(
-        "FLOPs of training, of those from scratch (blue: the large model; LiGO learns its maps in between)"
-    )
-    return figure
+    return plots.timeline([(name, planned(make())) for name, make in methods.items()])
 
 
 def saving() -> plt.Figure:
@@ -136,7 +132,7 @@ def saving() -> plt.Figure:
 
 def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (one_product, pairs, depth, plans, saving):
+    for make in (one_product, pairs, grown, depth, plans, saving):
         figure = make()
         figure.savefig(folder / f"{make.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
         plt.close(figure)

@@ -25,6 +25,7 @@ from jaxgrow import (
     operators,
     report,
     sharding,
+    show,
     symmetry,
     testing,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "report",
     "restructured",
     "sharding",
+    "show",
     "sizes",
     "split",
     "split_fused",

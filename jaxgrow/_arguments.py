@@ -61,22 +61,31 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         )
     p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
-    p = command(
-        "grow",
-        "make a model larger by a published method",
-        "SRC",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_methods(),
-    )
-    p.add_argument("--method", choices=sorted(METHODS), required=True)
-    for axis in AXES:
-        p.add_argument(
-            f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help="the new size; of a model with stages N,N,.."
-        )
-    p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
-    p.add_argument(
-        "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
-    )
+    for name, help, writes in (
+        ("show", "draw what grow would do: which old unit goes where, axis by axis", False),
+        ("grow", "make a model larger by a published method", True),
+    ):
+        raw = argparse.RawDescriptionHelpFormatter
+        p = command(name, help, "SRC", writes=writes, formatter_class=raw, epilog=_methods())
+        p.add_argument("--method", choices=sorted(METHODS), required=True)
+        for axis in AXES:
+            p.add_argument(
+                f"--{axis.replace('_', '-')}",
+                type=_stages,
+                metavar="N",
+                help="the new size; of a model with stages N,N,..",
+            )
+        p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units" + ", and of --noise" * writes)
+        if writes:
+            p.add_argument(
+                "--noise",
+                type=float,
+                metavar="DB",
+                help="tell copies apart by noise that cancels, DB below the weights",
+            )
+        else:
+            p.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf")
+            p.set_defaults(noise=None)
     p = command(
         "prune", "make a model smaller: the layers and units that matter least, on some text, are left out", "SRC"
     )

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow import _inputs, importance, operators
+from jaxgrow import _inputs, importance, operators, show
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import beside, kind
@@ -114,8 +114,33 @@ def _interpolate(a: argparse.Namespace) -> None:
 
 
 def _grow(a: argparse.Namespace) -> None:
-    source, method = open_checkpoint(a.src), METHODS[a.method]
-    target = _target(a)
+    source = open_checkpoint(a.src)
+    growth, arguments = _growth(a, source)
+    if a.noise is not None and not math.isfinite(a.noise):
+        raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
+    noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
+    _transform(a, source, growth, arguments | noise)
+
+
+def _show(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    growth, arguments = _growth(a, source)
+    shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in source.leaves.items()}
+    try:
+        with _as_typed():
+            figure = show.growth(growth, shapes, {path: leaf.names for path, leaf in source.leaves.items()})
+            figure.savefig(a.out, format=a.out.suffix[1:] or "png")
+    except ImportError as error:
+        raise CheckpointError(str(error)) from error
+    sizes, kept = source.config.resized(growth).sizes(), keeps(growth, source.config, a.method)
+    if a.json:
+        return _say({"src": str(a.src), "out": str(a.out), "arguments": arguments, "sizes": sizes, "keeps": kept})
+    print(f"{a.out}: the maps to {_spelt(sizes)}\nthe function is {'kept' if kept else 'changed'}")
+
+
+def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
+    """What ``--method`` and the sizes ask for, and what it was told."""
+    method, target = METHODS[a.method], _target(a)
     for name, size in target.items():
         if size > LARGEST:
             raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
@@ -127,10 +152,7 @@ def _grow(a: argparse.Namespace) -> None:
         raise CheckpointError(f"--seed: {a.method} draws nothing; leave it out")
     with _as_typed():
         growth = method(source.sizes(), target, **options)
-    if a.noise is not None and not math.isfinite(a.noise):
-        raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
-    noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
-    _transform(a, source, growth, {"method": a.method, "target": target, **options, **noise})
+    return growth, {"method": a.method, "target": target, **options}
 
 
 def _prune(a: argparse.Namespace) -> None:
@@ -228,6 +250,7 @@ COMMANDS = {
     "coalesce": _coalesce,
     "decoalesce": _decoalesce,
     "interpolate": _interpolate,
+    "show": _show,
     "grow": _grow,
     "prune": _prune,
     "report": _report,

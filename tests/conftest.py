@@ -33,7 +33,7 @@ LONGEST = (
     "llama", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
     # Runs of one tiny model, whose programs a worker keeps from file to file.
     "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
-    "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "plan", "freeze", "muon", "ramp", "advise", "swin",
+    "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "show", "plan", "freeze", "muon", "ramp", "advise", "swin",
     "drop_schedules", "vocabulary_loss", "cait", "config", "ligo", "moments", "flops", "vit", "batches", "gpt2", "generate",
     "tokens", "lora", "folders", "interop", "mutations", "docstrings", "roles", "evaluate",
 )  # fmt: skip

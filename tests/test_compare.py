@@ -20,7 +20,7 @@ from train.finetuning import FineTuning
 from train.loop import programs
 from train.results import plots
 from train.results.comparison import Comparison
-from train.results.runs import Run, frontier_budget, half_width
+from train.results.runs import Run, curves, frontier_budget, half_width
 
 COMPILING = 3.0  # seconds that a synthetic run spends on it, before its first validation
 CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
@@ -472,6 +472,47 @@ def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_
     assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + 1  # no two alike
 
 
+def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
+    one, two = ([(p, s, k * c, v + k) for p, s, c, v in SCRATCH] for k in (1, 2))
+    (curve,) = curves([made(tmp_path, "a", one), made(tmp_path, "a", two, seed=1)], "run_seconds")
+    assert curve.phase == "train large" and curve.cost.tolist() == [15, 30, 45, 60]
+    assert curve.loss.tolist() == [7.5, 6.5, 5.5, 4.5] and curve.half == pytest.approx([12.706 * 0.5] * 4, rel=1e-4)
+    same = curves([made(tmp_path, "b", CYCLE), made(tmp_path, "b", CYCLE, seed=1)], "flops")
+    assert [c.phase for c in same] == ["train large", "train coarse1", "train large"]
+    assert same[2].loss.tolist() == [v for *_, v in CYCLE[3:]] and not any(
+        c.half.any() for c in same
+    )  # of equal seeds: 0
+    alone = curves([made(tmp_path, "c", CYCLE)], "seconds")
+    assert alone[2].cost.tolist() == [c + COMPILING for _, _, c, _ in CYCLE[3:]] and not alone[2].half.any()
+
+
+@pytest.mark.parametrize(("unit", "says"), [("flops", "FLOPs"), ("run_seconds", "seconds")])
+def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tmp_path, unit, says):
+    far = [(p, s, c, v + 1) for p, s, c, v in SCRATCH]
+    first = [made(tmp_path, "far", SCRATCH), made(tmp_path, "far", far, seed=1)]
+    half = [made(tmp_path, "far-x0.5", [("train large", 1, 20.0, 4.0)], seed=s) for s in (0, 1)]
+    plots.losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
+    (axes,) = figures[0].axes
+    assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
+    assert unit == "flops" or "compiling and validation left out" in axes.get_xlabel()
+    scale = 10 if unit == "flops" else 1
+    line, band = next(x for x in axes.lines if x.get_label() == "far"), axes.collections[0].get_paths()[0].vertices
+    assert line.get_xdata().tolist() == [scale * c for _, _, c, _ in SCRATCH]
+    low, high = (f(y for x, y in band if x == scale * 40.0) for f in (min, max))
+    assert (low, high) == pytest.approx((3.5 - 12.706 * 0.5, 3.5 + 12.706 * 0.5), rel=1e-3)
+    (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
+    assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
+    marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
+    assert marked == {"50% of the budget": scale * 20.0, "100% of the budget": scale * 40.0}
+    assert {x.get_xdata()[0] for x in axes.lines if x.get_xdata()[0] == x.get_xdata()[-1]} >= set(marked.values())
+    dots = [x for x in axes.lines if x.get_marker() == "o"]
+    assert [*dots[0].get_ydata()] == [3.0, 4.0]  # each seed's end
+    figures[0].draw_without_rendering()
+    (legend,) = figures[0].legends
+    assert min(t.get_fontsize() for t in [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()]) >= 8
+    assert figures[0].get_figwidth() <= 8.7  # the README's width, at which the text keeps its size
+
+
 def test_keep_probabilities_have_a_panel_a_model_and_whole_layers_as_ticks(figures, tmp_path):
     run = dropping(tmp_path, 0, 0.5)
     coarse = {
@@ -518,7 +559,8 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     assert [(c["eval_batches"], c["seed"]) for c in written] == [(1, 3)] * 3
     assert [(c["optim"]["peak_lr"], c["optim"]["warmup"]) for c in written] == [(0.01, 2), (0.03, 2), (0.02, 1)]
     first = {name: (folder / name).read_bytes() for name in ("compare.md", "compare.json")}
-    assert (folder / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    for plot in ("compare.png", "compare_seconds.png"):
+        assert (folder / plot).read_bytes()[:4] == b"\x89PNG"
     assert first["compare.md"].decode() in capsys.readouterr().out
     found = json.loads(first["compare.json"])
     rows = {row["run"]: row for row in found["rows"]}

@@ -120,8 +120,8 @@ def test_every_panel_of_the_plot_is_a_map_with_whole_ticks_and_labels(tmp_path, 
     panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
     titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
     assert [axes.get_title() for axes in panels] == titles  # five, and no sixth to eighth that is empty
-    for axes, kind, old in zip(panels, ["layer", "layer", "unit", "unit", "unit"], [3, 3, 8, 4, 4], strict=True):
+    for axes, kind, old in zip(panels, ["layer", "layer", "unit", "head", "head"], [3, 3, 8, 4, 4], strict=True):
         assert (axes.get_xlabel(), axes.get_ylabel()) == (f"old {kind}", f"new {kind}")
-        assert axes.get_xlim() == (0.5, old + 0.5)  # counted from one
+        assert axes.get_xlim() == (-0.5, old - 0.5)  # counted from zero, as --layers 0+1 counts
         ticks = [*axes.get_xticks(), *axes.get_yticks()]
         assert all(float(tick).is_integer() for tick in ticks)

@@ -12,8 +12,9 @@ baseline's, too. What each side needs, `train.sweep` finds.
 configs/finetune.py:sst2`` what each scores once it is fine-tuned (`train.finetune`), by the best rate: does an equal loss
 mean an equal score?
 
-Writes ``compare.md``, ``compare.png``, ``compare.json`` and, where layers are dropped, ``compare_keep.png`` into the work
-directory. Runs that are not judged alike (corpus, tokenizer, split, context, evaluation batches) are refused.
+Writes ``compare.md``, ``compare.json``, ``compare.png``, of losses against FLOPs, ``compare_seconds.png``, against wall-clock
+without compiling, and, where layers are dropped, ``compare_keep.png`` into the work directory. Runs that are not judged alike
+(corpus, tokenizer, split, context, evaluation batches) are refused.
 """
 
 import argparse
@@ -147,8 +148,9 @@ def main() -> None:
     (folder / "compare.md").write_text(table)
     summary = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
     (folder / "compare.json").write_text(json.dumps(summary, indent=1) + "\n")
-    plots.losses(comparison, folder / "compare.png")
-    drawn = [folder / "compare.png"]
+    drawn = [folder / "compare.png", folder / "compare_seconds.png"]
+    for path, unit in zip(drawn, ("flops", "run_seconds"), strict=True):
+        plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
         drawn.append(folder / "compare_keep.png")
     print(f"\n{table}\nplots: {', '.join(map(str, drawn))}")

@@ -1,48 +1,80 @@
 """What runs cost and gave, drawn."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from jaxgrow import show
 from train.ahead.rehearsal import Program
+from train.errors import UserError
 from train.plan.learning import Maps
 from train.results.comparison import Comparison
-from train.results.runs import Run
+from train.results.runs import Run, Unit, curves, half_width, spent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Okabe and Ito's colours, which the colour-blind tell apart, too; without yellow, which is hardly seen on white.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")  # those that black text is read on
+WIDTH, DPI, SMALL = 8.5, 200, 8  # of a page, in inches; dots an inch; the smallest text, in points
+GREY = "#666666"
+COUNTED: dict[Unit, str] = {
+    "flops": "FLOPs, all phases counted",
+    "run_seconds": "seconds, all phases counted; compiling and validation left out",
+    "seconds": "seconds, all phases counted, compiling too; validation left out",
+}
 _OTHER = 0.4  # how opaque seeds after the first are
 
 
-def losses(comparison: Comparison, path: Path) -> None:
-    """Validation loss against FLOPs; small models dotted, ends as dots, to be held against the frontier's crosses."""
+def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
+    """Validation loss against what it cost: means over seeds in bands of their 95 % intervals, and each seed's end as a dot.
+
+    Small models are dotted. What is to be held against the dots are the frontier's crosses, by the budgets of which they are.
+    """
     figure, axes = _wide()
     for i, runs in enumerate(comparison.runs):
-        for run in runs:
-            first, (*parts, last) = run is runs[0], run.segments
-            look: dict[str, Any] = {"color": f"C{i % 10}", "alpha": 1 if first else _OTHER}
-            for part in parts:
-                own = part[0]["phase"] == last[0]["phase"]  # the full model, before it was made small
-                axes.plot(*_points(part), linestyle="-" if own else ":", **look)
-            axes.plot(*_points(last), linestyle="-" if i < 10 else "--", label=run.name if first else None, **look)
-            axes.plot(run.cost("flops"), run.loss, "o", **look)
+        *parts, last = curves(runs, unit)
+        look = _look(i)
+        for curve in (*parts, last):
+            own = curve.phase == last.phase  # the full model, also before it was made small
+            style = look["linestyle"] if own else ":"
+            axes.plot(curve.cost, curve.loss, color=look["color"], linestyle=style)
+            low, high = curve.loss - curve.half, curve.loss + curve.half
+            axes.fill_between(curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.lines[-1].set_label(runs[0].name)
+        ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
+        axes.plot(*ends, "o", color=look["color"], alpha=0.6, markersize=4, markeredgewidth=0)
     if comparison.frontier:
-        ends = sorted((mean(r.cost("flops") for r in rs), mean(r.loss for r in rs)) for rs in comparison.scratch)
-        axes.plot(*np.transpose(ends), "kx--", zorder=3, label="frontier: scratch, each fully decayed")
+        _frontier(axes, comparison, unit)
     finals = [r.loss for runs in [*comparison.runs, *comparison.frontier] for r in runs]
     points = [p for runs in comparison.runs for r in runs for p in r.curve]
     top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
     axes.set_ylim(min(finals) - 0.05, top)
     axes.set_xscale("log")
-    seen = [p["flops"] for p in points if p["val_loss"] < top and p["flops"] > 0]
-    axes.set_xlim(left=0.9 * min(seen + [r.cost("flops") for runs in comparison.frontier for r in runs]))
-    axes.set_xlabel("FLOPs, all phases counted")
+    seen = [at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0]
+    axes.set_xlim(left=0.9 * min(seen + [r.cost(unit) for runs in comparison.frontier for r in runs]))
+    axes.set_xlabel(COUNTED[unit])
     _finish(figure, axes, comparison.runs[0][0], path)
+
+
+def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
+    scratch = sorted(comparison.scratch, key=lambda runs: mean(r.cost("flops") for r in runs))
+    costs = [mean(r.cost(unit) for r in runs) for runs in scratch]
+    ends = [mean(r.loss for r in runs) for runs in scratch]
+    half = [half_width([r.loss for r in runs]) or 0.0 for runs in scratch]
+    axes.plot(costs, ends, "x--", color=GREY, zorder=3, label="frontier: scratch, each fully decayed")
+    axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
+    place: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "transform": axes.get_xaxis_transform()}
+    for x, runs in zip(costs, scratch, strict=True):
+        axes.axvline(x, color=GREY, linewidth=0.6, linestyle=":")
+        part = mean(r.cost("flops") for r in runs) / mean(r.cost("flops") for r in comparison.runs[0])
+        axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **place)
 
 
 def keep(comparison: Comparison, path: Path) -> bool:
@@ -53,7 +85,7 @@ def keep(comparison: Comparison, path: Path) -> bool:
             panels.setdefault(f"{run.name}, {line['phase']}", []).append(line)
     if not panels:
         return False
-    figure = Figure(figsize=(8, 1 + 2 * len(panels)), layout="constrained")
+    figure = Figure((WIDTH, 1 + 2 * len(panels)), dpi=DPI, layout="constrained")
     for axes, (title, lines) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
         depth = len(lines[0]["keep"])
         steps = [line["step"] for line in lines]
@@ -70,7 +102,7 @@ def keep(comparison: Comparison, path: Path) -> bool:
         axes.set_xlabel("step")
         axes.set_ylabel("layer")
         figure.colorbar(image, ax=axes, label="keep probability")
-    figure.savefig(path, dpi=120)
+    saved(figure, path)
     return True
 
 
@@ -82,12 +114,7 @@ def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: P
     figure, axes = _wide()
     for i, (by, seeds) in enumerate(curves.items()):
         for j, (_, points) in enumerate(seeds):
-            look: dict[str, Any] = {
-                "color": f"C{i % 10}",
-                "linestyle": "-" if i < 10 else "--",
-                "alpha": _OTHER if j else 1,
-            }
-            axes.plot(*np.transpose(points), label=None if j else by, **look)
+            axes.plot(*np.transpose(points), label=None if j else by, alpha=_OTHER if j else 1, **_look(i))
     every = [seed for seeds in curves.values() for seed in seeds]
     axes.set_xscale("symlog", linthresh=min(points[1][0] for _, points in every))
     axes.set_xlim(left=0)
@@ -96,57 +123,104 @@ def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: P
 
 
 def maps(maps: Maps, path: Path) -> None:
-    """Every map as an image: depth weights by module, width maps from old to new units."""
-    images = {f"w, {name.removeprefix('blocks/')}": w for name, w in maps.coefficients["depth"].items()}
-    depth = set(images)
+    """Every learned map: depth weights by module, width maps from old to new units, the mean where each layer has its own."""
+    depth = maps.coefficients["depth"].items()
+    panels = [show.Panel(f"w, {name.removeprefix('blocks/')}", w, ("layers",)) for name, w in depth]
     for name, matrices in maps.coefficients["width"].items():
-        for kind, m in matrices.items():
-            images[f"{name}, {kind}"] = m if m.ndim == 2 else m.mean(0)
-    columns = min(4, len(images))
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
-    for i, (title, m) in enumerate(images.items()):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        bound, (new, old) = np.abs(m).max(), m.shape
-        extent = (0.5, old + 0.5, new + 0.5, 0.5)  # counted from one
-        image = axes.imshow(m, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto", extent=extent)
-        figure.colorbar(image, ax=axes)
-        for axis, of in ((axes.xaxis, "old"), (axes.yaxis, "new")):
-            axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-            axis.set_label_text(f"{of} {'layer' if title in depth else 'unit'}", fontsize=8)
-        axes.set_title(title, fontsize=8)
-    figure.savefig(path, dpi=100)
+        for role, m in matrices.items():
+            panels.append(show.Panel(f"{name}, {role}", m if m.ndim == 2 else m.mean(0), (name,)))
+    saved(show.figure(panels), path)
+
+
+def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
+    """What trains when, for what cost: a row a plan, a bar a phase as wide as its FLOPs and as high as its model is large.
+
+    ``rows``: names, and phases as of a run's ``result.json``. Phases of hardly any FLOPs are lines with their names.
+    """
+    whole = sum(p["flops"] for p in rows[0][1])
+    largest = max(p["parameters"] for _, phases in rows for p in phases)
+    end = max(sum(p["flops"] for p in phases) for _, phases in rows) / whole
+    figure, colours = Figure((WIDTH, 0.6 + 1.3 * len(rows)), dpi=DPI, layout="constrained"), {}
+    places = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, phases) in zip(places, rows, strict=True):
+        at, marks = 0.0, {}
+        for p in phases:
+            part, high = p["flops"] / whole, p["parameters"] / largest
+            if part < 0.005 * end:
+                marks.setdefault(at, []).append(p["phase"].split()[0])
+            else:
+                model = p["phase"].removeprefix("train ")
+                colour = colours.setdefault(model, LIGHT[len(colours) % len(LIGHT)])
+                axes.bar(at, high, part, align="edge", color=colour, edgecolor="white")
+                texts = [
+                    f"{model}, {_amount(p['parameters'])}\n{part:.0%}",
+                    f"{model}\n{part:.0%}",
+                    f"{model} {part:.0%}",
+                ]
+                fits = (t for t in texts if len(t.split("\n")[0]) < 120 * part / end)  # letters in a row
+                text = next(fits, texts[-1])
+                turned = {"rotation": 90 if text is texts[-1] else 0, "ha": "center", "va": "bottom"}
+                axes.text(at + part / 2, 0.04 if high > 0.5 else high, text, fontsize=SMALL, **turned)
+            at += part
+        for x, kinds in marks.items():
+            axes.axvline(x, color="black", linewidth=0.8)
+            side = {"ha": "right" if x > 0.7 * end else "left", "va": "top"}
+            axes.text(x, 1.33, f" {', '.join(kinds)} ", fontsize=SMALL, **side)
+        axes.set_title(f"{name}: {at:.0%}", fontsize=SMALL + 1, loc="left")
+        axes.set(xlim=(0, end), ylim=(0, 1.35), yticks=[])
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(labelsize=SMALL)
+    places[-1].xaxis.set_major_formatter(PercentFormatter(1))
+    places[-1].set_xlabel(f"FLOPs, in parts of those of {rows[0][0]}, {whole:.3g}", fontsize=SMALL + 1)
+    return figure
+
+
+def _amount(parameters: int) -> str:
+    """``"129 K"``."""
+    size, of = next((s, of) for s, of in ((1e9, " B"), (1e6, " M"), (1e3, " K"), (1, "")) if parameters >= s or s == 1)
+    return f"{parameters / size:.3g}{of}"
 
 
 def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
     """What each program of `train.preflight` needs on a device, stacked, and what a device has."""
     bars = [(f"{config}\n{p.phase}, {p.what}", p) for config, programs in found.items() for p in programs]
-    figure = Figure(figsize=(10, 1.2 + 0.45 * len(bars)), layout="constrained")
+    figure = Figure((WIDTH, 1.2 + 0.45 * len(bars)), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(bars))
-    for part in ("parameters", "moments", "other", "temporary"):
+    for part, colour in zip(("parameters", "moments", "other", "temporary"), LIGHT, strict=False):
         sizes = np.array([getattr(p, part) / 1e9 for _, p in bars])
-        axes.barh([name for name, _ in bars], sizes, left=left, label=part)
+        axes.barh([name for name, _ in bars], sizes, left=left, label=part, color=colour)
         left += sizes
     axes.axvline(limit / 1e9, color="black", linestyle="--", label=f"a device of {machine}")
     axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=7)
+    axes.tick_params(axis="y", labelsize=SMALL)
     axes.set_xlabel("GB on a device")
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=120)
+    figure.legend(loc="outside right upper", fontsize=SMALL)
+    saved(figure, path)
+
+
+def saved(figure: Figure, path: Path) -> None:
+    """Raises:
+    UserError: nothing is written that ends so.
+    """
+    try:
+        figure.savefig(path, format=path.suffix[1:] or "png")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _wide() -> tuple[Figure, "Axes"]:
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    figure = Figure((WIDTH, 4.5), dpi=DPI, layout="constrained")
     return figure, figure.subplots()
 
 
-def _points(lines: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    return [p["flops"] for p in lines], [p["val_loss"] for p in lines]
+def _look(i: int) -> dict[str, Any]:
+    """Of the lines of config ``i``: none looks like another's, nor like the frontier."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.")[i // len(COLOURS) % 3]}
 
 
 def _finish(figure: Figure, axes: "Axes", run: Run, path: Path) -> None:
     axes.set_ylabel(f"validation loss (nats {'an image' if run.classifies else 'a token'})")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")  # beside the lines, however many there are
-    figure.savefig(path, dpi=120)
+    figure.legend(loc="outside right upper", fontsize=SMALL)  # beside the lines, however many there are
+    saved(figure, path)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 from scipy import stats
 
 from train.errors import UserError
@@ -117,6 +118,28 @@ class Run:
 def spent(record: Mapping[str, Any], unit: Unit) -> float:
     """Of a line of a log, a phase, or a result."""
     return record["seconds"] - record["compile_seconds"] if unit == "run_seconds" else record[unit]
+
+
+class Curve(NamedTuple):
+    """A segment of a config's runs, over seeds: at each validation that all of them have."""
+
+    phase: str
+    cost: np.ndarray  # mean
+    loss: np.ndarray  # mean
+    half: np.ndarray  # half of the 95 % interval of that mean; 0 of one seed
+
+
+def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
+    """The `Run.segments` of runs that differ by their seeds alone."""
+    found = []
+    for parts in zip(*(run.segments for run in runs), strict=True):
+        at = [{line["step"]: line for line in part} for part in parts]
+        lines = [[by_step[step] for by_step in at] for step in at[0] if all(step in by_step for by_step in at)]
+        losses = [[line["val_loss"] for line in same] for same in lines]
+        cost = [mean(spent(line, unit) for line in same) for same in lines]
+        half = [half_width(values) or 0.0 for values in losses]
+        found.append(Curve(parts[0][0]["phase"], np.array(cost), np.mean(losses, 1), np.array(half)))
+    return found
 
 
 def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
