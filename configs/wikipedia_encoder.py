@@ -1,10 +1,11 @@
-"""A pre-LN BERT of 0.5 M parameters on English Wikipedia, a context of 128 word pieces: long enough for questions and passages.
+"""A ModernBERT of 0.3 M parameters on English Wikipedia, a context of 128 word pieces: long enough for questions and passages.
 
-    python -m train.compare configs/wikipedia_encoder.py:scratch configs/wikipedia_encoder.py:small configs/wikipedia_encoder.py:ligo \\
-        configs/wikipedia_encoder.py:vcycle configs/wikipedia_encoder.py:sbld configs/wikipedia_encoder.py:uniform \\
+    python -m train.compare configs/wikipedia_encoder.py:scratch configs/wikipedia_encoder.py:vcycle \\
+        configs/wikipedia_encoder.py:small configs/wikipedia_encoder.py:ligo configs/wikipedia_encoder.py:sbld \\
         --seeds 0,1 --frontier 0.55 --workdir runs/encoder
 
-`tokenizer-2048.json` is a byte-level BPE of 2048 pieces with RoBERTa's special tokens, made of the corpus (`docs/results/finetuned.md`).
+`tokenizer-2048.json` is a byte-level BPE of the corpus with RoBERTa's special tokens; `docs/results/finetuned.md` makes it.
+Windows that turn with the places learn within 500 steps what the same of a BERT with learned places did not within 1200.
 """
 
 from dataclasses import replace
@@ -55,7 +56,10 @@ def small() -> Experiment:
     """The small model that `ligo` grows: half the layers, half the width, half of the steps, fully decayed."""
     base = scratch()
     return replace(
-        base, name="encoder_small", model=replace(base.model, layers=3, embed=32, heads=2, kv_heads=2, mlp=80), steps=750
+        base,
+        name="encoder_small",
+        model=replace(base.model, layers=3, embed=32, heads=2, kv_heads=2, mlp=80),
+        steps=750,
     )
 
 

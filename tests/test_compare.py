@@ -488,9 +488,9 @@ def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
 
 @pytest.mark.parametrize(("unit", "says"), [("flops", "FLOPs"), ("run_seconds", "seconds")])
 def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tmp_path, unit, says):
-    far = [(p, s, c, v + 1) for p, s, c, v in SCRATCH]
-    first = [made(tmp_path, "far", SCRATCH), made(tmp_path, "far", far, seed=1)]
-    half = [made(tmp_path, "far-x0.5", [("train large", 1, 20.0, 4.0)], seed=s) for s in (0, 1)]
+    far = [[(p, s, c, v + by) for p, s, c, v in SCRATCH] for by in (0, 1, 0.5)]
+    first = [made(tmp_path, "far", curve, seed) for seed, curve in enumerate(far)]
+    half = [made(tmp_path, "far-x0.5", [("train large", 1, 20.0, 4.0)], seed=s) for s in range(3)]
     plots.losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
     (axes,) = figures[0].axes
     assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
@@ -499,18 +499,21 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     line, band = next(x for x in axes.lines if x.get_label() == "far"), axes.collections[0].get_paths()[0].vertices
     assert line.get_xdata().tolist() == [scale * c for _, _, c, _ in SCRATCH]
     low, high = (f(y for x, y in band if x == scale * 40.0) for f in (min, max))
-    assert (low, high) == pytest.approx((3.5 - 12.706 * 0.5, 3.5 + 12.706 * 0.5), rel=1e-3)
+    assert (low, high) == pytest.approx((3.5 - 4.303 * 0.5 / 3**0.5, 3.5 + 4.303 * 0.5 / 3**0.5), rel=1e-3)
     (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
     assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
     marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
     assert marked == {"50% of the budget": scale * 20.0, "100% of the budget": scale * 40.0}
     assert {x.get_xdata()[0] for x in axes.lines if x.get_xdata()[0] == x.get_xdata()[-1]} >= set(marked.values())
     dots = [x for x in axes.lines if x.get_marker() == "o"]
-    assert [*dots[0].get_ydata()] == [3.0, 4.0]  # each seed's end
+    assert [*dots[0].get_ydata()] == [3.0, 4.0, 3.5]  # each seed's end
     figures[0].draw_without_rendering()
     (legend,) = figures[0].legends
     assert min(t.get_fontsize() for t in [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()]) >= 8
     assert figures[0].get_figwidth() <= 8.7  # the README's width, at which the text keeps its size
+    plots.losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
+    drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
+    assert all(len({y for _, y in path.vertices}) == 1 for path in drawn)  # no band, and crosses without their bars
 
 
 def test_keep_probabilities_have_a_panel_a_model_and_whole_layers_as_ticks(figures, tmp_path):

@@ -24,6 +24,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")  # those that black text is read on
 WIDTH, DPI, SMALL = 8.5, 200, 8  # of a page, in inches; dots an inch; the smallest text, in points
 GREY = "#666666"
+FEW = 3  # seeds that a band is drawn of: that of two, by Student's t, is 13 times as wide as they are apart
 COUNTED: dict[Unit, str] = {
     "flops": "FLOPs, all phases counted",
     "run_seconds": "seconds, all phases counted; compiling and validation left out",
@@ -33,7 +34,8 @@ _OTHER = 0.4  # how opaque seeds after the first are
 
 
 def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
-    """Validation loss against what it cost: means over seeds in bands of their 95 % intervals, and each seed's end as a dot.
+    """Validation loss against what it cost: means over seeds, from three on in bands of their 95 % intervals, and each seed's
+    end as a dot.
 
     Small models are dotted. What is to be held against the dots are the frontier's crosses, by the budgets of which they are.
     """
@@ -45,8 +47,9 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
             own = curve.phase == last.phase  # the full model, also before it was made small
             style = look["linestyle"] if own else ":"
             axes.plot(curve.cost, curve.loss, color=look["color"], linestyle=style)
-            low, high = curve.loss - curve.half, curve.loss + curve.half
-            axes.fill_between(curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            if len(runs) >= FEW:
+                low, high = curve.loss - curve.half, curve.loss + curve.half
+                axes.fill_between(curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.lines[-1].set_label(runs[0].name)
         ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
         axes.plot(*ends, "o", color=look["color"], alpha=0.6, markersize=4, markeredgewidth=0)
@@ -67,7 +70,7 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     scratch = sorted(comparison.scratch, key=lambda runs: mean(r.cost("flops") for r in runs))
     costs = [mean(r.cost(unit) for r in runs) for runs in scratch]
     ends = [mean(r.loss for r in runs) for runs in scratch]
-    half = [half_width([r.loss for r in runs]) or 0.0 for runs in scratch]
+    half = [(len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0 for runs in scratch]
     axes.plot(costs, ends, "x--", color=GREY, zorder=3, label="frontier: scratch, each fully decayed")
     axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
     place: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "transform": axes.get_xaxis_transform()}
