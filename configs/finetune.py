@@ -147,12 +147,12 @@ def digits() -> FineTuning:
     return FineTuning(name="digits", data=Images("digits"), epochs=20, batch=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2))
 
 
-def _small(task: str, kind: str, length: int, stride: int = 128, epochs: float = 2) -> FineTuning:
+def _small(task: str, kind: str, length: int, stride: int = 128, examples: int = 8192) -> FineTuning:
     """For the small models of `configs.wikipedia`, whose rates are a hundred times those of a BERT."""
     return FineTuning(
         name=task,
-        data=Labelled(task, kind, length=length, stride=stride, examples=8192),
-        epochs=epochs,
+        data=Labelled(task, kind, length=length, stride=stride, examples=examples),
+        epochs=2,
         batch=32,
         rates=(3e-4, 1e-3, 3e-3),
         seeds=(0,),
@@ -174,11 +174,11 @@ def pieces_sst2() -> FineTuning:
 
 
 def pieces_cola() -> FineTuning:
-    return _small("cola", "cola", length=32, epochs=4)
+    return _small("cola", "cola", length=32)
 
 
 def pieces_squad1() -> FineTuning:
-    return _small("squad1", "squad", length=128, stride=64)
+    return _small("squad1", "squad", length=128, stride=64, examples=4096)
 
 
 def mnist() -> FineTuning:
@@ -188,6 +188,6 @@ def mnist() -> FineTuning:
         data=Images("folder", "mnist-png", size=32),
         epochs=2,
         batch=64,
-        rates=(3e-4, 1e-3, 3e-3),
+        rates=(1e-3, 3e-3, 1e-2),
         optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
     )
