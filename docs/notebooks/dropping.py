@@ -76,7 +76,8 @@ assert norms[1] == norms[2] == 0 < min(norms[0], norms[3])
 program = str(jax.make_jaxpr(gated)(params, batch, jnp.ones(LAYERS, bool)))
 print("conditionals in the program:", program.count("cond["), "of", LAYERS, "blocks")
 assert program.count("cond[") == LAYERS
-assert gated(params, batch, jnp.ones(LAYERS, bool)) == jax.jit(loss)(params, batch)
+judged = jax.jit(loss)
+assert gated(params, held_out, jnp.ones(LAYERS, bool)) == judged(params, held_out)
 
 # %% [markdown]
 # ## A schedule
@@ -114,7 +115,6 @@ def train(params, thin):
 
 
 (whole, all_ran), (thinned, ran) = train(params, False), train(params, True)
-judged = jax.jit(loss)
 print(f"all layers  {all_ran:5} layers run, loss {judged(whole, held_out):.3f}")
 print(f"dropped     {ran:5} layers run, loss {judged(thinned, held_out):.3f}")
 assert 0.5 < ran / all_ran < 0.75

@@ -106,8 +106,8 @@ for name, params in {
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
 # %% [markdown]
-# Read this table with care. In width the de-coalesced model computes what the small one does; in depth each layer
-# now acts twice, and costs something. The corrected one looks worst, at once: its fine part belongs to other coarse
+# Read this table with care. In width the de-coalesced model computes what the small one does; in depth its layer
+# now acts twice, and that costs something. The corrected one keeps a fine part that belongs to other coarse
 # weights. What a start is worth shows *after* training:
 
 # %%
