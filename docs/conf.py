@@ -1,5 +1,6 @@
 """How the site is built: ``sphinx-build -W -n docs build/site``. What is not found on it, a page or a name, is an error."""
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,8 +14,8 @@ import jaxgrow
 project = "jaxgrow"
 author = "the jaxgrow authors"
 release = jaxgrow.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["conf.py"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["conf.py", "pictures.py"]
 html_theme = "furo"
 html_title = f"jaxgrow {release}"
 html_static_path = ["_static"]
@@ -22,6 +23,12 @@ html_css_files = ["wide.css"]
 html_show_copyright = False
 
 highlight_language = "text"
+os.environ |= {"PYTHONPATH": sys.path[0], "JAX_PLATFORMS": "cpu"}  # of the notebooks, in processes of their own
+nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_execution_mode = "force"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 

@@ -30,7 +30,7 @@ settings.load_profile("law")
 # A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
 LONGEST = (
     "hosts", "drop_execution", "finetune", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
-    "llama", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
+    "llama", "notebooks", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
     # Runs of one tiny model, whose programs a worker keeps from file to file.
     "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
     "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "show", "plan", "freeze", "muon", "ramp", "advise", "swin",

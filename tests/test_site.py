@@ -58,7 +58,7 @@ def test_versions_agree():
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path):
-    if not all(find_spec(name) for name in ("sphinx", "furo", "myst_parser")):
+    if not all(find_spec(name) for name in ("sphinx", "furo", "myst_nb", "jupytext")):
         pytest.skip("pip install -e '.[docs]'")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", ROOT / "docs", tmp_path / "site"]
     done = subprocess.run(command, capture_output=True, text=True)

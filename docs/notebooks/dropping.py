@@ -1,0 +1,143 @@
+# %% [markdown]
+# # Dropping layers in somebody else's model
+#
+# Here is a Transformer as one finds it: Flax's own parts, a Python loop over blocks, not a word of layer dropping.
+# We will train it with layers dropped, without a change to it, see that a dropped layer is really not run, and what
+# that is good for, and what not.
+
+# %%
+import inspect
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from jaxgrow.drop import Kept, LayerDrop, dropping, gates, schedule
+
+LAYERS, CONTEXT = 4, 24
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask):
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x), mask=mask)
+        return x + nn.Dense(x.shape[-1])(nn.gelu(nn.Dense(64)(nn.LayerNorm()(x))))
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(128, 32)(tokens) + nn.Embed(CONTEXT, 32)(jnp.arange(tokens.shape[1]))[None]
+        mask = nn.make_causal_mask(tokens)
+        for _ in range(LAYERS):
+            x = Block()(x, mask)
+        return nn.Dense(128)(nn.LayerNorm()(x))
+
+
+text = np.frombuffer(inspect.getsource(textwrap).encode("ascii", "ignore"), np.uint8).astype("int32")
+windows = np.stack([text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, 3)])
+held_out, seen = windows[-128:], windows[:-300]
+params = jax.jit(Model().init)(jax.random.key(0), held_out[:, :-1])["params"]
+
+
+def loss(params, rows):
+    logits = Model().apply({"params": params}, rows[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]).mean()
+
+
+# %% [markdown]
+# ## A layer that is not run
+#
+# `dropping` is a context: inside it, the i-th call of a `Block` happens only if the i-th gate is open. The gates
+# are an *argument* of the compiled function, so one program serves every draw.
+
+
+# %%
+@jax.jit
+def gated(params, rows, open_):
+    with dropping(Block, Kept(open_)):
+        return loss(params, rows)
+
+
+batch = seen[:16]
+gradient = jax.jit(jax.grad(gated))(params, batch, jnp.array([True, False, False, True]))
+norms = [float(optax.tree.norm(gradient[f"Block_{i}"])) for i in range(LAYERS)]
+print("gradients of the four blocks:", " ".join(f"{n:.4f}" for n in norms))
+assert norms[1] == norms[2] == 0 < min(norms[0], norms[3])
+
+# %% [markdown]
+# Exactly zero: not multiplied by zero, which would cost as much as ever, but behind a conditional whose other
+# branch never runs. And the control, all gates open: to the bit what the model says without us.
+
+# %%
+program = str(jax.make_jaxpr(gated)(params, batch, jnp.ones(LAYERS, bool)))
+print("conditionals in the program:", program.count("cond["), "of", LAYERS, "blocks")
+assert program.count("cond[") == LAYERS
+judged = jax.jit(loss)
+assert gated(params, held_out, jnp.ones(LAYERS, bool)) == judged(params, held_out)
+
+# %% [markdown]
+# ## A schedule
+#
+# Which gates, and when? PLD keeps all layers at first and ever fewer as training goes on, deep layers less often
+# than shallow ones; others are [values of the same object](../howto/dropping.md). What a kept layer adds is divided
+# by the probability that it was kept.
+
+# %%
+drop, STEPS = LayerDrop(theta=0.5, scale="block"), 150
+for t in (0, 8, STEPS - 1):
+    probs = schedule(drop, LAYERS, t, STEPS)
+    print(
+        f"step {t:3}: kept with", " ".join(f"{p:.2f}" for p in probs), f" {float(probs.sum()):.1f} layers of {LAYERS}"
+    )
+
+
+@jax.jit
+def train(params, thin):
+    """With layers dropped, or with all gates open, by one program."""
+    tx = optax.adam(optax.linear_schedule(5e-3, 0, STEPS))
+
+    def step(i, carry):
+        params, state, ran = carry
+        rows = jax.random.choice(jax.random.fold_in(jax.random.key(1), i), seen, (8,))
+        probs, drawn = gates(drop, LAYERS, STEPS, i, seed=0)  # from the seed and the step: the same on every device
+        open_, scale = drawn[0] | ~thin, jnp.where(thin, 1 / probs, 1)
+        with dropping(Block, Kept(open_, scale)):
+            gradient = jax.grad(loss)(params, rows)
+        updates, state = tx.update(gradient, state)
+        return optax.apply_updates(params, updates), state, ran + open_.sum()
+
+    params, _, ran = jax.lax.fori_loop(0, STEPS, step, (params, tx.init(params), 0))
+    return params, ran
+
+
+(whole, all_ran), (thinned, ran) = train(params, False), train(params, True)
+print(f"all layers  {all_ran:5} layers run, loss {judged(whole, held_out):.3f}")
+print(f"dropped     {ran:5} layers run, loss {judged(thinned, held_out):.3f}")
+assert 0.5 < ran / all_ran < 0.75
+
+# %% [markdown]
+# Fewer layers run, and a higher loss: at equal *steps* that is no verdict either way. The fair question is what a
+# run from scratch of the same *cost* reaches, and there [PLD saved nothing where we measured
+# it](../results/dropping.md). Which is worth knowing before one builds it in.
+#
+# ## What dropping does buy
+#
+# A model that never knew which of its layers would be there can do without some. The same context that trained it
+# can take layers away from the finished model, the deepest first:
+
+# %%
+cost = {}
+for name, trained in {"all layers": whole, "dropped": thinned}.items():
+    cost[name] = [float(gated(trained, held_out, jnp.arange(LAYERS) < LAYERS - without)) for without in range(3)]
+    print(f"trained with {name:10}, judged without the last 0, 1, 2 layers:", " ".join(f"{x:.3f}" for x in cost[name]))
+whole_pays, thinned_pays = (cost[name][2] - cost[name][0] for name in ("all layers", "dropped"))
+print(f"the last two layers are worth {whole_pays:.2f} to the one, {thinned_pays:.2f} to the other")
+assert thinned_pays < whole_pays
+
+# %% [markdown]
+# An early exit for free, so to speak, at the price above: this is what LayerDrop and LayerSkip are for. The same
+# for [Flax NNX](../howto/model.md), for a scanned stack, and as [a field of a training plan](../howto/dropping.md).

@@ -1,0 +1,148 @@
+# %% [markdown]
+# # A V-cycle in twenty lines
+#
+# Train the large model a little, *coalesce* it, train the small one, whose steps cost a fraction, bring back what
+# it learned, and finish the large one: the [multi-level framework](../papers/multilevel.md) of Zou et al. First
+# what there would be anyway: a model, data, a train step.
+
+# %%
+import argparse
+import inspect
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+
+from jaxgrow import correct, flops, grow, interpolate, operators, sizes, swap
+from jaxgrow.models import GPT2Config
+
+BATCH, CONTEXT = 8, 24
+LARGE = GPT2Config(vocab=128, context=CONTEXT, layers=2, embed=32, heads=4, head_dim=8, mlp=64)
+text = np.frombuffer(inspect.getsource(argparse).encode("ascii", "ignore"), np.uint8).astype("int32")
+windows = np.stack([text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, 7)])
+seen, held_out = windows[:-400], windows[-320:]  # the end of the file, none of which is seen
+
+
+def loss(config, params, rows):
+    return config.module.apply({"params": params}, rows[:, :-1], targets=rows[:, 1:])[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _train(config, params, steps, seed, rate):
+    adam = optax.scale_by_adam()
+
+    def step(i, carry):
+        params, state = carry
+        rows = jax.random.choice(jax.random.fold_in(jax.random.key(seed), i), seen, (BATCH,))
+        updates, state = adam.update(jax.grad(partial(loss, config))(params, rows), state)
+        return jax.tree.map(lambda p, u: p - rate * (1 - i / steps) * u, params, updates), state
+
+    return jax.lax.fori_loop(0, steps, step, (params, adam.init(params)))[0]
+
+
+def train(config, params, steps, seed, rate=1e-2):
+    """Adam from a fresh state, its rate falling to zero: so a phase ends where it would end if it were the last."""
+    return jax.device_get(_train(config, params, steps, seed, rate))  # algebra on the host needs no compiler
+
+
+judged = jax.jit(loss, static_argnums=0)
+start, axes = jax.device_get(jax.jit(LARGE.init)(jax.random.key(0))), LARGE.axes()
+print(f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, held_out):.3f}")
+
+# %% [markdown]
+# ## The twenty lines
+#
+# De-coalescing is a [growth](../concepts/growths.md), and coalescing the same growth, swapped: one value says both,
+# so that going up and down again changes nothing. Half the width and half the depth; every map is a mean or a copy.
+
+# %%
+up = operators.decoalesce(sizes(start, axes), heads="far", layers="adjacent")
+SMALL = LARGE.resized(swap(up))
+ABOVE, BELOW, AFTER = 15, 100, 60  # steps
+
+before = train(LARGE, start, ABOVE, seed=1)
+coarse = grow(swap(up), before, axes)
+small = train(SMALL, coarse, BELOW, seed=2)
+fixed = correct(before, small, up, axes)  # M + D(s - C(M))
+cycled = train(LARGE, fixed, AFTER, seed=3)
+
+cost = {config: flops.train(config, BATCH * CONTEXT) for config in (LARGE, SMALL)}
+print(f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}")
+print(
+    f"the large model for {ABOVE} steps {judged(LARGE, before, held_out):.3f}, coalesced {judged(SMALL, coarse, held_out):.3f}"
+)
+print(
+    f"the small one for {BELOW} steps   {judged(SMALL, small, held_out):.3f}, brought back {judged(LARGE, fixed, held_out):.3f}"
+)
+print(f"the large one for {AFTER} more    {judged(LARGE, cycled, held_out):.3f}")
+
+# %% [markdown]
+# ## What must hold, whatever the losses are
+#
+# Down after up is where one was: to the bit. And if the small model learned *nothing*, the cycle must do nothing:
+# this is the control that tells the correction from the paper's interpolation, which moves the large model towards
+# its own coarse part.
+
+# %%
+jax.tree.map(np.testing.assert_array_equal, grow(swap(up), grow(up, small, axes), axes), small)
+idle = correct(before, coarse, up, axes)
+mixed = interpolate(before, grow(up, coarse, axes), alpha=0.25)
+moved = [max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), before, x))) for x in (idle, mixed)]
+print(f"nothing learned, brought back: corrected, weights move by {moved[0]:.0e}; interpolated, by {moved[1]:.2f}")
+assert moved[0] == 0 < moved[1]
+
+# %% [markdown]
+# Which to take, and how much of the small model? Every candidate before it trains on:
+
+# %%
+lifted = grow(up, small, axes)
+for name, params in {
+    "the large model as it was": before,
+    **{f"interpolated, alpha = {a}": interpolate(before, lifted, a) for a in (0.25, 0.5, 0.75)},
+    "the small one, de-coalesced": lifted,
+    "corrected": fixed,
+}.items():
+    print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
+
+# %% [markdown]
+# Read this table with care. In width the de-coalesced model computes what the small one does; in depth its layer
+# now acts twice, and that costs something. The corrected one keeps a fine part that belongs to other coarse
+# weights. What a start is worth shows *after* training:
+
+# %%
+starts = {"interpolated, alpha = 0.5": interpolate(before, lifted, 0.5), "the small one, de-coalesced": lifted}
+after = {"corrected": cycled} | {name: train(LARGE, params, AFTER, 3) for name, params in starts.items()}
+for name, params in after.items():
+    print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
+
+# %% [markdown]
+# Starts as far apart as these end close together. De-coalesced alone, every unit has [a twin that learns
+# alike](operator.py): in effect it still is the small model, and the fine part of `before` is what would tell the
+# twins apart. On a longer run that shows.
+#
+# ## Was it worth it?
+#
+# Every phase is on the bill. Beside it belongs what the same FLOPs buy without a cycle: from scratch, at more rates
+# than the one that happened to stand above, and the small model alone, which nobody asked for.
+
+# %%
+bill = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
+ended = judged(LARGE, cycled, held_out)
+print(f"V-cycle                  {ABOVE + BELOW + AFTER:4} steps, {bill / 1e9:.2f} GFLOPs, loss {ended:.3f}")
+for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(up), start, axes))):
+    steps = round(bill / cost[config])
+    for rate in (1e-2, 2e-2):
+        loss_of = judged(config, train(config, init, steps, 3, rate), held_out)
+        print(
+            f"{name} alone, rate {rate:<6} {steps:5} steps, {steps * cost[config] / 1e9:.2f} GFLOPs, loss {loss_of:.3f}"
+        )
+    assert abs(steps * cost[config] / bill - 1) < 0.01
+
+# %% [markdown]
+# One seed of a toy: nothing follows from which line is lowest. But see *why* a line is low. At so few steps it is
+# steps that are scarce, and whoever has more of them wins: the cycle over the large model, and the small model over
+# both. A large model is for budgets that its small one cannot use up, and only there is a saving worth a name.
+# [Reading a saving honestly](saving.py) says how, and [the results](../results/muon.md) what came out. The cycle as
+# a plan, with moments that travel with the weights, any number of levels and a ledger of all costs, is [one
+# config](../concepts/plans.md).
