@@ -9,7 +9,7 @@ from jaxgrow.axes import Names, axis
 from jaxgrow.interop.source import Leaf
 from jaxgrow.maps import Growth, Rules, by_axes, preserves_function, terms
 from jaxgrow.matrices import Matrix, Rows, dense
-from jaxgrow.models import Config
+from jaxgrow.models import Config, EncoderConfig
 
 _WIDTH = "embed, heads, kv-heads, mlp"
 # Of each method: the axes that it takes, and whether it keeps the function of a model whose norms come first.
@@ -29,7 +29,7 @@ METHODS = {
     "average": (f"layers, {_WIDTH}", "no"),
     "hypercloning": (f"{_WIDTH}, a whole number of times", "yes"),
     "staged": (f"{_WIDTH}: twice, all of them", "yes"),
-    "lemon": (_WIDTH, "yes; of a BERT, if embed grows a whole number of times"),
+    "lemon": (_WIDTH, "yes; of an encoder, if embed grows a whole number of times"),
     "sparkling": (_WIDTH, "no, but the size of activations"),
 }
 assert METHODS.keys() == (operators.DEPTH | operators.WIDTH).keys()
@@ -39,7 +39,9 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
         return preserves_function(growth, config.normed)
-    if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
+    # In a residual stream that a norm begins, spare units hold zeros, not means.
+    free = () if isinstance(config, EncoderConfig) else ("embed",)
+    if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis not in free):
         return False
     return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)
 

@@ -13,7 +13,7 @@ from checkpoints import change, contents, tensors
 
 from jaxgrow import cli, interop
 from jaxgrow.interop import FAMILIES
-from jaxgrow.models import BERTConfig
+from jaxgrow.models import EncoderConfig
 
 torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
@@ -25,6 +25,8 @@ _GEMMA = _GROUPED | {"head_dim": 6}
 _LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 _MIXED = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "pad_token_id": 1}
 _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
+# Of three layers the first sees all; two places on either side; padding has a row of zeros there.
+_MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
     pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
@@ -34,6 +36,10 @@ SETTINGS = {
     "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
     "RobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "XLMRobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "ModernBertForMaskedLM": [
+        _MODERN,
+        _MODERN | {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] + ["full_attention"] * 2},
+    ],
     "GPT2LMHeadModel": [
         dict(vocab_size=11, n_positions=9, n_layer=2, n_embd=12, n_head=2, bos_token_id=0, eos_token_id=0)
     ],
@@ -86,6 +92,9 @@ SETTINGS = {
     "XLMRobertaForSequenceClassification": [
         _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 5}
     ],
+    "ModernBertForSequenceClassification": [
+        _MODERN | {"num_labels": 3, "classifier_pooling": pooling} for pooling in ("cls", "mean")
+    ],
     "GPT2ForSequenceClassification": [
         dict(vocab_size=11, n_positions=9, n_layer=2, n_embd=12, n_head=2, bos_token_id=0, eos_token_id=0)
         | {"pad_token_id": 1, "num_labels": n}
@@ -114,6 +123,8 @@ SETTINGS = {
     "GPTNeoXForSequenceClassification": [_NEOX | {"pad_token_id": 1, "num_labels": 3}],
     "BertForQuestionAnswering": [_ENCODER | _TEXT],
     "RobertaForQuestionAnswering": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    # What stands where a token sees padding alone is anybody's.
+    "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
 }
 LENGTHS = np.array([7, 4, 1])  # of texts that are classified; what follows is padding
 cases = pytest.mark.parametrize(
@@ -226,7 +237,9 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     config = interop.open_checkpoint(tmp_path / "a").config
     leaves, names = interop.open_checkpoint(tmp_path / "a").leaves, FAMILIES[architecture].names(config)
     sizes = config.sizes()
-    stored = {n.format(layers=i) for p, s in names.items() for i in leaves[p].layers for n in s.of_experts(sizes)}
+    stored = {
+        n.format(layers=i) for p, s in names.items() for i in s.layers(leaves[p].layers) for n in s.of_experts(sizes)
+    }
     first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
     assert last.keys() == stored | FAMILIES[architecture].copies(config).keys() and stored <= first.keys()
     # What a Gemma stores less one is rounded to its distance from one, in float32; in bfloat16 to nothing.
@@ -253,7 +266,7 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     """Without a ``config.json`` to follow."""
     config, params = interop.load(made(tmp_path / "a", architecture, which))
     decides = config.predicts == "classes" and not isinstance(
-        config, BERTConfig
+        config, EncoderConfig
     )  # .. by the last token, if that is known
     interop.save(tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None)
     assert interop.load(tmp_path / "b")[0] == config

@@ -13,6 +13,7 @@ from jaxgrow.interop.bert import (
 from jaxgrow.interop.family import Family
 from jaxgrow.interop.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
 from jaxgrow.interop.llama import LLAMA
+from jaxgrow.interop.modernbert import MODERNBERT
 from jaxgrow.interop.swin import Swinv2ForImageClassification
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Family] = {
         BertForMaskedLM,
         RobertaForMaskedLM,
         XLMRobertaForMaskedLM,
+        MODERNBERT[0],
         GPT2LMHeadModel,
         *LLAMA[::2],
         ViTForImageClassification,
@@ -35,9 +37,11 @@ FAMILIES: dict[str, Family] = {
         BertForSequenceClassification,
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,
+        MODERNBERT[1],
         GPT2ForSequenceClassification,
         *LLAMA[1::2],
         BertForQuestionAnswering,
         RobertaForQuestionAnswering,
+        MODERNBERT[2],
     )
 }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,11 @@ class Stored:
     # What is stored is ``times * leaf + plus``: a Gemma's norms are stored less one. Then leaves are float32 or better.
     times: float = 1.0
     plus: float = 0.0
+    first: int = 0  # the first layer that has it; those below it compute nothing by theirs, which are ones
+
+    def layers(self, of: Sequence[int | None]) -> Sequence[int | None]:
+        """Those of a leaf's layers that are stored."""
+        return of[self.first :]
 
     @property
     def moved(self) -> bool:

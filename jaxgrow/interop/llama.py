@@ -129,7 +129,7 @@ def _neox_names(config: LlamaConfig) -> dict[str, Stored]:
 # --- settings ---
 
 
-def _read(
+def read_attention(
     theirs: Mapping[str, Any], key_heads: int | None = None, theta: float = 10000.0, head_dim: int | None = None
 ) -> dict[str, Any]:
     """Heads and rotary positions, which lie at the top (``rope_theta``, ``rope_scaling``) or, since transformers 5, in
@@ -159,6 +159,16 @@ def _read(
     return ours
 
 
+def read_local_theta(theirs: Mapping[str, Any]) -> float:
+    """Of layers with windows, where ``rope_parameters`` says one of their own; or 0."""
+    rope = (theirs.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"config.json: rope_type of sliding_attention is {rope['rope_type']!r}, but only 'default' can be read there"
+        )
+    return float(rope.get("rope_theta") or 0.0)
+
+
 def _written(config: LlamaConfig) -> dict[str, Any]:
     """In the form of transformers 4, which 5 reads too."""
     scaling: dict[str, Any] = {"rope_type": config.rope_by, "factor": config.rope_factor}
@@ -174,8 +184,8 @@ def _written(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096) -> dict[str, Any]:
-    """``kinds``, ``positions``, ``window``: what it means to leave out the layers' types, the positions and the window."""
+def read_windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096) -> dict[str, Any]:
+    """Kinds of layers, and their window. ``kinds``, ``positions``, ``window``: what it means to leave out the layers' types, the positions and the window."""
     window = theirs.get("sliding_window", window)
     types = theirs.get("layer_types")
     if types is not None:
@@ -192,7 +202,8 @@ def _windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int 
     return {"kinds": period(kinds)} | ({"window": window} if "s" in kinds else {})
 
 
-def _types(config: LlamaConfig) -> dict[str, Any]:
+def written_kinds(config: LlamaConfig) -> dict[str, Any]:
+    """The types of layers, and their window."""
     types = {letter: name for name, letter in _TYPES.items()}
     window = {"sliding_window": config.window} if "s" in config.layer_kinds else {}
     return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
@@ -202,30 +213,30 @@ def _qwen_windows(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if not theirs.get("use_sliding_window"):
         return {"kinds": "f"}
     layers, first = theirs["num_hidden_layers"], theirs.get("max_window_layers", 28)
-    return _windows(theirs, "".join("s" if i >= first else "f" for i in range(layers)), 32768)
+    return read_windows(theirs, "".join("s" if i >= first else "f" for i in range(layers)), 32768)
 
 
 def _qwen2(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs) | _qwen_windows(theirs)
+    return read_attention(theirs) | _qwen_windows(theirs)
 
 
 def _qwen3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _qwen2(theirs) | _read(theirs, head_dim=128)
+    return _qwen2(theirs) | read_attention(theirs, head_dim=128)
 
 
 def _qwen_written(config: LlamaConfig) -> dict[str, Any]:
-    return _written(config) | _types(config) | {"use_sliding_window": "s" in config.layer_kinds}
+    return _written(config) | written_kinds(config) | {"use_sliding_window": "s" in config.layer_kinds}
 
 
 def _mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs, key_heads=8, theta=1e6) | _windows(theirs, "s", 131072, None) | {"gates_normed": True}
+    return read_attention(theirs, key_heads=8, theta=1e6) | read_windows(theirs, "s", 131072, None) | {"gates_normed": True}
 
 
 def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError("mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here")
     experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))  # since transformers 5, and before
-    return _read(theirs, key_heads=4) | _qwen_windows(theirs) | {"experts": experts}
+    return read_attention(theirs, key_heads=4) | _qwen_windows(theirs) | {"experts": experts}
 
 
 def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
@@ -233,11 +244,11 @@ def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs, key_heads=8) | _windows(theirs, "s", 131072)
+    return read_attention(theirs, key_heads=8) | read_windows(theirs, "s", 131072)
 
 
 def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs) | _windows(theirs, "s", 4096, None)
+    return read_attention(theirs) | read_windows(theirs, "s", 4096, None)
 
 
 def _phi3_written(config: LlamaConfig) -> dict[str, Any]:
@@ -251,7 +262,7 @@ def _one_window(config: LlamaConfig) -> dict[str, Any]:
 def _smollm3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     layers, every = theirs["num_hidden_layers"], theirs.get("no_rope_layer_interval", 4)
     turned = theirs.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
-    return _read(theirs, key_heads=4, theta=2e6) | {"kinds": period("".join("f" if t else "n" for t in turned))}
+    return read_attention(theirs, key_heads=4, theta=2e6) | {"kinds": period("".join("f" if t else "n" for t in turned))}
 
 
 def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
@@ -264,18 +275,17 @@ def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _gemma(theirs: Mapping[str, Any], key_heads: int = 16, theta: float = 1e4) -> dict[str, Any]:
-    return _read(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
+    return read_attention(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
 
 
 def _gemma2(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _capped(theirs, 50.0, 30.0) | _windows(theirs, "sf", 8192)
+    return _capped(theirs, 50.0, 30.0) | read_windows(theirs, "sf", 8192)
 
 
 def _gemma3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     pattern = "s" * (theirs.get("sliding_window_pattern", 6) - 1) + "f"
-    local = (theirs.get("rope_parameters") or {}).get("sliding_attention", {})
-    ours = _capped(theirs, None, None, theta=1e6) | _windows(theirs, pattern, 131072)
-    return ours | {"local_theta": float(local.get("rope_theta") or theirs.get("rope_local_base_freq") or 1e4)}
+    ours = _capped(theirs, None, None, theta=1e6) | read_windows(theirs, pattern, 131072)
+    return ours | {"local_theta": read_local_theta(theirs) or float(theirs.get("rope_local_base_freq") or 1e4)}
 
 
 def _capped(
@@ -294,7 +304,7 @@ def _gemma2_written(config: LlamaConfig) -> dict[str, Any]:
     scale = config.score_dim or config.head_dim
     return (
         _written(config)
-        | _types(config)
+        | written_kinds(config)
         | {
             "query_pre_attn_scalar": int(scale) if scale == int(scale) else scale,
             "attn_logit_softcapping": config.score_cap or None,
@@ -311,7 +321,7 @@ def _neox(theirs: Mapping[str, Any]) -> dict[str, Any]:
     like = dict(theirs)
     like.setdefault("rope_theta", theirs.get("rotary_emb_base", 10000.0))
     like.setdefault("partial_rotary_factor", theirs.get("rotary_pct", 0.25))
-    return _read(like) | {"kv_heads": theirs["num_attention_heads"]}
+    return read_attention(like) | {"kv_heads": theirs["num_attention_heads"]}
 
 
 def _neox_written(config: LlamaConfig) -> dict[str, Any]:
@@ -378,7 +388,7 @@ _SHIFTED: dict[str, Any] = dict(
 )
 
 LLAMA = (
-    *_families("Llama", "llama", 2048, _read, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"),
+    *_families("Llama", "llama", 2048, read_attention, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"),
     *_families(
         "Qwen2",
         "qwen2",
@@ -476,7 +486,7 @@ LLAMA = (
         "Olmo2",
         "olmo2",
         2048,
-        _read,
+        read_attention,
         fixed={"norms": "after", "query_norm": "all"},
         settings=_UNBIASED,
         absent={"rms_norm_eps": 1e-5},

@@ -79,7 +79,7 @@ def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
 
 
 class LayerNorm(nn.Module):
-    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32.
+    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32; the bias, if it has one.
 
     ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see `jaxgrow.models.gpt2`).
     """
@@ -88,17 +88,20 @@ class LayerNorm(nn.Module):
     eps: float
     dtype: DTypeLike
     scale_init: Initializer = nn.initializers.ones
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x):
         size = (x.shape[-1],)
         scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
-        bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
-        scale, bias = (jnp.broadcast_to(p, x.shape) for p in (scale, bias))
-        return (x * scale + bias).astype(self.dtype)
+        y = x * jnp.broadcast_to(scale, x.shape)
+        if self.bias:
+            bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
+            y = y + jnp.broadcast_to(bias, x.shape)
+        return y.astype(self.dtype)
 
 
 def capped(x: jax.Array, cap: float) -> jax.Array:
