@@ -39,9 +39,10 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
         return preserves_function(growth, config.normed)
-    # In a residual stream that a norm begins, spare units hold zeros, not means.
-    free = () if isinstance(config, EncoderConfig) else ("embed",)
-    if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis not in free):
+    # Spare units, by which eps is scaled: in a residual stream that a norm begins they hold zeros, not means.
+    if method == "lemon" and isinstance(config, EncoderConfig) and growth.eps != 1:
+        return False
+    if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
         return False
     return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)
 

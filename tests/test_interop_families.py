@@ -297,6 +297,8 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}),
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
         ("MistralForCausalLM", {"sliding_window": 9}),
+        # As it was said before transformers 5.
+        ("ModernBertForMaskedLM", {"global_attn_every_n_layers": 2, "global_rope_theta": 30.0, "local_rope_theta": 9.0}),
     ],
 )
 def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):
