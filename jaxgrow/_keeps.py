@@ -9,7 +9,7 @@ from jaxgrow.axes import Names, axis
 from jaxgrow.interop.source import Leaf
 from jaxgrow.maps import Growth, Rules, by_axes, preserves_function, terms
 from jaxgrow.matrices import Matrix, Rows, dense
-from jaxgrow.models import Config, EncoderConfig
+from jaxgrow.models import Config
 
 _WIDTH = "embed, heads, kv-heads, mlp"
 # Of each method: the axes that it takes, and whether it keeps the function of a model whose norms come first.
@@ -29,7 +29,7 @@ METHODS = {
     "average": (f"layers, {_WIDTH}", "no"),
     "hypercloning": (f"{_WIDTH}, a whole number of times", "yes"),
     "staged": (f"{_WIDTH}: twice, all of them", "yes"),
-    "lemon": (_WIDTH, "yes; of an encoder, if embed grows a whole number of times"),
+    "lemon": (_WIDTH, "yes; of a BERT, or with LayerScale, if embed grows a whole number of times"),
     "sparkling": (_WIDTH, "no, but the size of activations"),
 }
 assert METHODS.keys() == (operators.DEPTH | operators.WIDTH).keys()
@@ -39,8 +39,7 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
         return preserves_function(growth, config.normed)
-    # Spare units, by which eps is scaled: in a residual stream that a norm begins they hold zeros, not means.
-    if method == "lemon" and isinstance(config, EncoderConfig) and growth.eps != 1:
+    if method == "lemon" and growth.eps != 1 and not config.means_stay:  # eps is scaled by spare units
         return False
     if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
         return False

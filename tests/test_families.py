@@ -56,11 +56,12 @@ FAMILIES: dict[str, Config] = {
     "ModernBERT": ModernBERTConfig(**SIZES, **TEXT, kv_heads=4, kinds="s", window=2),
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
+    "DINOv2": ViTConfig(**SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
     "Swin": SwinConfig(**STAGES, **IMAGES | {"patch": 1}, window=3, position_mlp=3),
 }
 # Those that are another's in all but a part, such as an untied head.
-VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "ModernBERT", "DeiT")
+VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "ModernBERT", "DeiT", "DINOv2")
 # What is fine-tuned differs in its head, which grows, too.
 HEADED: dict[str, Config] = {
     "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),

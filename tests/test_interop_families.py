@@ -28,6 +28,7 @@ _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 # Of three layers the first sees all; two places on either side; padding has a row of zeros there.
 _MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
+_DINO = _IMAGES | dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False)
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
     pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
 )
@@ -85,6 +86,10 @@ SETTINGS = {
     "ViTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
+    "Dinov2ForImageClassification": [
+        _DINO,
+        _DINO | {"use_swiglu_ffn": True, "hidden_act": "gelu", "layerscale_value": 0.5},
+    ],
     # A stage in windows, of which some are filled up, and one that is a single window; and as fine-tuned with larger ones.
     "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
     "BertForSequenceClassification": [_ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
@@ -414,6 +419,14 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     assert_alike(tmp_path / "gpt2")
     assert cli.main(["inspect", str(tmp_path / "bert")]) == 2
     assert "a model without its head; load it as BertForMaskedLM" in capsys.readouterr().err
+
+
+def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
+    """Its last stage is told in ``config.json``; and no token stands there for patches that pre-training hides."""
+    folder = made(tmp_path / "a", "Dinov2ForImageClassification", more={"use_mask_token": True})
+    run("coalesce", folder, tmp_path / "b", "--layers", "0+1")
+    assert_alike(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["out_features"] == ["stage1"]
 
 
 def test_a_pooler_that_nobody_asks(tmp_path):

@@ -18,6 +18,7 @@ from jaxgrow.interop.swin import Swinv2ForImageClassification
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
+    Dinov2ForImageClassification,
     ViTForImageClassification,
 )
 
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
+        Dinov2ForImageClassification,
         Swinv2ForImageClassification,
         BertForSequenceClassification,
         RobertaForSequenceClassification,

@@ -252,8 +252,12 @@ class Family:
         out |= {"architectures": [self.architecture], "model_type": self.model_type}
         out |= {key: getattr(config, name) for key, name in self.fields.items()}
         derived = self.derived(config)
-        # A list that has the length that it needs is the user's own, such as the labels of classes.
+        # What has the length that it needs is the user's own, such as the labels of classes; but not a list that only says
+        # what the model was.
         own = {k for k, v in derived.items() if isinstance(v, dict | list) and _alike(out.get(k), v)}
+        if like is not None and any(isinstance(derived[k], list) for k in own):
+            was = self.derived(self.ours(like))
+            own -= {k for k in own if isinstance(derived[k], list) and out[k] == was.get(k)}
         if "id2label" in own and out.get("problem_type") is not None:  # what these labels are for
             own.add("problem_type")
         out |= {k: v for k, v in derived.items() if k not in own}

@@ -47,6 +47,10 @@ class EncoderConfig(TextConfig):
         return self.context - self.first_position
 
     @property
+    def means_stay(self) -> bool:
+        return False
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """What the module may be given by name."""
         return ("tokens", *(("types",) if self.types else ()), "mask", "places")

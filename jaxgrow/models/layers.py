@@ -316,7 +316,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """``down(activation(up(x)))``, with biases."""
+    """``down(activation(up(x)))``, or, gated, ``down(activation(gate(x)) * up(x))`` (Shazeer, 2020); with biases, or none."""
 
     embed: int
     mlp: int
@@ -325,13 +325,27 @@ class MLP(nn.Module):
     dtype: DTypeLike
     activation: Callable = jax.nn.gelu  # by its tanh form
     axes: tuple[str, str] = ("embed", "mlp")
+    gated: bool = False
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x_BTD):
         (outer, inner), embed, mlp = self.axes, self.embed, self.mlp
-        h_BTF = Linear((outer + READ, inner), (embed, mlp), 1, self.kernel_init, self.dtype, name="up")(x_BTD)
-        h_BTF = self.activation(h_BTF)
-        return Linear((inner + READ, outer), (mlp, embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
+
+        def inwards(name):
+            axes, shape = (outer + READ, inner), (embed, mlp)
+            return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)(x_BTD)
+
+        h_BTF = self.activation(inwards("gate")) * inwards("up") if self.gated else self.activation(inwards("up"))
+        axes, shape = (inner + READ, outer), (mlp, embed)
+        return Linear(axes, shape, 1, self.out_init, self.dtype, self.bias, name="down")(h_BTF)
+
+
+def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) -> jax.Array:
+    """What a sublayer wrote, each unit by a learned size (LayerScale, Touvron et al., 2021), which begins with ``init``. Inside
+    of the compact ``module``, which gets it as ``name``."""
+    size_D = module.param(name, named(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],))
+    return size_D.astype(y_BTD.dtype).reshape(1, 1, -1) * y_BTD
 
 
 @partial(

@@ -4,7 +4,7 @@ What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -25,6 +25,7 @@ from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.experts import EXPERTS, Experts
 from jaxgrow.models.layers import (
     KEPT,
+    MLP,
     KeptTokens,
     LayerNorm,
     Linear,
@@ -107,7 +108,6 @@ class LlamaConfig(TextConfig):
     first_norm: ClassVar[bool] = True  # before the attention of the first layer
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
-    # What came later is written only where it says something.
     later: ClassVar = (
         *("rope_by", "rotary", "kinds", "window", "local_theta", "layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
@@ -194,10 +194,6 @@ class LlamaConfig(TextConfig):
         kernels = 2 * self.embed * (2 * width + 2 * keys + mlp)
         seen = mean_keys(length) if self.causal else length
         return Cost(kernels + 4 * seen * width, head, table=head if self.ties else 0)
-
-    def as_json(self) -> dict[str, Any]:
-        born = {f.name: f.default for f in fields(self)}
-        return {k: v for k, v in super().as_json().items() if k not in self.later or v != born[k]}
 
 
 def period(kinds: str) -> str:
@@ -317,35 +313,13 @@ class Attention(nn.Module):
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=c.bias, name="out")(y_BTHK)
 
 
-class GatedMLP(nn.Module):
-    """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), or ``down(act(up(x)))``."""
-
-    config: LlamaConfig
-    kernel_init: Initializer
-    out_init: Initializer
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x_BTD):
-        c, activation = self.config, ACTIVATIONS[self.config.activation]
-
-        def kernel(name, out, into, init):
-            axes, shape = (out + READ, into), (getattr(c, out), getattr(c, into))
-            return Linear(axes, shape, 1, init, self.dtype, bias=c.bias, name=name)
-
-        if c.gated:
-            gate_BTF = kernel("gate", "embed", "mlp", self.kernel_init)(x_BTD)
-            up_BTF = kernel("up", "embed", "mlp", self.kernel_init)(x_BTD)
-            h_BTF = activation(gate_BTF) * up_BTF
-        else:
-            h_BTF = activation(kernel("up", "embed", "mlp", self.kernel_init)(x_BTD))
-        return kernel("down", "mlp", "embed", self.out_init)(h_BTF)
-
-
-def mixture(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> Experts:
-    """What a layer has in place of its MLP, where the config has experts."""
-    own = c.experts, c.active, c.gates_normed, c.balance
-    return Experts(*own, c.embed, c.mlp, kernel_init, out_init, dtype, ACTIVATIONS[c.activation], name=name)
+def mlp(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> nn.Module:
+    """The MLP of a layer, or the experts that it has in its place."""
+    inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
+    if c.experts:
+        own = c.experts, c.active, c.gates_normed, c.balance
+        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, name=name)
+    return MLP(c.embed, c.mlp, *inits, dtype, activation, gated=c.gated, bias=c.bias, name=name)
 
 
 class Block(nn.Module):
@@ -370,7 +344,7 @@ class Block(nn.Module):
             return rescaled(adapted(self, name, y_BTD), scale)
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
-        return y_BTD + added("mlp", mixture if c.experts else GatedMLP, x_BTD if c.parallel else y_BTD)
+        return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
 
 
 class Llama(nn.Module):
