@@ -76,6 +76,22 @@ SETTINGS = {
         _GROUPED
         | {"pad_token_id": 1, "hidden_size": 32, "sliding_window": 3}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 0.5}},
+        # A sequence of 7 is longer than 4, and not than 8; as transformers 5 says it, and 4.
+        *(
+            _GROUPED
+            | {
+                "pad_token_id": 1,
+                "hidden_size": 32,
+                "original_max_position_embeddings": n,
+                "partial_rotary_factor": 0.5,
+            }
+            | {key: {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5]} | more}
+            for n, key, more in (
+                (4, "rope_parameters", {"rope_type": "longrope", "rope_theta": 250.0, "partial_rotary_factor": 0.5}),
+                (8, "rope_scaling", {"type": "longrope"}),
+                (4, "rope_scaling", {"rope_type": "longrope", "attention_factor": 1.25}),
+            )
+        ),
     ],
     "SmolLM3ForCausalLM": [_GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]}],
     "GPTNeoXForCausalLM": [
@@ -303,7 +319,10 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
         ("MistralForCausalLM", {"sliding_window": 9}),
         # As it was said before transformers 5.
-        ("ModernBertForMaskedLM", {"global_attn_every_n_layers": 2, "global_rope_theta": 30.0, "local_rope_theta": 9.0}),
+        (
+            "ModernBertForMaskedLM",
+            {"global_attn_every_n_layers": 2, "global_rope_theta": 30.0, "local_rope_theta": 9.0},
+        ),
     ],
 )
 def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):

@@ -99,7 +99,9 @@ def test_a_window_reaches_both_ways():
     assert changed.tolist() == [False, True, True, True, True, True, False]
     whole = replace(c, kinds="f", rope_theta=c.local_theta)
     assert (np.abs(tiny.forward(whole)(params, other) - tiny.forward(whole)(params, inputs())).max((0, 2)) > 0).all()
-    kept = KeptTokens(np.array([[0, 2, 5]] * 2, np.int32), 0, 1)  # .. and so do those that stay as far apart as they were
+    kept = KeptTokens(
+        np.array([[0, 2, 5]] * 2, np.int32), 0, 1
+    )  # .. and so do those that stay as far apart as they were
     run = jax.jit(lambda given: c.module.apply({"params": params}, given, kept_tokens=kept))
     other = inputs()
     other["tokens"][:, 2] = (other["tokens"][:, 2] + 1) % 11

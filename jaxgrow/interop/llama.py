@@ -9,13 +9,14 @@ Gemma      scaled embeddings, GELU; norms are stored as what is added to one
 Gemma 2    norms before and after sublayers, every other layer with a window, capped scores and logits
 Gemma 3    .. five of six with a window, rotary positions of two kinds, norms of queries and keys, no caps (text alone)
 OLMo 2     norms after sublayers, and of all queries, all keys
-Phi-3      Phi-4, too: fused kernels; not "longrope"
+Phi-3      Phi-4, too: fused kernels; a longer context by "longrope"
 Mixtral    a mixture of experts in each layer; Qwen3-MoE: of finer ones, perhaps with gates that do not add up to one
 SmolLM 3   every fourth layer without rotary positions
 GPT-NeoX   Pythia: LayerNorm, biases, sublayers in parallel, a quarter of each head is turned; fused head by head
 ========== ==================================================================================================================
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -142,7 +143,9 @@ def read_attention(
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ValueError(f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read")
+        raise ValueError(
+            f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read, and a Phi-3's 'longrope'"
+        )
     part = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
     ours = {
         "head_dim": theirs.get("head_dim") or head_dim or theirs["hidden_size"] // heads,
@@ -229,7 +232,11 @@ def _qwen_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return read_attention(theirs, key_heads=8, theta=1e6) | read_windows(theirs, "s", 131072, None) | {"gates_normed": True}
+    return (
+        read_attention(theirs, key_heads=8, theta=1e6)
+        | read_windows(theirs, "s", 131072, None)
+        | {"gates_normed": True}
+    )
 
 
 def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,11 +255,37 @@ def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return read_attention(theirs) | read_windows(theirs, "s", 4096, None)
+    rope, long = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}, {}
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):  # as it was called first
+        before = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings", 4096)
+        factor = rope.get("factor") or theirs.get("max_position_embeddings", 4096) / before
+        long = {
+            "rope_by": "longrope",
+            "rope_short": tuple(map(float, rope["short_factor"])),
+            "rope_long": tuple(map(float, rope["long_factor"])),
+            "rope_context": before,
+            "rope_scale": float(rope.get("attention_factor") or _long_scale(factor, before)),
+        }
+        plain = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        theirs = {**theirs, "rope_parameters": plain, "rope_scaling": None}
+    return read_attention(theirs) | read_windows(theirs, "s", 4096, None) | long
+
+
+def _long_scale(factor: float, before: int) -> float:
+    """Of queries and keys in a context that is longer than before by a factor (Ding et al., 2024)."""
+    if before < 2:
+        raise ValueError(f"config.json: original_max_position_embeddings is {before}, less than 2")
+    return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
 
 
 def _phi3_written(config: LlamaConfig) -> dict[str, Any]:
-    return _one_window(config) | {"partial_rotary_factor": config.rotary}
+    out = _one_window(config) | {"partial_rotary_factor": config.rotary}
+    if config.rope_by != "longrope":
+        return out
+    long = {"type": "longrope", "short_factor": list(config.rope_short), "long_factor": list(config.rope_long)}
+    if config.rope_scale != _long_scale(config.context / config.rope_context, config.rope_context):
+        long["attention_factor"] = config.rope_scale  # transformers 4 takes three keys alone
+    return out | {"rope_scaling": long, "original_max_position_embeddings": config.rope_context}
 
 
 def _one_window(config: LlamaConfig) -> dict[str, Any]:
@@ -262,7 +295,9 @@ def _one_window(config: LlamaConfig) -> dict[str, Any]:
 def _smollm3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     layers, every = theirs["num_hidden_layers"], theirs.get("no_rope_layer_interval", 4)
     turned = theirs.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
-    return read_attention(theirs, key_heads=4, theta=2e6) | {"kinds": period("".join("f" if t else "n" for t in turned))}
+    return read_attention(theirs, key_heads=4, theta=2e6) | {
+        "kinds": period("".join("f" if t else "n" for t in turned))
+    }
 
 
 def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
@@ -388,7 +423,9 @@ _SHIFTED: dict[str, Any] = dict(
 )
 
 LLAMA = (
-    *_families("Llama", "llama", 2048, read_attention, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"),
+    *_families(
+        "Llama", "llama", 2048, read_attention, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"
+    ),
     *_families(
         "Qwen2",
         "qwen2",

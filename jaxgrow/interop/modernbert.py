@@ -40,7 +40,11 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
     every = theirs.get("global_attn_every_n_layers") or 3
     half = theirs.get("local_attention", 128) // 2  # so many on either side, and the token itself
     local = read_local_theta(theirs) or theirs.get("local_rope_theta", 10000.0)
-    like = {**theirs, "sliding_window": half + 1, "max_position_embeddings": theirs.get("max_position_embeddings", 8192)}
+    like = {
+        **theirs,
+        "sliding_window": half + 1,
+        "max_position_embeddings": theirs.get("max_position_embeddings", 8192),
+    }
     like.setdefault("rope_theta", theirs.get("global_rope_theta", 160000.0))
     ours = read_attention(like) | {"local_theta": float(local or 0.0)}
     return ours | read_windows(like, "f" + "s" * (every - 1), 8192)

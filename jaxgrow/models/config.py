@@ -16,6 +16,7 @@ from jaxgrow.models.attention import By
 from jaxgrow.models.layers import Remat
 
 SIZES = tuple[int, ...]  # the type of a field that has one size for each stage
+FLOATS = tuple[float, ...]  # .. of one that has several numbers
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]  # of a model: tokens or images, or several things by name
 
 
@@ -302,8 +303,9 @@ def from_json(content: Mapping[str, Any]) -> Config:
     for field, value in values.items():
         if field not in kinds:
             raise ValueError(f"{name} has no {field!r}")
-        of, choices = kinds[field], get_args(kinds[field]) if kinds[field] != SIZES else ()
-        if of == SIZES and isinstance(value, list | tuple) and all(type(n) is int for n in value):
+        of, choices = kinds[field], get_args(kinds[field]) if kinds[field] not in (SIZES, FLOATS) else ()
+        each = (int,) if of == SIZES else (int, float)
+        if of in (SIZES, FLOATS) and isinstance(value, list | tuple) and all(type(n) in each for n in value):
             values[field] = tuple(value)
         elif value not in choices if choices else type(value) not in ((int, float) if of is float else (of,)):
             raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or of}")

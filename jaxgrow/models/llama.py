@@ -21,7 +21,7 @@ from jaxgrow.maps import Growth, Rules, by_axes
 from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
-from jaxgrow.models.config import Cost, TextConfig, head_cost
+from jaxgrow.models.config import FLOATS, Cost, TextConfig, head_cost
 from jaxgrow.models.experts import EXPERTS, Experts
 from jaxgrow.models.layers import (
     KEPT,
@@ -78,7 +78,12 @@ class LlamaConfig(TextConfig):
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_context: int = 8192
-    rope_by: Literal["llama3", "linear"] = "llama3"
+    # "longrope" (Ding et al., 2024): each is divided by a number of its own, of ``rope_short`` in sequences of up to
+    # ``rope_context`` tokens, of ``rope_long`` in longer ones; and queries and keys are multiplied by ``rope_scale``.
+    rope_by: Literal["llama3", "linear", "longrope"] = "llama3"
+    rope_short: FLOATS = ()
+    rope_long: FLOATS = ()
+    rope_scale: float = 1.0
     rotary: float = 1.0  # the part of each head that is turned
     # A letter of `KINDS` for each layer, again from its begin where there are more layers: "f" sees all, "s" the last
     # ``window`` tokens, with ``local_theta``; "n" sees all, and not where they are.
@@ -109,7 +114,20 @@ class LlamaConfig(TextConfig):
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
     later: ClassVar = (
-        *("rope_by", "rotary", "kinds", "window", "local_theta", "layer_norm", "norms", "parallel", "query_norm"),
+        *(
+            "rope_by",
+            "rope_short",
+            "rope_long",
+            "rope_scale",
+            "rotary",
+            "kinds",
+            "window",
+            "local_theta",
+            "layer_norm",
+            "norms",
+            "parallel",
+            "query_norm",
+        ),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
         *("experts", "active", "gates_normed", "balance"),
     )
@@ -123,6 +141,13 @@ class LlamaConfig(TextConfig):
                 f"LlamaConfig: rotary positions turn pairs, but rotary={self.rotary:g} of head_dim={self.head_dim} is "
                 f"{self.rotary * self.head_dim:g}"
             )
+        for name in ("rope_short", "rope_long"):
+            factors = getattr(self, name)
+            if self.rope_by == "longrope" and not (2 * len(factors) == self.turned and min(factors) > 0):
+                raise ValueError(
+                    f"LlamaConfig: {name} has a number above 0 for each of the {self.turned // 2} pairs of dimensions that are "
+                    f"turned, but is {factors}"
+                )
         if self.experts and not (self.gated and not self.bias and self.active <= self.experts):
             raise ValueError(
                 f"LlamaConfig: experts are gated MLPs without biases, of which a token goes through {self.active} at most; "
@@ -229,21 +254,23 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
 
 def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
     """Cosine and sine of ``t theta^(-2i/R)``, float64 [T, R/2]: how far position t turns pair i of R dimensions that are
-    turned (Su et al., 2021); in layers of a kind.
+    turned (Su et al., 2021); in layers of a kind, and sequences of so many positions.
 
     Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a layer give other bits.
     """
     positions = KINDS[kind].positions
-    local = positions == "local" and c.local_theta > 0
+    local, scale = positions == "local" and c.local_theta > 0, 1.0
     frequency = (c.local_theta if local else c.rope_theta) ** -(np.arange(0, c.turned, 2) / c.turned)
     if positions == "none":
         frequency = np.zeros_like(frequency)
+    elif not local and c.rope_by == "longrope":
+        frequency, scale = frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short), c.rope_scale
     elif not local:
         turns = c.rope_context * frequency / (2 * np.pi)
         stay = np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1) if c.rope_by == "llama3" else 0.0
         frequency = frequency * (stay + (1 - stay) / c.rope_factor)
     angle = np.arange(length)[:, None] * frequency
-    return np.cos(angle), np.sin(angle)
+    return scale * np.cos(angle), scale * np.sin(angle)
 
 
 def rotated(x_BTHK, cos_BTI, sin_BTI):

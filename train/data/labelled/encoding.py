@@ -73,7 +73,9 @@ class Encoder:
         frame = self._of_an_encoder() if isinstance(model, EncoderConfig) else self._of_a_decoder()
         if frame is None:
             wanted = (
-                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>" if isinstance(model, EncoderConfig) else ", ".join(ENDS)
+                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>"
+                if isinstance(model, EncoderConfig)
+                else ", ".join(ENDS)
             )
             raise UserError(
                 f"a {type(model).__name__} reads texts that are marked by {wanted}, but the tokenizer {name} has none of "
