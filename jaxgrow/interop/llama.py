@@ -144,7 +144,8 @@ def read_attention(
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(
-            f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read, and a Phi-3's 'longrope'"
+            f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read, and a Phi-3's "
+            "'longrope'"
         )
     part = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
     ours = {
@@ -188,7 +189,8 @@ def _written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def read_windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096) -> dict[str, Any]:
-    """Kinds of layers, and their window. ``kinds``, ``positions``, ``window``: what it means to leave out the layers' types, the positions and the window."""
+    """Kinds of layers, and their window. ``kinds``, ``positions``, ``window``: what it means to leave out the layers' types,
+    the positions and the window."""
     window = theirs.get("sliding_window", window)
     types = theirs.get("layer_types")
     if types is not None:

@@ -1,5 +1,5 @@
-"""ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DINOv2 (Oquab et al., 2023): a pre-LN encoder of the
-patches of an image."""
+"""ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DINOv2 (Oquab et al., 2023): a pre-LN encoder of
+the patches of an image."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -98,8 +98,8 @@ class ViT(nn.Module):
 
         x = [class; distillation; patches W + b] + positions;  x += attention(norm(x));  x += mlp(norm(x));  norm(x_0) head
 
-    With ``distillation="head"`` the mean of both heads' logits; with ``mean_head``, their sum. ``observe``, ``kept`` and ``frozen`` as of
-    `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
+    With ``distillation="head"`` the mean of both heads' logits; with ``mean_head``, their sum. ``observe``, ``kept`` and
+    ``frozen`` as of `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
     """
 
     config: ViTConfig

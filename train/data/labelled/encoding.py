@@ -180,8 +180,8 @@ class Examples:
     """Framed texts as a model takes them, and what it should say of each.
 
     A sample's inputs are, of an encoder, ``tokens`` int32, ``types`` int32, where it has any, and ``mask`` bool, [T] each; of
-    a decoder, ``tokens`` int32 [T] and ``lengths`` int32; T is the same for all. Its target is a class, int32; a number, float32; or where a span
-    begins and ends, int32 [2].
+    a decoder, ``tokens`` int32 [T] and ``lengths`` int32; T is the same for all. Its target is a class, int32; a number,
+    float32; or where a span begins and ends, int32 [2].
     """
 
     texts: Texts
