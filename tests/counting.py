@@ -35,6 +35,12 @@ def products(jaxpr) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             left = eqn.invars[0].aval.shape
             total += 2 * prod(eqn.outvars[0].aval.shape) * prod(left[d] for d in contracted)
+        if eqn.primitive.name.startswith("ragged_dot"):  # each row goes through one of the groups
+            numbers = eqn.params["ragged_dot_dimension_numbers"]
+            (contracted, _), _ = numbers.dot_dimension_numbers
+            left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+            groups = eqn.invars[2].aval.shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
+            total += 2 * prod(out) * prod(left[d] for d in contracted) // groups
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         total += times * sum(map(products, jaxprs_in_params(eqn.params)))
     return total

@@ -473,8 +473,11 @@ Observe: TypeAlias = Callable[
 
 
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` that saves the results of matrix products, and of the kernels of attention."""
-    return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith("dot_product_attention_fwd")
+    """A policy of `jax.checkpoint` that saves the results of matrix products, those of experts too, and of the kernels of
+    attention."""
+    return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith(
+        ("ragged_dot", "dot_product_attention_fwd")
+    )
 
 
 POLICIES = {
