@@ -73,7 +73,9 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument(
             f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help="the new size; of a model with stages N,N,.."
         )
-    p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, and of --noise")
+    p.add_argument("--experts", type=int, metavar="N", help="how many, of upcycle and virtual_groups")
+    p.add_argument("--active", type=int, metavar="N", help="how many of these a token goes through (default: 2)")
+    p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, of routers, and of --noise")
     p.add_argument(
         "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
     )

@@ -31,8 +31,10 @@ METHODS = {
     "staged": (f"{_WIDTH}: twice, all of them", "yes"),
     "lemon": (_WIDTH, "yes; of a BERT, or with LayerScale, if embed grows a whole number of times"),
     "sparkling": (_WIDTH, "no, but the size of activations"),
+    "upcycle": ("experts, of a dense model", "yes"),
+    "virtual_groups": ("experts, of fewer mlp units each", "yes, if active is a whole number of its parts"),
 }
-assert METHODS.keys() == (operators.DEPTH | operators.WIDTH).keys()
+assert METHODS.keys() == (operators.DEPTH | operators.WIDTH | operators.EXPERTS).keys()
 
 
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:

@@ -21,7 +21,7 @@ from jaxgrow import _inputs, importance, operators
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import beside, kind
-from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
+from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, Upcycled, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
@@ -114,6 +114,11 @@ def _interpolate(a: argparse.Namespace) -> None:
 
 
 def _grow(a: argparse.Namespace) -> None:
+    if a.method in operators.EXPERTS:
+        return _upcycle(a)
+    for option in ("experts", "active"):
+        if getattr(a, option) is not None:
+            raise CheckpointError(f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts")
     source, method = open_checkpoint(a.src), METHODS[a.method]
     target = _target(a)
     for name, size in target.items():
@@ -131,6 +136,23 @@ def _grow(a: argparse.Namespace) -> None:
         raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
     noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
     _transform(a, source, growth, {"method": a.method, "target": target, **options, **noise})
+
+
+def _upcycle(a: argparse.Namespace) -> None:
+    source, active, seed = open_checkpoint(a.src), 2 if a.active is None else a.active, a.seed or 0
+    if a.experts is None:
+        raise CheckpointError(f"{a.method} makes experts: give --experts, as --experts 8")
+    if a.noise is not None:
+        raise CheckpointError("--noise: routers of experts get noise of their own, by --seed; leave it out")
+    target = {"experts": a.experts, **_given(a)}
+    sizes = {**source.sizes(), "experts": 1}
+    with _as_typed():
+        growth = operators.EXPERTS[a.method](sizes, target)
+    grown = Upcycled(_wide(a, source), growth, active, seed)
+    made, kept = _typed(a, grown), active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
+    notes = rounding(growth, grown.leaves, made.leaves) if kept else []
+    arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
+    _write(a, made, arguments, source, keeps=kept, notes=notes)
 
 
 def _prune(a: argparse.Namespace) -> None:
@@ -238,10 +260,16 @@ COMMANDS = {
 # --- what they share ---
 
 
-def _target(a: argparse.Namespace) -> dict[str, int]:
+def _given(a: argparse.Namespace) -> dict[str, int]:
     given = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     target = {axis: size for axis, size in given.items() if isinstance(size, int)}
-    target |= {f"{axis}.{i}": n for axis, sizes in given.items() if axis not in target for i, n in enumerate(sizes)}
+    return target | {
+        f"{axis}.{i}": n for axis, sizes in given.items() if axis not in target for i, n in enumerate(sizes)
+    }
+
+
+def _target(a: argparse.Namespace) -> dict[str, int]:
+    target = _given(a)
     if not target:
         raise CheckpointError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
     return target

@@ -15,9 +15,9 @@ import tiny
 from jaxgrow import grow, lora
 from jaxgrow.experts import as_mixture, redrawn, routed
 from jaxgrow.interop import CheckpointError, peft
+from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.experts import Experts
-from jaxgrow.maps import swap
 from jaxgrow.operators import coalesce, hypercloning, lemon, upcycle, virtual_groups
 
 pytestmark = pytest.mark.usefixtures("x64")

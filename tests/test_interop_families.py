@@ -11,7 +11,8 @@ import pytest
 import tiny
 from checkpoints import change, contents, tensors
 
-from jaxgrow import cli, interop
+from jaxgrow import cli, grow, interop, operators
+from jaxgrow.experts import as_mixture, routed
 from jaxgrow.interop import FAMILIES
 from jaxgrow.models import EncoderConfig
 
@@ -56,8 +57,11 @@ SETTINGS = {
     "Qwen3ForCausalLM": [_GROUPED | {"head_dim": 6}, _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL}],
     "MixtralForCausalLM": [_GROUPED | _MIXED | {"num_local_experts": 4}, _GROUPED | _MIXED | {"num_local_experts": 2}],
     "Qwen3MoeForCausalLM": [
-        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
-        for normed in (False, True)
+        _GROUPED
+        | _MIXED
+        | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
+        | more
+        for normed, more in ((False, {}), (True, {"use_sliding_window": True, "sliding_window": 3}))
     ],
     "GemmaForCausalLM": [_GEMMA],
     "Gemma2ForCausalLM": [
@@ -446,6 +450,60 @@ def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
     run("coalesce", folder, tmp_path / "b", "--layers", "0+1")
     assert_alike(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "config.json").read_text())["out_features"] == ["stage1"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "becomes"),
+    [
+        ("LlamaForCausalLM", "MixtralForCausalLM"),
+        ("MistralForCausalLM", "MixtralForCausalLM"),
+        ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        ("MistralForSequenceClassification", "MixtralForSequenceClassification"),
+    ],
+)
+def test_a_dense_model_is_upcycled_into_experts_that_answer_the_same(tmp_path, architecture, becomes, capsys):
+    """Each a copy of its MLP; noise in the routers tells them apart, and gates add up to one."""
+    window = {"sliding_window": 3} if architecture == "MistralForCausalLM" else {}
+    before = assert_alike(made(tmp_path / "a", architecture, more={"intermediate_size": 24, **window}))
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "upcycle", "--experts", 8, "--active", 2, "--seed", 3)
+    assert "the function is kept" in capsys.readouterr().out
+    said = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said["architectures"] == [becomes] and said["num_experts_per_tok"] == 2
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
+    one, single = as_mixture(*interop.load(tmp_path / "a"))
+    _, params = interop.load(tmp_path / "b")
+    expected = routed(grow(operators.upcycle(one.sizes(), {"experts": 8}), single, one.axes()), one.axes(), 3)
+    assert tiny.distance(params, expected) == 0
+    assert params["blocks"]["mlp"]["router"]["kernel"].std() == pytest.approx(0.02, rel=0.3)
+    if architecture != "LlamaForCausalLM":
+        return
+    finer = ("--method", "virtual_groups", "--experts", 8, "--mlp", 12, "--active")
+    run("grow", tmp_path / "a", tmp_path / "c", *finer, 4)
+    np.testing.assert_allclose(assert_alike(tmp_path / "c"), before, rtol=0, atol=1e-4)
+    run("grow", tmp_path / "a", tmp_path / "d", *finer, 3)
+    assert "the function is changed" in capsys.readouterr().out.splitlines()[-1]
+    assert np.abs(ours(tmp_path / "d") - before).max() > 1e-3  # which of two equal gates is third, is anybody's
+
+
+def test_what_no_mixture_stores_is_told(tmp_path, capsys):
+    made(tmp_path / "Qwen3ForCausalLM", "Qwen3ForCausalLM", 1)  # a window in every other layer
+    for architecture, words, told in (
+        ("Qwen3ForCausalLM", "upcycle --experts 8", "Qwen3MoeForCausalLM has no setting for kinds sf (it would be s)"),
+        ("Qwen2ForCausalLM", "upcycle --experts 8", "MixtralForCausalLM has no setting for qkv_bias True"),
+        ("GPT2LMHeadModel", "upcycle --experts 8", "experts are made of a dense model of Llama's kin; this GPT2Config"),
+        ("MixtralForCausalLM", "upcycle --experts 8", "this LlamaConfig has 4 experts already"),
+        ("GPTNeoXForCausalLM", "upcycle --experts 8", "experts are gated MLPs without biases"),
+        ("LlamaForCausalLM", "upcycle --experts 2 --active 3", "a token goes through 3 at most; there are 2"),
+        ("LlamaForCausalLM", "upcycle --experts 8 --noise 10", "routers of experts get noise of their own"),
+        ("LlamaForCausalLM", "upcycle", "give --experts, as --experts 8"),
+        ("LlamaForCausalLM", "stack --layers 4 --experts 8", "--experts is of upcycle and virtual_groups"),
+    ):
+        if not (tmp_path / architecture).exists():
+            made(tmp_path / architecture, architecture)
+        arguments = ["grow", str(tmp_path / architecture), str(tmp_path / "b"), "--method", *words.split()]
+        assert cli.main(arguments) == 2, words
+        assert told in capsys.readouterr().err, words
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_pooler_that_nobody_asks(tmp_path):

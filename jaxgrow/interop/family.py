@@ -156,6 +156,7 @@ class Family:
     folded: tuple[str, ...] = ()
     # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.
     absent: Mapping[str, Any] = field(default_factory=dict)
+    mixture: bool = False  # whether it has experts
     # What the tensors of the model without its head are named without, in checkpoints that were saved so.
     prefix: str = ""
     # Of how many units a head is: embed / heads, and nothing else; any number, but `transformers` loads no embed that the heads

@@ -196,15 +196,18 @@ def family_for(
     config: Config, foreign: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
 ) -> tuple[Family, dict[str, Any]]:
     """The architecture that stores a model of ``config``, and its ``config.json``, after ``foreign`` and with ``settings``: its
-    own, or that of the same model with the head that ``config`` has.
+    own, or that of the same model with the head, or the experts, that ``config`` has.
 
     Raises:
       CheckpointError: none does.
     """
-    candidates = [f for f in FAMILIES.values() if f.config is type(config) and f.has_head(config)]
+    mixture = "experts" in config.sizes()
+    candidates = [
+        f for f in FAMILIES.values() if f.config is type(config) and f.has_head(config) and f.mixture == mixture
+    ]
     named = f"{type(config).__name__} that predicts {config.predicts}"
-    if foreign is not None:
-        family = family_of(foreign, Path("config.json"))
+    family = None if foreign is None else family_of(foreign, Path("config.json"))
+    if family is not None and family.mixture == mixture:  # else it has become another model
         named = f"{family.model_type} that predicts {config.predicts}"
         candidates = [f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)]
         candidates = [family] if family.has_head(config) else candidates

@@ -245,11 +245,14 @@ def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError("mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here")
     experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))  # since transformers 5, and before
-    return read_attention(theirs, key_heads=4) | _qwen_windows(theirs) | {"experts": experts}
+    plain = {**theirs, "layer_types": None}  # its windows are of all layers
+    windows = read_windows(plain, "s", 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
+    return read_attention(theirs, key_heads=4) | windows | {"experts": experts}
 
 
 def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
-    return _qwen_written(config) | {"num_local_experts": config.experts, "num_experts": config.experts}
+    windows = {"use_sliding_window": "s" in config.layer_kinds}
+    return _one_window(config) | windows | {"num_local_experts": config.experts, "num_experts": config.experts}
 
 
 def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -465,6 +468,7 @@ LLAMA = (
             experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
         ),
         settings={"hidden_act": _SILU},
+        mixture=True,
         heads="free",
     ),
     *_families(
@@ -484,6 +488,7 @@ LLAMA = (
             experts=tuple(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down")),
         ),
         settings=_UNBIASED,
+        mixture=True,
         heads="free",
         folded=("query_eps",),
     ),
