@@ -6,14 +6,19 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
+from jaxgrow.models import EncoderConfig
+
 
 def programs(config, **passes):
     """Forward pass, training step with all logits at once, and as it is trained; and their arguments, by shape only.
 
-    ``passes`` as of `GPT2`.
+    ``passes`` as of `GPT2`. Of an encoder, logits are of the places that are masked.
     """
     params = jax.eval_shape(config.init, jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((2, config.context), jnp.int32)
+    tokens = targets = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
+    if isinstance(config, EncoderConfig):
+        targets = jax.ShapeDtypeStruct((2, config.head_places(config.length)), jnp.int32)
+        tokens = {"tokens": tokens, "places": targets}
 
     def forward(p, t):
         return config.module.apply({"params": p}, t, **passes)
@@ -22,7 +27,8 @@ def programs(config, **passes):
         return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
 
     def trained(p, t):
-        return config.module.apply({"params": p}, t, targets=t, **passes)
+        targets = t["places"] if isinstance(t, dict) else t
+        return config.module.apply({"params": p}, t, targets=targets, **passes)
 
     return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (params, tokens)
 
