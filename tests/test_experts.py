@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import grow, lora
+from jaxgrow import _keeps, grow, lora
 from jaxgrow.experts import as_mixture, redrawn, routed
 from jaxgrow.interop import CheckpointError, peft
 from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.experts import Experts
-from jaxgrow.operators import coalesce, hypercloning, lemon, upcycle, virtual_groups
+from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, upcycle, virtual_groups, zero_pad
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -137,15 +137,22 @@ def test_more_experts_of_several_keep_the_function_with_as_many_times_more_activ
     assert np.abs(logits(large, grown) - expected).max() > VISIBLE
 
 
-@pytest.mark.parametrize("by", ["hypercloning", pytest.param("lemon", marks=pytest.mark.slow)])
-def test_a_model_of_experts_grows_in_width_as_any(by):
+@pytest.mark.parametrize(
+    "by",
+    ["hypercloning", *(pytest.param(by, marks=pytest.mark.slow) for by in ("lemon", "fpi", "zero_pad", "llama_pro"))],
+)
+def test_a_model_of_experts_grows_as_any(by):
     c = config(experts=E)
-    params, norm = tiny.params(c), "rms"
-    sizes = c.sizes()
-    if by == "hypercloning":
-        growth = hypercloning(sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F})
-    else:
-        growth = lemon(sizes, {"embed": D + 2, "mlp": F + 3}, norm=norm)
+    params, sizes = tiny.params(c), c.sizes()
+    heads = {"heads": 6, "kv_heads": 3, "mlp": F + 3}
+    growth = {
+        "hypercloning": hypercloning(sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F}),
+        "lemon": lemon(sizes, {"embed": D + 2, "mlp": F + 3}, norm="rms"),
+        "fpi": fpi(sizes, heads, seed=1),
+        "zero_pad": zero_pad(sizes, heads),
+        "llama_pro": llama_pro(sizes, {"layers": 3}),
+    }[by]
+    assert _keeps.keeps(growth, c, by)
     grown = grow(growth, params, tiny.axes(c))
     np.testing.assert_allclose(logits(c.resized(growth), grown), logits(c, params), rtol=0, atol=1e-10)
 

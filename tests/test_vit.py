@@ -20,7 +20,7 @@ from jaxgrow.axes import LAYERS, is_names, leaves, path
 from jaxgrow.interop import FAMILIES
 from jaxgrow.models import ViTConfig, from_json
 from jaxgrow.models.layers import KeptTokens
-from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack
+from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, llama_pro, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -197,7 +197,8 @@ def test_what_keeps_the_function(own):
     """Spare units that hold the mean of the others do not stay it where each has a size of its own."""
     small = config(**own, eps=1e-5)
     ragged, even = (lemon(small.sizes(), {"embed": n, "heads": 5, "mlp": 13}, seed=2) for n in (8, 12))
-    for growth in (hypercloning(small.sizes(), tiny.wider(2)), llama_pro(small.sizes(), {"layers": 3}), even):
+    heads = fpi(small.sizes(), {"heads": 5, "mlp": 13}, seed=1)
+    for growth in (hypercloning(small.sizes(), tiny.wider(2)), llama_pro(small.sizes(), {"layers": 3}), even, heads):
         assert vision.change(growth, small) < EXACT
     kept = vision.change(ragged, small)
     assert kept < EXACT if own != DINO else kept > VISIBLE

@@ -50,7 +50,7 @@ class Upcycled(Grown):
 
     Args:
       source: of the dense model.
-      growth: of that as a mixture of one expert (`jaxgrow.operators.EXPERTS`).
+      growth: of that as a mixture of one expert (`jaxgrow.operators.upcycle`).
       active: how many experts a token goes through.
       seed: of the noise.
 
