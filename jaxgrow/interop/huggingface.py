@@ -52,7 +52,7 @@ class HuggingFace(Checkpoint):
         self._check_tied()
         self.leaves = {}
         for path, (names, shape) in self._born.items():
-            dtype = common([t.dtype for t in self._tensors(path)] or [np.float32])
+            dtype = common([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
             if self.names[path].moved:
                 dtype = common([dtype, np.dtype(np.float32)])
             self.leaves[path] = Leaf(names, shape, dtype)

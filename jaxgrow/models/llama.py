@@ -21,7 +21,7 @@ from jaxgrow.maps import Growth, Rules, by_axes
 from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
-from jaxgrow.models.config import FLOATS, Cost, TextConfig, head_cost
+from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
 from jaxgrow.models.experts import EXPERTS, Experts
 from jaxgrow.models.layers import (
     KEPT,
@@ -167,7 +167,7 @@ class LlamaConfig(TextConfig):
         return Llama(self)
 
     @property
-    def example(self) -> jax.Array:
+    def example(self) -> Inputs:
         return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
 
     @property
