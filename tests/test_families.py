@@ -288,10 +288,11 @@ def test_plans(config, method):
     ("name", "method"),
     [
         ("BERT", Scratch()),
+        pytest.param("ModernBERT", Scratch(), marks=pytest.mark.slow),
         pytest.param("DeiT", Scratch(), marks=pytest.mark.slow),
         *(pytest.param(name, runs.VCYCLE, marks=pytest.mark.slow) for name in ("BERT", "DeiT")),
     ],
-    ids=["BERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],
+    ids=["BERT", "ModernBERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],
 )
 def test_runs(name, method, tmp_path):
     """Data, steps, what is between them, validation and checkpoints."""
