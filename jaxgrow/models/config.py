@@ -216,7 +216,8 @@ class Config:
     def as_json(self) -> dict[str, Any]:
         """What a model has that says nothing by fields that came later is written as it always was."""
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
-        silent = {f.name for f in fields(self) if f.name in ("adapter", *self.later) and own[f.name] == f.default}
+        later = ("adapter", *self.later)
+        silent = {f.name for f in fields(self) if f.name in later and getattr(self, f.name) == f.default}
         return {"family": type(self).__name__} | {name: x for name, x in own.items() if name not in silent}
 
 
