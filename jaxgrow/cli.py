@@ -120,10 +120,7 @@ def _grow(a: argparse.Namespace) -> None:
         if getattr(a, option) is not None:
             raise CheckpointError(f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts")
     source, method = open_checkpoint(a.src), METHODS[a.method]
-    target = _target(a)
-    for name, size in target.items():
-        if size > LARGEST:
-            raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
+    target = _possible(_target(a))
     takes, traits = inspect.signature(method).parameters, source.config.traits
     options: dict[str, Any] = {name: value for name, value in traits.items() if name in takes}
     if "seed" in takes:
@@ -144,7 +141,7 @@ def _upcycle(a: argparse.Namespace) -> None:
         raise CheckpointError(f"{a.method} makes experts: give --experts, as --experts 8")
     if a.noise is not None:
         raise CheckpointError("--noise: routers of experts get noise of their own, by --seed; leave it out")
-    target = {"experts": a.experts, **_given(a)}
+    target = _possible({"experts": a.experts, **_given(a)})
     sizes = {**source.sizes(), "experts": 1}
     with _as_typed():
         growth = operators.EXPERTS[a.method](sizes, target)
@@ -272,6 +269,13 @@ def _target(a: argparse.Namespace) -> dict[str, int]:
     target = _given(a)
     if not target:
         raise CheckpointError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
+    return target
+
+
+def _possible(target: dict[str, int]) -> dict[str, int]:
+    for name, size in target.items():
+        if size > LARGEST:
+            raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
     return target
 
 

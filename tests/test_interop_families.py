@@ -494,6 +494,8 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         ("MixtralForCausalLM", "upcycle --experts 8", "this LlamaConfig has 4 experts already"),
         ("GPTNeoXForCausalLM", "upcycle --experts 8", "experts are gated MLPs without biases"),
         ("LlamaForCausalLM", "upcycle --experts 2 --active 3", "a token goes through 3 at most; there are 2"),
+        ("LlamaForCausalLM", "upcycle --experts 8 --active 0", "a token goes through 0 at most; there are 8"),
+        ("LlamaForCausalLM", "upcycle --experts 2000000", "--experts 2000000: no model has more than 1,048,576"),
         ("LlamaForCausalLM", "upcycle --experts 8 --noise 10", "routers of experts get noise of their own"),
         ("LlamaForCausalLM", "upcycle", "give --experts, as --experts 8"),
         ("LlamaForCausalLM", "stack --layers 4 --experts 8", "--experts is of upcycle and virtual_groups"),

@@ -114,20 +114,8 @@ class LlamaConfig(TextConfig):
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
     later: ClassVar = (
-        *(
-            "rope_by",
-            "rope_short",
-            "rope_long",
-            "rope_scale",
-            "rotary",
-            "kinds",
-            "window",
-            "local_theta",
-            "layer_norm",
-            "norms",
-            "parallel",
-            "query_norm",
-        ),
+        *("rope_by", "rope_short", "rope_long", "rope_scale", "rotary", "kinds", "window", "local_theta"),
+        *("layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
         *("experts", "active", "gates_normed", "balance"),
     )
@@ -148,7 +136,7 @@ class LlamaConfig(TextConfig):
                     f"LlamaConfig: {name} has a number above 0 for each of the {self.turned // 2} pairs of dimensions that are "
                     f"turned, but is {factors}"
                 )
-        if self.experts and not (self.gated and not self.bias and self.active <= self.experts):
+        if self.experts and not (self.gated and not self.bias and 0 < self.active <= self.experts):
             raise ValueError(
                 f"LlamaConfig: experts are gated MLPs without biases, of which a token goes through {self.active} at most; "
                 f"there are {self.experts}"
