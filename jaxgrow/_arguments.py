@@ -61,13 +61,14 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         )
     p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
-    for name, help, writes in (
-        ("show", "draw what grow would do: which old unit goes where, axis by axis", False),
-        ("grow", "make a model larger by a published method", True),
+    dense = {name: about for name, about in METHODS.items() if name not in operators.EXPERTS}
+    for name, help, methods, writes in (
+        ("show", "draw what grow would do: which old unit goes where, axis by axis", dense, False),
+        ("grow", "make a model larger by a published method", METHODS, True),
     ):
         raw = argparse.RawDescriptionHelpFormatter
-        p = command(name, help, "SRC", writes=writes, formatter_class=raw, epilog=_methods())
-        p.add_argument("--method", choices=sorted(METHODS), required=True)
+        p = command(name, help, "SRC", writes=writes, formatter_class=raw, epilog=_methods(methods))
+        p.add_argument("--method", choices=sorted(methods), required=True)
         for axis in AXES:
             p.add_argument(
                 f"--{axis.replace('_', '-')}",
@@ -75,17 +76,17 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
                 metavar="N",
                 help="the new size; of a model with stages N,N,..",
             )
-        p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units" + ", and of --noise" * writes)
-        if writes:
-            p.add_argument(
-                "--noise",
-                type=float,
-                metavar="DB",
-                help="tell copies apart by noise that cancels, DB below the weights",
-            )
-        else:
+        if not writes:
+            p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units")
             p.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf")
             p.set_defaults(noise=None)
+            continue
+        p.add_argument("--experts", type=int, metavar="N", help="how many, of upcycle and virtual_groups")
+        p.add_argument("--active", type=int, metavar="N", help="how many of these a token goes through (default: 2)")
+        p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, of routers, and of --noise")
+        p.add_argument(
+            "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
+        )
     p = command(
         "prune", "make a model smaller: the layers and units that matter least, on some text, are left out", "SRC"
     )
@@ -108,9 +109,9 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     return parser
 
 
-def _methods() -> str:
+def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
     """A table for people to read."""
-    rows = [("METHOD", "GROWS", "KEEPS THE FUNCTION"), *((name, *about) for name, about in METHODS.items())]
+    rows = [("METHOD", "GROWS", "KEEPS THE FUNCTION"), *((name, *about) for name, about in methods.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -29,16 +29,20 @@ METHODS = {
     "average": (f"layers, {_WIDTH}", "no"),
     "hypercloning": (f"{_WIDTH}, a whole number of times", "yes"),
     "staged": (f"{_WIDTH}: twice, all of them", "yes"),
-    "lemon": (_WIDTH, "yes; of a BERT, if embed grows a whole number of times"),
+    "lemon": (_WIDTH, "yes; of a BERT, or with LayerScale, if embed grows a whole number of times"),
     "sparkling": (_WIDTH, "no, but the size of activations"),
+    "upcycle": ("experts, of a dense model", "yes"),
+    "virtual_groups": ("experts, of fewer mlp units each", "yes, if active is a whole number of its parts"),
 }
-assert METHODS.keys() == (operators.DEPTH | operators.WIDTH).keys()
+assert METHODS.keys() == (operators.DEPTH | operators.WIDTH | operators.EXPERTS).keys()
 
 
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
         return preserves_function(growth, config.normed)
+    if method == "lemon" and growth.eps != 1 and not config.means_stay:  # eps is scaled by spare units
+        return False
     if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
         return False
     return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)

@@ -21,7 +21,7 @@ from jaxgrow import _inputs, importance, operators, show
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import beside, kind
-from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, open_checkpoint, write
+from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, Upcycled, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
@@ -114,6 +114,11 @@ def _interpolate(a: argparse.Namespace) -> None:
 
 
 def _grow(a: argparse.Namespace) -> None:
+    if a.method in operators.EXPERTS:
+        return _upcycle(a)
+    for option in ("experts", "active"):
+        if getattr(a, option) is not None:
+            raise CheckpointError(f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts")
     source = open_checkpoint(a.src)
     growth, arguments = _growth(a, source)
     if a.noise is not None and not math.isfinite(a.noise):
@@ -140,10 +145,7 @@ def _show(a: argparse.Namespace) -> None:
 
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """What ``--method`` and the sizes ask for, and what it was told."""
-    method, target = METHODS[a.method], _target(a)
-    for name, size in target.items():
-        if size > LARGEST:
-            raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
+    method, target = METHODS[a.method], _possible(_target(a))
     takes, traits = inspect.signature(method).parameters, source.config.traits
     options: dict[str, Any] = {name: value for name, value in traits.items() if name in takes}
     if "seed" in takes:
@@ -153,6 +155,23 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
     with _as_typed():
         growth = method(source.sizes(), target, **options)
     return growth, {"method": a.method, "target": target, **options}
+
+
+def _upcycle(a: argparse.Namespace) -> None:
+    source, active, seed = open_checkpoint(a.src), 2 if a.active is None else a.active, a.seed or 0
+    if a.experts is None:
+        raise CheckpointError(f"{a.method} makes experts: give --experts, as --experts 8")
+    if a.noise is not None:
+        raise CheckpointError("--noise: routers of experts get noise of their own, by --seed; leave it out")
+    target = _possible({"experts": a.experts, **_given(a)})
+    sizes = {**source.sizes(), "experts": 1}
+    with _as_typed():
+        growth = operators.EXPERTS[a.method](sizes, target)
+    grown = Upcycled(_wide(a, source), growth, active, seed)
+    made, kept = _typed(a, grown), active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
+    notes = rounding(growth, grown.leaves, made.leaves) if kept else []
+    arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
+    _write(a, made, arguments, source, keeps=kept, notes=notes)
 
 
 def _prune(a: argparse.Namespace) -> None:
@@ -261,12 +280,25 @@ COMMANDS = {
 # --- what they share ---
 
 
-def _target(a: argparse.Namespace) -> dict[str, int]:
+def _given(a: argparse.Namespace) -> dict[str, int]:
     given = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     target = {axis: size for axis, size in given.items() if isinstance(size, int)}
-    target |= {f"{axis}.{i}": n for axis, sizes in given.items() if axis not in target for i, n in enumerate(sizes)}
+    return target | {
+        f"{axis}.{i}": n for axis, sizes in given.items() if axis not in target for i, n in enumerate(sizes)
+    }
+
+
+def _target(a: argparse.Namespace) -> dict[str, int]:
+    target = _given(a)
     if not target:
         raise CheckpointError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
+    return target
+
+
+def _possible(target: dict[str, int]) -> dict[str, int]:
+    for name, size in target.items():
+        if size > LARGEST:
+            raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
     return target
 
 

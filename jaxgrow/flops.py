@@ -14,11 +14,12 @@ import numpy as np
 from jaxgrow import maps
 from jaxgrow._grow import products
 from jaxgrow.adapters import detach
-from jaxgrow.axes import LAYERS, Axes, Params, axis, is_names, leaves, path, role
+from jaxgrow.axes import LAYERS, Axes, Names, Params, axis, is_names, leaves, path, reads, role
 from jaxgrow.drop import TokenDrop
 from jaxgrow.lora import RANK, LoRA, axes_of
 from jaxgrow.models.adapters import Adapter, AdapterCost
 from jaxgrow.models.config import Config, Cost
+from jaxgrow.models.llama import LlamaConfig
 
 
 def forward(config: Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
@@ -112,10 +113,11 @@ def train(
                 "known: train all of it"
             )
         axes, sizes = config.axes(), {**config.sizes(), LAYERS: config.depth if layers is None else layers}
-        own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes)
+        each = {**sizes, "experts": config.active} if isinstance(config, LlamaConfig) else sizes
+        own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes, each)
         of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
         if isinstance(adapter, LoRA):
-            own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank})
+            own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank}, each)
             still += sizes[LAYERS] * (of.bottlenecks + of.fusion)
         elif adapter.fused is not None:
             still += sizes[LAYERS] * of.bottlenecks
@@ -129,11 +131,15 @@ def _cost(config: Config, length: int) -> Cost:
     return cost if config.adapter is None else cost._replace(layer=cost.layer + sum(config.adapter.cost(config.embed)))
 
 
-def _kernels(axes: Axes, sizes: Mapping[str, float]) -> float:
-    """FLOPs of a position's products with all kernels."""
+def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) -> float:
+    """FLOPs of a position's products with all kernels; ``each``: with how many of those that are stacked."""
     every = jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
-    kernels = [names for p, names in every if role(path(p), names) == "kernel"]
-    return float(sum(2 * math.prod(sizes[axis(n)] for n in names) for names in kernels))
+
+    def cost(names: Names) -> float:
+        first = next((i for i, n in enumerate(names) if reads(n)), 0)
+        return 2 * math.prod((each if i < first else sizes)[axis(n)] for i, n in enumerate(names))
+
+    return float(sum(cost(names) for p, names in every if role(path(p), names) == "kernel"))
 
 
 def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:

@@ -1,7 +1,7 @@
 """LoRA: a kernel that stands still, and beside it a product of two small ones that trains (Hu et al., ICLR 2022).
 
-``W + alpha / rank a b``, with a ``[layers, axes that W reads, rank]`` and b ``[layers, rank, axes that W writes]``. Both name
-their axes, so that all that goes by names works on them, and a LoRA grows with its model::
+``W + alpha / rank a b``, with a ``[layers, axes that W reads, rank]`` and b ``[layers, rank, axes that W writes]``, of experts
+``[layers, experts, ..]``. Both name their axes, so that all that goes by names works on them, and a LoRA grows with its model::
 
     adapter = init(lora, axes, sizes, key)
     own = growth(g, lora, axes)
@@ -70,7 +70,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
       Path of a module -> the names of its kernel's axes.
 
     Raises:
-      ValueError: a target that no module with a kernel matches, or that is an expert's, or a router.
+      ValueError: a target that no module with a kernel matches.
 
     Example:
       >>> axes = {"query": {"kernel": ("layers", "embed.in", "heads", "head_dim")}, "norm": {"scale": ("embed.norm.scale",)}}
@@ -84,10 +84,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
         raise ValueError(
             f"the LoRA is for {lost}, but no such module has a kernel; those that have: {', '.join(every)}"
         )
-    found = {module: n for module, n in every.items() if any(fnmatchcase(module, target) for target in lora.targets)}
-    if mixed := [module for module, n in found.items() if "experts" in map(axis, n)]:
-        raise ValueError(f"no LoRA is computed beside experts and their routers: leave out {', '.join(mixed)}")
-    return found
+    return {module: n for module, n in every.items() if any(fnmatchcase(module, target) for target in lora.targets)}
 
 
 def axes_of(lora: LoRA, axes: Axes) -> Axes:

@@ -6,14 +6,19 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
+from jaxgrow.models import EncoderConfig
+
 
 def programs(config, **passes):
     """Forward pass, training step with all logits at once, and as it is trained; and their arguments, by shape only.
 
-    ``passes`` as of `GPT2`.
+    ``passes`` as of `GPT2`. Of an encoder, logits are of the places that are masked.
     """
     params = jax.eval_shape(config.init, jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((2, config.context), jnp.int32)
+    tokens = targets = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
+    if isinstance(config, EncoderConfig):
+        targets = jax.ShapeDtypeStruct((2, config.head_places(config.length)), jnp.int32)
+        tokens = {"tokens": tokens, "places": targets}
 
     def forward(p, t):
         return config.module.apply({"params": p}, t, **passes)
@@ -22,7 +27,8 @@ def programs(config, **passes):
         return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
 
     def trained(p, t):
-        return config.module.apply({"params": p}, t, targets=t, **passes)
+        targets = t["places"] if isinstance(t, dict) else t
+        return config.module.apply({"params": p}, t, targets=targets, **passes)
 
     return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (params, tokens)
 
@@ -35,6 +41,12 @@ def products(jaxpr) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             left = eqn.invars[0].aval.shape
             total += 2 * prod(eqn.outvars[0].aval.shape) * prod(left[d] for d in contracted)
+        if eqn.primitive.name.startswith("ragged_dot"):  # each row goes through one of the groups
+            numbers = eqn.params["ragged_dot_dimension_numbers"]
+            (contracted, _), _ = numbers.dot_dimension_numbers
+            left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+            groups = eqn.invars[2].aval.shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
+            total += 2 * prod(out) * prod(left[d] for d in contracted) // groups
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         total += times * sum(map(products, jaxprs_in_params(eqn.params)))
     return total

@@ -7,14 +7,19 @@ import numpy as np
 import runs
 
 from jaxgrow.interop import orbax
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig, TextConfig
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.finetuning import FineTuning
 from train.state.optim import Optim
 
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
-FAMILIES = {"gpt2": GPT2Config(**SIZES), "bert": BERTConfig(**SIZES), "llama": LlamaConfig(**SIZES, kv_heads=1)}
+FAMILIES = {
+    "gpt2": GPT2Config(**SIZES),
+    "bert": BERTConfig(**SIZES),
+    "llama": LlamaConfig(**SIZES, kv_heads=1),
+    "modernbert": ModernBERTConfig(**SIZES, kv_heads=2, window=4),
+}
 OPTIM = Optim(schedule="linear", b2=0.99, weight_decay=0.0)
 
 

@@ -3,6 +3,7 @@
 Exact: 1e-10 of the standard deviation of the logits, in float64. What is not must be seen not to be: above 1e-2.
 """
 
+import json
 from dataclasses import replace
 
 import jax
@@ -13,10 +14,11 @@ import tiny
 
 from jaxgrow import _keeps, grow
 from jaxgrow.drop import Kept
+from jaxgrow.interop import FAMILIES
 from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig, from_json
 from jaxgrow.models.layers import KeptTokens
-from jaxgrow.models.llama import period
+from jaxgrow.models.llama import period, rotations
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -114,6 +116,38 @@ def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
         before, after = forward(grown, tiny.tokens()), forward({**grown, "blocks": new}, tiny.tokens())
         moved.append(float(np.abs(after - before).max() / np.std(before)))
     assert 0 < moved[0] < 0.05 < 0.5 < moved[1]
+
+
+def test_long_positions_are_those_of_the_length_of_a_sequence():
+    """All of a longer sequence by the second numbers; scores are greater by the square of the scale."""
+    own = dict(rope_by="longrope", rope_short=(1.0, 2.0), rope_long=(3.0, 5.0), rope_context=5, rope_scale=1.5)
+    c = config("Qwen3", query_norm="none", **own)
+    assert from_json(json.loads(json.dumps(c.as_json()))) == c
+    plain = 10000.0 ** -(np.arange(0, 4, 2) / 4)
+    for length, factors in ((5, (1.0, 2.0)), (6, (3.0, 5.0))):
+        cos, sin = rotations(c, length)
+        np.testing.assert_allclose(sin, 1.5 * np.sin(np.arange(length)[:, None] * plain / factors), rtol=0, atol=1e-15)
+        np.testing.assert_allclose(cos**2 + sin**2, 1.5**2, rtol=0, atol=1e-15)
+    params, tokens = tiny.params(c), tiny.tokens(2, 6)
+    short, whole = tiny.forward(c)(params, tokens[:, :5]), tiny.forward(c)(params, tokens)
+    assert np.abs(whole[:, :5] - short).max() > VISIBLE
+    np.testing.assert_allclose(
+        tiny.forward(replace(c, rope_context=6))(params, tokens)[:, :5], short, rtol=0, atol=EXACT
+    )
+    with pytest.raises(ValueError, match=r"rope_long has a number above 0 for each of the 2 pairs .* but is \(3.0,\)"):
+        replace(c, rope_long=(3.0,))
+
+
+def test_a_phi3_that_is_scaled_otherwise_is_refused():
+    said = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 8}
+    family = FAMILIES["Phi3ForCausalLM"]
+    with pytest.raises(ValueError, match=r"rope_type is 'yarn', but only .* and a Phi-3's 'longrope'"):
+        family.inferred(said | {"rope_scaling": {"type": "yarn", "factor": 2.0}})
+    with pytest.raises(KeyError, match="long_factor"):
+        family.inferred(said | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0]}})
+    one = {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
+    with pytest.raises(ValueError, match="original_max_position_embeddings is 1, less than 2"):
+        family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
 
 
 # --- layers of several kinds ---

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import grow, lora
+from jaxgrow import _keeps, grow, lora
 from jaxgrow.experts import as_mixture, redrawn, routed
+from jaxgrow.interop import CheckpointError, peft
+from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.experts import Experts
-from jaxgrow.operators import hypercloning, lemon, upcycle, virtual_groups
+from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, upcycle, virtual_groups, zero_pad
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -135,24 +137,80 @@ def test_more_experts_of_several_keep_the_function_with_as_many_times_more_activ
     assert np.abs(logits(large, grown) - expected).max() > VISIBLE
 
 
-@pytest.mark.parametrize("by", ["hypercloning", pytest.param("lemon", marks=pytest.mark.slow)])
-def test_a_model_of_experts_grows_in_width_as_any(by):
+@pytest.mark.parametrize(
+    "by",
+    ["hypercloning", *(pytest.param(by, marks=pytest.mark.slow) for by in ("lemon", "fpi", "zero_pad", "llama_pro"))],
+)
+def test_a_model_of_experts_grows_as_any(by):
     c = config(experts=E)
-    params, norm = tiny.params(c), "rms"
-    sizes = c.sizes()
-    if by == "hypercloning":
-        growth = hypercloning(sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F})
-    else:
-        growth = lemon(sizes, {"embed": D + 2, "mlp": F + 3}, norm=norm)
+    params, sizes = tiny.params(c), c.sizes()
+    heads = {"heads": 6, "kv_heads": 3, "mlp": F + 3}
+    growth = {
+        "hypercloning": hypercloning(sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F}),
+        "lemon": lemon(sizes, {"embed": D + 2, "mlp": F + 3}, norm="rms"),
+        "fpi": fpi(sizes, heads, seed=1),
+        "zero_pad": zero_pad(sizes, heads),
+        "llama_pro": llama_pro(sizes, {"layers": 3}),
+    }[by]
+    assert _keeps.keeps(growth, c, by)
     grown = grow(growth, params, tiny.axes(c))
     np.testing.assert_allclose(logits(c.resized(growth), grown), logits(c, params), rtol=0, atol=1e-10)
 
 
+# --- LoRA, of every expert its own ---
+
+
+BESIDE = lora.LoRA(rank=3, alpha=5.0, targets=("*/attention/query", "*/mlp/*"))
+
+
+def adapted(c: LlamaConfig):
+    """``(parameters, an adapter that has trained)``."""
+    axes, rng = tiny.axes(c), np.random.default_rng(3)
+    fresh = jax.eval_shape(lambda: lora.init(BESIDE, axes, c.sizes(), jax.random.key(0)))
+    return tiny.params(c), jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, fresh)
+
+
+def test_a_lora_beside_experts_and_their_router_is_the_merged_model():
+    c = config(experts=E)
+    params, trained = adapted(c)
+    up = trained["blocks"]["mlp"]["up"]
+    assert up["a"].shape == (2, E, D, 3) and up["b"].shape == (2, E, 3, F)
+    merged = lora.merge(params, trained, BESIDE)
+    product = BESIDE.scale * up["a"][1, 2] @ up["b"][1, 2]
+    moved = (np.asarray(m["blocks"]["mlp"]["up"]["kernel"]) for m in (merged, params))
+    np.testing.assert_allclose(np.subtract(*moved)[1, 2], product, rtol=0, atol=TOLERANCE)
+    for part in ("router", "down"):  # each by itself: what routing changes would hide what experts do
+        alone = jax.tree.map(np.zeros_like, trained)
+        alone["blocks"]["mlp"][part] = trained["blocks"]["mlp"][part]
+        by_two = logits(c, lora.attach(params, alone, BESIDE))
+        np.testing.assert_allclose(by_two, logits(c, lora.merge(params, alone, BESIDE)), rtol=0, atol=1e-10)
+        assert np.abs(by_two - logits(c, params)).max() > VISIBLE
+
+
+@pytest.mark.parametrize("by", ["hypercloning", "upcycle", "coalesce, layers", "back from upcycle"])
+def test_a_lora_of_experts_grows_with_them(by):
+    c = config(experts=E)
+    (params, trained), axes, sizes = adapted(c), tiny.axes(c), c.sizes()
+    growth = {
+        "hypercloning": hypercloning(sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F}),
+        "upcycle": upcycle(sizes, {"experts": 2 * E}),
+        "coalesce, layers": coalesce(sizes, layers="adjacent"),
+        "back from upcycle": swap(upcycle({**sizes, "experts": E // 2}, {"experts": E})),
+    }[by]
+    own = lora.growth(growth, BESIDE, axes)
+    both = lora.merge(grow(growth, params, axes), grow(own, trained, lora.axes_of(BESIDE, axes)), BESIDE.resized(own))
+    assert tiny.distance(both, grow(growth, lora.merge(params, trained, BESIDE), axes)) < TOLERANCE
+
+
 def test_settings_that_no_mixture_has():
-    with pytest.raises(
-        ValueError, match="no LoRA is computed beside experts and their routers: leave out blocks/mlp/down"
-    ):
-        lora.kernels(lora.LoRA(targets=("*/query", "*/mlp/*")), tiny.axes(config(experts=E)))
+    mine = lora.LoRA(targets=("*/mlp/up",))
+    with pytest.raises(CheckpointError, match="blocks/mlp/up: no kernel of a layer in PEFT's layout; merge the LoRA"):
+        peft.save(
+            "nowhere",
+            config(experts=E),
+            mine,
+            lora.init(mine, tiny.axes(config(experts=E)), config(experts=E).sizes(), jax.random.key(0)),
+        )
     with pytest.raises(ValueError, match="of which a token goes through 2 at most; there are 1"):
         config(experts=1)
     assert "experts" not in config().as_json() and config(experts=E).sizes()["experts"] == E

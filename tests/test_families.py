@@ -14,7 +14,17 @@ from jaxgrow import grow, ligo, operators, sizes
 from jaxgrow.axes import kind
 from jaxgrow.drop import Kept, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.freeze import Freeze
-from jaxgrow.models import BERTConfig, CaiTConfig, Config, GPT2Config, LlamaConfig, SwinConfig, ViTConfig
+from jaxgrow.models import (
+    BERTConfig,
+    CaiTConfig,
+    Config,
+    EncoderConfig,
+    GPT2Config,
+    LlamaConfig,
+    ModernBERTConfig,
+    SwinConfig,
+    ViTConfig,
+)
 from jaxgrow.models.patches import PatchConfig
 from train import pretrain
 from train.data.images import Images
@@ -43,13 +53,15 @@ FAMILIES: dict[str, Config] = {
     "Pythia": LlamaConfig(
         **SIZES, **TEXT, kv_heads=4, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True
     ),
+    "ModernBERT": ModernBERTConfig(**SIZES, **TEXT, kv_heads=4, kinds="s", window=2),
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
+    "DINOv2": ViTConfig(**SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
     "Swin": SwinConfig(**STAGES, **IMAGES | {"patch": 1}, window=3, position_mlp=3),
 }
 # Those that are another's in all but a part, such as an untied head.
-VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "DeiT")
+VARIANTS = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "ModernBERT", "DeiT", "DINOv2")
 # What is fine-tuned differs in its head, which grows, too.
 HEADED: dict[str, Config] = {
     "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),
@@ -176,7 +188,7 @@ def batch(config: Config):
         shape = (2, config.image, config.image, config.channels)
         return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     tokens = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
-    if isinstance(config, BERTConfig):
+    if isinstance(config, EncoderConfig):
         places = jax.ShapeDtypeStruct((2, 1), jnp.int32)
         return {"tokens": tokens, "places": places}, places
     return tokens, tokens
@@ -276,10 +288,11 @@ def test_plans(config, method):
     ("name", "method"),
     [
         ("BERT", Scratch()),
+        pytest.param("ModernBERT", Scratch(), marks=pytest.mark.slow),
         pytest.param("DeiT", Scratch(), marks=pytest.mark.slow),
         *(pytest.param(name, runs.VCYCLE, marks=pytest.mark.slow) for name in ("BERT", "DeiT")),
     ],
-    ids=["BERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],
+    ids=["BERT", "ModernBERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],
 )
 def test_runs(name, method, tmp_path):
     """Data, steps, what is between them, validation and checkpoints."""

@@ -67,9 +67,9 @@ def test_labels_that_say_nothing_teach_nothing(home):
 
 
 @pytest.mark.slow  # of a BERT, see what finds spans; of a decoder, a GPT-2 that learns
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("family", ["bert", "llama", "modernbert"])
 def test_every_family_fine_tunes(home, family):
-    if family == "llama":
+    if family not in ("bert", "gpt2"):
         checkpoint(home / family, FAMILIES[family])
     found = command.finetune(tuning(home / "cola"), home / family, home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.5

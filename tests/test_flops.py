@@ -1,5 +1,7 @@
 """The cost formula against counts that know nothing of it: by hand, of every matrix product in the program, and XLA's."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from counting import products, programs
 
 from jaxgrow import flops
 from jaxgrow.drop import TokenDrop
-from jaxgrow.models import GPT2Config
+from jaxgrow.models import GPT2Config, LlamaConfig, ModernBERTConfig
 from jaxgrow.models.layers import KeptTokens
 
 # XLA also counts what the formula leaves out, norms, softmax and GELU: 3 % at these sizes.
@@ -90,3 +92,42 @@ def test_xla_counts_little_more():
     for program, formula in ((forward, flops.forward), (step, flops.train)):
         counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]
         assert 1 <= counted / formula(config, 2 * 64) < 1 + LEFT_OUT
+
+
+# Of each form of a model, what its layers have that those above have not.
+SHAPE = SIZES | {"kv_heads": 3}
+FORMS = {
+    "experts": LlamaConfig(**SHAPE, experts=5, active=2),
+    "sublayers in parallel, biases, no gate": LlamaConfig(
+        **SHAPE, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5
+    ),
+    "four norms, norms of queries and keys, a window, caps": LlamaConfig(
+        **SHAPE, norms="both", query_norm="head", kinds="s", window=9, score_cap=5.0, logit_cap=5.0
+    ),
+    # Wider: GELU's error function, which is left out, takes many operations.
+    "ModernBERT": ModernBERTConfig(**SHAPE | {"embed": 192, "head_dim": 64, "mlp": 480}, kinds="s", window=9),
+}
+
+
+@pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
+def test_every_matrix_product_of_every_form_is_counted(config):
+    config = replace(config, layers=2)
+    (forward, *steps), arguments = programs(config)
+    assert flops.forward(config, 2 * 64) == pytest.approx(
+        products(jax.make_jaxpr(forward)(*arguments).jaxpr), rel=1e-12
+    )
+    for program in steps:
+        counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)
+        assert flops.train(config, 2 * 64) == pytest.approx(counted, rel=1e-12)
+
+
+@pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
+def test_xla_counts_little_more_of_every_form(config):
+    """A forward pass; of experts, XLA for a CPU computes each for the tokens of all."""
+    config = replace(config, layers=1)
+    (forward, *_), arguments = programs(config)
+    expected = flops.forward(config, 2 * 64)
+    if config.experts:
+        expected += 2 * 64 * (config.experts - 1) * 2 * config.active * 3 * config.embed * config.mlp
+    counted = jax.jit(forward).lower(*arguments).compile().cost_analysis()["flops"]
+    assert 1 <= counted / expected < 1 + LEFT_OUT

@@ -11,9 +11,10 @@ import pytest
 import tiny
 from checkpoints import change, contents, tensors
 
-from jaxgrow import cli, interop
+from jaxgrow import cli, grow, interop, operators
+from jaxgrow.experts import as_mixture, routed
 from jaxgrow.interop import FAMILIES
-from jaxgrow.models import BERTConfig
+from jaxgrow.models import EncoderConfig
 
 torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
@@ -25,7 +26,10 @@ _GEMMA = _GROUPED | {"head_dim": 6}
 _LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 _MIXED = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "pad_token_id": 1}
 _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
+# Of three layers the first sees all; two places on either side; padding has a row of zeros there.
+_MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
+_DINO = _IMAGES | dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False)
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
     pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
 )
@@ -34,6 +38,10 @@ SETTINGS = {
     "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
     "RobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "XLMRobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "ModernBertForMaskedLM": [
+        _MODERN,
+        _MODERN | {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] + ["full_attention"] * 2},
+    ],
     "GPT2LMHeadModel": [
         dict(vocab_size=11, n_positions=9, n_layer=2, n_embd=12, n_head=2, bos_token_id=0, eos_token_id=0)
     ],
@@ -49,8 +57,11 @@ SETTINGS = {
     "Qwen3ForCausalLM": [_GROUPED | {"head_dim": 6}, _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL}],
     "MixtralForCausalLM": [_GROUPED | _MIXED | {"num_local_experts": 4}, _GROUPED | _MIXED | {"num_local_experts": 2}],
     "Qwen3MoeForCausalLM": [
-        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
-        for normed in (False, True)
+        _GROUPED
+        | _MIXED
+        | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
+        | more
+        for normed, more in ((False, {}), (True, {"use_sliding_window": True, "sliding_window": 3}))
     ],
     "GemmaForCausalLM": [_GEMMA],
     "Gemma2ForCausalLM": [
@@ -69,6 +80,22 @@ SETTINGS = {
         _GROUPED
         | {"pad_token_id": 1, "hidden_size": 32, "sliding_window": 3}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 0.5}},
+        # A sequence of 7 is longer than 4, and not than 8; as transformers 5 says it, and 4.
+        *(
+            _GROUPED
+            | {
+                "pad_token_id": 1,
+                "hidden_size": 32,
+                "original_max_position_embeddings": n,
+                "partial_rotary_factor": 0.5,
+            }
+            | {key: {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5]} | more}
+            for n, key, more in (
+                (4, "rope_parameters", {"rope_type": "longrope", "rope_theta": 250.0, "partial_rotary_factor": 0.5}),
+                (8, "rope_scaling", {"type": "longrope"}),
+                (4, "rope_scaling", {"rope_type": "longrope", "attention_factor": 1.25}),
+            )
+        ),
     ],
     "SmolLM3ForCausalLM": [_GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]}],
     "GPTNeoXForCausalLM": [
@@ -79,12 +106,19 @@ SETTINGS = {
     "ViTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassification": [_ENCODER | _IMAGES],
     "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
+    "Dinov2ForImageClassification": [
+        _DINO,
+        _DINO | {"use_swiglu_ffn": True, "hidden_act": "gelu", "layerscale_value": 0.5},
+    ],
     # A stage in windows, of which some are filled up, and one that is a single window; and as fine-tuned with larger ones.
     "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
     "BertForSequenceClassification": [_ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
     "RobertaForSequenceClassification": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "XLMRobertaForSequenceClassification": [
         _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 5}
+    ],
+    "ModernBertForSequenceClassification": [
+        _MODERN | {"num_labels": 3, "classifier_pooling": pooling} for pooling in ("cls", "mean")
     ],
     "GPT2ForSequenceClassification": [
         dict(vocab_size=11, n_positions=9, n_layer=2, n_embd=12, n_head=2, bos_token_id=0, eos_token_id=0)
@@ -114,6 +148,8 @@ SETTINGS = {
     "GPTNeoXForSequenceClassification": [_NEOX | {"pad_token_id": 1, "num_labels": 3}],
     "BertForQuestionAnswering": [_ENCODER | _TEXT],
     "RobertaForQuestionAnswering": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    # What stands where a token sees padding alone is anybody's.
+    "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
 }
 LENGTHS = np.array([7, 4, 1])  # of texts that are classified; what follows is padding
 cases = pytest.mark.parametrize(
@@ -226,7 +262,9 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     config = interop.open_checkpoint(tmp_path / "a").config
     leaves, names = interop.open_checkpoint(tmp_path / "a").leaves, FAMILIES[architecture].names(config)
     sizes = config.sizes()
-    stored = {n.format(layers=i) for p, s in names.items() for i in leaves[p].layers for n in s.of_experts(sizes)}
+    stored = {
+        n.format(layers=i) for p, s in names.items() for i in s.layers(leaves[p].layers) for n in s.of_experts(sizes)
+    }
     first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
     assert last.keys() == stored | FAMILIES[architecture].copies(config).keys() and stored <= first.keys()
     # What a Gemma stores less one is rounded to its distance from one, in float32; in bfloat16 to nothing.
@@ -253,7 +291,7 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     """Without a ``config.json`` to follow."""
     config, params = interop.load(made(tmp_path / "a", architecture, which))
     decides = config.predicts == "classes" and not isinstance(
-        config, BERTConfig
+        config, EncoderConfig
     )  # .. by the last token, if that is known
     interop.save(tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None)
     assert interop.load(tmp_path / "b")[0] == config
@@ -284,6 +322,11 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}),
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
         ("MistralForCausalLM", {"sliding_window": 9}),
+        # As it was said before transformers 5.
+        (
+            "ModernBertForMaskedLM",
+            {"global_attn_every_n_layers": 2, "global_rope_theta": 30.0, "local_rope_theta": 9.0},
+        ),
     ],
 )
 def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):
@@ -399,6 +442,70 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     assert_alike(tmp_path / "gpt2")
     assert cli.main(["inspect", str(tmp_path / "bert")]) == 2
     assert "a model without its head; load it as BertForMaskedLM" in capsys.readouterr().err
+
+
+def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
+    """Its last stage is told in ``config.json``; and no token stands there for patches that pre-training hides."""
+    folder = made(tmp_path / "a", "Dinov2ForImageClassification", more={"use_mask_token": True})
+    run("coalesce", folder, tmp_path / "b", "--layers", "0+1")
+    assert_alike(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["out_features"] == ["stage1"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "becomes"),
+    [
+        ("LlamaForCausalLM", "MixtralForCausalLM"),
+        ("MistralForCausalLM", "MixtralForCausalLM"),
+        ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        ("MistralForSequenceClassification", "MixtralForSequenceClassification"),
+    ],
+)
+def test_a_dense_model_is_upcycled_into_experts_that_answer_the_same(tmp_path, architecture, becomes, capsys):
+    """Each a copy of its MLP; noise in the routers tells them apart, and gates add up to one."""
+    window = {"sliding_window": 3} if architecture == "MistralForCausalLM" else {}
+    before = assert_alike(made(tmp_path / "a", architecture, more={"intermediate_size": 24, **window}))
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "upcycle", "--experts", 8, "--active", 2, "--seed", 3)
+    assert "the function is kept" in capsys.readouterr().out
+    said = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said["architectures"] == [becomes] and said["num_experts_per_tok"] == 2
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
+    one, single = as_mixture(*interop.load(tmp_path / "a"))
+    _, params = interop.load(tmp_path / "b")
+    expected = routed(grow(operators.upcycle(one.sizes(), {"experts": 8}), single, one.axes()), one.axes(), 3)
+    assert tiny.distance(params, expected) == 0
+    assert params["blocks"]["mlp"]["router"]["kernel"].std() == pytest.approx(0.02, rel=0.3)
+    if architecture != "LlamaForCausalLM":
+        return
+    finer = ("--method", "virtual_groups", "--experts", 8, "--mlp", 12, "--active")
+    run("grow", tmp_path / "a", tmp_path / "c", *finer, 4)
+    np.testing.assert_allclose(assert_alike(tmp_path / "c"), before, rtol=0, atol=1e-4)
+    run("grow", tmp_path / "a", tmp_path / "d", *finer, 3)
+    assert "the function is changed" in capsys.readouterr().out.splitlines()[-1]
+    assert np.abs(ours(tmp_path / "d") - before).max() > 1e-3  # which of two equal gates is third, is anybody's
+
+
+def test_what_no_mixture_stores_is_told(tmp_path, capsys):
+    made(tmp_path / "Qwen3ForCausalLM", "Qwen3ForCausalLM", 1)  # a window in every other layer
+    for architecture, words, told in (
+        ("Qwen3ForCausalLM", "upcycle --experts 8", "Qwen3MoeForCausalLM has no setting for kinds sf (it would be s)"),
+        ("Qwen2ForCausalLM", "upcycle --experts 8", "MixtralForCausalLM has no setting for qkv_bias True"),
+        ("GPT2LMHeadModel", "upcycle --experts 8", "experts are made of a dense model of Llama's kin; this GPT2Config"),
+        ("MixtralForCausalLM", "upcycle --experts 8", "this LlamaConfig has 4 experts already"),
+        ("GPTNeoXForCausalLM", "upcycle --experts 8", "experts are gated MLPs without biases"),
+        ("LlamaForCausalLM", "upcycle --experts 2 --active 3", "a token goes through 3 at most; there are 2"),
+        ("LlamaForCausalLM", "upcycle --experts 8 --active 0", "a token goes through 0 at most; there are 8"),
+        ("LlamaForCausalLM", "upcycle --experts 2000000", "--experts 2000000: no model has more than 1,048,576"),
+        ("LlamaForCausalLM", "upcycle --experts 8 --noise 10", "routers of experts get noise of their own"),
+        ("LlamaForCausalLM", "upcycle", "give --experts, as --experts 8"),
+        ("LlamaForCausalLM", "stack --layers 4 --experts 8", "--experts is of upcycle and virtual_groups"),
+    ):
+        if not (tmp_path / architecture).exists():
+            made(tmp_path / architecture, architecture)
+        arguments = ["grow", str(tmp_path / architecture), str(tmp_path / "b"), "--method", *words.split()]
+        assert cli.main(arguments) == 2, words
+        assert told in capsys.readouterr().err, words
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_pooler_that_nobody_asks(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import chex
 import jax
@@ -30,6 +31,7 @@ FAMILIES = {
     "bert": BERTConfig(**SIZES),
     "llama": LlamaConfig(**SIZES, kv_heads=2),
 }
+MIXTURE = LlamaConfig(**SIZES, kv_heads=2, experts=5, active=2)
 PUBLISHED = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)  # float32
 EVERY = LoRA(rank=3, alpha=5.0, targets=("*/attention/*", "*/mlp/*"))
 
@@ -224,10 +226,10 @@ def test_a_map_over_axes_of_both_factors_is_refused():
 # --- what it costs ---
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", [FAMILIES["gpt2"], FAMILIES["llama"], MIXTURE], ids=["gpt2", "llama", "mixture"])
 def test_every_matrix_product_of_its_training_is_counted(family):
-    """Of the kernels that stand still no product makes a gradient."""
-    config = type(FAMILIES[family])(**{**SIZES, "dtype": "float32"}, head="classes", tied=False)
+    """Of the kernels that stand still no product makes a gradient; of experts, those that a token goes through."""
+    config = replace(family, dtype="float32", head="classes", tied=False)
     params = shapes(config)
     fresh = jax.eval_shape(lambda: lora.init(EVERY, config.axes(), config.sizes(), jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((2, 8), np.int32)

@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from jaxgrow import interop
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig
 from train.data.labelled import glue, metrics, squad
 from train.data.labelled.encoding import Encoder, truncated
 from train.data.labelled.task import NAMES, Labelled, Prepared, task
@@ -27,6 +27,7 @@ from train.errors import UserError
 
 SIZES = dict(vocab=400, layers=1, embed=8, heads=2, head_dim=4, mlp=8)
 BERT = BERTConfig(**SIZES, context=512)
+MODERNBERT = ModernBERTConfig(**SIZES, kv_heads=SIZES["heads"], context=512)
 ROBERTA = BERTConfig(**SIZES, context=514, types=1, first_position=2)
 GPT2 = GPT2Config(**SIZES, context=512)
 LLAMA = LlamaConfig(**SIZES, context=512, kv_heads=1)
@@ -490,7 +491,7 @@ def test_scores_of_right_and_wrong_outputs(tmp_path, name):
             made.score(split, right[:1])
 
 
-@pytest.mark.parametrize("model", [BERT, GPT2], ids=["BERT", "GPT-2"])
+@pytest.mark.parametrize("model", [BERT, MODERNBERT, GPT2], ids=["BERT", "ModernBERT", "GPT-2"])
 def test_a_model_takes_what_is_read(tmp_path, model):
     made = task(Labelled("mnli", saved(tmp_path, "mnli"), length=48), model)
     config = model.with_head(made.head, made.classes)

@@ -1,4 +1,4 @@
-"""ViT and DeiT: the names of their parameters, their function against transformers, what growing does to it, its cost.
+"""ViT, DeiT and DINOv2: the names of their parameters, their function against transformers, what growing does to it, its cost.
 
 Tolerances: 1e-10 in float64 through two layers; 1e-4 against another implementation in float32.
 """
@@ -15,18 +15,19 @@ import pytest
 import tiny
 import vision
 
-from jaxgrow import grow, ligo, sizes, swap
+from jaxgrow import _keeps, grow, ligo, sizes, swap
 from jaxgrow.axes import LAYERS, is_names, leaves, path
 from jaxgrow.interop import FAMILIES
 from jaxgrow.models import ViTConfig, from_json
 from jaxgrow.models.layers import KeptTokens
-from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack
+from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, llama_pro, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
 GOLDEN = Path(__file__).parent / "golden" / "vit.txt"
 KINDS = ("none", "token", "head")
+DINO = dict(layer_scale=0.5, gated=True, mean_head=True)
 SMALL = dict(image=10, patch=5, channels=2, classes=11, layers=2, embed=6, heads=3, head_dim=7, mlp=9)
 
 either = pytest.mark.parametrize("distillation", KINDS)
@@ -42,8 +43,7 @@ def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
 
 def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
     lines = []
-    for kind in KINDS:
-        small = config(kind)
+    for small in (*map(config, KINDS), config(**DINO)):
         lines.append(f"# {small}")
         lines += [f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))]
     assert lines == GOLDEN.read_text().splitlines()
@@ -56,6 +56,7 @@ def test_the_config_knows_the_size_of_every_axis(distillation):
     assert found == small.sizes()
     assert found["positions"] == small.length == {"none": 5, "token": 6, "head": 6}[distillation]
     assert from_json(small.as_json()) == small
+    assert from_json(config(**DINO).as_json()) == config(**DINO) and not small.as_json().keys() & DINO.keys()
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ def test_the_config_knows_the_size_of_every_axis(distillation):
         ({"patch": 3}, "image of 10 pixels a side has no whole number of patches of 3"),
         ({"patch": 0}, "image of 10 pixels a side has no whole number of patches of 0"),
         ({"classes": 0}, "classes is 0, less than 1"),
+        ({"distillation": "head", "mean_head": True}, "beside that of a class token alone: distillation=none"),
         ({"distillation": "hard"}, "distillation is 'none', 'token' or 'head', not 'hard'"),
     ],
 )
@@ -136,7 +138,7 @@ def test_logits_are_those_of_transformers_and_its_checkpoint_comes_back_to_the_b
     model, tensors = theirs(family, small, tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["architectures"], written["model_type"]) == ([architecture], family.model_type)
-    assert family.inferred(written) == {"classes": small.classes, "distillation": distillation}
+    assert {**family.inferred(written), **family.fixed} == {"classes": small.classes, "distillation": distillation}
     assert {key: written[key] for key in family.derived(small)} == family.derived(small)
     assert all(written[key] in values for key, values in family.settings.items())
 
@@ -190,14 +192,17 @@ def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it(
     assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
 
 
-def test_what_keeps_the_function():
-    small = config("head", eps=1e-5)
-    for growth in (
-        hypercloning(small.sizes(), tiny.wider(2)),
-        lemon(small.sizes(), {"embed": 8, "heads": 5, "mlp": 13}, seed=2),
-        llama_pro(small.sizes(), {"layers": 3}),
-    ):
+@pytest.mark.parametrize("own", [{"distillation": "head"}, DINO], ids=["DeiT", "DINOv2"])
+def test_what_keeps_the_function(own):
+    """Spare units that hold the mean of the others do not stay it where each has a size of its own."""
+    small = config(**own, eps=1e-5)
+    ragged, even = (lemon(small.sizes(), {"embed": n, "heads": 5, "mlp": 13}, seed=2) for n in (8, 12))
+    heads = fpi(small.sizes(), {"heads": 5, "mlp": 13}, seed=1)
+    for growth in (hypercloning(small.sizes(), tiny.wider(2)), llama_pro(small.sizes(), {"layers": 3}), even, heads):
         assert vision.change(growth, small) < EXACT
+    kept = vision.change(ragged, small)
+    assert kept < EXACT if own != DINO else kept > VISIBLE
+    assert _keeps.keeps(even, small, "lemon") and _keeps.keeps(ragged, small, "lemon") == (own != DINO)
 
 
 def test_what_does_not():
@@ -231,9 +236,20 @@ def test_dropped_layers_are_identities():
         vision.assert_dropping_is_exact(config("head", "float32"))
 
 
-@ends
-def test_every_matrix_product_of_the_program_is_counted(distillation):
-    vision.assert_every_product_is_counted(config(distillation, "float32", layers=3))
+@pytest.mark.parametrize("own", [{"distillation": "none"}, {"distillation": "head"}, DINO], ids=str)
+def test_every_matrix_product_of_the_program_is_counted(own):
+    vision.assert_every_product_is_counted(config(**own, dtype="float32", layers=3))
+
+
+def test_the_giant_of_dinov2_has_the_published_number_of_parameters():
+    family = FAMILIES["Dinov2ForImageClassification"]
+    said = {"hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 24, "image_size": 518}
+    found = family.ours(said | {"use_swiglu_ffn": True, "num_labels": 1})
+    heads = 2 * 1536 + 1
+    assert (sum(x.size for x in jax.tree.leaves(tiny.shapes(found))) - heads) / 1e6 == pytest.approx(1136.5, abs=0.1)
+    assert family.theirs(found, said)["mlp_ratio"] == 4
+    with pytest.raises(ValueError, match=r"no setting for mlp 5000 \(it would be 5120\)"):
+        family.theirs(replace(found, mlp=5000))
 
 
 @pytest.mark.parametrize("frozen", [1, 3])

@@ -13,7 +13,7 @@ from jaxgrow.interop import CheckpointError, huggingface, open_checkpoint
 from jaxgrow.interop.files import RECORD, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.labels import named
-from jaxgrow.models import Config, TextConfig
+from jaxgrow.models import Config, EncoderConfig, TextConfig
 from train.data.labelled.task import Labelled, task
 from train.data.text import tokenizer_of
 from train.errors import UserError, exits_cleanly
@@ -63,7 +63,7 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     """Writes the tokenizer as `transformers` reads it; returns what ``config.json`` says of it."""
     tokenizer = tokenizer_of(run)
     tokenizer.save(str(folder / "tokenizer.json"))
-    masked = type(config).__name__ == "BERTConfig"
+    masked = isinstance(config, EncoderConfig)
     roles = {role for role in _ROLES if masked or role not in _OF_MASKED}
     named = {
         role: name

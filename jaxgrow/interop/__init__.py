@@ -6,6 +6,7 @@ from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.interop.files import CheckpointError
 from jaxgrow.interop.source import Grown, Interpolated, Loaded, Source
+from jaxgrow.interop.upcycled import Upcycled
 
 __all__ = [
     "FAMILIES",
@@ -18,6 +19,7 @@ __all__ = [
     "Noisy",
     "Source",
     "Stored",
+    "Upcycled",
     "load",
     "open_checkpoint",
     "save",

@@ -13,10 +13,12 @@ from jaxgrow.interop.bert import (
 from jaxgrow.interop.family import Family
 from jaxgrow.interop.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
 from jaxgrow.interop.llama import LLAMA
+from jaxgrow.interop.modernbert import MODERNBERT
 from jaxgrow.interop.swin import Swinv2ForImageClassification
 from jaxgrow.interop.vit import (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
+    Dinov2ForImageClassification,
     ViTForImageClassification,
 )
 
@@ -26,18 +28,22 @@ FAMILIES: dict[str, Family] = {
         BertForMaskedLM,
         RobertaForMaskedLM,
         XLMRobertaForMaskedLM,
+        MODERNBERT[0],
         GPT2LMHeadModel,
         *LLAMA[::2],
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
+        Dinov2ForImageClassification,
         Swinv2ForImageClassification,
         BertForSequenceClassification,
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,
+        MODERNBERT[1],
         GPT2ForSequenceClassification,
         *LLAMA[1::2],
         BertForQuestionAnswering,
         RobertaForQuestionAnswering,
+        MODERNBERT[2],
     )
 }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,11 @@ class Stored:
     # What is stored is ``times * leaf + plus``: a Gemma's norms are stored less one. Then leaves are float32 or better.
     times: float = 1.0
     plus: float = 0.0
+    first: int = 0  # the first layer that has it; those below it compute nothing by theirs, which are ones
+
+    def layers(self, of: Sequence[int | None]) -> Sequence[int | None]:
+        """Those of a leaf's layers that are stored."""
+        return of[self.first :]
 
     @property
     def moved(self) -> bool:
@@ -151,6 +156,7 @@ class Family:
     folded: tuple[str, ...] = ()
     # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.
     absent: Mapping[str, Any] = field(default_factory=dict)
+    mixture: bool = False  # whether it has experts
     # What the tensors of the model without its head are named without, in checkpoints that were saved so.
     prefix: str = ""
     # Of how many units a head is: embed / heads, and nothing else; any number, but `transformers` loads no embed that the heads
@@ -247,8 +253,12 @@ class Family:
         out |= {"architectures": [self.architecture], "model_type": self.model_type}
         out |= {key: getattr(config, name) for key, name in self.fields.items()}
         derived = self.derived(config)
-        # A list that has the length that it needs is the user's own, such as the labels of classes.
+        # What has the length that it needs is the user's own, such as the labels of classes; but not a list that only says
+        # what the model was.
         own = {k for k, v in derived.items() if isinstance(v, dict | list) and _alike(out.get(k), v)}
+        if like is not None and any(isinstance(derived[k], list) for k in own):
+            was = self.derived(self.ours(like))
+            own -= {k for k in own if isinstance(derived[k], list) and out[k] == was.get(k)}
         if "id2label" in own and out.get("problem_type") is not None:  # what these labels are for
             own.add("problem_type")
         out |= {k: v for k, v in derived.items() if k not in own}

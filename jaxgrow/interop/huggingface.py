@@ -52,7 +52,7 @@ class HuggingFace(Checkpoint):
         self._check_tied()
         self.leaves = {}
         for path, (names, shape) in self._born.items():
-            dtype = common(t.dtype for t in self._tensors(path))
+            dtype = common([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
             if self.names[path].moved:
                 dtype = common([dtype, np.dtype(np.float32)])
             self.leaves[path] = Leaf(names, shape, dtype)
@@ -60,6 +60,8 @@ class HuggingFace(Checkpoint):
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         stored, leaf = self.names[path], self.leaves[path]
+        if layer not in stored.layers(leaf.layers):
+            return np.ones(leaf.shape[1:], leaf.dtype)
         if "{experts}" in stored.name:
             each = (self.tensors[self._name(name, layer)].read() for name in stored.of_experts(self._sizes))
             return np.stack([stored.ours(x, leaf.names, self._sizes).astype(leaf.dtype, copy=False) for x in each])
@@ -77,6 +79,9 @@ class HuggingFace(Checkpoint):
         """Where one layer of a leaf lies, or one expert of that."""
         return self.tensors[self._name(stored.of_experts(self._sizes)[expert], layer)]
 
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        return (self, layer) if layer in self.names[path].layers(self.leaves[path].layers) else None
+
     def fingerprint(self) -> str:
         # The same however the tensors are sharded.
         digest = hashlib.sha256()
@@ -87,7 +92,7 @@ class HuggingFace(Checkpoint):
 
     def place(self, path: str) -> str:
         stored = self.names[path]
-        files = sorted({tensor.file.name for tensor in self._tensors(path)})
+        files = sorted({tensor.file.name for tensor in self._tensors(path)}) or ["no file"]
         part = "" if stored.part is None else f" part {stored.part}"
         name = stored.name.removeprefix(self.family.prefix) if self._bare else stored.name
         return f"{name} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
@@ -100,7 +105,7 @@ class HuggingFace(Checkpoint):
     def _layers(self, path: str) -> Sequence[int | None]:
         """What a leaf is stored by, as of `Leaf.layers`."""
         names, shape = self._born[path]
-        return range(shape[0]) if layers_of(names) else (None,)
+        return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
     def _name(self, name: str, layer: int | None) -> str:
         return (name.removeprefix(self.family.prefix) if self._bare else name).format(layers=layer)
@@ -191,15 +196,18 @@ def family_for(
     config: Config, foreign: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
 ) -> tuple[Family, dict[str, Any]]:
     """The architecture that stores a model of ``config``, and its ``config.json``, after ``foreign`` and with ``settings``: its
-    own, or that of the same model with the head that ``config`` has.
+    own, or that of the same model with the head, or the experts, that ``config`` has.
 
     Raises:
       CheckpointError: none does.
     """
-    candidates = [f for f in FAMILIES.values() if f.config is type(config) and f.has_head(config)]
+    mixture = "experts" in config.sizes()
+    candidates = [
+        f for f in FAMILIES.values() if f.config is type(config) and f.has_head(config) and f.mixture == mixture
+    ]
     named = f"{type(config).__name__} that predicts {config.predicts}"
-    if foreign is not None:
-        family = family_of(foreign, Path("config.json"))
+    family = None if foreign is None else family_of(foreign, Path("config.json"))
+    if family is not None and family.mixture == mixture:  # else it has become another model
         named = f"{family.model_type} that predicts {config.predicts}"
         candidates = [f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)]
         candidates = [family] if family.has_head(config) else candidates
@@ -248,6 +256,8 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
         for layer in source.leaves[groups[patterns[0]][0].path].layers:
             for pattern in patterns:  # of a copy, not the name that its leaf is stored by
                 parts = groups[pattern]
+                if layer not in parts[0].stored.layers(source.leaves[parts[0].path].layers):
+                    continue
                 for expert, name in enumerate(replace(parts[0].stored, name=pattern).of_experts(sizes)):
                     out.append(_planned(source, family, name, parts, layer, expert, narrow, read))
     return out

@@ -9,13 +9,14 @@ Gemma      scaled embeddings, GELU; norms are stored as what is added to one
 Gemma 2    norms before and after sublayers, every other layer with a window, capped scores and logits
 Gemma 3    .. five of six with a window, rotary positions of two kinds, norms of queries and keys, no caps (text alone)
 OLMo 2     norms after sublayers, and of all queries, all keys
-Phi-3      Phi-4, too: fused kernels; not "longrope"
+Phi-3      Phi-4, too: fused kernels; a longer context by "longrope"
 Mixtral    a mixture of experts in each layer; Qwen3-MoE: of finer ones, perhaps with gates that do not add up to one
 SmolLM 3   every fourth layer without rotary positions
 GPT-NeoX   Pythia: LayerNorm, biases, sublayers in parallel, a quarter of each head is turned; fused head by head
 ========== ==================================================================================================================
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -129,7 +130,7 @@ def _neox_names(config: LlamaConfig) -> dict[str, Stored]:
 # --- settings ---
 
 
-def _read(
+def read_attention(
     theirs: Mapping[str, Any], key_heads: int | None = None, theta: float = 10000.0, head_dim: int | None = None
 ) -> dict[str, Any]:
     """Heads and rotary positions, which lie at the top (``rope_theta``, ``rope_scaling``) or, since transformers 5, in
@@ -142,7 +143,10 @@ def _read(
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ValueError(f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read")
+        raise ValueError(
+            f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read, and a Phi-3's "
+            "'longrope'"
+        )
     part = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
     ours = {
         "head_dim": theirs.get("head_dim") or head_dim or theirs["hidden_size"] // heads,
@@ -157,6 +161,16 @@ def _read(
         ours["rope_high"] = float(rope["high_freq_factor"])
         ours["rope_context"] = rope["original_max_position_embeddings"]
     return ours
+
+
+def read_local_theta(theirs: Mapping[str, Any]) -> float:
+    """Of layers with windows, where ``rope_parameters`` says one of their own; or 0."""
+    rope = (theirs.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"config.json: rope_type of sliding_attention is {rope['rope_type']!r}, but only 'default' can be read there"
+        )
+    return float(rope.get("rope_theta") or 0.0)
 
 
 def _written(config: LlamaConfig) -> dict[str, Any]:
@@ -174,8 +188,9 @@ def _written(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096) -> dict[str, Any]:
-    """``kinds``, ``positions``, ``window``: what it means to leave out the layers' types, the positions and the window."""
+def read_windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096) -> dict[str, Any]:
+    """Kinds of layers, and their window. ``kinds``, ``positions``, ``window``: what it means to leave out the layers' types,
+    the positions and the window."""
     window = theirs.get("sliding_window", window)
     types = theirs.get("layer_types")
     if types is not None:
@@ -192,7 +207,8 @@ def _windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int 
     return {"kinds": period(kinds)} | ({"window": window} if "s" in kinds else {})
 
 
-def _types(config: LlamaConfig) -> dict[str, Any]:
+def written_kinds(config: LlamaConfig) -> dict[str, Any]:
+    """The types of layers, and their window."""
     types = {letter: name for name, letter in _TYPES.items()}
     window = {"sliding_window": config.window} if "s" in config.layer_kinds else {}
     return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
@@ -202,46 +218,79 @@ def _qwen_windows(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if not theirs.get("use_sliding_window"):
         return {"kinds": "f"}
     layers, first = theirs["num_hidden_layers"], theirs.get("max_window_layers", 28)
-    return _windows(theirs, "".join("s" if i >= first else "f" for i in range(layers)), 32768)
+    return read_windows(theirs, "".join("s" if i >= first else "f" for i in range(layers)), 32768)
 
 
 def _qwen2(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs) | _qwen_windows(theirs)
+    return read_attention(theirs) | _qwen_windows(theirs)
 
 
 def _qwen3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _qwen2(theirs) | _read(theirs, head_dim=128)
+    return _qwen2(theirs) | read_attention(theirs, head_dim=128)
 
 
 def _qwen_written(config: LlamaConfig) -> dict[str, Any]:
-    return _written(config) | _types(config) | {"use_sliding_window": "s" in config.layer_kinds}
+    return _written(config) | written_kinds(config) | {"use_sliding_window": "s" in config.layer_kinds}
 
 
 def _mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs, key_heads=8, theta=1e6) | _windows(theirs, "s", 131072, None) | {"gates_normed": True}
+    return (
+        read_attention(theirs, key_heads=8, theta=1e6)
+        | read_windows(theirs, "s", 131072, None)
+        | {"gates_normed": True}
+    )
 
 
 def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError("mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here")
     experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))  # since transformers 5, and before
-    return _read(theirs, key_heads=4) | _qwen_windows(theirs) | {"experts": experts}
+    plain = {**theirs, "layer_types": None}  # its windows are of all layers
+    windows = read_windows(plain, "s", 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
+    return read_attention(theirs, key_heads=4) | windows | {"experts": experts}
 
 
 def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
-    return _qwen_written(config) | {"num_local_experts": config.experts, "num_experts": config.experts}
+    windows = {"use_sliding_window": "s" in config.layer_kinds}
+    return _one_window(config) | windows | {"num_local_experts": config.experts, "num_experts": config.experts}
 
 
 def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs, key_heads=8) | _windows(theirs, "s", 131072)
+    return read_attention(theirs, key_heads=8) | read_windows(theirs, "s", 131072)
 
 
 def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _read(theirs) | _windows(theirs, "s", 4096, None)
+    rope, long = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}, {}
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):  # as it was called first
+        before = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings", 4096)
+        factor = rope.get("factor") or theirs.get("max_position_embeddings", 4096) / before
+        long = {
+            "rope_by": "longrope",
+            "rope_short": tuple(map(float, rope["short_factor"])),
+            "rope_long": tuple(map(float, rope["long_factor"])),
+            "rope_context": before,
+            "rope_scale": float(rope.get("attention_factor") or _long_scale(factor, before)),
+        }
+        plain = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        theirs = {**theirs, "rope_parameters": plain, "rope_scaling": None}
+    return read_attention(theirs) | read_windows(theirs, "s", 4096, None) | long
+
+
+def _long_scale(factor: float, before: int) -> float:
+    """Of queries and keys in a context that is longer than before by a factor (Ding et al., 2024)."""
+    if before < 2:
+        raise ValueError(f"config.json: original_max_position_embeddings is {before}, less than 2")
+    return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
 
 
 def _phi3_written(config: LlamaConfig) -> dict[str, Any]:
-    return _one_window(config) | {"partial_rotary_factor": config.rotary}
+    out = _one_window(config) | {"partial_rotary_factor": config.rotary}
+    if config.rope_by != "longrope":
+        return out
+    long = {"type": "longrope", "short_factor": list(config.rope_short), "long_factor": list(config.rope_long)}
+    if config.rope_scale != _long_scale(config.context / config.rope_context, config.rope_context):
+        long["attention_factor"] = config.rope_scale  # transformers 4 takes three keys alone
+    return out | {"rope_scaling": long, "original_max_position_embeddings": config.rope_context}
 
 
 def _one_window(config: LlamaConfig) -> dict[str, Any]:
@@ -251,7 +300,9 @@ def _one_window(config: LlamaConfig) -> dict[str, Any]:
 def _smollm3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     layers, every = theirs["num_hidden_layers"], theirs.get("no_rope_layer_interval", 4)
     turned = theirs.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
-    return _read(theirs, key_heads=4, theta=2e6) | {"kinds": period("".join("f" if t else "n" for t in turned))}
+    return read_attention(theirs, key_heads=4, theta=2e6) | {
+        "kinds": period("".join("f" if t else "n" for t in turned))
+    }
 
 
 def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
@@ -264,18 +315,17 @@ def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _gemma(theirs: Mapping[str, Any], key_heads: int = 16, theta: float = 1e4) -> dict[str, Any]:
-    return _read(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
+    return read_attention(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
 
 
 def _gemma2(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _capped(theirs, 50.0, 30.0) | _windows(theirs, "sf", 8192)
+    return _capped(theirs, 50.0, 30.0) | read_windows(theirs, "sf", 8192)
 
 
 def _gemma3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     pattern = "s" * (theirs.get("sliding_window_pattern", 6) - 1) + "f"
-    local = (theirs.get("rope_parameters") or {}).get("sliding_attention", {})
-    ours = _capped(theirs, None, None, theta=1e6) | _windows(theirs, pattern, 131072)
-    return ours | {"local_theta": float(local.get("rope_theta") or theirs.get("rope_local_base_freq") or 1e4)}
+    ours = _capped(theirs, None, None, theta=1e6) | read_windows(theirs, pattern, 131072)
+    return ours | {"local_theta": read_local_theta(theirs) or float(theirs.get("rope_local_base_freq") or 1e4)}
 
 
 def _capped(
@@ -294,7 +344,7 @@ def _gemma2_written(config: LlamaConfig) -> dict[str, Any]:
     scale = config.score_dim or config.head_dim
     return (
         _written(config)
-        | _types(config)
+        | written_kinds(config)
         | {
             "query_pre_attn_scalar": int(scale) if scale == int(scale) else scale,
             "attn_logit_softcapping": config.score_cap or None,
@@ -311,7 +361,7 @@ def _neox(theirs: Mapping[str, Any]) -> dict[str, Any]:
     like = dict(theirs)
     like.setdefault("rope_theta", theirs.get("rotary_emb_base", 10000.0))
     like.setdefault("partial_rotary_factor", theirs.get("rotary_pct", 0.25))
-    return _read(like) | {"kv_heads": theirs["num_attention_heads"]}
+    return read_attention(like) | {"kv_heads": theirs["num_attention_heads"]}
 
 
 def _neox_written(config: LlamaConfig) -> dict[str, Any]:
@@ -378,7 +428,9 @@ _SHIFTED: dict[str, Any] = dict(
 )
 
 LLAMA = (
-    *_families("Llama", "llama", 2048, _read, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"),
+    *_families(
+        "Llama", "llama", 2048, read_attention, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"
+    ),
     *_families(
         "Qwen2",
         "qwen2",
@@ -416,6 +468,7 @@ LLAMA = (
             experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
         ),
         settings={"hidden_act": _SILU},
+        mixture=True,
         heads="free",
     ),
     *_families(
@@ -435,6 +488,7 @@ LLAMA = (
             experts=tuple(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down")),
         ),
         settings=_UNBIASED,
+        mixture=True,
         heads="free",
         folded=("query_eps",),
     ),
@@ -476,7 +530,7 @@ LLAMA = (
         "Olmo2",
         "olmo2",
         2048,
-        _read,
+        read_attention,
         fixed={"norms": "after", "query_norm": "all"},
         settings=_UNBIASED,
         absent={"rms_norm_eps": 1e-5},

@@ -174,9 +174,10 @@ def _factors(
 
 
 def _stored(config: Config) -> dict[str, Stored]:
-    """Where the kernels of layers lie, by our modules."""
+    """Where the kernels of layers lie, by our modules; but for experts and routers, which PEFT has no such LoRA of."""
     names = family_for(config, None)[0].names(config)
-    return {p.removesuffix("/kernel"): s for p, s in names.items() if p.endswith("/kernel") and "{layers}" in s.name}
+    kernels = {p.removesuffix("/kernel"): s for p, s in names.items() if p.endswith("/kernel") and "{layers}" in s.name}
+    return {module: s for module, s in kernels.items() if "experts" not in f"{s.name} {s.layout}"}
 
 
 def _places(config: Config) -> dict[str, list[_Place]]:

@@ -4,8 +4,10 @@ from jaxgrow.models.adapters import Adapter
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, TextConfig, from_json
+from jaxgrow.models.encoder import EncoderConfig
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
+from jaxgrow.models.modernbert import ModernBERTConfig
 from jaxgrow.models.swin import SwinConfig
 from jaxgrow.models.vit import ViTConfig
 
@@ -15,8 +17,10 @@ __all__ = [
     "CaiTConfig",
     "Config",
     "Cost",
+    "EncoderConfig",
     "GPT2Config",
     "LlamaConfig",
+    "ModernBERTConfig",
     "SwinConfig",
     "TextConfig",
     "ViTConfig",

@@ -22,9 +22,9 @@ class Form(NamedTuple):
 
     scale: float | None = None  # None: 1 / sqrt(K)
     cap: float = 0.0  # c; 0: none
-    window: Any = (
-        None  # how many places a causal query sees, its own among them: a number, or an int32 array; None: all
-    )
+    # How many places a query sees, from its own on backwards and, if not causal, as many forwards: a number, or an int32
+    # array; None: all.
+    window: Any = None
     places_BT: Any = None  # of the tokens in their text, for the window; None: from 0
 
 
@@ -65,7 +65,8 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         places_BT = np.arange(length)[None] if form.places_BT is None else form.places_BT
-        seen_BHTS = seen_BHTS & (places_BT[:, None, :, None] - places_BT[:, None, None] < form.window)
+        near_B1TS = abs(places_BT[:, None, :, None] - places_BT[:, None, None]) < form.window
+        seen_BHTS = near_B1TS if seen_BHTS is None else seen_BHTS & near_B1TS
     if mask_BS is not None:
         keys = mask_BS[:, None, None, :]
         seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys

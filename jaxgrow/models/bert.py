@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import jax
@@ -13,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import BELOW, READ, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.adapters import adapted
-from jaxgrow.models.config import Cost, TextConfig
+from jaxgrow.models.config import Cost
+from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, gelu, predicted, transformed
 from jaxgrow.models.layers import (
     MLP,
     KeptTokens,
@@ -24,19 +24,11 @@ from jaxgrow.models.layers import (
     class_logits,
     run_parts,
     stacked,
-    token_head,
 )
-
-gelu = partial(jax.nn.gelu, approximate=False)
-
-
-def masked_places(masked: float, length: int) -> int:
-    """How many places of a sample of ``length`` are predicted: the same for every sample."""
-    return max(1, round(masked * length))
 
 
 @dataclass(frozen=True)
-class BERTConfig(TextConfig):
+class BERTConfig(EncoderConfig):
     """BERT as published; RoBERTa is ``vocab=50265, context=514, types=1, first_position=2, eps=1e-5``.
 
     ``norm="pre"`` is the BERT of Progressive Layer Dropping (Zhang & He, 2020): norms before the sublayers, a final one after
@@ -52,13 +44,10 @@ class BERTConfig(TextConfig):
     masked: float = 0.15  # the part of a sample's places that is predicted: what the head costs in training
 
     no_axes: ClassVar = ("first_position",)
-    tasks: ClassVar = ("tokens", "classes", "spans")
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 < self.masked <= 1:
-            raise ValueError(f"masked lies between 0 and 1, but is {self.masked}")
         if self.length < 1:
             raise ValueError(f"a context of {self.context} has no row for a first position of {self.first_position}")
 
@@ -74,20 +63,12 @@ class BERTConfig(TextConfig):
     def module(self) -> nn.Module:
         return BERT(self)
 
-    @property
-    def example(self) -> dict[str, jax.Array]:
-        return {"tokens": jnp.zeros((1, 1), jnp.int32)}
-
-    @property
-    def length(self) -> int:
-        return self.context - self.first_position
-
     def cost(self, length: int) -> Cost:
         """``2 * (4 D HK + 2 D F) + 4 T HK`` in a layer; ``2 D D + 2 D V`` in the head, at the masked places alone, ``2 D D + 2
         D C`` once a text, or ``4 D`` for spans."""
         width = self.heads * self.head_dim
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
-        places = {"tokens": masked_places(self.masked, length), "classes": 1, "spans": length}[self.head]
+        places = self.head_places(length)
         out = self.vocab if self.head == "tokens" else self.classes
         transform = 0 if self.head == "spans" else 2 * self.embed * self.embed * places / length
         decoder = 2 * self.embed * out * places / length
@@ -104,16 +85,15 @@ class Block(nn.Module):
     def __call__(self, x_BTD, scale=None, mask_BS=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`), before the norm that follows it, if one does."""
         c = self.config
-        init = nn.initializers.normal(0.02)
         # As published, each: the residual stream of a pre-LN model adds 2 L of these, and no norm comes between.
-        out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else init
+        out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else INIT
         attention_norm, mlp_norm = (
             LayerNorm("embed", c.eps, self.dtype, name=name) for name in ("attention_norm", "mlp_norm")
         )
         attention = SelfAttention(
-            c.embed, c.heads, c.head_dim, False, init, out_init, self.dtype, c.attention, name="attention"
+            c.embed, c.heads, c.head_dim, False, INIT, out_init, self.dtype, c.attention, name="attention"
         )
-        mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, gelu, name="mlp")
+        mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
             y_BTD = adapted(self, "attention", attention(attention_norm(x_BTD), mask_BS))
             x_BTD = x_BTD + rescaled(y_BTD, scale)
@@ -161,12 +141,11 @@ class BERT(nn.Module):
         frozen: int = 0,
     ):
         c = self.config
-        _check(c, inputs, kept, kept_tokens, frozen)
+        check_inputs(c, inputs, kept, kept_tokens, frozen)
         dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
-        init = nn.initializers.normal(0.02)
-        table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
-        places_PD = self.param("position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed))
-        types_YD = self.param("type_embedding", named(init, "types", "embed" + BELOW), (c.types, c.embed))
+        table_VD = self.param("token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed))
+        places_PD = self.param("position_embedding", named(INIT, "context", "embed" + BELOW), (c.context, c.embed))
+        types_YD = self.param("type_embedding", named(INIT, "types", "embed" + BELOW), (c.types, c.embed))
         block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
@@ -193,16 +172,12 @@ class BERT(nn.Module):
             x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head != "tokens":
             if c.head == "classes":
-                pooler = Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="pooler")
+                pooler = Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, INIT, dtype, name="pooler")
                 x_BTD = jnp.tanh(pooler(x_BTD[:, 0]))
-            logits = class_logits(x_BTD, c.classes, init)
+            logits = class_logits(x_BTD, c.classes, INIT)
             return (logits, seen_L) if observe else logits
-        x_BTD = gelu(Linear(("embed" + READ, "embed"), (c.embed, c.embed), 1, init, dtype, name="transform")(x_BTD))
-        x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")(x_BTD)
-        head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
-        head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
-        bias_V = self.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (c.vocab,))
-        said = token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each)
+        head_norm = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")
+        said = predicted(self, c, transformed(c, x_BTD, head_norm), table_VD, targets, dtype, each)
         return (said, seen_L) if observe else said
 
 
@@ -212,27 +187,3 @@ def _positions(config: BERTConfig, places_PD, length: int, mask_BT):
     if mask_BT is None or first == 0:  # BERT numbers what is hidden, too
         return places_PD[None, first : first + length]
     return jnp.take(places_PD, jnp.cumsum(mask_BT, 1) * mask_BT + first - 1, axis=0)
-
-
-def _check(
-    config: BERTConfig, inputs: Mapping[str, jax.Array], kept: Kept | None, kept_tokens: KeptTokens | None, frozen: int
-):
-    known = ("tokens", "types", "mask", "places")
-    if not isinstance(inputs, Mapping):
-        raise TypeError(
-            f"inputs are a mapping, of tokens and perhaps {', '.join(known[1:])}, not {type(inputs).__name__}"
-        )
-    if "tokens" not in inputs or set(inputs) - set(known):
-        raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
-    if kept is not None and (kept_tokens is not None or frozen):
-        raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-    if "mask" in inputs and (kept is not None or kept_tokens is not None):
-        raise ValueError(
-            "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
-        )
-    length = inputs["tokens"].shape[1]
-    if length > config.length:
-        raise ValueError(
-            f"a sequence of {length} tokens is longer than the {config.length} that a context of {config.context} has "
-            f"from position {config.first_position}"
-        )

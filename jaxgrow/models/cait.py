@@ -15,7 +15,17 @@ from jaxgrow.axes import BELOW, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, Observe, run_parts, run_stack, stacked
+from jaxgrow.models.layers import (
+    MLP,
+    KeptTokens,
+    LayerNorm,
+    Linear,
+    Observe,
+    layer_scaled,
+    run_parts,
+    run_stack,
+    stacked,
+)
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -47,6 +57,10 @@ class CaiTConfig(PatchConfig):
     @property
     def length(self) -> int:
         return self.patches
+
+    @property
+    def means_stay(self) -> bool:
+        return False
 
     @property
     def layer_scale(self) -> float:
@@ -118,9 +132,7 @@ class Block(nn.Module):
         c = self.config
 
         def sized(name, y_BTD):
-            init = nn.initializers.constant(c.layer_scale)
-            size = self.param(f"{name}_scale", named(init, "embed", role="scale"), (c.embed,))
-            return rescaled(adapted(self, name, size.astype(self.dtype).reshape(1, 1, -1) * y_BTD), scale)
+            return rescaled(adapted(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)), scale)
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
         z_BSD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(z_BSD)

@@ -16,6 +16,7 @@ from jaxgrow.models.attention import By
 from jaxgrow.models.layers import Remat
 
 SIZES = tuple[int, ...]  # the type of a field that has one size for each stage
+FLOATS = tuple[float, ...]  # .. of one that has several numbers
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]  # of a model: tokens or images, or several things by name
 
 
@@ -61,6 +62,7 @@ class Config:
     causal: ClassVar[bool] = False  # whether a position sees those before it alone, so that a text can be continued
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")  # how it is run, not what it is
     no_axes: ClassVar[tuple[str, ...]] = ()  # fields of integers that are no axis's size
+    later: ClassVar[tuple[str, ...]] = ()  # fields that came later: they are written only where they say something
     # Tables, and the norm before a tied head: what the published multi-level code takes the other way round (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
 
@@ -101,6 +103,12 @@ class Config:
     @property
     def pre_norm(self) -> bool:
         """Whether norms come before sublayers, so that one which writes zeros adds nothing."""
+        return True
+
+    @property
+    def means_stay(self) -> bool:
+        """Whether a unit of the residual stream that holds the mean of the others goes on to: not behind a norm, nor where each
+        unit has a size of its own."""
         return True
 
     @property
@@ -206,10 +214,11 @@ class Config:
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
     def as_json(self) -> dict[str, Any]:
-        """What a model without adapters has is written as it always was."""
+        """What a model has that says nothing by fields that came later is written as it always was."""
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
-        out = {"family": type(self).__name__, **own}
-        return out if self.adapter else {name: value for name, value in out.items() if name != "adapter"}
+        later = ("adapter", *self.later)
+        silent = {f.name for f in fields(self) if f.name in later and getattr(self, f.name) == f.default}
+        return {"family": type(self).__name__} | {name: x for name, x in own.items() if name not in silent}
 
 
 @dataclass(frozen=True)
@@ -232,6 +241,12 @@ class TextConfig(Config):
             raise ValueError(f"{type(self).__name__} has no head for {self.head}, only {', '.join(self.tasks)}")
         if self.head == "spans" and self.classes != 2:
             raise ValueError(f"a span has a begin and an end: head=spans needs classes=2, not {self.classes}")
+
+    @property
+    def means_stay(self) -> bool:
+        """Whether a unit of the residual stream that holds the mean of the others goes on to: not behind a norm, nor where each
+        unit has a size of its own."""
+        return True
 
     @property
     def predicts(self) -> Literal["tokens", "classes", "spans"]:
@@ -289,8 +304,9 @@ def from_json(content: Mapping[str, Any]) -> Config:
     for field, value in values.items():
         if field not in kinds:
             raise ValueError(f"{name} has no {field!r}")
-        of, choices = kinds[field], get_args(kinds[field]) if kinds[field] != SIZES else ()
-        if of == SIZES and isinstance(value, list | tuple) and all(type(n) is int for n in value):
+        of, choices = kinds[field], get_args(kinds[field]) if kinds[field] not in (SIZES, FLOATS) else ()
+        each = (int,) if of == SIZES else (int, float)
+        if of in (SIZES, FLOATS) and isinstance(value, list | tuple) and all(type(n) in each for n in value):
             values[field] = tuple(value)
         elif value not in choices if choices else type(value) not in ((int, float) if of is float else (of,)):
             raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or of}")

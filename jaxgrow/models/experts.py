@@ -19,6 +19,7 @@ EXPERTS = "experts"
 
 class Experts(nn.Module):
     """``sum_x g_x down_x(act(gate_x(h)) * up_x(h))`` over the X experts with the greatest ``softmax(h R)``, each token's own.
+    Leaves ``a`` and ``b`` beside a kernel are as of `jaxgrow.models.layers.Linear`, those of each expert its own.
 
     ``g`` are their probabilities, which add up to one (``normed``; Mixtral) or are as they are. Dropless: each expert takes
     all tokens that are sent to it, however many, by one product of ragged groups (`jax.lax.ragged_dot`); no capacity, and no
@@ -43,15 +44,10 @@ class Experts(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD):
-        def kernel(name, out, into, init):
-            shape = (self.experts, getattr(self, out), getattr(self, into))
-            leaf = _Kernel((EXPERTS, out + READ, into), shape, init, name=name)()
-            return leaf.astype(self.dtype)
-
         wide = jnp.promote_types(self.dtype, jnp.float32)
         x_ND = x_BTD.reshape(-1, self.embed)
-        router_DE = _Kernel(("embed" + READ, EXPERTS), (self.embed, self.experts), self.kernel_init, name="router")()
-        probs_NE = jax.nn.softmax(x_ND.astype(wide) @ router_DE.astype(wide))
+        router = _Kernel(("embed" + READ, EXPERTS), (self.embed, self.experts), self.kernel_init, wide, name="router")
+        probs_NE = jax.nn.softmax(router(x_ND.astype(wide), jnp.matmul))
         gates_NX, chosen_NX = jax.lax.top_k(probs_NE, self.active)
         if self.normed:
             gates_NX = gates_NX / gates_NX.sum(-1, keepdims=True)
@@ -60,8 +56,10 @@ class Experts(nn.Module):
         place_A = jnp.argsort(order_A)
         counts_E = (chosen_NX.reshape(-1, 1) == jnp.arange(self.experts)[None]).sum(0, dtype=jnp.int32)
 
-        def product(a, name, out, into, init):
-            return jax.lax.ragged_dot(a, kernel(name, out, into, init), counts_E)
+        def product(x_AI, name, out, into, init):
+            shape = (self.experts, getattr(self, out), getattr(self, into))
+            kernel = _Kernel((EXPERTS, out + READ, into), shape, init, self.dtype, name=name)
+            return kernel(x_AI, lambda x_AI, w_EIO: jax.lax.ragged_dot(x_AI, w_EIO, counts_E))
 
         x_AD = x_ND[order_A // self.active]
         gate_AF = product(x_AD, "gate", "embed", "mlp", self.kernel_init)
@@ -76,13 +74,21 @@ class Experts(nn.Module):
 
 
 class _Kernel(nn.Module):
+    """``x W``, or ``x W + (x a) b``, by whatever ``product``."""
+
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     kernel_init: Initializer
+    dtype: DTypeLike
 
     @nn.compact
-    def __call__(self):
-        return self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
+    def __call__(self, x, product):
+        kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
+        y = product(x, kernel.astype(self.dtype))
+        if self.has_variable("params", "a"):
+            a, b = (self.get_variable("params", name).astype(self.dtype) for name in ("a", "b"))
+            y = y + product(product(x, a), b)
+        return y
 
 
 @jax.custom_vjp

@@ -79,7 +79,7 @@ def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
 
 
 class LayerNorm(nn.Module):
-    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32.
+    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32; the bias, if it has one.
 
     ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see `jaxgrow.models.gpt2`).
     """
@@ -88,17 +88,20 @@ class LayerNorm(nn.Module):
     eps: float
     dtype: DTypeLike
     scale_init: Initializer = nn.initializers.ones
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x):
         size = (x.shape[-1],)
         scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
-        bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
-        scale, bias = (jnp.broadcast_to(p, x.shape) for p in (scale, bias))
-        return (x * scale + bias).astype(self.dtype)
+        y = x * jnp.broadcast_to(scale, x.shape)
+        if self.bias:
+            bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
+            y = y + jnp.broadcast_to(bias, x.shape)
+        return y.astype(self.dtype)
 
 
 def capped(x: jax.Array, cap: float) -> jax.Array:
@@ -313,7 +316,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """``down(activation(up(x)))``, with biases."""
+    """``down(activation(up(x)))``, or, gated, ``down(activation(gate(x)) * up(x))`` (Shazeer, 2020); with biases, or none."""
 
     embed: int
     mlp: int
@@ -322,13 +325,27 @@ class MLP(nn.Module):
     dtype: DTypeLike
     activation: Callable = jax.nn.gelu  # by its tanh form
     axes: tuple[str, str] = ("embed", "mlp")
+    gated: bool = False
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x_BTD):
         (outer, inner), embed, mlp = self.axes, self.embed, self.mlp
-        h_BTF = Linear((outer + READ, inner), (embed, mlp), 1, self.kernel_init, self.dtype, name="up")(x_BTD)
-        h_BTF = self.activation(h_BTF)
-        return Linear((inner + READ, outer), (mlp, embed), 1, self.out_init, self.dtype, name="down")(h_BTF)
+
+        def inwards(name):
+            axes, shape = (outer + READ, inner), (embed, mlp)
+            return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)(x_BTD)
+
+        h_BTF = self.activation(inwards("gate")) * inwards("up") if self.gated else self.activation(inwards("up"))
+        axes, shape = (inner + READ, outer), (mlp, embed)
+        return Linear(axes, shape, 1, self.out_init, self.dtype, self.bias, name="down")(h_BTF)
+
+
+def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) -> jax.Array:
+    """What a sublayer wrote, each unit by a learned size (LayerScale, Touvron et al., 2021), which begins with ``init``. Inside
+    of the compact ``module``, which gets it as ``name``."""
+    size_D = module.param(name, named(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],))
+    return size_D.astype(y_BTD.dtype).reshape(1, 1, -1) * y_BTD
 
 
 @partial(
@@ -456,8 +473,11 @@ Observe: TypeAlias = Callable[
 
 
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` that saves the results of matrix products, and of the kernels of attention."""
-    return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith("dot_product_attention_fwd")
+    """A policy of `jax.checkpoint` that saves the results of matrix products, those of experts too, and of the kernels of
+    attention."""
+    return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith(
+        ("ragged_dot", "dot_product_attention_fwd")
+    )
 
 
 POLICIES = {

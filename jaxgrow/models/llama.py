@@ -4,7 +4,7 @@ What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -21,10 +21,11 @@ from jaxgrow.maps import Growth, Rules, by_axes
 from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
-from jaxgrow.models.config import Cost, TextConfig, head_cost
+from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
 from jaxgrow.models.experts import EXPERTS, Experts
 from jaxgrow.models.layers import (
     KEPT,
+    MLP,
     KeptTokens,
     LayerNorm,
     Linear,
@@ -77,12 +78,17 @@ class LlamaConfig(TextConfig):
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_context: int = 8192
-    rope_by: Literal["llama3", "linear"] = "llama3"
+    # "longrope" (Ding et al., 2024): each is divided by a number of its own, of ``rope_short`` in sequences of up to
+    # ``rope_context`` tokens, of ``rope_long`` in longer ones; and queries and keys are multiplied by ``rope_scale``.
+    rope_by: Literal["llama3", "linear", "longrope"] = "llama3"
+    rope_short: FLOATS = ()
+    rope_long: FLOATS = ()
+    rope_scale: float = 1.0
     rotary: float = 1.0  # the part of each head that is turned
     # A letter of `KINDS` for each layer, again from its begin where there are more layers: "f" sees all, "s" the last
     # ``window`` tokens, with ``local_theta``; "n" sees all, and not where they are.
     kinds: str = "f"
-    window: int = 4096
+    window: int = 4096  # an encoder's: those that are fewer places away
     local_theta: float = 0.0  # 0: ``rope_theta``, and its scaling
     layer_norm: bool = False  # LayerNorm in place of RMSNorm
     # "before" the sublayers; "after" them (OLMo 2), before the residual stream is added to; or "both" (Gemma 2).
@@ -92,7 +98,7 @@ class LlamaConfig(TextConfig):
     query_eps: float = 0.0  # of these; 0: eps
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True  # the MLP
-    bias: bool = False  # in attention's output and the MLP
+    bias: bool = False  # in attention's output, the MLP and LayerNorms
     # A mixture of so many experts in place of the MLP, of which each token goes through ``active`` (`jaxgrow.models.experts`).
     experts: int = 0
     active: int = 2
@@ -104,11 +110,12 @@ class LlamaConfig(TextConfig):
     logit_cap: float = 0.0
 
     causal: ClassVar = True
+    first_norm: ClassVar[bool] = True  # before the attention of the first layer
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
-    # What came later is written only where it says something.
     later: ClassVar = (
-        *("rope_by", "rotary", "kinds", "window", "local_theta", "layer_norm", "norms", "parallel", "query_norm"),
+        *("rope_by", "rope_short", "rope_long", "rope_scale", "rotary", "kinds", "window", "local_theta"),
+        *("layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
         *("experts", "active", "gates_normed", "balance"),
     )
@@ -122,7 +129,14 @@ class LlamaConfig(TextConfig):
                 f"LlamaConfig: rotary positions turn pairs, but rotary={self.rotary:g} of head_dim={self.head_dim} is "
                 f"{self.rotary * self.head_dim:g}"
             )
-        if self.experts and not (self.gated and not self.bias and self.active <= self.experts):
+        for name in ("rope_short", "rope_long"):
+            factors = getattr(self, name)
+            if self.rope_by == "longrope" and not (2 * len(factors) == self.turned and min(factors) > 0):
+                raise ValueError(
+                    f"LlamaConfig: {name} has a number above 0 for each of the {self.turned // 2} pairs of dimensions that are "
+                    f"turned, but is {factors}"
+                )
+        if self.experts and not (self.gated and not self.bias and 0 < self.active <= self.experts):
             raise ValueError(
                 f"LlamaConfig: experts are gated MLPs without biases, of which a token goes through {self.active} at most; "
                 f"there are {self.experts}"
@@ -141,7 +155,7 @@ class LlamaConfig(TextConfig):
         return Llama(self)
 
     @property
-    def example(self) -> jax.Array:
+    def example(self) -> Inputs:
         return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
 
     @property
@@ -185,17 +199,14 @@ class LlamaConfig(TextConfig):
 
     def cost(self, length: int) -> Cost:
         """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not
-        gated; of experts, those of the active ones, and ``2 D E``; scores and head as of a GPT-2."""
+        gated; of experts, those of the active ones, and ``2 D E``; scores and head as of a GPT-2. A window spares none."""
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         head = head_cost(self, length)
         mlp = (3 if self.gated else 2) * self.mlp
         mlp = self.active * mlp + self.experts if self.experts else mlp
         kernels = 2 * self.embed * (2 * width + 2 * keys + mlp)
-        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.ties else 0)
-
-    def as_json(self) -> dict[str, Any]:
-        born = {f.name: f.default for f in fields(self)}
-        return {k: v for k, v in super().as_json().items() if k not in self.later or v != born[k]}
+        seen = mean_keys(length) if self.causal else length
+        return Cost(kernels + 4 * seen * width, head, table=head if self.ties else 0)
 
 
 def period(kinds: str) -> str:
@@ -231,21 +242,23 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
 
 def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
     """Cosine and sine of ``t theta^(-2i/R)``, float64 [T, R/2]: how far position t turns pair i of R dimensions that are
-    turned (Su et al., 2021); in layers of a kind.
+    turned (Su et al., 2021); in layers of a kind, and sequences of so many positions.
 
     Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a layer give other bits.
     """
     positions = KINDS[kind].positions
-    local = positions == "local" and c.local_theta > 0
+    local, scale = positions == "local" and c.local_theta > 0, 1.0
     frequency = (c.local_theta if local else c.rope_theta) ** -(np.arange(0, c.turned, 2) / c.turned)
     if positions == "none":
         frequency = np.zeros_like(frequency)
+    elif not local and c.rope_by == "longrope":
+        frequency, scale = frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short), c.rope_scale
     elif not local:
         turns = c.rope_context * frequency / (2 * np.pi)
         stay = np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1) if c.rope_by == "llama3" else 0.0
         frequency = frequency * (stay + (1 - stay) / c.rope_factor)
     angle = np.arange(length)[:, None] * frequency
-    return np.cos(angle), np.sin(angle)
+    return scale * np.cos(angle), scale * np.sin(angle)
 
 
 def rotated(x_BTHK, cos_BTI, sin_BTI):
@@ -259,7 +272,9 @@ def rotated(x_BTHK, cos_BTI, sin_BTI):
 
 def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
     """Of the kind that the config says, over ``axis``."""
-    return (LayerNorm if c.layer_norm else RMSNorm)(axis, c.eps, dtype, name=name)
+    if c.layer_norm:
+        return LayerNorm(axis, c.eps, dtype, bias=c.bias, name=name)
+    return RMSNorm(axis, c.eps, dtype, name=name)
 
 
 class Reading(NamedTuple):
@@ -270,10 +285,11 @@ class Reading(NamedTuple):
     mask_BS: Any = None
     past: Any = None  # as of `run_after`
     places_BT: Any = None  # of the tokens, where they are some of a sequence's
+    normed: Any = True  # whether its attention has a norm before it
 
 
 class Attention(nn.Module):
-    """Causal self-attention over rotated queries and keys; keys and values have ``kv_heads``."""
+    """Self-attention over rotated queries and keys; keys and values have ``kv_heads``."""
 
     config: LlamaConfig
     kernel_init: Initializer
@@ -303,42 +319,22 @@ class Attention(nn.Module):
         self.sow(*KEPT, (k_BTGK, v_BTGK))
         form = Form(c.score_dim**-0.5 if c.score_dim else None, c.score_cap, reading.window, reading.places_BT)
         if reading.past is None:
-            y_BTHK = attention(q_BTHK, k_BTGK, v_BTGK, causal=True, mask_BS=reading.mask_BS, by=c.attention, form=form)
+            y_BTHK = attention(
+                q_BTHK, k_BTGK, v_BTGK, causal=c.causal, mask_BS=reading.mask_BS, by=c.attention, form=form
+            )
         else:
             y_BTHK = attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=c.bias, name="out")(y_BTHK)
 
 
-class GatedMLP(nn.Module):
-    """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), or ``down(act(up(x)))``."""
-
-    config: LlamaConfig
-    kernel_init: Initializer
-    out_init: Initializer
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x_BTD):
-        c, activation = self.config, ACTIVATIONS[self.config.activation]
-
-        def kernel(name, out, into, init):
-            axes, shape = (out + READ, into), (getattr(c, out), getattr(c, into))
-            return Linear(axes, shape, 1, init, self.dtype, bias=c.bias, name=name)
-
-        if c.gated:
-            gate_BTF = kernel("gate", "embed", "mlp", self.kernel_init)(x_BTD)
-            up_BTF = kernel("up", "embed", "mlp", self.kernel_init)(x_BTD)
-            h_BTF = activation(gate_BTF) * up_BTF
-        else:
-            h_BTF = activation(kernel("up", "embed", "mlp", self.kernel_init)(x_BTD))
-        return kernel("down", "mlp", "embed", self.out_init)(h_BTF)
-
-
-def mixture(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> Experts:
-    """What a layer has in place of its MLP, where the config has experts."""
-    own = c.experts, c.active, c.gates_normed, c.balance
-    return Experts(*own, c.embed, c.mlp, kernel_init, out_init, dtype, ACTIVATIONS[c.activation], name=name)
+def mlp(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> nn.Module:
+    """The MLP of a layer, or the experts that it has in its place."""
+    inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
+    if c.experts:
+        own = c.experts, c.active, c.gates_normed, c.balance
+        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, name=name)
+    return MLP(c.embed, c.mlp, *inits, dtype, activation, gated=c.gated, bias=c.bias, name=name)
 
 
 class Block(nn.Module):
@@ -355,13 +351,15 @@ class Block(nn.Module):
 
         def added(name, sublayer, x_BTD, *more):
             h_BTD = x_BTD if c.norms == "after" else norm(c, f"{name}_norm", self.dtype)(x_BTD)
+            if name == "attention" and not c.first_norm:
+                h_BTD = jnp.where(reading.normed, h_BTD, x_BTD)
             y_BTD = sublayer(c, *inits, self.dtype, name=name)(h_BTD, *more)
             if c.norms != "before":
                 y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
             return rescaled(adapted(self, name, y_BTD), scale)
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
-        return y_BTD + added("mlp", mixture if c.experts else GatedMLP, x_BTD if c.parallel else y_BTD)
+        return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
 
 
 class Llama(nn.Module):
@@ -407,29 +405,11 @@ class Llama(nn.Module):
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
         places = length + (0 if past is None else past.places)
-        kinds = sorted(set(c.layer_kinds))
-        rotation_NTI = [np.stack(a) for a in zip(*(rotations(c, places, kind) for kind in kinds), strict=True)]
-        windows_N = np.array([c.window if KINDS[kind].window else places for kind in kinds], np.int32)
-        block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
-        first = Reading([a[:1, :1] for a in rotation_NTI])
-        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype), first)
-        if len(kinds) > 1:  # layers of one kind have constants
-            blocks = blocks, np.array([kinds.index(kind) for kind in c.layer_kinds], np.int32)
-
-        def layer(w, x, *scale, places=None, past=None, **reading):
-            w, rotation, window = _of_kind(w, rotation_NTI, windows_N)
-            rotation = [a[None] if places is None else jnp.asarray(a)[places] for a in rotation]
-            window = window if windows_N.min() < rotation_NTI[0].shape[1] else None
-            return block.apply({"params": w}, x, Reading(rotation, window, mask_BS, past, places), *scale, **reading)
-
-        def layer_of_kept_tokens(w, x):  # these keep the positions that they have in the sequence
-            return layer(w, x, places=kept_tokens.places_BS)  # type: ignore[union-attr]
+        layer, blocks = layer_and_blocks(self, c, places, mask_BS)
 
         if frozen:
             table_VD = jax.lax.stop_gradient(table_VD)
-        x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(dtype)
-        if c.embed_scale != 1:
-            x_BTD = x_BTD * jnp.asarray(c.embed_scale, dtype)
+        x_BTD = rows_of(c, table_VD, tokens_BT)
         if past is not None:
             next_layer = partial(layer, places=past.places_BT(length))
             x_BTD, more = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
@@ -439,7 +419,7 @@ class Llama(nn.Module):
                 blocks,
                 x_BTD,
                 kept_tokens=kept_tokens,
-                apply_kept_tokens=layer_of_kept_tokens,
+                apply_kept_tokens=kept_tokens and partial(layer, places=kept_tokens.places_BS),
                 frozen=frozen,
                 remat=c.remat,
                 scan=c.scan_layers,
@@ -456,6 +436,38 @@ class Llama(nn.Module):
             return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
         said = token_head(x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap)
         return (said, more) if observe else said
+
+
+def rows_of(c: LlamaConfig, table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """The embeddings of tokens."""
+    x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(c.dtype)
+    return x_BTD if c.embed_scale == 1 else x_BTD * jnp.asarray(c.embed_scale, c.dtype)
+
+
+def layer_and_blocks(module: nn.Module, c: LlamaConfig, places: int, mask_BS: Any = None) -> tuple[Callable, Any]:
+    """``(layer(w, x), blocks)`` of a compact ``module``, as `run_parts` takes them; sequences have so many ``places``.
+
+    ``layer`` also takes ``places``, of tokens that are some of a sequence's, and ``past``, as of `run_after`.
+    """
+    every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
+    kinds = sorted(set(every))
+    rotation_NTI = [np.stack(a) for a in zip(*(rotations(c, places, kind) for kind, _ in kinds), strict=True)]
+    windows_N = np.array([c.window if KINDS[kind].window else places for kind, _ in kinds], np.int32)
+    normed_N = np.array([normed for _, normed in kinds])
+    block = Block(c, jnp.dtype(c.dtype), parent=None)  # detached: only its init and apply are used
+    first = Reading([a[:1, :1] for a in rotation_NTI])
+    blocks = stacked(module, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), c.dtype), first)
+    if len(kinds) > 1:  # layers of one kind have constants
+        blocks = blocks, np.array([kinds.index(kind) for kind in every], np.int32)
+
+    def layer(w, x, *scale, places=None, past=None, **reading):
+        w, rotation, window, normed = _of_kind(w, rotation_NTI, windows_N, normed_N)
+        rotation = [a[None] if places is None else jnp.asarray(a)[places] for a in rotation]
+        window = window if windows_N.min() < rotation_NTI[0].shape[1] else None
+        read = Reading(rotation, window, mask_BS, past, places, normed)
+        return block.apply({"params": w}, x, read, *scale, **reading)
+
+    return layer, blocks
 
 
 def _of_kind(w: Any, *tables: Any) -> tuple:

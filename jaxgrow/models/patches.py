@@ -89,6 +89,8 @@ def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) 
     return jnp.concatenate([places_TD[:tokens], rearrange(grid, "h w d -> (h w) d").astype(places_TD.dtype)])
 
 
-def classified(config: PatchConfig, x_BD: jax.Array, name: str = "head", axis: str = "embed") -> jax.Array:
+def classified(
+    config: PatchConfig, x_BD: jax.Array, name: str = "head", axis: str = "embed", bias: bool = True
+) -> jax.Array:
     """Logits ``[B, classes]``, in float32 or better. Inside of a compact module, which gets the kernel as ``name``."""
-    return class_logits(x_BD, config.classes, INIT, name, axis=axis)
+    return class_logits(x_BD, config.classes, INIT, name, bias, axis)

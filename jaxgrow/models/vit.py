@@ -1,8 +1,9 @@
-"""ViT (Dosovitskiy et al., ICLR 2021) and DeiT (Touvron et al., ICML 2021): a pre-LN encoder of the patches of an image."""
+"""ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021) and DINOv2 (Oquab et al., 2023): a pre-LN encoder of
+the patches of an image."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxgrow.axes import BELOW, named
 from jaxgrow.drop.execution import Kept, rescaled
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Observe, SelfAttention, run_parts, stacked
+from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Observe, SelfAttention, layer_scaled, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 
@@ -22,14 +23,29 @@ class ViTConfig(PatchConfig):
     """ViT-B/16 for ImageNet, as it is.
 
     ``distillation`` is DeiT's: "token" has a distillation token beside the class token, "head" a head of its own for it, too.
+    A DINOv2 has sizes of what sublayers write, its head reads the mean of the patches, too, and its giant gates its MLPs.
     """
 
     eps: float = 1e-12
     distillation: Literal["none", "token", "head"] = "none"
+    layer_scale: float = 0.0  # where learned sizes of each unit that a sublayer writes begin; 0: there are none
+    gated: bool = False  # the MLP, by SiLU
+    mean_head: bool = False  # the mean of the patches has a head, too, whose logits are added
+
+    later: ClassVar = ("layer_scale", "gated", "mean_head")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.mean_head and self.distillation != "none":
+            raise ValueError("a head of the patches' mean stands beside that of a class token alone: distillation=none")
 
     @property
     def module(self) -> nn.Module:
         return ViT(self)
+
+    @property
+    def means_stay(self) -> bool:
+        return not self.layer_scale
 
     @property
     def positions(self) -> int:
@@ -40,17 +56,17 @@ class ViTConfig(PatchConfig):
         return self.positions
 
     def cost(self, length: int) -> Cost:
-        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, ``4 T HK`` in scores and their weighted sum. An image has
-        ``2 PPC D`` for each of its patches, and ``2 D classes`` in each head; a position its share of it."""
-        width = self.heads * self.head_dim
-        layer = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp) + 4 * length * width
+        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, gated ``3 D F``, ``4 T HK`` in scores and their weighted sum. An
+        image has ``2 PPC D`` for each of its patches, and ``2 D classes`` in each head; a position its share of it."""
+        width, mlp = self.heads * self.head_dim, (3 if self.gated else 2) * self.mlp
+        layer = 2 * self.embed * (4 * width + mlp) + 4 * length * width
         patches = self.patches * 2 * self.patch**2 * self.channels * self.embed / length
-        heads = (2 if self.distillation == "head" else 1) * 2 * self.embed * self.classes / length
+        heads = (2 if self.distillation == "head" or self.mean_head else 1) * 2 * self.embed * self.classes / length
         return Cost(layer, patches + heads, first=patches)
 
 
 class Block(nn.Module):
-    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+    """``x += attention(norm(x)); x += mlp(norm(x))``; with LayerScale, ``x += diag(a) attention(norm(x))``."""
 
     config: ViTConfig
     dtype: DTypeLike
@@ -59,15 +75,20 @@ class Block(nn.Module):
     def __call__(self, x_BTD, scale=None):
         """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
         c = self.config
+
+        def sized(name, y_BTD):
+            y_BTD = layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale) if c.layer_scale else y_BTD
+            return rescaled(adapted(self, name, y_BTD), scale)
+
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(
             c.embed, c.heads, c.head_dim, False, INIT, INIT, self.dtype, c.attention, name="attention"
         )
-        x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD)), scale)
+        x_BTD = x_BTD + sized("attention", attention(h_BTD))
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        gelu = partial(jax.nn.gelu, approximate=False)
-        mlp = MLP(c.embed, c.mlp, INIT, INIT, self.dtype, gelu, name="mlp")
-        return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale)
+        activation = jax.nn.silu if c.gated else partial(jax.nn.gelu, approximate=False)
+        mlp = MLP(c.embed, c.mlp, INIT, INIT, self.dtype, activation, gated=c.gated, name="mlp")
+        return x_BTD + sized("mlp", mlp(h_BTD))
 
 
 class ViT(nn.Module):
@@ -77,8 +98,8 @@ class ViT(nn.Module):
 
         x = [class; distillation; patches W + b] + positions;  x += attention(norm(x));  x += mlp(norm(x));  norm(x_0) head
 
-    With ``distillation="head"`` the mean of both heads' logits. ``observe``, ``kept`` and ``frozen`` as of
-    `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
+    With ``distillation="head"`` the mean of both heads' logits; with ``mean_head``, their sum. ``observe``, ``kept`` and
+    ``frozen`` as of `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and positions.
     """
 
     config: ViTConfig
@@ -121,8 +142,11 @@ class ViT(nn.Module):
             observe=observe,
             kept=kept,
         )
-        x_BSD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD[:, : len(special)])
+        read_BSD = x_BTD if c.mean_head else x_BTD[:, : len(special)]
+        x_BSD = LayerNorm("embed", c.eps, dtype, name="final_norm")(read_BSD)
         logits = classified(c, x_BSD[:, 0])
+        if c.mean_head:
+            logits = logits + classified(c, x_BSD[:, 1:].mean(1), "mean_head", bias=False)
         if c.distillation == "head":
             logits = (logits + classified(c, x_BSD[:, 1], "distillation_head")) / 2
         return (logits, seen_L) if observe else logits

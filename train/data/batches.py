@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from jaxgrow.models import BERTConfig, Config, TextConfig
-from jaxgrow.models.bert import masked_places
+from jaxgrow.models import Config, EncoderConfig, TextConfig
+from jaxgrow.models.encoder import masked_places
 from jaxgrow.models.patches import PatchConfig
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, task
@@ -111,7 +111,7 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
     text, vocab = tokens(data), model.sizes()["vocab"]
     if text.vocab > vocab:
         raise UserError(f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
-    if isinstance(model, BERTConfig):
+    if isinstance(model, EncoderConfig):
         known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
         if data.whole_words and known.whole_word is None:
             raise UserError(
@@ -146,7 +146,7 @@ def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch
     if isinstance(data, Labelled):
         return _shapes_of_task(data, model, samples)  # type: ignore[arg-type]
     inputs = jax.ShapeDtypeStruct((samples, model.length), np.int32)
-    if not isinstance(model, BERTConfig):
+    if not isinstance(model, EncoderConfig):
         return inputs, inputs
     places = jax.ShapeDtypeStruct((samples, masked_places(model.masked, model.length)), np.int32)
     return {"tokens": inputs, "places": places}, places
@@ -156,9 +156,10 @@ def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:
     tokens = jax.ShapeDtypeStruct((samples, data.length), np.int32)
     ends = (2,) if model.head == "spans" else ()
     targets = jax.ShapeDtypeStruct((samples, *ends), np.float32 if model.classes == 1 else np.int32)
-    if not isinstance(model, BERTConfig):
+    if not isinstance(model, EncoderConfig):
         return {"tokens": tokens, "lengths": jax.ShapeDtypeStruct((samples,), np.int32)}, targets
-    return {"tokens": tokens, "types": tokens, "mask": jax.ShapeDtypeStruct(tokens.shape, bool)}, targets
+    types = {"types": tokens} if model.types else {}
+    return {"tokens": tokens, "mask": jax.ShapeDtypeStruct(tokens.shape, bool)} | types, targets
 
 
 class Stream(grain.DatasetIterator):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxgrow.models import BERTConfig, TextConfig
+from jaxgrow.models import EncoderConfig, TextConfig
 from train.data.masking import vocabulary
 from train.data.text import begin_of_text, end_of_text
 from train.state.mesh import put, rows
@@ -43,7 +43,7 @@ class Scorer:
 
     def __init__(self, model: TextModel, progress: bool = False):
         self.model, self.config, self.progress = model, model.config, progress
-        self.masked = isinstance(model.config, BERTConfig)
+        self.masked = isinstance(model.config, EncoderConfig)
         self.begin, self.end = begin_of_text(model.tokenizer), end_of_text(model.tokenizer)
         self.mask = vocabulary(model.tokenizer).mask_id if self.masked else None
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.models import BERTConfig
+from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
 from train.data.masking import BYTES
 from train.data.text import ENDS, end_of_text, tokenizer
@@ -70,10 +70,12 @@ class Encoder:
                 f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise it to as many"
             )
         self.dtype = dtype(self.vocab)
-        frame = self._of_an_encoder() if isinstance(model, BERTConfig) else self._of_a_decoder()
+        frame = self._of_an_encoder() if isinstance(model, EncoderConfig) else self._of_a_decoder()
         if frame is None:
             wanted = (
-                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>" if isinstance(model, BERTConfig) else ", ".join(ENDS)
+                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>"
+                if isinstance(model, EncoderConfig)
+                else ", ".join(ENDS)
             )
             raise UserError(
                 f"a {type(model).__name__} reads texts that are marked by {wanted}, but the tokenizer {name} has none of "
@@ -177,9 +179,9 @@ def framed(frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarra
 class Examples:
     """Framed texts as a model takes them, and what it should say of each.
 
-    A sample's inputs are, of a BERT, ``tokens`` int32, ``types`` int32 and ``mask`` bool, [T] each; of a decoder, ``tokens``
-    int32 [T] and ``lengths`` int32; T is the same for all. Its target is a class, int32; a number, float32; or where a span
-    begins and ends, int32 [2].
+    A sample's inputs are, of an encoder, ``tokens`` int32, ``types`` int32, where it has any, and ``mask`` bool, [T] each; of
+    a decoder, ``tokens`` int32 [T] and ``lengths`` int32; T is the same for all. Its target is a class, int32; a number,
+    float32; or where a span begins and ends, int32 [2].
     """
 
     texts: Texts
@@ -202,8 +204,11 @@ class Examples:
         if self.types is None:
             return {"tokens": tokens, "lengths": np.asarray(size, np.int32)}, np.asarray(self.targets[i])
         place = np.arange(self.length)
-        types = (place >= self.texts.second[i]) & (place < size) if self.types > 1 else np.zeros(self.length, bool)
-        return {"tokens": tokens, "types": types.astype(np.int32), "mask": place < size}, np.asarray(self.targets[i])
+        inputs = {"tokens": tokens, "mask": place < size}
+        if self.types:
+            types = (place >= self.texts.second[i]) & (place < size) & (self.types > 1)
+            inputs["types"] = types.astype(np.int32)
+        return inputs, np.asarray(self.targets[i])
 
     def digest(self) -> str:
         """Of what is fed: tokens and targets."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxgrow.interop.labels import named
-from jaxgrow.models import BERTConfig
+from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
 from train.data.labelled import glue, squad
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
@@ -110,7 +110,7 @@ def _task(data: Labelled, model: TextConfig) -> Prepared:
         )
     if data.task in glue.TASKS:
         return _glue(data, model, encoder)
-    if not isinstance(model, BERTConfig):
+    if not isinstance(model, EncoderConfig):
         raise UserError(
             f"{data.task} is for a BERT, whose tokens see what follows them, not for a {type(model).__name__}"
         )
@@ -175,7 +175,7 @@ def _few(count: int, wanted: int | None) -> np.ndarray:
 
 
 def _examples(texts: Texts, targets: np.ndarray, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
-    types = model.types if isinstance(model, BERTConfig) else None
+    types = model.types if isinstance(model, EncoderConfig) else None
     return Examples(texts, targets, data.length, encoder.frame.pad, types, f"examples of {data.task}")
 
 

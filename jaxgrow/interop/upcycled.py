@@ -1,0 +1,79 @@
+"""A dense model that is read as a mixture of experts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from jaxgrow.experts import routed
+from jaxgrow.interop.files import CheckpointError
+from jaxgrow.interop.source import Grown, Leaf, Source, born, flat, nested
+from jaxgrow.maps import Growth
+from jaxgrow.models import LlamaConfig
+
+ROUTER = "blocks/mlp/router/kernel"
+
+
+class Single(Source):
+    """A dense model as a mixture of a single expert, as of `jaxgrow.experts.as_mixture`.
+
+    Raises:
+      CheckpointError: a model that has experts, or an MLP that no expert is.
+    """
+
+    def __init__(self, source: Source):
+        config = source.config
+        if not isinstance(config, LlamaConfig) or config.experts:
+            has = f"{config.experts} experts already" if isinstance(config, LlamaConfig) else "no such form"
+            raise CheckpointError(
+                f"experts are made of a dense model of Llama's kin; this {type(config).__name__} has {has}"
+            )
+        try:
+            self.config = replace(config, experts=1, active=1)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        self._source = source
+        like = source.leaves["blocks/mlp/up/kernel"].dtype
+        dtypes = {path: leaf.dtype for path, leaf in source.leaves.items()} | {ROUTER: like}
+        self.leaves = {path: Leaf(names, shape, dtypes[path]) for path, (names, shape) in born(self.config).items()}
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        leaf = self.leaves[path]
+        shape = leaf.shape if layer is None else leaf.shape[1:]
+        return np.zeros(shape, leaf.dtype) if path == ROUTER else self._source.read(path, layer).reshape(shape)
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        return None if path.startswith("blocks/mlp/") else self._source.origin(path, layer)
+
+
+class Upcycled(Grown):
+    """A dense model grown into a mixture, with `jaxgrow.experts.routed`'s noise in its routers.
+
+    Args:
+      source: of the dense model.
+      growth: of that as a mixture of one expert (`jaxgrow.operators.upcycle`).
+      active: how many experts a token goes through.
+      seed: of the noise.
+
+    Raises:
+      CheckpointError: as `Single` and `Grown`, or fewer experts than that.
+    """
+
+    def __init__(self, source: Source, growth: Growth, active: int, seed: int = 0):
+        super().__init__(Single(source), growth)
+        assert isinstance(self.config, LlamaConfig)
+        try:
+            self.config = replace(self.config, active=active)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        routers, names = self.leaves[ROUTER], nested({ROUTER: self.leaves[ROUTER].names})
+        zeros = nested({ROUTER: np.zeros(routers.shape, routers.dtype)})
+        parts = source.sizes()["mlp"] // self.config.mlp  # that an expert was cut into
+        self._routers = np.asarray(flat(routed(zeros, names, seed, group=parts))[ROUTER])
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        if path == ROUTER:
+            return self._routers if layer is None else self._routers[layer]
+        return super().read(path, layer)
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        return None if path == ROUTER else super().origin(path, layer)
