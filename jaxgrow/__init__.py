@@ -3,6 +3,7 @@
 from jaxgrow import (
     adapters,
     axes,
+    completep,
     drop,
     experts,
     flops,
@@ -47,6 +48,7 @@ __all__ = [
     "adapters",
     "axes",
     "by_convention",
+    "completep",
     "compose",
     "correct",
     "drop",

@@ -71,6 +71,10 @@ class BERTConfig(TextConfig):
         return self.norm == "pre"
 
     @property
+    def depth_scaled(self) -> bool:
+        return self.norm == "pre"
+
+    @property
     def module(self) -> nn.Module:
         return BERT(self)
 

@@ -270,6 +270,7 @@ class Grow(Transform):
     moments: Policy = "drop"
     fresh: bool = False  # what is new is as at birth, in place of copies (`jaxgrow.symmetry.fresh`)
     redrawn: float = 0.0  # the part of each expert's units that is drawn anew (`jaxgrow.experts.redrawn`)
+    base: Config | None = None  # by whose sizes what is fresh has its scale, as of `train.state.optim.Optim`
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -325,7 +326,7 @@ class Grow(Transform):
                 opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
             config = config.resized(growth)
             if self.fresh:
-                params = fresh(params, growth, axes, initial(config, jax.random.key(self.seed)))
+                params = fresh(params, growth, axes, initial(config, jax.random.key(self.seed), self.base))
             else:
                 params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):
