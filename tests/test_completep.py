@@ -319,15 +319,18 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
 def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
     models = {"a": Model(runs.fresh(runs.MODEL), None, runs.MODEL)}
 
-    def grown(base):
-        phase = Grow("a", "b", runs.MODEL, runs.LARGE, ("stack",), fresh=True, base=base)
+    def grown(base, fresh=True):
+        phase = Grow("a", "b", runs.MODEL, runs.LARGE, ("stack",), fresh=fresh, base=base)
         return jax.jit(lambda models: phase.apply(models, transformation(Optim())).params["blocks"])(models)
 
-    with_base, without = grown(runs.MODEL), grown(None)
+    with_base, without, scaled = grown(runs.MODEL), grown(None), grown(None, "spectral")
     for module, scale in (("up", 1.0), ("down", math.sqrt(2) / 2)):
         ours, plain = (x["mlp"][module]["kernel"] for x in (with_base, without))
         np.testing.assert_array_equal(ours[:2], plain[:2])
         np.testing.assert_allclose(ours[2:], scale * plain[2:], rtol=1e-6)
+        np.testing.assert_array_equal(scaled["mlp"][module]["kernel"][:2], plain[:2])
+    norms = np.linalg.norm(scaled["mlp"]["up"]["kernel"][2:], axis=(1, 2))
+    np.testing.assert_allclose(norms, 16 / (math.sqrt(8) + math.sqrt(16)), rtol=1e-6)
     method = Growing(runs.MODEL, Stage(0.5), (GrowTo(fresh=True),))
     phase = method.plan(runs.LARGE, Optim(base=runs.MODEL), 8)[1]
     assert isinstance(phase, Grow) and phase.base == runs.MODEL

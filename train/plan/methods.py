@@ -159,7 +159,8 @@ class GrowTo:
     seed: int = 0
     noise: float | None = None  # as of `train.plan.transforms.Grow`
     moments: Policy = "drop"
-    fresh: bool = field(default=False, metadata=LATER)  # what is new is as at birth, in place of copies
+    # What is new is as at birth, in place of copies; "spectral": its matrices as of `jaxgrow.symmetry.spectral`.
+    fresh: bool | Literal["spectral"] = field(default=False, metadata=LATER)
     redrawn: float = field(default=0.0, metadata=LATER)  # of each expert's units, the part that is drawn anew
 
     def __post_init__(self):
