@@ -319,7 +319,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
 def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
     models = {"a": Model(runs.fresh(runs.MODEL), None, runs.MODEL)}
 
-    def grown(base, fresh=True):
+    def grown(base, fresh: Any = True):
         phase = Grow("a", "b", runs.MODEL, runs.LARGE, ("stack",), fresh=fresh, base=base)
         return jax.jit(lambda models: phase.apply(models, transformation(Optim())).params["blocks"])(models)
 
