@@ -135,7 +135,7 @@ def spectral(params: Params, axes: Axes) -> Params:
         if (at := matrices.get(path(key_path))) is None:
             return x
         n_in, n_out = (math.prod(np.take(x.shape, side)) for side in (at.reduction_axis, at.output_axis))
-        over = (*np.ravel(at.reduction_axis), *np.ravel(at.output_axis))
+        over = tuple(int(i) for side in (at.reduction_axis, at.output_axis) for i in np.ravel(side))
         norm = jnp.sqrt(jnp.square(x).sum(over, keepdims=True))
         return x * (n_out / (math.sqrt(n_in) + math.sqrt(n_out)) / jnp.maximum(norm, jnp.finfo(x.dtype).tiny))
 
