@@ -3,6 +3,7 @@
 from jaxgrow import (
     adapters,
     axes,
+    completep,
     drop,
     experts,
     flops,
@@ -48,6 +49,7 @@ __all__ = [
     "adapters",
     "axes",
     "by_convention",
+    "completep",
     "compose",
     "correct",
     "drop",

@@ -15,6 +15,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxgrow.axes import Axes, Tree, axis, cut, is_names, path, role
+from jaxgrow.completep import Multiplier, scale_by_adam
 from jaxgrow.moments import rebias
 from jaxgrow.sharding import apart
 
@@ -69,7 +70,8 @@ def scale_by_muon_and_adam(
       eps: Adam's, and of the norm that a momentum is divided by at first.
 
     Returns:
-      The transformation. Adam's part has a clock (`jaxgrow.moments.rebias`).
+      The transformation. Adam's part has a clock (`jaxgrow.moments.rebias`). ``update(.., multipliers=..)`` as of
+      `jaxgrow.completep.scale_by_adam`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -91,19 +93,26 @@ def scale_by_muon_and_adam(
     def labels(tree: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(lambda p, _: "muon" if path(p) in matrices else "adam", tree)
 
-    def as_large_as_adams(updates: Tree, params: Tree | None = None) -> Tree:
+    def as_large_as_adams(
+        updates: Tree,
+        state: Any,
+        params: Tree | None = None,
+        *,
+        multipliers: Mapping[str, Multiplier] | None = None,
+        **_,
+    ):
         def one(p, u):
             at = matrices[path(p)]
             sides = [math.prod(np.take(u.shape, side)) for side in (at.reduction_axis, at.output_axis)]
-            return u * (rms * max(sides) ** 0.5)
+            return u * (rms * max(sides) ** 0.5 * (1 if multipliers is None else multipliers[path(p)].muon))
 
-        return jax.tree_util.tree_map_with_path(one, updates)
+        return jax.tree_util.tree_map_with_path(one, updates), state
 
     muon = optax.chain(
         _matrices_apart(scale_by_muon(ns_steps=ITERATIONS, beta=momentum, eps=eps, weight_dimension_numbers=numbers)),
-        optax.stateless(as_large_as_adams),
+        optax.GradientTransformationExtraArgs(optax.init_empty_state, as_large_as_adams),
     )
-    adam = optax.chain(optax.scale_by_adam(b1, b2, eps), rebias(b1, b2))
+    adam = optax.chain(scale_by_adam(b1, b2, eps), rebias(b1, b2))
     return optax.partition({"muon": muon, "adam": adam}, labels)
 
 

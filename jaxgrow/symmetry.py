@@ -1,6 +1,7 @@
 """Copies that are alike stay alike under deterministic training: `break_symmetry` tells them apart and keeps the function,
-`fresh` puts what a model is born with in their place."""
+`fresh` puts what a model is born with in their place, or what `spectral` makes of that."""
 
+import math
 import zlib
 
 import jax
@@ -11,6 +12,7 @@ from jaxgrow import maps
 from jaxgrow._grow import grow_leaf
 from jaxgrow.axes import Axes, Names, Params, axis, is_names, path, reads
 from jaxgrow.matrices import Array
+from jaxgrow.muon import dimension_numbers
 
 
 def break_symmetry(params: Params, growth: maps.Maps, axes: Axes, seed: int = 0, snr: float = 10.0) -> Params:
@@ -103,6 +105,41 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
         return grow_leaf(terms, names, x) + (1 - kept) * new
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, initial, is_leaf=is_names)
+
+
+def spectral(params: Params, axes: Axes) -> Params:
+    """Random kernels of layers at the spectral scale: their greatest singular values are about ``sqrt(n_out / n_in)``.
+
+    Each matrix of `jaxgrow.muon.dimension_numbers` is multiplied to the norm that a Gaussian one has where its entries deviate
+    by ``sqrt(n_out / n_in) / (sqrt(n_in) + sqrt(n_out))``. All else stays.
+
+    Args:
+      params: as a model is born with them.
+      axes: their axis names.
+
+    Returns:
+      The parameters: what `fresh` takes new layers from.
+
+    Example:
+      >>> kernel = jax.random.normal(jax.random.key(0), (1, 100, 400))
+      >>> scaled = spectral({"up": kernel}, {"up": ("layers", "embed.in", "mlp")})
+      >>> round(float(jnp.linalg.norm(scaled["up"][0], ord=2)), 1)  # sqrt(400 / 100)
+      2.0
+
+    References:
+      Yang et al., `A Spectral Condition for Feature Learning <https://arxiv.org/abs/2310.17813>`_, 2023
+    """
+    matrices = dimension_numbers(axes)
+
+    def leaf(key_path: tuple, x: jax.Array) -> jax.Array:
+        if (at := matrices.get(path(key_path))) is None:
+            return x
+        n_in, n_out = (math.prod(np.take(x.shape, side)) for side in (at.reduction_axis, at.output_axis))
+        over = tuple(int(i) for side in (at.reduction_axis, at.output_axis) for i in np.ravel(side))
+        norm = jnp.sqrt(jnp.square(x).sum(over, keepdims=True))
+        return x * (n_out / (math.sqrt(n_in) + math.sqrt(n_out)) / jnp.maximum(norm, jnp.finfo(x.dtype).tiny))
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
 
 
 def _shared(one: maps.Term, name: str, names: Names, noise: Array) -> Array:

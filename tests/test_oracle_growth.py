@@ -35,7 +35,7 @@ from jaxgrow.operators import (
     staged,
     zero_pad,
 )
-from jaxgrow.symmetry import fresh
+from jaxgrow.symmetry import fresh, spectral
 
 TOLERANCE = 1e-14
 RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
@@ -174,6 +174,19 @@ def test_what_is_fresh_is_as_at_birth_and_the_rest_stays(tied):
     chex.assert_trees_all_equal(in_matrices(filled), expected)
     with pytest.raises(ValueError, match="fresh needs a growth that copies units, 6 to 8"):
         fresh(params, average(tiny.WIDTHS, RAGGED), axes, large)
+
+
+def test_random_matrices_of_layers_at_the_spectral_scale():
+    config = tiny.config(embed=48, heads=12, mlp=144)
+    params = tiny.params(config)
+    before, after = in_matrices(params), in_matrices(spectral(params, tiny.axes(config)))
+    for old, new in zip(before["layers"], after["layers"], strict=True):
+        for name, x in new.items():
+            if name in AXES:
+                assert np.linalg.norm(x, ord=2) == pytest.approx((x.shape[1] / x.shape[0]) ** 0.5, rel=0.1)
+                assert np.linalg.norm(old[name], ord=2) > 5  # the control
+                old[name] = x
+    chex.assert_trees_all_equal(after, before)  # all else
 
 
 @either

@@ -60,6 +60,10 @@ class BERTConfig(EncoderConfig):
         return self.norm == "pre"
 
     @property
+    def depth_scaled(self) -> bool:
+        return self.norm == "pre"
+
+    @property
     def module(self) -> nn.Module:
         return BERT(self)
 

@@ -112,6 +112,11 @@ class Config:
         return True
 
     @property
+    def depth_scaled(self) -> bool:
+        """Whether kernels that write the residual stream are born smaller by ``1 / sqrt(2 layers)`` than others."""
+        return False
+
+    @property
     def predicts(self) -> Literal["tokens", "classes", "spans"]:
         """What its outputs are of."""
         return "classes"

@@ -48,6 +48,10 @@ class GPT2Config(TextConfig):
         return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
 
     @property
+    def depth_scaled(self) -> bool:
+        return True
+
+    @property
     def length(self) -> int:
         return self.context
 

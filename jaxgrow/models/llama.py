@@ -159,6 +159,10 @@ class LlamaConfig(TextConfig):
         return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
 
     @property
+    def depth_scaled(self) -> bool:
+        return True
+
+    @property
     def length(self) -> int:
         return self.context
 

@@ -159,7 +159,8 @@ class GrowTo:
     seed: int = 0
     noise: float | None = None  # as of `train.plan.transforms.Grow`
     moments: Policy = "drop"
-    fresh: bool = field(default=False, metadata=LATER)  # what is new is as at birth, in place of copies
+    # What is new is as at birth, in place of copies; "spectral": its matrices as of `jaxgrow.symmetry.spectral`.
+    fresh: bool | Literal["spectral"] = field(default=False, metadata=LATER)
     redrawn: float = field(default=0.0, metadata=LATER)  # of each expert's units, the part that is drawn anew
 
     def __post_init__(self):
@@ -199,7 +200,8 @@ class Growing:
                 options = {"source": name, "small": config, "ligo": to.by.ligo}
                 plan += [Learn("maps", to.by.steps, learned, into, **options), Apply("maps", target)]
             else:
-                grown = Grow(name, target, config, into, to.by, to.seed, to.noise, to.moments, to.fresh, to.redrawn)
+                own = to.by, to.seed, to.noise, to.moments, to.fresh, to.redrawn
+                grown = Grow(name, target, config, into, *own, optim.base if to.fresh else None)
                 plan.append(grown)
                 eps *= grown.config.eps / into.eps
                 into = grown.config
@@ -242,6 +244,10 @@ class FineTune:
             )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        if optim.base is not None:
+            raise ValueError(
+                "a base is of pre-training, and says nothing of a fresh head or an adapter: leave optim.base out"
+            )
         held = () if self.freeze is None else (Hold(self.freeze),)
         source = Import(LARGE, model, self.source, self.new_head)
         adapter = self.lora or self.adapter

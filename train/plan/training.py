@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from jaxgrow import flops, muon
+from jaxgrow.completep import multipliers
 from jaxgrow.drop import LayerDrop, Sensitivity, sensitivity
 from jaxgrow.importance import influence, streams
 from jaxgrow.models import Config
@@ -36,6 +37,8 @@ class Train(Phase):
     positions: int | None = None  # of a sample; None: as many as the model has
 
     def __post_init__(self):
+        if self.optim.base is not None:  # the multipliers must exist
+            multipliers(self.config.axes(), self.config.sizes(), self.optim.base.sizes())
         for modifier in self.modifiers:
             modifier.check(self)
 
@@ -100,7 +103,7 @@ class Train(Phase):
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         """The model that the phase begins with, complete with optimizer state."""
         model = models.get(self.name)
-        params = initial(self.config, key) if model is None else model.params
+        params = initial(self.config, key, self.optim.base) if model is None else model.params
         opt = tx.init(params) if model is None or model.opt is None else model.opt
         return Model(params, opt, self.config, None if model is None else model.sensitivity)
 
@@ -110,7 +113,9 @@ class Train(Phase):
     def born(self, context: Context) -> Model:
         """The model before the first step."""
         # What the steps are is no matter before them: phases that start alike share a program.
-        alike = replace(self, steps=0, optim=Optim(), modifiers=(), begin=0, until=None, positions=None)
+        alike = replace(
+            self, steps=0, optim=Optim(base=self.optim.base), modifiers=(), begin=0, until=None, positions=None
+        )
         return context.compute(alike, _born, context.models, context.key, *self.given(context))[0]
 
     def given(self, context: Context) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from jaxgrow.models import Config
 from jaxgrow.moments import Policy, grow_optimizer
 from jaxgrow.operators import Groups, best, decoalesce, keep
 from jaxgrow.operators.targets import depth, width
-from jaxgrow.symmetry import break_symmetry, fresh
+from jaxgrow.symmetry import break_symmetry, fresh, spectral
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
 from train.state.model import Model, initial
@@ -268,8 +268,10 @@ class Grow(Transform):
     seed: int = 0
     noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
     moments: Policy = "drop"
-    fresh: bool = False  # what is new is as at birth, in place of copies (`jaxgrow.symmetry.fresh`)
+    # What is new is as at birth, in place of copies (`jaxgrow.symmetry.fresh`); or its matrices at the spectral scale.
+    fresh: bool | Literal["spectral"] = False
     redrawn: float = 0.0  # the part of each expert's units that is drawn anew (`jaxgrow.experts.redrawn`)
+    base: Config | None = None  # by whose sizes what is fresh has its scale, as of `train.state.optim.Optim`
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -325,7 +327,8 @@ class Grow(Transform):
                 opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
             config = config.resized(growth)
             if self.fresh:
-                params = fresh(params, growth, axes, initial(config, jax.random.key(self.seed)))
+                new = initial(config, jax.random.key(self.seed), self.base)
+                params = fresh(params, growth, axes, spectral(new, axes) if self.fresh == "spectral" else new)
             else:
                 params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):

@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import sharding
-from jaxgrow.axes import Tree
+from jaxgrow.axes import Tree, path
+from jaxgrow.completep import multipliers
 from jaxgrow.drop import Kept
 from jaxgrow.models import Config
 from train.data.batches import Batch
@@ -67,10 +68,14 @@ def constrained_like(grads: Tree, model: Model) -> Tree:
     return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
 
 
-@partial(jax.jit, static_argnums=0)  # traced once a config, though every look at a plan's shapes asks
-def initial(config: Config, key: jax.Array) -> Tree:
-    """Fresh parameters."""
-    return config.init(key)
+@partial(jax.jit, static_argnums=(0, 2))  # traced once a config, though every look at a plan's shapes asks
+def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
+    """Fresh parameters; with a ``base``, each at CompleteP's scale."""
+    params = config.init(key)
+    if base is None:
+        return params
+    found = multipliers(config.axes(), config.sizes(), base.sizes(), config.depth_scaled)
+    return jax.tree_util.tree_map_with_path(lambda p, x: x * found[path(p)].scale, params)
 
 
 def parameters(model: Model) -> Any:

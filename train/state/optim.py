@@ -3,13 +3,14 @@
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import optax
 
-from jaxgrow import muon
-from jaxgrow.axes import Axes, Tree, is_names, path, role
+from jaxgrow import completep, muon
+from jaxgrow.axes import Axes, Tree, is_names, path, role, sizes
+from jaxgrow.models import Config
 from jaxgrow.moments import rebias
 from train.overrides import LATER
 
@@ -34,12 +35,16 @@ class Optim:
     muon_momentum: float = field(default=0.95, metadata=LATER)
     # Of Muon's update of a matrix, over the rate; 0.2 is about Adam's.
     muon_rms: float = field(default=0.2, metadata=LATER)
+    # The model that the rate was tuned on: others have CompleteP's multipliers then (`jaxgrow.completep`), from birth on.
+    base: Config | None = field(default=None, metadata=LATER)
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon", "sgd"):
             raise ValueError(f"name is 'adamw', 'muon' or 'sgd', not {self.name!r}")
         if self.schedule not in ("cosine", "linear", "wsd"):
             raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
+        if self.base is not None and self.name == "sgd":
+            raise ValueError("CompleteP's multipliers are of adamw and muon, not of sgd: leave base out")
         for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1), ("muon_momentum", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} lies between {low} and {high}, but is {getattr(self, name)}")
@@ -63,38 +68,66 @@ def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTran
     """The optimizer without its rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
 
     ``axes``, the axis names of a run's models, tell Muon which leaves are matrices; AdamW does without. ``update(..,
-    axes=axes)`` takes those of the parameters at hand, by which they decay; with None, nothing does. The same object for
-    settings that differ in the schedule only, so that their runs share compiled steps.
+    axes=axes)`` takes those of the parameters at hand, by which they decay, and have their multipliers where the settings
+    name a base; with None, nothing does. The same object for settings that differ in the schedule only, so that their runs
+    share compiled steps.
     """
+    base = None if optim.base is None else tuple(optim.base.sizes().items())
     if optim.name == "adamw":
-        return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay)
+        return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay, base)
     if optim.name == "sgd":
         return _sgd(optim.clip, optim.b1, optim.weight_decay)
     matrices = tuple(muon.dimension_numbers(axes).items())
-    return _muon(
-        matrices, optim.clip, optim.muon_momentum, optim.muon_rms, optim.b1, optim.b2, optim.eps, optim.weight_decay
-    )
+    own = optim.clip, optim.muon_momentum, optim.muon_rms, optim.b1, optim.b2, optim.eps, optim.weight_decay
+    return _muon(matrices, *own, base)
+
+
+Base: TypeAlias = tuple[tuple[str, int], ...] | None  # sizes by axis, to be hashed
 
 
 @cache
-def _adamw(clip: float, b1: float, b2: float, eps: float, weight_decay: float) -> optax.GradientTransformationExtraArgs:
-    return optax.chain(
-        optax.clip_by_global_norm(clip),
-        optax.scale_by_adam(b1, b2, eps),
+def _adamw(
+    clip: float, b1: float, b2: float, eps: float, weight_decay: float, base: Base
+) -> optax.GradientTransformationExtraArgs:
+    adam = optax.chain(
+        completep.clip_by_global_norm(clip),
+        completep.scale_by_adam(b1, b2, eps),
         rebias(b1, b2),
         _decay(weight_decay),
     )
+    return _by_size(adam, base)
 
 
 @cache
 def _muon(
-    matrices: tuple, clip: float, momentum: float, rms: float, b1: float, b2: float, eps: float, weight_decay: float
+    matrices: tuple,
+    clip: float,
+    momentum: float,
+    rms: float,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    base: Base,
 ) -> optax.GradientTransformationExtraArgs:
-    return optax.chain(
-        optax.clip_by_global_norm(clip),
+    both = optax.chain(
+        completep.clip_by_global_norm(clip),
         muon.scale_by_muon_and_adam(dict(matrices), momentum, rms, b1, b2, eps),
         _decay(weight_decay),
     )
+    return _by_size(both, base)
+
+
+def _by_size(inner: optax.GradientTransformationExtraArgs, base: Base) -> optax.GradientTransformationExtraArgs:
+    """``inner``, told the multipliers of the parameters at hand: a model that grows has others from its next step on."""
+    if base is None:
+        return inner
+
+    def update(updates, state, params=None, *, axes: Axes | None):
+        found = None if axes is None else completep.multipliers(axes, sizes(params, axes), dict(base))
+        return inner.update(updates, state, params, axes=axes, multipliers=found)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)  # type: ignore[arg-type]  # as of `_decay`
 
 
 @cache
@@ -119,7 +152,7 @@ def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
     def init(params):
         return optax.masked(plain, jax.tree.map(lambda _: True, params)).init(params)
 
-    def update(updates, state, params=None, *, axes: Tree | None):
+    def update(updates, state, params=None, *, axes: Tree | None, **_):
         if axes is None:
             return updates, state
         return optax.masked(plain, decays(axes)).update(updates, state, params)
