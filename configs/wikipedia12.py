@@ -89,15 +89,6 @@ def vcycle() -> Experiment:
     return replace(base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2))
 
 
-def vcycle_pruned() -> Experiment:
-    """`vcycle`, whose small model has the six layers that turn the residual stream most, in place of means of pairs.
-
-    The others wait as they are. At `vcycle`'s rate, which was swept for that one alone. Not run.
-    """
-    method = replace(wikipedia.VCYCLE, groupings=(Pruning(6),), moments_up="asymmetric")
-    return replace(vcycle(), name="grow_vcycle_pruned", method=method)
-
-
 def deepen() -> Experiment:
     """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied."""
     return replace(scratch(), name="grow_deepen", method=deepened(scratch().model, 6, 0.5, wikipedia.FINAL))
@@ -146,9 +137,34 @@ def muon_quarter() -> Experiment:
     return replace(muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL))
 
 
+def muon_twice() -> Experiment:
+    """Three layers for 0.2 of the steps, six for 0.3, then twelve."""
+    model, half = scratch().model, Stage(0.3, warmup=0, floor=1.0)
+    last = GrowTo((wikipedia.FINAL,), by=("interleave",), moments="copy")
+    first = replace(last, stages=(half,), config=replace(model, layers=6))
+    method = Growing(replace(model, layers=3), Stage(0.2, floor=1.0), (first, last))
+    return replace(muon(), name="muon_twice", method=method)
+
+
+def muon_dropped() -> Experiment:
+    """Six of twelve layers a step, drawn anew, while the rate is constant; then all, while it falls (nothing grows)."""
+    drop = LayerDrop(theta=0.5, time="constant", depth="uniform", scale="none")
+    method = replace(deepened(muon().model, 12, 0.5, wikipedia.FINAL), source=Stage(0.5, floor=1.0, drop=drop))
+    return replace(muon(), name="muon_dropped", method=method)
+
+
 def muon_vcycle() -> Experiment:
     """`vcycle`, by Muon."""
     return _by_muon("muon_vcycle", vcycle())
+
+
+def muon_vcycle_pruned() -> Experiment:
+    """`muon_vcycle`, whose small model has the six layers that turn the residual stream most, in place of means of pairs.
+
+    The others wait as they are.
+    """
+    method = replace(wikipedia.VCYCLE, groupings=(Pruning(6),), moments_up="asymmetric")
+    return _by_muon("muon_vcycle_pruned", replace(vcycle(), method=method))
 
 
 def muon_small() -> Experiment:

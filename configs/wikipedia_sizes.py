@@ -47,3 +47,23 @@ def k47() -> Experiment:
 def k47_deepen() -> Experiment:
     """.. 6 layers first."""
     return _deepened(k47())
+
+
+def k163() -> Experiment:
+    """12 layers of width 32."""
+    return _sized("k163", 12, 32, 3200, 2e-2)
+
+
+def k163_deepen() -> Experiment:
+    """.. 6 layers first."""
+    return _deepened(k163())
+
+
+def k355() -> Experiment:
+    """12 layers of width 48."""
+    return _sized("k355", 12, 48, 6900, 1e-2)
+
+
+def k355_deepen() -> Experiment:
+    """.. 6 layers first."""
+    return _deepened(k355())

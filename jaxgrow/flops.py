@@ -19,7 +19,6 @@ from jaxgrow.drop import TokenDrop
 from jaxgrow.lora import RANK, LoRA, axes_of
 from jaxgrow.models.adapters import Adapter, AdapterCost
 from jaxgrow.models.config import Config, Cost
-from jaxgrow.models.llama import LlamaConfig
 
 
 def forward(config: Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
@@ -112,8 +111,8 @@ def train(
                 f"a {type(config).__name__} has stages, each over positions of its own, for which the cost of adapters is not "
                 "known: train all of it"
             )
-        axes, sizes = config.axes(), {**config.sizes(), LAYERS: config.depth if layers is None else layers}
-        each = {**sizes, "experts": config.active} if isinstance(config, LlamaConfig) else sizes
+        axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
+        sizes, each = config.sizes() | depth, config.active_sizes() | depth
         own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes, each)
         of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
         if isinstance(adapter, LoRA):

@@ -156,6 +156,10 @@ class Config:
         own = self.adapter.sizes() if self.adapter else {}
         return {name: size for name, size in self.integers().items() if kind(name) not in self.no_axes} | own
 
+    def active_sizes(self) -> dict[str, int]:
+        """Of every axis, as many as one position goes through: all, but of experts."""
+        return self.sizes()
+
     def integers(self) -> dict[str, int]:
         """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""
         out: dict[str, int] = {}

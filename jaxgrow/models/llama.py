@@ -177,6 +177,9 @@ class LlamaConfig(TextConfig):
     def integers(self) -> dict[str, int]:
         return {name: n for name, n in super().integers().items() if name != "active" and (n or name != EXPERTS)}
 
+    def active_sizes(self) -> dict[str, int]:
+        return super().active_sizes() | {EXPERTS: self.active}
+
     @property
     def turned(self) -> int:
         """How many dimensions of a head rotary positions turn."""
