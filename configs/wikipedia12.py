@@ -132,6 +132,13 @@ def muon_one() -> Experiment:
     return replace(muon(), name="muon_one", method=deepened(scratch().model, 1, 0.3, *stages))
 
 
+def muon_none() -> Experiment:
+    """No layer for 0.3 of the steps, then twelve, as at birth, at a constant rate for 0.2 (Bu, ICML 2026)."""
+    one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
+    method = replace(one.method, small=one.model, source=Stage(0.3, floor=1.0, drop=nothing))
+    return replace(one, name="muon_none", method=method)
+
+
 def muon_quarter() -> Experiment:
     """Three layers for 0.4 of the steps, then twelve for 0.5."""
     return replace(muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL))

@@ -151,13 +151,14 @@ PREFIX = LayerDrop(time="constant", depth="prefix", scale="none")
     [
         (0.4, 4, 2),
         (0.05, 4, 1),
+        (0.0, 4, 0),
         *(
             pytest.param(*more, marks=pytest.mark.slow)
             for more in ((0.7, 10, 7), (1.0, 4, 4), (0.5, 4, 2), (0.3, 4, 1), (0.05, 1, 1))
         ),
     ],
 )
-def test_a_prefix_is_the_bottom_layers_and_never_none_of_them(now, layers, ran):
+def test_a_prefix_is_the_bottom_layers_and_none_of_them_only_where_that_is_asked_for(now, layers, ran):
     drop = replace(PREFIX, theta=now)
     assert at(drop, 1, layers).tolist() == at(drop, STEPS, layers).tolist() == [1.0] * ran + [0.0] * (layers - ran)
     both = [replace(drop, execution=execution) for execution in ("cond", "gather")]

@@ -215,6 +215,22 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
         assert x[:2].any() and not x[2:].any()
 
 
+@pytest.mark.parametrize("execution", ["cond", "gather"])
+def test_no_layer_at_all_trains_what_is_around_them(execution):
+    drop = LayerDrop(0.0, "constant", "prefix", scale="none", execution=execution, dropped="freeze")
+    _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
+    assert ran == 0
+    params = runs.fresh(MODEL)
+
+    @jax.jit
+    def gradient(params):
+        return jax.grad(lambda p: loss(Model(p, None, MODEL), BATCH, kept_at(kept, 0)))(params)
+
+    grads = gradient(params)
+    assert not any(x.any() for x in jax.tree.leaves(grads["blocks"]))
+    assert all(x.any() for name, part in grads.items() if name != "blocks" for x in jax.tree.leaves(part))
+
+
 # --- sensitivities ---
 
 

@@ -10,8 +10,8 @@
 Sizes, BookCorpus, 10,000 steps, 32 and 64 A100s of 80 GB for the larger two, both baselines and theta 0.5, 0.7 and 0.9 are the
 paper's. It reports 19.67 % less time and 1.65 % more accuracy on LAMBADA for Medium. Batch and vocabulary are Megatron's usual
 ones; rates, warm-up and the rest are those of GPT-3 (Brown et al., 2020) at these sizes. SBLD itself is a reconstruction
-(`jaxgrow.drop.allocation`). The preflight of 1.7B says 38 GB of a device's 85, and 0.78 of the time for a step that drops
-layers at theta 0.5.
+(`jaxgrow.drop.allocation`). The preflight of 1.7B says 38 GB of a device's 85, that of 3.6B 31; 0.78 and 0.77 of the time for a
+step that drops layers at theta 0.5.
 
 `bookcorpus` is what Hugging Face `datasets` saved of it, or any folder of its text; GPT-2's `vocab.json` and `merges.txt` must
 lie in `tokenizer-gpt2`.

@@ -96,6 +96,7 @@ class LayerDrop:
     dropping that decreases         ``reverse=True``, ``recovery=0.1``
     training a bottom sub-network   ``time="constant", depth="prefix",       Chen et al. 2022, in the staged training of LiGO
                                     scale="none"``
+    .. of no layers                 and ``theta=0.0, dropped="freeze"``      Bu 2026: the layers stay as at birth
     =============================== ======================================== =========================================
     """
 
@@ -112,7 +113,7 @@ class LayerDrop:
     dropped: Literal["momentum", "freeze"] = "momentum"  # what the optimizer does with layers that no micro-batch ran
 
     def __post_init__(self):
-        for name, low in (("theta", 0.05), ("recovery", 0.0)):
+        for name, low in (("theta", 0.0 if self.depth == "prefix" else 0.05), ("recovery", 0.0)):
             if not low <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} lies between {low} and 1, but is {getattr(self, name)}")
         if (self.time == "variance") != (self.variance is not None):
@@ -193,8 +194,9 @@ def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity
     uniform      theta                                   Fan et al.
     layerskip    1 - (2^((l - 1) / (L - 1)) - 1)         Elhoushi et al.
                  (1 - theta)
-    prefix       1 for the bottom round(theta L) layers, Chen et al., ACL 2022: sub-models of the bottom layers
-                 0 above
+    prefix       1 for the bottom round(theta L) layers, Chen et al., ACL 2022: sub-models of the bottom layers; Bu,
+                 0 above; one at least, unless the       ICML 2026: none of them first
+                 limit is 0
     ============ ======================================= =======================================================
 
     With ``drop.sensitivity``, `allocate` divides the same mean keep probability as "linear" by the ``sensitivity``
@@ -229,7 +231,7 @@ def schedule(drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity
         return allocate(sensitivity, now, blocked=block_list(sensitivity, s), beta=s.beta, p_min=s.p_min)
     place = jnp.arange(1, layers + 1, dtype=now.dtype)
     if drop.depth == "prefix":
-        return (place <= jnp.maximum(1, jnp.round(now * layers))).astype(now.dtype)
+        return (place <= jnp.maximum(1 if drop.theta else 0, jnp.round(now * layers))).astype(now.dtype)
     amount = {
         "linear": lambda: place / layers,
         "algorithm1": lambda: (place - 1) / layers,
