@@ -61,7 +61,12 @@ def test_what_tells_nothing_is_refused(points):
 
 def compared(folder, name, parameters, saved, below):
     rows = [
-        {"run": "scratch", "parameters": parameters, "tokens_per_parameter": 20.0, "saved_frontier": [0.0] * len(saved)},
+        {
+            "run": "scratch",
+            "parameters": parameters,
+            "tokens_per_parameter": 20.0,
+            "saved_frontier": [0.0] * len(saved),
+        },
         {"run": "half", "parameters": parameters, "tokens_per_parameter": 15.0, "saved_frontier": saved},
     ]
     for row in rows:

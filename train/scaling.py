@@ -6,8 +6,9 @@ RUN is the recipe's name there. By least squares over all seeds, a saving agains
 
     a + b log2(parameters) + c log2(tokens a parameter)
 
-where what does not differ is left out. Prints what was measured, b and c, so the points that a doubling adds, and the saving that is
-expected at ``--at``, such as ``1e9:20``, with 95 % intervals (Student's t): of the mean over seeds there, if the line holds so far.
+where what does not differ is left out. Prints what was measured; b and c, so the points that a doubling adds; and the saving
+that is expected at ``--at``, such as ``1e9:20``. Intervals are of 95 % (Student's t), and of the mean over seeds, if the line
+holds so far.
 """
 
 import argparse
@@ -128,7 +129,9 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.scaling", description=__doc__)
-    parser.add_argument("comparisons", nargs="+", metavar="RUN=compare.json", help="a recipe, and where it was compared")
+    parser.add_argument(
+        "comparisons", nargs="+", metavar="RUN=compare.json", help="a recipe, and where it was compared"
+    )
     parser.add_argument("--at", metavar="PARAMETERS:TOKENS", help="where to extrapolate to")
     arguments = parser.parse_args()
     try:

@@ -45,6 +45,7 @@ EVIDENCE = (
     Evidence("deepen", 94e3, 20, 0.135, "a tuned AdamW frontier", OURS, 0.159),
     Evidence("vcycle", 94e3, 20, 0.129, "a tuned Muon frontier", OURS, 0.084),
     Evidence("vcycle", 94e3, 20, 0.079, "a tuned AdamW frontier", OURS, 0.212),
+    Evidence("vcycle", 269e3, 11, 0.208, "an AdamW frontier", f"{OURS}; a ModernBERT, two seeds"),
     Evidence("one layer", 94e3, 20, -0.261, "a Muon frontier", f"{OURS}; one seed"),
     Evidence("one layer", 7e9, 100, 0.8, "its loss from scratch, within 0.2 %", "Bu, ICML 2026, as reported"),
 )
