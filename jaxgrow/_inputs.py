@@ -54,7 +54,8 @@ def of_data(source: Checkpoint, file: Path) -> tuple[Any, str]:
 
 
 def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
-    shape = source.config.example.shape[1:]
+    example: Any = source.config.example
+    shape = example.shape[1:]
     try:
         images = np.lib.format.open_memmap(file, mode="r")
     except OSError:

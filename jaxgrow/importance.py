@@ -3,7 +3,8 @@
 Of layers by what they do to the residual stream: `influence` (ShortGPT) and `angular` (Gromov et al.), of what `streams`
 returns. Of units by `activations` (Minitron). Means over positions: over batches of one size, take the mean of them.
 
-All is keyed by axis, of a model with stages by those of each: ``layers.0``, ``heads.1``. A stage has a stream of its own.
+All is keyed by axis, as `jaxgrow.operators.prune` takes it: ``{layers: influence(x) for layers, x in streams(..).items()} |
+activations(..)``. Of a model with stages these are ``layers.0``, ``heads.1``: each stage has a stream of its own.
 """
 
 from collections import defaultdict
@@ -151,10 +152,11 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
         finally:
             depth -= applied
         if depth == 2:
-            read = tuple(map(axis, module.axes[: module.contract])) if isinstance(module, Linear) else ()
-            if tuple(map(kind, read)) == ("heads", "head_dim"):
+            read = [axis(name) for name in module.axes[: module.contract]] if isinstance(module, Linear) else []
+            kinds = [kind(name) for name in read]
+            if kinds == ["heads", "head_dim"]:
                 found[read[0]].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
-            elif tuple(map(kind, read)) == ("mlp",):
+            elif kinds == ["mlp"]:
                 found[read[0]].append(jnp.abs(_wide(args[0])))
             elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
                 found[axis(module.axis)].append(jnp.abs(_wide(said)))

@@ -166,7 +166,7 @@ def test_every_family_is_measured_and_pruned(config):
         assert units[heads].shape == (sizes[layers], sizes[heads]) and units[embed].shape == (sizes[embed],)
     scores = {axis: RNG.random(x.shape[0] - 1) for axis, x in found.items()}
     scores |= {axis: RNG.random(x.shape) for axis, x in units.items()}
-    least = {"layers": 1, "heads": 2, "mlp": 5, "embed": 4, "kv_heads": 1}
+    least = {"layers": 1, "heads": 2, "kv_heads": sizes.get("kv_heads", 0) // 2, "mlp": 5, "embed": 4}
     target = {axis: least[kind(axis)] for axis in sizes if kind(axis) in least}
     with jax.enable_x64(False):
         small = assert_fits(prune(sizes, target, scores, config.traits["alternating"]), config)
