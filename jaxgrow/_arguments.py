@@ -69,13 +69,7 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         raw = argparse.RawDescriptionHelpFormatter
         p = command(name, help, "SRC", writes=writes, formatter_class=raw, epilog=_methods(methods))
         p.add_argument("--method", choices=sorted(methods), required=True)
-        for axis in AXES:
-            p.add_argument(
-                f"--{axis.replace('_', '-')}",
-                type=_stages,
-                metavar="N",
-                help="the new size; of a model with stages N,N,..",
-            )
+        _sizes(p)
         if not writes:
             p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units")
             p.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf")
@@ -88,16 +82,15 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
             "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
         )
     p = command(
-        "prune", "make a model smaller: the layers and units that matter least, on some text, are left out", "SRC"
+        "prune", "make a model smaller: the layers and units that matter least, on some data, are left out", "SRC"
     )
-    for axis in AXES:
-        p.add_argument(f"--{axis.replace('_', '-')}", type=int, metavar="N", help="the new size")
+    _sizes(p)
     p.add_argument(
         "--data",
         type=Path,
         required=True,
         metavar="FILE",
-        help="text, for the tokenizer.json in SRC; or token ids, as .npy",
+        help="text, for the tokenizer.json in SRC; or token ids, as .npy; of a model of images, these, as .npy",
     )
     p.add_argument(
         "--by", choices=["influence", "angular"], help="the layers that change their input least, one by one (default), or the "
@@ -107,6 +100,12 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
     command("convert", "write a model as another kind of folder, in another dtype or other files", "SRC")
     return parser
+
+
+def _sizes(p: argparse.ArgumentParser) -> None:
+    for axis in AXES:
+        about = "the new size; of a model with stages N,N,.."
+        p.add_argument(f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help=about)
 
 
 def _methods(methods: Mapping[str, tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""What commands run models on: random inputs, token ids of a file, or its text."""
+"""What commands run models on: random inputs, token ids of a file, its text, or its images."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,16 +35,15 @@ def of_both(first: Source, second: Source, file: Path | None) -> tuple[Any, str]
 
 
 def of_data(source: Checkpoint, file: Path) -> tuple[Any, str]:
-    """Inputs of text, and what they are: token ids of a ``.npy`` file, or the text of any other, by the model's tokenizer.
+    """Inputs of a file, and what they are: token ids or images of a ``.npy`` file, or the text of any other, by the model's
+    tokenizer.
 
     Raises:
-      CheckpointError: the model takes images, has no tokenizer, or another vocabulary.
+      CheckpointError: the model takes other images, has no tokenizer, or another vocabulary.
     """
     vocab = source.sizes().get("vocab")
     if vocab is None:
-        raise CheckpointError(
-            f"{source.folder} takes images, and this command measures on text; jaxgrow.importance measures on any inputs"
-        )
+        return _images(source, file)
     length = min(source.config.length, LENGTH)
 
     def text(file: Path, most: int) -> np.ndarray:
@@ -52,6 +51,26 @@ def of_data(source: Checkpoint, file: Path) -> tuple[Any, str]:
 
     ids = _ids(file, _array if file.suffix == ".npy" else text, vocab, ROWS * length)
     return _rows(source, ids, length, file)
+
+
+def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
+    example: Any = source.config.example
+    shape = example.shape[1:]
+    try:
+        images = np.lib.format.open_memmap(file, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy raises whatever it comes across
+        raise CheckpointError(f"{file} holds no images: {error}; give them as .npy") from error
+    if images.shape[1:] != shape or not images.size or images.dtype.kind != "f":
+        raise CheckpointError(
+            f"{file} holds {images.dtype} {list(images.shape)}; the model takes images of floats "
+            f"[N, {', '.join(map(str, shape))}], normalised"
+        )
+    first = np.array(images[:ROWS], np.float32)
+    if not np.isfinite(first).all():
+        raise CheckpointError(f"{file} holds images with numbers that are not finite")
+    return first, f"the first {len(first)} images of {file}"
 
 
 def _named(source: Source, tokens: np.ndarray) -> Any:

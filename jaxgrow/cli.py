@@ -20,13 +20,13 @@ import numpy as np
 from jaxgrow import _inputs, importance, operators, show
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._keeps import keeps, rounding
-from jaxgrow.axes import beside, kind
+from jaxgrow.axes import LAYERS, beside, is_layers, kind
 from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, Upcycled, open_checkpoint, write
 from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
 from jaxgrow.models import Config
-from jaxgrow.operators.targets import width
+from jaxgrow.operators.targets import depth, width
 from jaxgrow.report import preservation, rms
 from jaxgrow.signals import interrupting
 
@@ -176,24 +176,24 @@ def _upcycle(a: argparse.Namespace) -> None:
 
 def _prune(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
-    sizes, target = source.sizes(), _target(a)
-    if "layers" not in sizes:
-        raise CheckpointError("prune is for models of one stage, whose layers read and write one stream")
-    if a.by and "layers" not in target:
+    sizes, target, alternating = source.sizes(), _target(a), source.config.traits["alternating"]
+    if a.by and a.layers is None:
         raise CheckpointError(f"--by {a.by} says which layers go: give --layers")
     inputs, what = _inputs.of_data(source, a.data)
     rng = np.random.default_rng(0)
-    shapes = {"layers": sizes["layers"], "embed": sizes["embed"]}
-    shapes |= {axis: (sizes["layers"], sizes[axis]) for axis in ("heads", "mlp")}
+    drawn = {
+        axis: rng.random((sizes[beside(axis, LAYERS)], sizes[axis]) if kind(axis) in ("heads", "mlp") else sizes[axis])
+        for axis in (*depth(sizes), *width(sizes))
+    }
     with _as_typed():
-        control = operators.prune(sizes, target, {axis: rng.random(shape) for axis, shape in shapes.items()})
+        control = operators.prune(sizes, target, drawn, alternating)
     _put(
         a, Grown(_wide(a, source), control), {}, source, dry_run=True
     )  # what cannot be is said before anything is measured
 
     by = a.by or "influence"
     scores = _scores(source, inputs, by, target)
-    growth = operators.prune(sizes, target, scores)
+    growth = operators.prune(sizes, target, scores, alternating)
     whole = _run(source)(inputs)
     report: dict[str, Any] = {"inputs": what, "whole": {"loss": _loss(source, whole[0], inputs)}}
     for name, pruning in (("pruned", growth), ("random", control)):
@@ -201,10 +201,11 @@ def _prune(a: argparse.Namespace) -> None:
         found = preservation(lambda _: whole, lambda _, said=said: said, inputs)
         report[name] = {"loss": _loss(source, said[0], inputs), **asdict(found)}
     arguments: dict[str, Any] = {"target": target, "data": str(a.data)}
-    if "layers" in target:
-        stay = operators.best(scores["layers"], target["layers"])
-        arguments |= {"by": by, "removed": sorted(set(range(sizes["layers"])) - set(stay.tolist()))}
-        report["scores"] = scores["layers"].tolist()
+    if a.layers is not None:
+        report["scores"] = {axis: scores[axis].tolist() for axis in target if is_layers(axis)}
+        stay = {axis: operators.best(x, target[axis], axis in alternating) for axis, x in report["scores"].items()}
+        removed = {axis: sorted(set(range(sizes[axis])) - set(units.tolist())) for axis, units in stay.items()}
+        arguments |= {"by": by, "removed": removed}
     _transform(a, source, growth, arguments, report=report)
     if not a.json:
         print(_compared(report, arguments))
@@ -214,13 +215,15 @@ def _scores(source: Source, inputs: Any, by: str, target: dict[str, int]) -> dic
     """What the units of the axes that shrink are worth."""
     config, params = source.config, _wide_params(source)
     found: dict[str, Any] = {}
-    if "layers" in target:
-        stream = jax.jit(partial(importance.streams, config))(params, inputs)
-        removed = config.layers - target["layers"]
-        found["layers"] = (
-            importance.angular(stream, removed) if by == "angular" and removed else importance.influence(stream)
-        )
-    if target.keys() - {"layers"}:
+    if layers := list(filter(is_layers, target)):
+        streams = jax.jit(partial(importance.streams, config))(params, inputs)
+        for axis in layers:
+            removed = len(streams[axis]) - 1 - target[axis]
+            by_angle = by == "angular" and removed
+            found[axis] = (
+                importance.angular(streams[axis], removed) if by_angle else importance.influence(streams[axis])
+            )
+    if target.keys() - layers:
         found |= jax.jit(partial(importance.activations, config))(params, inputs)
     return {axis: np.asarray(x) for axis, x in found.items()}
 
@@ -235,10 +238,9 @@ def _loss(source: Source, logits: Any, inputs: Any) -> float | None:
 
 def _compared(report: dict[str, Any], arguments: dict[str, Any]) -> str:
     lines = []
-    if "removed" in arguments:
-        scores = " ".join(f"{s:.3g}" for s in report["scores"])
-        lines += [f"layers that went: {', '.join(map(str, arguments['removed'])) or 'none'}"]
-        lines += [f"{arguments['by']} of each layer: {scores}"]
+    for axis, gone in arguments.get("removed", {}).items():
+        lines += [f"{axis} that went: {', '.join(map(str, gone)) or 'none'}"]
+        lines += [f"{arguments['by']} of each: {' '.join(f'{s:.3g}' for s in report['scores'][axis])}"]
     lines += [f"on {report['inputs']}:", f"{'':8}{'loss':>10}{'KL(whole || it)':>18}{'mean |difference|':>20}"]
     for name in ("whole", "pruned", "random"):
         row = report[name]

@@ -2,6 +2,9 @@
 
 Of layers by what they do to the residual stream: `influence` (ShortGPT) and `angular` (Gromov et al.), of what `streams`
 returns. Of units by `activations` (Minitron). Means over positions: over batches of one size, take the mean of them.
+
+All is keyed by axis, as `jaxgrow.operators.prune` takes it: ``{layers: influence(x) for layers, x in streams(..).items()} |
+activations(..)``. Of a model with stages these are ``layers.0``, ``heads.1``: each stage has a stream of its own.
 """
 
 from collections import defaultdict
@@ -12,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import READ, Params
+from jaxgrow.axes import Params, axis, kind, stages
 from jaxgrow.models.config import Config, Inputs
 from jaxgrow.models.layers import LayerNorm, Linear, Observe, RMSNorm
 
 
-def streams(config: Config, params: Params, inputs: Inputs) -> jax.Array:
-    """The residual stream before the first layer and after each.
+def streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
+    """The residual stream before the first layer and after each, of every stage.
 
     Args:
       config: of any family.
@@ -26,26 +29,27 @@ def streams(config: Config, params: Params, inputs: Inputs) -> jax.Array:
       inputs: what its module takes.
 
     Returns:
-      ``x_0 .. x_L``, [layers + 1, batch, positions, embed], in the dtype of activations.
+      By the axis of layers: ``x_0 .. x_L``, [layers + 1, batch, positions, embed], in the dtype of activations; positions are
+      two axes where the model's lie on a grid, as a Swin's.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
       >>> config = GPT2Config(vocab=11, context=8, layers=3, embed=4, heads=2, head_dim=2, mlp=8)
-      >>> streams(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int)).shape
+      >>> streams(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))["layers"].shape
       (4, 2, 5, 4)
     """
-    x, y = _observed(config, params, inputs, lambda x, y: (x, y))
-    return jnp.concatenate([x[:1], y])
+    seen = _observed(config, params, inputs, lambda x, y: (x, y))
+    return {layers: jnp.concatenate([x[:1], y]) for layers, (x, y) in seen.items()}
 
 
-def influence(streams: jax.Array) -> jax.Array:
+def influence(stream: jax.Array) -> jax.Array:
     """Block influence: ``BI_l = 1 - E cos(x_l, x_{l+1})``, the mean over positions.
 
     Computed as ``|u - v|^2 / 2`` of vectors of length one, which does not round where a layer does little, and is exactly zero
     where it does nothing.
 
     Args:
-      streams: as of `streams`.
+      stream: of one stage, as of `streams`.
 
     Returns:
       Of each layer, [layers]: those that matter least have the least.
@@ -59,10 +63,10 @@ def influence(streams: jax.Array) -> jax.Array:
     References:
       Men et al., `ShortGPT <https://arxiv.org/abs/2403.03853>`_, 2024, Eq. 1
     """
-    return _mean(_squared(streams, 1) / 2)
+    return _mean(_squared(stream, 1) / 2)
 
 
-def angular(streams: jax.Array, count: int) -> jax.Array:
+def angular(stream: jax.Array, count: int) -> jax.Array:
     """What ``count`` consecutive layers do together: ``d_l = E arccos(cos(x_l, x_{l+count})) / pi`` of those from l on.
 
     Gromov et al. remove the block with the least d. So that this is one number a layer, as of `influence`, a layer has the
@@ -72,7 +76,7 @@ def angular(streams: jax.Array, count: int) -> jax.Array:
     one of a text that ends there; other models have no last one that knows more.
 
     Args:
-      streams: as of `streams`.
+      stream: of one stage, as of `streams`.
       count: how many layers go.
 
     Returns:
@@ -91,11 +95,11 @@ def angular(streams: jax.Array, count: int) -> jax.Array:
     References:
       Gromov et al., `The Unreasonable Ineffectiveness of the Deeper Layers <https://arxiv.org/abs/2403.17887>`_, ICLR 2025
     """
-    layers = len(streams) - 1
+    layers = len(stream) - 1
     if not 1 <= count <= layers:
         raise ValueError(f"angular() is of 1 .. {layers} consecutive layers, which there are, not {count}")
     # As `influence`: the arc cosine of what is nearly one would be noise.
-    distance = _mean(2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(streams, count)) / 2, 1)))
+    distance = _mean(2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1)))
     layer, begin = jnp.arange(layers)[:, None], jnp.arange(len(distance))[None]
     return jnp.where((begin <= layer) & (layer < begin + count), distance[None], jnp.inf).min(1)
 
@@ -111,7 +115,8 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
     embed     the absolute value of what norms make of it, over all layers   [embed]
     ========= ============================================================== ====================
 
-    The paper tries means, L2 norms and variances over either; this is its mean over both.
+    The paper tries means, L2 norms and variances over either; this is its mean over both. Of a Swin's heads, what fills windows
+    up are positions, too.
 
     Args:
       config: of any family.
@@ -126,7 +131,7 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
       >>> config = GPT2Config(vocab=11, context=8, layers=3, embed=4, heads=2, head_dim=2, mlp=8)
       >>> found = activations(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))
       >>> {axis: scores.shape for axis, scores in found.items()}
-      {'heads': (3, 2), 'mlp': (3, 8), 'embed': (4,)}
+      {'embed': (4,), 'heads': (3, 2), 'mlp': (3, 8)}
 
     References:
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
@@ -147,37 +152,33 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
         finally:
             depth -= applied
         if depth == 2:
-            read = module.axes[: module.contract] if isinstance(module, Linear) else ()
-            if read == ("heads" + READ, "head_dim" + READ):
-                found["heads"].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
-            elif read == ("mlp" + READ,):
-                found["mlp"].append(jnp.abs(_wide(args[0])))
-            elif isinstance(module, LayerNorm | RMSNorm):
-                found["embed"].append(jnp.abs(_wide(said)))
+            read = [axis(name) for name in module.axes[: module.contract]] if isinstance(module, Linear) else []
+            kinds = [kind(name) for name in read]
+            if kinds == ["heads", "head_dim"]:
+                found[read[0]].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
+            elif kinds == ["mlp"]:
+                found[read[0]].append(jnp.abs(_wide(args[0])))
+            elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
+                found[axis(module.axis)].append(jnp.abs(_wide(said)))
         return said
 
     def observe(x, y):
         """What was found in the block that has just been traced, in its own order."""
-        return {axis: jnp.stack([s.mean((0, 1)) for s in found[axis]]).mean(0) for axis in ("heads", "mlp", "embed")}
+        return {
+            axis: jnp.stack([s.mean(tuple(range(s.ndim - 1))) for s in parts]).mean(0) for axis, parts in found.items()
+        }
 
     config = replace(config, remat="none")  # what is found inside of a checkpoint stays there
     with nn.intercept_methods(intercept):
-        scores = _observed(config, params, inputs, observe)
-    return {"heads": scores["heads"], "mlp": scores["mlp"], "embed": scores["embed"].mean(0)}
+        seen = _observed(config, params, inputs, observe)
+    scores = {axis: x for stage in seen.values() for axis, x in stage.items()}
+    return {axis: x.mean(0) if kind(axis) == "embed" else x for axis, x in scores.items()}
 
 
-def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> Any:
-    """Of all layers, stacked.
-
-    Raises:
-      ValueError: a model of several stages.
-    """
-    if len(config.depths) > 1:
-        raise ValueError(
-            f"a model of {len(config.depths)} stages has no one residual stream whose layers could be compared"
-        )
+def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Any]:
+    """Of all layers of a stage, stacked, by the axis of its layers."""
     said: Any = config.module.apply({"params": params}, inputs, observe=observe)
-    return said[1]
+    return dict(zip(stages(config.sizes()), said[1] if len(config.depths) > 1 else said[1:], strict=True))
 
 
 def _wide(x: jax.Array) -> jax.Array:

@@ -51,7 +51,7 @@ def preservation(first: Callable, second: Callable, tokens: jax.Array) -> Preser
     """Compares two models on the same tokens.
 
     Args:
-      first: ``tokens -> (logits [..., vocab], RMS of each layer's output [layers])``, as is
+      first: ``tokens -> (logits [..., vocab], RMS of each layer's output [layers], or a tuple of each stage's)``, as is
         ``lambda t: model.apply({"params": p}, t, observe=rms)`` of the models here.
       second: the other one, of the same vocabulary.
       tokens: what both take.
@@ -76,6 +76,6 @@ def preservation(first: Callable, second: Callable, tokens: jax.Array) -> Preser
         mean_abs=float(jnp.abs(a - b).mean()),
         scale=float(a.std()),
         kl=float((jnp.exp(log_a) * (log_a - log_b)).sum(-1).mean()),
-        rms_first=tuple(map(float, rms_a)),
-        rms_second=tuple(map(float, rms_b)),
+        rms_first=tuple(map(float, jnp.concatenate(jax.tree.leaves(rms_a)))),
+        rms_second=tuple(map(float, jnp.concatenate(jax.tree.leaves(rms_b)))),
     )

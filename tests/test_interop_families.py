@@ -444,6 +444,13 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     assert "a model without its head; load it as BertForMaskedLM" in capsys.readouterr().err
 
 
+def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path):
+    folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"depths": [4, 2]})
+    np.save(tmp_path / "images.npy", given(interop.open_checkpoint(folder).config))
+    run("prune", folder, tmp_path / "b", "--layers", "2,1", "--mlp", "6,12", "--data", tmp_path / "images.npy")
+    assert_alike(tmp_path / "b")
+
+
 def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
     """Its last stage is told in ``config.json``; and no token stands there for patches that pre-training hides."""
     folder = made(tmp_path / "a", "Dinov2ForImageClassification", more={"use_mask_token": True})

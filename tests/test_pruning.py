@@ -8,6 +8,8 @@ import json
 import shutil
 from dataclasses import replace
 from functools import cache, partial
+from itertools import combinations
+from math import erf
 from types import SimpleNamespace
 
 import chex
@@ -16,17 +18,20 @@ import numpy as np
 import optax
 import pytest
 import runs
+import test_swin
 import tiny
+import vision
 from test_families import FAMILIES, VARIANTS, assert_fits, batch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxgrow import correct, grow, importance, interop, swap
 from jaxgrow._inputs import of_data
+from jaxgrow.axes import beside, is_layers, kind
 from jaxgrow.cli import main
 from jaxgrow.importance import activations, angular, influence, streams
 from jaxgrow.matrices import dense
-from jaxgrow.models import Adapter, GPT2Config, LlamaConfig
-from jaxgrow.operators import keep, llama_pro, prune
+from jaxgrow.models import Adapter, GPT2Config, LlamaConfig, SwinConfig
+from jaxgrow.operators import best, keep, llama_pro, prune
 from train import pretrain
 from train.plan.methods import Stage, VCycle
 from train.plan.training import Measure, Train
@@ -47,6 +52,24 @@ DOWN = {
 GROUPED = LlamaConfig(
     vocab=11, context=7, layers=2, embed=6, heads=6, kv_heads=3, head_dim=2, mlp=9, tied=True, dtype="float64"
 )
+
+# The first stage's layers are shifted by turns; the second is one window. Heads are as wide as the stream, so that what they
+# say can be seen behind a kernel that copies it.
+SWIN = SwinConfig(
+    layers=(4, 3),
+    embed=(6, 12),
+    heads=(2, 4),
+    head_dim=3,
+    mlp=(9, 11),
+    image=8,
+    patch=1,
+    channels=2,
+    classes=7,
+    window=4,
+    position_mlp=5,
+    dtype="float64",
+)
+STAGES = SWIN.sizes()
 
 
 @pytest.fixture(autouse=True)
@@ -128,23 +151,26 @@ FUSED = {"GPT-2, fused adapters": replace(FAMILIES["GPT-2"], adapter=Adapter(2, 
     ],
 )
 def test_every_family_is_measured_and_pruned(config):
-    """By shapes; CaiT's class layers have no scores, and go along. Stages have no one stream."""
-    if len(config.depths) > 1:
-        with pytest.raises(ValueError, match="2 stages has no one residual stream"):
-            streams(config, {}, batch(config)[0])
-        return
+    """By shapes; CaiT's class layers have no scores, and go along."""
     config, inputs = replace(config, dtype="float32"), batch(config)[0]
     with jax.enable_x64(False):
         params = jax.eval_shape(config.init, jax.random.key(0))
-        stream = jax.eval_shape(partial(streams, config), params, inputs)
-        found = jax.eval_shape(partial(activations, config), params, inputs)
+        found = jax.eval_shape(partial(streams, config), params, inputs)
+        units = jax.eval_shape(partial(activations, config), params, inputs)
     sizes = config.sizes()
-    assert (stream.shape[0], stream.shape[-1]) == (sizes["layers"] + 1, sizes["embed"])
-    assert found["heads"].shape == (sizes["layers"], sizes["heads"])
-    scores = {"layers": np.arange(4.0)} | {axis: RNG.random(x.shape) for axis, x in found.items()}
-    target = {"layers": 3, "heads": 2, "mlp": 5, "embed": 4} | ({"kv_heads": 1} if "kv_heads" in sizes else {})
+    assert list(found) == [axis for axis in sizes if is_layers(axis)]
+    assert set(units) == {axis for axis in sizes if kind(axis) in ("heads", "mlp", "embed")}
+    for layers, stream in found.items():
+        heads, embed = (beside(layers, axis) for axis in ("heads", "embed"))
+        assert (stream.shape[0], stream.shape[-1]) == (sizes[layers] + 1, sizes[embed])
+        assert units[heads].shape == (sizes[layers], sizes[heads]) and units[embed].shape == (sizes[embed],)
+    scores = {axis: RNG.random(x.shape[0] - 1) for axis, x in found.items()}
+    scores |= {axis: RNG.random(x.shape) for axis, x in units.items()}
+    least = {"layers": 1, "heads": 2, "kv_heads": sizes.get("kv_heads", 0) // 2, "mlp": 5, "embed": 4}
+    target = {axis: least[kind(axis)] for axis in sizes if kind(axis) in least}
     with jax.enable_x64(False):
-        assert_fits(prune(sizes, target, scores), config)
+        small = assert_fits(prune(sizes, target, scores, config.traits["alternating"]), config)
+    assert small.sizes().items() >= target.items()
 
 
 # --- what says which ---
@@ -155,7 +181,7 @@ def measured():
     """Of a GPT-2: its parameters, streams and activations."""
     params = tiny.params(CONFIG)
     both = jax.jit(
-        lambda p, t: (streams(CONFIG, p, t), activations(CONFIG, p, t), CONFIG.module.apply({"params": p}, t))
+        lambda p, t: (streams(CONFIG, p, t)["layers"], activations(CONFIG, p, t), CONFIG.module.apply({"params": p}, t))
     )
     return params, *jax.device_get(both(params, tiny.tokens()))
 
@@ -232,7 +258,7 @@ def test_layers_that_add_nothing_are_found_and_the_function_is_kept_to_the_bit(b
 
 @cache
 def deep_streams(config):
-    return jax.jit(partial(streams, config))
+    return jax.jit(lambda p, t: streams(config, p, t)["layers"])
 
 
 def test_units_that_say_nothing_are_found():
@@ -271,11 +297,176 @@ def test_units_that_say_nothing_are_found():
         (partial(prune, LARGE, {"mlp": 3}, {"heads": [1]}), "axis 'mlp': there are no scores, only of heads"),
         (partial(prune, LARGE, {"layers": 3}, {"layers": [1]}), r"its scores have shape \(1,\), not \(4,\)"),
         (partial(prune, LARGE, {"layers": 3}, {"layers": [1, 2, np.nan, 3]}), "its scores are not finite"),
+        (
+            partial(prune, STAGES, {"layers": 3}, {}),
+            r"axis 'layers': prune\(\) takes layers.0, layers.1, embed.0,",
+        ),
+        (
+            partial(keep, STAGES, {"mlp.1": [[0]] * 4}),
+            r"axis 'mlp.1': .* each of 3 layers, but have shape \(4, 1\)",
+        ),
+        (partial(keep, STAGES, {"embed.1": [[0]] * 3}), r"axis 'embed.1': the units that stay are a list, but"),
     ],
 )
 def test_what_cannot_be_pruned(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- stages ---
+
+
+@cache
+def measured_swin():
+    """Its parameters, streams and activations."""
+    params = tiny.params(SWIN)
+    return params, *jax.device_get(look(params))
+
+
+@jax.jit
+def look(params):
+    images = vision.images(SWIN)
+    return streams(SWIN, params, images), activations(SWIN, params, images)
+
+
+def test_the_scores_of_every_stage_are_those_of_its_own_stream():
+    """By NumPy, image by image, layer by layer."""
+    params, found, units = measured_swin()
+    each = [by_hand(params, image) for image in vision.images(SWIN)]
+    for s, layers in enumerate(SWIN.layers):
+        stream = np.stack([image[s][0] for image in each], 1)
+        np.testing.assert_allclose(found[f"layers.{s}"], stream, rtol=0, atol=1e-10)
+        directions = stream / np.sqrt((stream**2).sum(-1, keepdims=True))
+        cosines = [(directions[i] * directions[i + 1]).sum(-1).mean() for i in range(layers)]
+        np.testing.assert_allclose(influence(found[f"layers.{s}"]), 1 - np.array(cosines), rtol=0, atol=1e-10)
+        for axis, expected in zip(
+            ("heads", "mlp", "embed"), zip(*(image[s][1:] for image in each), strict=True), strict=True
+        ):
+            np.testing.assert_allclose(units[f"{axis}.{s}"], np.mean(expected, 0), rtol=0, atol=1e-10)
+    assert units.keys() == {f"{axis}.{s}" for axis in ("heads", "mlp", "embed") for s in (0, 1)}
+
+
+def by_hand(params, image):
+    """Of each stage ``(stream, heads, mlp, embed)``."""
+    embedding = params["patch_embedding"]
+    x = image @ embedding["kernel"].reshape(-1, 6) + embedding["bias"]
+    x, stages = test_swin.norm(x, params["patch_norm"]), []
+    for s, layers in enumerate(SWIN.layers):
+        if s:
+            kernel = params["merge1"]["reduction"]["kernel"]
+            x = sum(x[i::2, j::2] @ kernel[i, j] for i in range(2) for j in range(2))
+            x = test_swin.norm(x, params["merge1"]["norm"])
+        stream, heads, mlp, embed = [x], [], [], []
+        for i in range(layers):
+            p = jax.tree.map(lambda w, i=i: w[i], params[f"blocks{s}"])
+            width = SWIN.embed[s]
+            copy = {"kernel": np.eye(width).reshape(-1, 3, width), "bias": np.zeros(width)}
+            said = test_swin.attention(x, p["attention"] | {"out": copy}, 4, 4, 2 * (i % 2) * (not s))
+            heads.append(np.sqrt((said.reshape(*x.shape[:2], -1, 3) ** 2).sum(-1)).mean((0, 1)))
+            out = p["attention"]["out"]
+            first = test_swin.norm(said @ out["kernel"].reshape(width, width) + out["bias"], p["attention_norm"])
+            h = test_swin.linear(x + first, p["mlp"]["up"])
+            h = h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2)))
+            mlp.append(np.abs(h).mean((0, 1)))
+            second = test_swin.norm(test_swin.linear(h, p["mlp"]["down"]), p["mlp_norm"])
+            embed += [np.abs(first).mean((0, 1)), np.abs(second).mean((0, 1))]
+            x = x + first + second
+            stream.append(x)
+        stages.append((np.stack(stream), np.stack(heads), np.stack(mlp), np.mean(embed, 0)))
+    return stages
+
+
+def without(params, **layers):
+    """Those that add nothing are at these places of a stage, ``blocks0=[1]``."""
+    params = jax.tree.map(np.copy, params)
+    for stage, places in layers.items():
+        for norm in ("attention_norm", "mlp_norm"):
+            for leaf in params[stage][norm].values():
+                leaf[places] = 0
+    return params
+
+
+def change(growth, params):
+    """Of the logits of a Swin that is pruned."""
+    before = vision.forward(SWIN)(params, vision.images(SWIN))
+    after = vision.forward(SWIN.resized(growth))(grow(growth, params, tiny.axes(SWIN)), vision.images(SWIN))
+    return np.abs(after - before).max()
+
+
+def test_layers_that_add_nothing_go_first_in_every_stage():
+    """.. in pairs, where windows are shifted by turns: one alone would shift all that follow."""
+    params = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1])
+    scores = {axis: np.asarray(influence(x)) for axis, x in look(params)[0].items()}
+    assert [np.flatnonzero(x == 0).tolist() for x in scores.values()] == [[1, 2], [1]]
+    alternating = SWIN.traits["alternating"]
+    assert alternating == ("layers.0",)
+    down = prune(STAGES, {"layers.0": 2, "layers.1": 2}, scores, alternating)
+    assert [dense(m.write).argmax(1).tolist() for m in down.values()] == [[0, 3], [0, 2]]
+    assert change(down, params) < TOLERANCE
+    assert change(keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 1]}), params) > 1e-2  # another one
+    assert change(keep(STAGES, {"layers.0": [0, 2, 3]}), params) > 1e-2  # adds nothing, and shifts two
+    assert kept_layers(scores, 3) == [0, 1, 2] and kept_layers(scores, 1) == [0]
+
+
+def kept_layers(scores, count):
+    down = prune(STAGES, {"layers.0": count}, scores, SWIN.traits["alternating"])
+    return dense(down["layers.0"].write).argmax(1).tolist()
+
+
+def test_of_layers_by_turns_the_best_are_found_among_all_choices():
+    """Whole numbers, so that sums are exact."""
+    for layers in range(1, 9):
+        for count in range(1, layers + 1):
+            scores = RNG.integers(0, 5, layers)
+            by_turns = [c for c in combinations(range(layers), count) if all((j - i) % 2 == 0 for i, j in enumerate(c))]
+            found = best(scores, count, alternating=True)
+            assert tuple(found) in by_turns
+            assert scores[found].sum() == max(scores[list(c)].sum() for c in by_turns)
+
+
+def test_units_that_say_nothing_are_found_in_every_layer_of_every_stage():
+    """Others in each, which heads and MLPs lose together."""
+    params = jax.tree.map(np.copy, measured_swin()[0])
+    silent = {}
+    for s, (layers, heads, units) in enumerate(zip(SWIN.layers, SWIN.heads, SWIN.mlp, strict=True)):
+        silent[f"heads.{s}"] = np.arange(heads)[None] == np.arange(layers)[:, None] % heads
+        silent[f"mlp.{s}"] = np.arange(units)[None] % 4 == np.arange(layers)[:, None] % 3
+        value, up = params[f"blocks{s}"]["attention"]["value"], params[f"blocks{s}"]["mlp"]["up"]
+        for leaf, axis in ((value["bias"], "heads"), (up["bias"], "mlp")):
+            leaf[silent[f"{axis}.{s}"]] = 0
+        for leaf, axis in ((value["kernel"], "heads"), (up["kernel"], "mlp")):
+            np.moveaxis(leaf, 1, 2)[silent[f"{axis}.{s}"]] = 0
+    scores = {axis: np.asarray(x) for axis, x in look(params)[1].items()}
+    for axis, quiet in silent.items():
+        np.testing.assert_array_equal(scores[axis] == 0, quiet)
+    target = {axis: int((~quiet).sum(1).max()) for axis, quiet in silent.items()}
+    assert change(prune(STAGES, target, scores), params) < TOLERANCE
+    assert change(prune(STAGES, target, {axis: x[0] for axis, x in scores.items()}), params) > 1e-2  # all as the first
+
+
+SWIN_SCORES = {
+    f"{axis}.{s}": RNG.random((*([SWIN.layers[s]] if axis in ("heads", "mlp") else []), STAGES[f"{axis}.{s}"]))
+    for axis in ("layers", "heads", "mlp", "embed")
+    for s in (0, 1)
+}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"layers.0": 2},
+        {"heads.1": 3, "mlp.0": 4},
+        {axis: n - 1 for axis, n in STAGES.items() if axis in SWIN_SCORES},
+    ],
+    ids=["layers of one", "units of each layer", "everything, the stream of each"],
+)
+def test_the_way_down_of_stages_inverts_the_way_up(target):
+    down = prune(STAGES, target, SWIN_SCORES)
+    axes, small = tiny.axes(SWIN), tiny.params(SWIN.resized(down), seed=1)
+    assert SWIN.resized(down).sizes().items() >= target.items()
+    chex.assert_trees_all_equal(grow(down, grow(swap(down), small, axes), axes), small)
+    large = measured_swin()[0]
+    chex.assert_trees_all_equal(correct(large, grow(down, large, axes), swap(down), axes), large)
 
 
 # --- the command ---
@@ -302,8 +493,8 @@ def test_the_command_takes_away_what_adds_nothing(folder, tmp_path, capsys):
     with jax.enable_x64(False):
         run("prune", folder / "deep", tmp_path / "b", "--layers", 4, "--data", folder / "text.txt", "--json")
         about = json.loads(capsys.readouterr().out)
-        assert about["arguments"]["removed"] == [2, 5]
-        assert [about["report"]["scores"][i] for i in (2, 5)] == [0, 0]
+        assert about["arguments"]["removed"] == {"layers": [2, 5]}
+        assert [about["report"]["scores"]["layers"][i] for i in (2, 5)] == [0, 0]
         whole, pruned, random = (about["report"][name] for name in ("whole", "pruned", "random"))
         assert (pruned["loss"], pruned["max_abs"], pruned["kl"]) == (whole["loss"], 0, 0)
         assert abs(random["loss"] - whole["loss"]) > 1e-3 and random["kl"] > 1e-3
@@ -345,14 +536,61 @@ def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, 
         found = interop.load(tmp_path / "b")[1]
         inputs = ids.reshape(8, 7)
         units, stream = jax.jit(lambda p, x: (activations(config, p, x), streams(config, p, x)))(params, inputs)
-        scores = units | {"layers": angular(stream, 1)}
+        scores = units | {"layers": angular(stream["layers"], 1)}
     chex.assert_trees_all_close(
         found, grow(prune(config.sizes(), target, scores), params, config.axes()), rtol=0, atol=0
     )
     out = capsys.readouterr().out
     gone = int(np.argmin(scores["layers"]))
-    assert f"layers that went: {gone}\nangular of each layer: " in out and "the function is changed" in out
+    assert f"layers that went: {gone}\nangular of each: " in out and "the function is changed" in out
     assert [line.split()[0] for line in out.splitlines()[-4:]] == ["whole", "pruned", "random", "random:"]
+
+
+def test_the_command_on_images_and_stages(tmp_path, capsys):
+    """A Swin of Hugging Face's, of which layers of both stages add nothing."""
+    more = dict(embed=(6, 12), mlp=(9, 18), position_mlp=512, eps=1e-5, dtype="float32")
+    config = replace(SWIN, **more)
+    images = vision.images(config)
+    np.save(tmp_path / "images.npy", images)
+    with jax.enable_x64(False):
+        params = without(tiny.params(config, dtype="float32"), blocks0=[1, 2], blocks1=[1])
+        interop.save(tmp_path / "a", config, params)
+        words = (
+            "prune",
+            tmp_path / "a",
+            tmp_path / "b",
+            "--layers",
+            "2,2",
+            "--data",
+            tmp_path / "images.npy",
+            "--json",
+        )
+        run(*words)
+        found = interop.load(tmp_path / "b")
+    about = json.loads(capsys.readouterr().out)
+    assert about["arguments"]["target"] == {"layers.0": 2, "layers.1": 2}
+    assert about["arguments"]["removed"] == {"layers.0": [1, 2], "layers.1": [1]}
+    assert about["report"]["scores"]["layers.1"][1] == 0 == about["report"]["pruned"]["max_abs"]
+    assert about["report"]["random"]["max_abs"] > 1e-2
+    down = keep(config.sizes(), {"layers.0": [0, 3], "layers.1": [0, 2]})
+    assert found[0].layers == (2, 2)
+    chex.assert_trees_all_equal(found[1], grow(down, params, config.axes()))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((3, 8, 8, 1)), r"holds float64 \[3, 8, 8, 1\]; the model takes images of floats \[N, 8, 8, 2\]"),
+        (np.zeros((3, 8, 8, 2), np.uint8), r"holds uint8 \[3, 8, 8, 2\]"),
+        (np.full((1, 8, 8, 2), np.inf), "not finite"),
+        (None, "holds no images: "),
+    ],
+)
+def test_what_are_no_images_of_a_model(tmp_path, images, message):
+    file = tmp_path / "images.npy"
+    file.write_text("a text") if images is None else np.save(file, images)
+    with pytest.raises(interop.CheckpointError, match=message):
+        of_data(SimpleNamespace(config=SWIN, sizes=SWIN.sizes), file)
 
 
 def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
@@ -387,14 +625,6 @@ def test_what_the_command_refuses_before_it_measures(folder, tmp_path, capsys, m
 
 
 def test_models_that_no_text_is_for(tmp_path):
-    class Images:
-        config, folder = FAMILIES["ViT"], tmp_path
-
-        def sizes(self):
-            return self.config.sizes()
-
-    with pytest.raises(interop.CheckpointError, match="takes images, and this command measures on text"):
-        of_data(Images(), tmp_path / "text.txt")
     words = tiny.config(head_dim=2)
     interop.save(tmp_path / "a", replace(words, dtype="float32"), tiny.params(words, dtype="float32"))
     (tmp_path / "text.txt").write_text("a")
@@ -419,6 +649,10 @@ class Bench:
         return function(phase, optax.identity(), *arguments), lambda: 0.0
 
     def held_out(self, batches):
+        if isinstance(self.models["large"].config, SwinConfig):
+            return np.stack([vision.images(SWIN, seed=i) for i in range(batches)]), np.zeros(
+                (batches, vision.BATCH), int
+            )
         tokens = np.stack([tiny.tokens(seed=i) for i in range(batches)])
         return tokens[..., :-1], tokens[..., 1:]
 
@@ -434,7 +668,7 @@ def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
     params, axes = tiny.params(CONFIG), tiny.axes(CONFIG)
     bench = Bench(large=Model(params, None, CONFIG))
     bench.models["large"] = measure.run(bench)
-    each = jax.vmap(lambda tokens: influence(streams(CONFIG, params, tokens)))
+    each = jax.vmap(lambda tokens: influence(streams(CONFIG, params, tokens)["layers"]))
     expected = jax.jit(each)(bench.held_out(2)[0]).mean(0)
     np.testing.assert_allclose(bench.models["large"].sensitivity, expected, rtol=0, atol=TOLERANCE)
     kept = sorted(np.argsort(expected)[2:].tolist())
@@ -446,6 +680,24 @@ def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
     learned = jax.tree.map(lambda x: 0.9 * x, small.params)
     bench.models["coarse1"] = replace(small, params=learned)
     chex.assert_trees_all_equal(correction.run(bench).params, correct(params, learned, swap(down), axes))
+
+
+def test_a_swin_goes_down_by_pruning_and_comes_back():
+    method = VCycle(groupings=(Pruning((2, 2), batches=2),), alpha=1.0, correction=True)
+    measure, coalesce, correction = (p for p in method.plan(SWIN, Optim(), 9) if not isinstance(p, Train))
+    params, axes = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1]), tiny.axes(SWIN)
+    bench = Bench(large=Model(params, None, SWIN))
+    bench.models["large"] = measure.run(bench)
+    assert np.flatnonzero(bench.models["large"].sensitivity == 0).tolist() == [1, 2, 5]
+    bench.models["coarse1"] = small = coalesce.run(bench)
+    assert small.config.layers == (2, 2)
+    down = keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 2]})
+    chex.assert_trees_all_equal(small.params, grow(down, params, axes))
+    chex.assert_trees_all_equal(correction.run(bench).params, params)
+    with pytest.raises(ValueError, match=r"layers=2 is of a model of 1 stages, but this one has 2, of \(4, 3\) layers"):
+        VCycle(groupings=(Pruning(2),)).plan(SWIN, Optim(), 9)
+    with pytest.raises(ValueError, match=r"axis 'layers.0': .* some of 0 .. 3, in order, not \[0, 5\]"):
+        Pruning((2, 1), kept=(0, 5, 6)).up(SWIN)
 
 
 def test_a_pruning_may_name_what_stays():

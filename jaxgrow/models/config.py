@@ -123,9 +123,10 @@ class Config:
 
     @property
     def traits(self) -> dict[str, Any]:
-        """What operators may have to know, as arguments of theirs: ``norm``, LayerNorm ("layer") or RMSNorm ("rms"); and
-        ``post_norm``, whether a norm makes what a sublayer adds to the residual stream."""
-        return {"norm": "layer", "post_norm": False}
+        """What operators may have to know, as arguments of theirs: ``norm``, LayerNorm ("layer") or RMSNorm ("rms");
+        ``post_norm``, whether a norm makes what a sublayer adds to the residual stream; and ``alternating``, the axes of layers
+        of which even and odd ones compute different things, whatever their weights."""
+        return {"norm": "layer", "post_norm": False, "alternating": ()}
 
     @property
     def normed(self) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ class LlamaConfig(TextConfig):
 
     @property
     def traits(self) -> dict[str, Any]:
-        return {"norm": "layer" if self.layer_norm else "rms", "post_norm": self.norms != "before"}
+        return super().traits | {"norm": "layer" if self.layer_norm else "rms", "post_norm": self.norms != "before"}
 
     @property
     def normed(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ G is the number of windows, T the patches of one, Y and X rows and columns of pa
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,9 @@ class SwinConfig(PatchConfig):
 
     Layers alternate: windows lie where they are in even ones and are shifted by half in odd ones, counted from 0 in each stage.
     So a growth in depth that moves a layer to another parity changes what it computes, whatever its weights; `llama_pro`'s
-    layers do, and those that are zero there still add the bias of the norm that follows. ``window`` is clipped to the side of a
-    stage, which then has one window and no shift, as in `transformers` and timm.
+    layers do, and those that are zero there still add the bias of the norm that follows. `jaxgrow.operators.prune` leaves every
+    layer its parity, where it is told so (``alternating``). ``window`` is clipped to the side of a stage, which then has one
+    window and no shift, as in `transformers` and timm.
     """
 
     layers: tuple[int, ...] = (2, 2, 6, 2)  # type: ignore[assignment]
@@ -97,6 +98,10 @@ class SwinConfig(PatchConfig):
     @property
     def pre_norm(self) -> bool:
         return False
+
+    @property
+    def traits(self) -> dict[str, Any]:
+        return super().traits | {"alternating": tuple(f"layers.{s}" for s, g in enumerate(self.grids) if g.shift)}
 
     @property
     def length(self) -> int:
@@ -277,8 +282,9 @@ class Swin(nn.Module):
         x = norm(patches W + b);  stages: x = blocks(x), between them x = norm([x of 2 x 2 patches] W);  mean(norm(x)) head
 
     ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, over the layers of all stages, one after the other;
-    gates by indices are a tuple, of each stage, for how many it runs is static. What is frozen with the bottom layers are
-    patches, and what merges them for a stage whose first layer is frozen.
+    gates by indices are a tuple, of each stage, for how many it runs is static, and so is what is observed, for its shapes
+    are the stage's. What is frozen with the bottom layers are patches, and what merges them for a stage whose first layer is
+    frozen.
     """
 
     config: SwinConfig
@@ -325,7 +331,7 @@ class Swin(nn.Module):
         last = f"embed.{len(c.layers) - 1}"
         x = LayerNorm(last, c.eps, dtype, name="final_norm")(x).mean((1, 2))
         logits = classified(c, x, axis=last)
-        return (logits, jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen)) if observe else logits
+        return (logits, tuple(seen)) if observe else logits
 
 
 class _Merge(nn.Module):

@@ -1,15 +1,18 @@
-"""Pruning: down to a smaller model by leaving units out. The sister of coalescing, which makes one unit of several."""
+"""Pruning: down to a smaller model by leaving units out. The sister of coalescing, which makes one unit of several.
 
-from collections.abc import Mapping
+A stage's axes are pruned each by itself: ``layers.1``, ``mlp.0``, and ``embed.0``, of which what merges patches reads the rest.
+"""
+
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgrow.axes import LAYERS
+from jaxgrow.axes import LAYERS, beside, is_layers, kind
 from jaxgrow.maps import AxisMap, Growth, Rule, Rules, select
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, width
+from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, width
 
 Units: TypeAlias = Mapping[str, ArrayLike]  # by axis: [units], or [layers, units] where each layer has its own
 
@@ -51,22 +54,28 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
     shared = {axis: select(found, sizes[axis]) for axis, found in units.items() if axis not in each}
     if not each:
         return shared
-    layers = units.get(LAYERS, np.arange(sizes[LAYERS]))
-    terms = tuple(
-        {**shared, LAYERS: _only(i, j, layers, sizes[LAYERS])}
-        | {axis: select(found[j], sizes[axis]) for axis, found in each.items()}
-        for i, j in enumerate(layers)
-    )
+    rules = []
+    for layers in dict.fromkeys(beside(axis, LAYERS) for axis in each):
+        own = {axis: found for axis, found in each.items() if beside(axis, LAYERS) == layers}
+        stay = units.get(layers, np.arange(sizes[layers]))
+        terms = tuple(
+            {**shared, layers: _only(i, j, stay, sizes[layers])}
+            | {axis: select(found[j], sizes[axis]) for axis, found in own.items()}
+            for i, j in enumerate(stay)
+        )
+        rules += [Rule(terms, axes=(layers, axis)) for axis in own]
     common = {axis: select(_commonest(found, sizes[axis]), sizes[axis]) for axis, found in each.items()}
-    return Rules((*(Rule(terms, axes=(LAYERS, axis)) for axis in each), Rule(({**shared, **common},))))
+    return Rules((*rules, Rule(({**shared, **common},))))
 
 
-def best(scores: ArrayLike, count: int) -> np.ndarray:
+def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray:
     """The units with the highest scores, in order; of equal ones, the first.
 
     Args:
       scores: ``[.., units]``.
       count: how many.
+      alternating: of layers of two kinds by turns, that each may keep its own: the units with the highest sum among those that
+        are by turns even and odd, too; ``scores`` are [units]. So neighbours go in pairs, and of an odd number the last one.
 
     Returns:
       Their numbers, ``[.., count]``.
@@ -74,11 +83,25 @@ def best(scores: ArrayLike, count: int) -> np.ndarray:
     Example:
       >>> best([0.9, 0.2, 0.1, 0.4], 3).tolist()
       [0, 1, 3]
+      >>> best([0.9, 0.2, 0.1, 0.4], 2, alternating=True).tolist()
+      [0, 3]
     """
-    return np.sort(np.argsort(-np.asarray(scores), axis=-1, kind="stable")[..., :count], axis=-1)
+    scores = np.asarray(scores)
+    if not alternating:
+        return np.sort(np.argsort(-scores, axis=-1, kind="stable")[..., :count], axis=-1)
+    # Unit i of those that stay is i + 2 s, and s never falls. The most that it and those before it are worth, by i and s:
+    index = np.arange(count)[:, None] + 2 * np.arange((len(scores) - count) // 2 + 1)[None]
+    worth = scores[index]
+    for i in range(1, count):
+        worth[i] += np.maximum.accumulate(worth[i - 1])
+    shift, kept = index.shape[1] - 1, []
+    for i in reversed(range(count)):
+        shift = worth[i, : shift + 1].argmax()
+        kept.append(index[i, shift])
+    return np.array(kept[::-1])
 
 
-def prune(sizes: Sizes, target: Sizes, scores: Units) -> Growth:
+def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[str] = ()) -> Growth:
     """`keep`, of the units with the highest scores; of equal ones, the first.
 
     Where queries share keys, a key head goes with its queries: of each key head the best queries stay, as many as there will be
@@ -90,6 +113,8 @@ def prune(sizes: Sizes, target: Sizes, scores: Units) -> Growth:
       target: the new sizes of the axes that shrink: ``layers``, ``embed``, ``heads``, ``kv_heads``, ``mlp``.
       scores: what units are worth (`jaxgrow.importance`): of each axis ``[units]``, or ``[layers, units]``; key heads have no
         scores of their own.
+      alternating: the model's (`jaxgrow.models.Config.traits`): the axes of layers that are of two kinds by turns, which keep
+        theirs (`best`).
 
     Returns:
       As `keep`.
@@ -107,7 +132,7 @@ def prune(sizes: Sizes, target: Sizes, scores: Units) -> Growth:
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
     """
-    axes = (LAYERS, *width(sizes))
+    axes = (*depth(sizes), *width(sizes))
     wrong = [f"axis {a!r}: prune() takes {', '.join(axes)}" for a in target if a not in axes]
     wrong += [
         f"axis {a!r}: prune() cannot take {sizes[a]} to {n}; it leaves 1 .. {sizes[a]}"
@@ -117,30 +142,33 @@ def prune(sizes: Sizes, target: Sizes, scores: Units) -> Growth:
     if wrong:
         raise ValueError("\n  ".join(wrong))
     kept = {
-        axis: best(_scores(axis, sizes, scores), target[axis]) for axis in (LAYERS, "embed", "mlp") if axis in target
+        axis: best(_scores(axis, sizes, scores), target[axis], axis in alternating)
+        for axis in axes
+        if axis in target and kind(axis) not in (HEADS, KV_HEADS)
     }
-    if {HEADS, KV_HEADS} & target.keys():
-        kept |= _heads(sizes, target, _scores(HEADS, sizes, scores))
+    for axis in dict.fromkeys(beside(a, HEADS) for a in axes if a in target and kind(a) in (HEADS, KV_HEADS)):
+        kept |= _heads(axis, sizes, target, _scores(axis, sizes, scores))
     return keep(sizes, {axis: units for axis, units in kept.items() if units.shape[-1] < sizes[axis]})
 
 
-def _heads(sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[str, np.ndarray]:
-    old, keys = sizes[HEADS], sizes.get(KV_HEADS, sizes[HEADS])
+def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[str, np.ndarray]:
+    key_axis = beside(axis, KV_HEADS)
+    old, keys = sizes[axis], sizes.get(key_axis, sizes[axis])
     group = old // keys
-    new_keys = target.get(KV_HEADS, keys if KV_HEADS in sizes else target.get(HEADS, keys))
-    new = target.get(HEADS, new_keys * group)
+    new_keys = target.get(key_axis, keys if key_axis in sizes else target.get(axis, keys))
+    new = target.get(axis, new_keys * group)
     share, rest = divmod(new, new_keys)
     if rest or not 1 <= share <= group:
         raise ValueError(
-            f"axis 'heads': {new} query heads on {new_keys} key heads are not 1 .. {group} to each, of the {group} that there "
-            f"are now; heads={new_keys * group} keeps whole groups"
+            f"axis {axis!r}: {new} query heads on {new_keys} key heads are not 1 .. {group} to each, of the {group} that there "
+            f"are now; {axis}={new_keys * group} keeps whole groups"
         )
     grouped = scores.reshape(*scores.shape[:-1], keys, group)
     within = best(grouped, share)
     found = best(np.take_along_axis(grouped, within, -1).sum(-1), new_keys)
     queries = found[..., None] * group + np.take_along_axis(within, found[..., None], -2)
     heads = queries.reshape(*found.shape[:-1], new)
-    return {HEADS: heads, KV_HEADS: found} if KV_HEADS in sizes else {HEADS: heads}
+    return {axis: heads, key_axis: found} if key_axis in sizes else {axis: heads}
 
 
 def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
@@ -160,14 +188,19 @@ def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
 
 def _shapes(axis: str, sizes: Sizes, units: int) -> tuple[tuple[int, ...], ...]:
     """What one number for each unit may have."""
-    return ((units,),) if axis in (LAYERS, "embed") else ((units,), (sizes[LAYERS], units))
+    return ((units,),) if _alone(axis) else ((units,), (sizes[beside(axis, LAYERS)], units))
+
+
+def _alone(axis: str) -> bool:
+    """Whether its units are not of each layer."""
+    return is_layers(axis) or kind(axis) == "embed"
 
 
 def _checked(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
     if axis not in sizes:
         raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sizes)}")
     if units.ndim == 0 or units.size == 0 or units.shape not in _shapes(axis, sizes, units.shape[-1]):
-        whose = "" if axis in (LAYERS, "embed") else f", or of each of {sizes[LAYERS]} layers"
+        whose = "" if _alone(axis) else f", or of each of {sizes[beside(axis, LAYERS)]} layers"
         raise ValueError(f"axis {axis!r}: the units that stay are a list{whose}, but have shape {units.shape}")
     if units.min() < 0 or units.max() >= sizes[axis] or (np.diff(units) <= 0).any():
         raise ValueError(
@@ -181,16 +214,16 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
     Raises:
       ValueError: a query head would read another key head than before.
     """
-    if KV_HEADS not in sizes or not {HEADS, KV_HEADS} & units.keys():
-        return
-    heads, keys = (units.get(axis, np.arange(sizes[axis])) for axis in (HEADS, KV_HEADS))
-    new, new_keys = heads.shape[-1], keys.shape[-1]
-    read = heads * sizes[KV_HEADS] // sizes[HEADS]
-    if new % new_keys or (read != np.repeat(keys, new // new_keys, axis=-1)).any():
-        raise ValueError(
-            f"axis 'heads': the {new} query heads that stay would not read, of {new_keys} key heads, those that they read "
-            "before: as many queries stay with each key head that stays"
-        )
+    for key_axis in (axis for axis in sizes if kind(axis) == KV_HEADS):
+        axis = beside(key_axis, HEADS)
+        heads, keys = (units.get(a, np.arange(sizes[a])) for a in (axis, key_axis))
+        new, new_keys = heads.shape[-1], keys.shape[-1]
+        read = heads * sizes[key_axis] // sizes[axis]
+        if new % new_keys or (read != np.repeat(keys, new // new_keys, axis=-1)).any():
+            raise ValueError(
+                f"axis {axis!r}: the {new} query heads that stay would not read, of {new_keys} key heads, those that they read "
+                "before: as many queries stay with each key head that stays"
+            )
 
 
 def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:

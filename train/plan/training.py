@@ -160,7 +160,8 @@ class Measure(Phase):
             return loss(model, batch, kept)
 
         def one(batch):
-            return influence(streams(model.config, parameters(model), batch[0]))
+            found = streams(model.config, parameters(model), batch[0])
+            return jnp.concatenate([influence(stream) for stream in found.values()])
 
         if (kind := self.sensitivity.kind) == "influence":
             return replace(model, sensitivity=jax.lax.map(one, held_out).mean(0))

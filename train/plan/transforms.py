@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jaxgrow import grow, operators
-from jaxgrow.axes import Axes
+from jaxgrow.axes import Axes, stages
 from jaxgrow.experts import redrawn, routed
 from jaxgrow.maps import Growth, Rules, swap
 from jaxgrow.merge import correct, interpolate
@@ -72,27 +72,56 @@ class Pruning:
     On the way up the others are as they were, by `Correct`; their moments begin anew (``moments_up="asymmetric"``).
     """
 
-    layers: int  # that stay
+    layers: int | tuple[int, ...]  # that stay; in each stage
     by: Literal["influence", "loss_delta", "taylor"] = "influence"  # how they are measured: a kind of `Sensitivity`
     batches: int = 8  # held-out micro-batches that they are measured on
-    kept: tuple[int, ...] | None = None  # which stay; None: those of the greatest measure
+    kept: tuple[int, ...] | None = None  # which stay, counted from the input on; None: those of the greatest measure
 
     def __post_init__(self):
-        if self.kept is not None and len(self.kept) != self.layers:
+        if self.kept is not None and len(self.kept) != sum(self.depths):
             raise ValueError(f"{self.layers} layers stay, but kept names {self.kept}")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The layers that stay of each stage."""
+        return self.layers if isinstance(self.layers, tuple) else (self.layers,)
+
+    def parts(self, large: Config) -> list[tuple[str, slice, slice]]:
+        """The axis of each stage's layers, which of all layers these are, and which of those that stay.
+
+        Raises:
+          ValueError: the model has another number of stages.
+        """
+        old = stages(large.sizes())
+        if len(old) != len(self.depths):
+            raise ValueError(
+                f"a pruning to layers={self.layers} is of a model of {len(self.depths)} stages, but this one has "
+                f"{len(old)}, of {large.depths} layers: name how many stay in each"
+            )
+        new = stages(dict(zip(old, self.depths, strict=True)))
+        return [(axis, old[axis], new[axis]) for axis in old]
 
     def up(self, large: Config) -> Growth:
         """As of `Grouping`. Before they are measured any layers stay, whose shapes are alike."""
-        return swap(keep(large.sizes(), {"layers": range(self.layers) if self.kept is None else self.kept}))
+        kept = {
+            axis: np.arange(new.stop - new.start) if self.kept is None else np.subtract(self.kept[new], old.start)
+            for axis, old, new in self.parts(large)
+        }
+        return swap(keep(large.sizes(), kept))
 
     def axes(self, config: Config) -> Axes:
         return config.axes()
 
     def measured(self, large: Model) -> "Pruning":
-        """With the layers that stay, by what was measured of this model."""
+        """With the layers that stay, by what was measured of this model; those of two kinds by turns stay so."""
         if self.kept is not None:
             return self
-        return replace(self, kept=tuple(best(np.asarray(large.sensitivity), self.layers).tolist()))
+        scores, alternating = np.asarray(large.sensitivity), large.config.traits["alternating"]
+        kept = [
+            old.start + best(scores[old], new.stop - new.start, axis in alternating)
+            for axis, old, new in self.parts(large.config)
+        ]
+        return replace(self, kept=tuple(np.concatenate(kept).tolist()))
 
 
 Way: TypeAlias = Grouping | Pruning
