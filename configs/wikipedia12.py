@@ -111,6 +111,12 @@ def muon_deepen() -> Experiment:
     return _by_muon("muon_deepen", deepen())
 
 
+def muon_halves() -> Experiment:
+    """Half of the layers, and half of the units in each MLP, for 0.6 of the steps; the rate falls in the last 0.4."""
+    last = Stage(0.4, warmup=0, schedule="linear")
+    return replace(muon(), name="muon_halves", method=deepened(scratch().model, 6, 0.6, last, narrower=2))
+
+
 def muon_short() -> Experiment:
     """`muon` with short contexts first (SkyLadder; Zhu et al., 2025): half of the steps with each sample as four."""
     return replace(muon(), name="muon_short", method=_short(12))

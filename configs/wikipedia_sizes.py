@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from configs import wikipedia, wikipedia12
 from train.experiment import Experiment
+from train.plan.methods import Stage
 from train.plan.recipes import deepened
 
 
@@ -26,6 +27,12 @@ def _sized(name: str, layers: int, embed: int, steps: int, rate: float) -> Exper
 def _deepened(experiment: Experiment) -> Experiment:
     method = deepened(experiment.model, experiment.model.layers // 2, 0.5, wikipedia.FINAL)
     return replace(experiment, name=f"{experiment.name}_deepen", method=method)
+
+
+def _halves(experiment: Experiment) -> Experiment:
+    layers, last = experiment.model.layers // 2, Stage(0.4, warmup=0, schedule="linear")
+    method = deepened(experiment.model, layers, 0.6, last, narrower=2)
+    return replace(experiment, name=f"{experiment.name}_halves", method=method)
 
 
 def k24() -> Experiment:
@@ -57,6 +64,11 @@ def k163() -> Experiment:
 def k163_deepen() -> Experiment:
     """.. 6 layers first."""
     return _deepened(k163())
+
+
+def k163_halves() -> Experiment:
+    """.. 6 layers and half of each MLP first."""
+    return _halves(k163())
 
 
 def k355() -> Experiment:

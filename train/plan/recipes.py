@@ -1,20 +1,29 @@
 """What grew best where it was measured, for any model: the configs and `train.advise` have it from here."""
 
+from dataclasses import replace
+
+from jaxgrow.axes import kind
 from jaxgrow.models import Config
 from jaxgrow.operators.targets import depth
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 from train.plan.transforms import Grouping
 
 
-def deepened(model: Config, layers: int, source: float, *stages: Stage) -> Growing:
+def deepened(model: Config, layers: int, source: float, *stages: Stage, narrower: int = 1) -> Growing:
     """``layers`` layers first, for the part ``source`` of the steps at a constant rate; then all, under ``stages``.
 
     Each layer is followed by its copies, and moments are copied, so that one schedule goes on over the growth. Of a model with
-    stages, each has its share of the layers, and one at least.
+    stages, each has its share of the layers, and one at least. MLPs are ``narrower`` times as narrow at first, if that divides
+    them; then their units are copied, too, and noise tells these apart, without a change of what they add up to.
     """
     sizes = model.sizes()
-    small = model.with_sizes({axis: max(1, layers * sizes[axis] // model.depth) for axis in depth(sizes)})
-    return Growing(small, Stage(source, floor=1.0), (GrowTo(stages, by=("interleave",), moments="copy"),))
+    small = {axis: max(1, layers * sizes[axis] // model.depth) for axis in depth(sizes)}
+    grown = GrowTo(stages, by=("interleave",), moments="copy")
+    narrow = {axis: size // narrower for axis, size in sizes.items() if kind(axis) == "mlp" and size % narrower == 0}
+    if narrower > 1 and narrow:
+        small |= narrow
+        grown = replace(grown, by=("interleave", "hypercloning"), noise=5.0)
+    return Growing(model.with_sizes(small), Stage(source, floor=1.0), (grown,))
 
 
 def deep_vcycle(small: Stage, last: Stage) -> VCycle:

@@ -43,6 +43,7 @@ EVIDENCE = (
     Evidence("deepen", 44.5e3, 20, 0.152, "a tuned Muon frontier", OURS, 0.059),
     Evidence("deepen", 94e3, 50, 0.187, "a Muon frontier", f"{OURS}; one seed"),
     Evidence("deepen", 94e3, 20, 0.135, "a tuned AdamW frontier", OURS, 0.159),
+    Evidence("halves", 94e3, 20, 0.188, "a tuned Muon frontier", f"{OURS}; one seed"),
     Evidence("vcycle", 94e3, 20, 0.129, "a tuned Muon frontier", OURS, 0.084),
     Evidence("vcycle", 94e3, 20, 0.079, "a tuned AdamW frontier", OURS, 0.212),
     Evidence("vcycle", 269e3, 11, 0.208, "an AdamW frontier", f"{OURS}; a ModernBERT, two seeds"),
