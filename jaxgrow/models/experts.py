@@ -4,15 +4,18 @@ Shapes in names: N tokens, E experts, X of a token, A = N X assignments of a tok
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import READ, named
+from jaxgrow.axes import READ, Names, named
+from jaxgrow.sharding import batch_axes, divided, mean_of_devices, undivided_by_samples
 
 EXPERTS = "experts"
 
@@ -44,37 +47,33 @@ class Experts(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD):
-        wide = jnp.promote_types(self.dtype, jnp.float32)
+        wide, inwards, outwards = jnp.promote_types(self.dtype, jnp.float32), "embed" + READ, "mlp" + READ
         x_ND = x_BTD.reshape(-1, self.embed)
-        router = _Kernel(("embed" + READ, EXPERTS), (self.embed, self.experts), self.kernel_init, wide, name="router")
-        probs_NE = jax.nn.softmax(router(x_ND.astype(wide), jnp.matmul))
-        gates_NX, chosen_NX = jax.lax.top_k(probs_NE, self.active)
-        if self.normed:
-            gates_NX = gates_NX / gates_NX.sum(-1, keepdims=True)
-        # Assignments in the order of their experts, and where each one is then.
-        order_A = jnp.argsort(chosen_NX.reshape(-1), stable=True)
-        place_A = jnp.argsort(order_A)
-        counts_E = (chosen_NX.reshape(-1, 1) == jnp.arange(self.experts)[None]).sum(0, dtype=jnp.int32)
-
-        def product(x_AI, name, out, into, init):
-            shape = (self.experts, getattr(self, out), getattr(self, into))
-            kernel = _Kernel((EXPERTS, out + READ, into), shape, init, self.dtype, name=name)
-            return kernel(x_AI, lambda x_AI, w_EIO: jax.lax.ragged_dot(x_AI, w_EIO, counts_E))
-
-        x_AD = x_ND[order_A // self.active]
-        gate_AF = product(x_AD, "gate", "embed", "mlp", self.kernel_init)
-        h_AF = self.activation(gate_AF) * product(x_AD, "up", "embed", "mlp", self.kernel_init)
-        y_AD = product(h_AF, "down", "mlp", "embed", self.out_init)
-        y_NXD = y_AD[place_A].reshape(-1, self.active, self.embed)
-        y_ND = (gates_NX.astype(wide)[..., None] * y_NXD.astype(wide)).sum(1).astype(self.dtype)
+        router = _Kernel((inwards, EXPERTS), (self.embed, self.experts), self.kernel_init, wide, name="router")()
+        probs_NE = jax.nn.softmax(_product(x_ND.astype(wide), router, jnp.matmul))
+        axes = {
+            "gate": (EXPERTS, inwards, "mlp"),
+            "up": (EXPERTS, inwards, "mlp"),
+            "down": (EXPERTS, outwards, "embed"),
+        }
+        shape, init = (self.experts, self.embed, self.mlp), self.kernel_init
+        kernels = {name: _Kernel(axes[name], shape, init, self.dtype, name=name)() for name in ("gate", "up")}
+        shape, init = (self.experts, self.mlp, self.embed), self.out_init
+        kernels["down"] = _Kernel(axes["down"], shape, init, self.dtype, name="down")()
+        # Each device its own samples: XLA would sort all of them on each, and sum activations in place of gathering kernels.
+        tokens, (units,) = P(batch_axes(len(x_BTD)) or None), undivided_by_samples(("mlp",), (self.mlp,))
+        lie = tokens, tokens, {name: _specs(axes[name], w) for name, w in kernels.items()}
+        mixed = divided(partial(_mixed, self.active, self.normed, self.activation), lie, (P(units, *tokens), tokens))
+        y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
+        y_ND = y_1ND.sum(0)
         if self.balance:
-            share_E = counts_E.astype(wide) / chosen_NX.size
+            share_E = mean_of_devices(counts_1E.sum(0).astype(wide) / (self.active * len(x_ND)))
             y_ND = _adding(y_ND, self.balance * self.experts * (share_E * probs_NE.mean(0)).sum())
         return y_ND.reshape(x_BTD.shape)
 
 
 class _Kernel(nn.Module):
-    """``x W``, or ``x W + (x a) b``, by whatever ``product``."""
+    """``{"kernel": W}``, and ``a`` and ``b`` where they lie beside it."""
 
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -82,13 +81,45 @@ class _Kernel(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x, product):
-        kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
-        y = product(x, kernel.astype(self.dtype))
-        if self.has_variable("params", "a"):
-            a, b = (self.get_variable("params", name).astype(self.dtype) for name in ("a", "b"))
-            y = y + product(product(x, a), b)
-        return y
+    def __call__(self) -> dict[str, jax.Array]:
+        w = {"kernel": self.param("kernel", named(self.kernel_init, *self.axes), self.shape)}
+        w |= {name: self.get_variable("params", name) for name in ("a", "b") if self.has_variable("params", name)}
+        return {name: x.astype(self.dtype) for name, x in w.items()}
+
+
+def _specs(axes: Names, w: dict[str, jax.Array]) -> dict[str, P]:
+    """How a kernel, and what lies beside it, is divided where a device computes for its samples."""
+    *lead, reads, writes = axes
+    names = {"kernel": axes, "a": (*lead, reads, "rank"), "b": (*lead, "rank" + READ, writes)}
+    return {name: undivided_by_samples(names[name], x.shape) for name, x in w.items()}
+
+
+def _product(x: jax.Array, w: dict[str, jax.Array], product: Callable) -> jax.Array:
+    """``x W``, or ``x W + (x a) b``, by whatever ``product``."""
+    y = product(x, w["kernel"])
+    return y + product(product(x, w["a"]), w["b"]) if "a" in w else y
+
+
+def _mixed(active: int, normed: bool, activation: Callable, x_ND, probs_NE, kernels: dict[str, dict[str, jax.Array]]):
+    """``(what the active experts make of each token [1, N, D], how many tokens each expert gets [1, E])``.
+
+    Of some of the units of ``mlp``, it is a summand of that; so is one device's number of its own tokens."""
+    gates_NX, chosen_NX = jax.lax.top_k(probs_NE, active)
+    if normed:
+        gates_NX = gates_NX / gates_NX.sum(-1, keepdims=True)
+    # Assignments in the order of their experts, and where each one is then.
+    order_A = jnp.argsort(chosen_NX.reshape(-1), stable=True)
+    place_A = jnp.argsort(order_A)
+    counts_E = (chosen_NX.reshape(-1, 1) == jnp.arange(probs_NE.shape[1])[None]).sum(0, dtype=jnp.int32)
+
+    def product(x_AI, name):
+        return _product(x_AI, kernels[name], lambda x_AI, w_EIO: jax.lax.ragged_dot(x_AI, w_EIO, counts_E))
+
+    x_AD = x_ND[order_A // active]
+    y_AD = product(activation(product(x_AD, "gate")) * product(x_AD, "up"), "down")
+    y_NXD = y_AD[place_A].reshape(-1, active, x_ND.shape[1])
+    y_ND = (gates_NX[..., None] * y_NXD.astype(gates_NX.dtype)).sum(1)
+    return y_ND.astype(x_ND.dtype)[None], counts_E[None]
 
 
 @jax.custom_vjp
