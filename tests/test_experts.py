@@ -225,7 +225,7 @@ meshes = pytest.mark.parametrize("mesh", [pytest.param(m, marks=[pytest.mark.slo
 
 
 def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
-    """``(value, gradients)`` of ``loss(given, samples)``, a mean over samples, compiled for a mesh; and what it is given there."""
+    """The compiled ``(value, gradients)`` of ``loss(given, samples)``, a mean over samples; and what it is given on a mesh."""
     over = mesh.over(jax.devices()[:devices])
     given, x = sharding.shard(given, axes, over), jax.device_put(x, divided(over))
 
@@ -283,7 +283,7 @@ def test_the_balance_of_all_samples_is_not_the_mean_of_those_of_their_parts():
 def test_each_of_four_devices_computes_a_quarter_and_samples_stay_where_they_are(mesh):
     (run, given, x), (one, *_) = (of_experts(*to, length=256, mlp=32) for to in ((MESHES[mesh],), (Mesh(), 1)))
     quarter, whole = (program.cost_analysis()["flops"] for program in (run, one))
-    assert whole / 4 <= quarter < 1.1 * whole / 4
+    assert 0.95 * whole / 4 < quarter < 1.1 * whole / 4
     over_fsdp = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind != "all-reduce"]
     assert 0 < max(over_fsdp) <= max(a.nbytes for a in jax.tree.leaves(given)) < x.nbytes / 8
 

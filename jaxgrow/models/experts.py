@@ -1,6 +1,7 @@
 """A mixture of experts in place of an MLP: each token goes through a few of them, which a router chooses.
 
-Shapes in names: N tokens, E experts, X of a token, A = N X assignments of a token to an expert, D embed, F mlp.
+Shapes in names: N tokens, E experts, X of a token, A = N X assignments of a token to an expert, D embed, F mlp; S blocks, which
+have R rows in all.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxgrow.axes import READ, Names, named
-from jaxgrow.sharding import batch_axes, divided, mean_of_devices, undivided_by_samples
+from jaxgrow.sharding import batch_axes, divided, mean_of_devices, platform, undivided_by_samples
 
 EXPERTS = "experts"
 
@@ -25,13 +26,16 @@ class Experts(nn.Module):
     Leaves ``a`` and ``b`` beside a kernel are as of `jaxgrow.models.layers.Linear`, those of each expert its own.
 
     ``g`` are their probabilities, which add up to one (``normed``; Mixtral) or are as they are. Dropless: each expert takes
-    all tokens that are sent to it, however many, by one product of ragged groups (`jax.lax.ragged_dot`); no capacity, and no
-    token is lost. The router is in float32.
+    all tokens that are sent to it, however many; no capacity, and no token is lost. XLA for CPUs and GPUs makes of
+    `jax.lax.ragged_dot` the products of all assignments with all experts (JAX 0.10 and 0.12), so theirs is a batched product of
+    `blocks`, each of one expert's rows. The router is in float32.
 
     While it trains, ``balance * E sum_e f_e p_e`` is added to the loss (Fedus et al., 2022, section 2.2), f the share of
-    assignments that an expert gets and p its mean probability, over the tokens that are seen at once, so of a micro-batch:
-    least, at ``balance``, where all get as many. Its gradient comes in where the output's does (`_adding`); the loss that is
-    told is without it.
+    assignments that an expert gets and p its mean probability, over the tokens that are seen at once, so of a micro-batch on
+    all devices: least, at ``balance``, where all get as many. Its gradient comes in where the output's does (`_adding`); the
+    loss that is told is without it.
+
+    Each device routes its own samples. Units are divided by ``mlp`` (`jaxgrow.sharding.RULES`); experts are not, by any axis.
     """
 
     experts: int
@@ -100,6 +104,16 @@ def _product(x: jax.Array, w: dict[str, jax.Array], product: Callable) -> jax.Ar
     return y + product(product(x, w["a"]), w["b"]) if "a" in w else y
 
 
+def blocks(assignments: int, experts: int) -> tuple[int, int]:
+    """``(how many, of how many rows)``: enough for any number of assignments to each expert, whose last block is not full.
+
+    An expert that gets its share fills two. So up to half as many rows as there are assignments are empty, and each expert's
+    kernels are there up to three times on average. TPUs have a product of ragged groups: blocks of one row.
+    """
+    size = 1 if platform() == "tpu" else -(-assignments // (2 * experts))
+    return (assignments + min(assignments, experts) * (size - 1)) // size, size
+
+
 def _mixed(active: int, normed: bool, activation: Callable, x_ND, probs_NE, kernels: dict[str, dict[str, jax.Array]]):
     """``(what the active experts make of each token [1, N, D], how many tokens each expert gets [1, E])``.
 
@@ -107,17 +121,33 @@ def _mixed(active: int, normed: bool, activation: Callable, x_ND, probs_NE, kern
     gates_NX, chosen_NX = jax.lax.top_k(probs_NE, active)
     if normed:
         gates_NX = gates_NX / gates_NX.sum(-1, keepdims=True)
-    # Assignments in the order of their experts, and where each one is then.
-    order_A = jnp.argsort(chosen_NX.reshape(-1), stable=True)
-    place_A = jnp.argsort(order_A)
-    counts_E = (chosen_NX.reshape(-1, 1) == jnp.arange(probs_NE.shape[1])[None]).sum(0, dtype=jnp.int32)
+    # Assignments in the order of their experts, each expert's from a new block of rows on.
+    experts, chosen_A = probs_NE.shape[1], chosen_NX.reshape(-1)
+    count, size = blocks(len(chosen_A), experts)
+    order_A = jnp.argsort(chosen_A, stable=True)
+    counts_E = (chosen_A[:, None] == jnp.arange(experts)[None]).sum(0, dtype=jnp.int32)
+    taken_E = -(-counts_E // size)  # blocks
+    end_E = jnp.cumsum(taken_E)
+    empty_E = size * (end_E - taken_E) - (jnp.cumsum(counts_E) - counts_E)  # rows before an expert's that nothing is in
+    row_A = jnp.arange(len(chosen_A)) + empty_E[chosen_A[order_A]]
+    place_A = jnp.zeros_like(row_A).at[order_A].set(row_A, unique_indices=True)
+    token_R = jnp.full(count * size, len(x_ND)).at[row_A].set(order_A // active, unique_indices=True)
+    expert_S = (jnp.arange(count)[:, None] >= end_E[None, :-1]).sum(1)
 
-    def product(x_AI, name):
-        return _product(x_AI, kernels[name], lambda x_AI, w_EIO: jax.lax.ragged_dot(x_AI, w_EIO, counts_E))
+    def grouped(x_RI, w_EIO):
+        if platform() == "tpu":
+            return jax.lax.ragged_dot(x_RI, w_EIO, counts_E)
+        wide = w_EIO.astype(gates_NX.dtype)  # in which the gradients of an expert's blocks are added
+        w_SIO = wide.at[expert_S].get(indices_are_sorted=True, mode="promise_in_bounds").astype(w_EIO.dtype)
+        return jnp.einsum("sri,sio->sro", x_RI.reshape(count, size, -1), w_SIO).reshape(len(x_RI), -1)
 
-    x_AD = x_ND[order_A // active]
-    y_AD = product(activation(product(x_AD, "gate")) * product(x_AD, "up"), "down")
-    y_NXD = y_AD[place_A].reshape(-1, active, x_ND.shape[1])
+    def product(x_RI, name):
+        return _product(x_RI, kernels[name], grouped)
+
+    x_RD = x_ND.at[token_R].get(mode="fill", fill_value=0)
+    y_RD = product(activation(product(x_RD, "gate")) * product(x_RD, "up"), "down")
+    y_AD = y_RD.at[place_A].get(unique_indices=True, mode="promise_in_bounds")
+    y_NXD = y_AD.reshape(-1, active, x_ND.shape[1])
     y_ND = (gates_NX[..., None] * y_NXD.astype(gates_NX.dtype)).sum(1)
     return y_ND.astype(x_ND.dtype)[None], counts_E[None]
 
