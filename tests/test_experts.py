@@ -3,6 +3,7 @@
 Tolerance 1e-12: float64, numbers of order one. What is not equal must be seen not to be: above 1e-3.
 """
 
+import itertools
 from dataclasses import replace
 from functools import cache, partial
 
@@ -17,10 +18,10 @@ from jaxgrow.experts import as_mixture, redrawn, routed
 from jaxgrow.interop import CheckpointError, peft
 from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig
-from jaxgrow.models.experts import Experts
+from jaxgrow.models.experts import Experts, blocks
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, upcycle, virtual_groups, zero_pad
 from train.ahead import hlo
-from train.loop.parallel import over_mesh
+from train.loop.parallel import mapped, over_mesh
 from train.state.mesh import Mesh, divided
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -84,6 +85,31 @@ def test_output_and_gradient_are_those_of_all_experts_gated(normed):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, expected)
     without = gradient(w, x, 0.0)[0][0]["router"]["kernel"]
     assert np.abs(found[0]["router"]["kernel"] - without).max() > VISIBLE
+
+
+def test_blocks_hold_any_number_of_tokens_of_each_expert():
+    """All alike, one more than fills a block, all for one, at random; and there are no more blocks than some may need."""
+    rng = np.random.default_rng(0)
+    for assignments, experts in itertools.product((1, 2, 7, 32, 1000), (1, 4, 9)):
+        count, size = blocks(assignments, experts)
+        each = min(assignments, experts)
+        most = np.zeros(experts, int)
+        most[:each] = 1
+        most[0] += assignments - each
+        drawn = [rng.multinomial(assignments, rng.dirichlet(np.ones(experts))) for _ in range(50)]
+        assert max((-(-counts // size)).sum() for counts in (*drawn, most)) == (-(-most // size)).sum() == count
+        assert assignments <= count * size <= 1.5 * assignments + experts
+
+
+def test_a_router_that_sends_all_tokens_to_the_same_experts_loses_none():
+    rng = np.random.default_rng(0)
+    shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+    w = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+    w["router"]["kernel"][0] += [0, 90, 0, 60]
+    x = rng.normal(size=(2, 9, D))
+    x[..., 0] = 1
+    y, _ = every_expert(w, x, True, 0.0)
+    np.testing.assert_allclose(jax.jit(module().apply)({"params": w}, x), y, rtol=0, atol=1e-10)
 
 
 def test_one_expert_is_the_dense_model(dense):
@@ -240,6 +266,11 @@ def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
         return over_mesh(make, over).lower(given, x).compile(), given, x
 
 
+def mean_square(given, x, balance=5.0, mlp=F):
+    """Of what experts make of a sample, added over its tokens."""
+    return jnp.square(module(True, balance, mlp).apply({"params": given}, x)).sum((1, 2)).mean()
+
+
 @cache
 def of_experts(mesh: Mesh, devices: int = 4, samples: int = 8, length: int = 5, balance: float = 5.0, mlp: int = F):
     """`program` of experts, and a LoRA beside each of their kernels."""
@@ -250,10 +281,14 @@ def of_experts(mesh: Mesh, devices: int = 4, samples: int = 8, length: int = 5, 
     }
     given = jax.tree.map(lambda size: rng.normal(size=size) / 2, sizes, is_leaf=lambda x: isinstance(x, list))
 
-    def loss(given, x):
-        return jnp.square(module(True, balance, mlp).apply({"params": given}, x)).sum((1, 2)).mean()
-
-    return program(loss, given, axes, rng.normal(size=(8, length, D))[:samples], mesh, devices)
+    return program(
+        partial(mean_square, balance=balance, mlp=mlp),
+        given,
+        axes,
+        rng.normal(size=(8, length, D))[:samples],
+        mesh,
+        devices,
+    )
 
 
 @meshes
@@ -286,6 +321,18 @@ def test_each_of_four_devices_computes_a_quarter_and_samples_stay_where_they_are
     assert 0.95 * whole / 4 < quarter < 1.1 * whole / 4
     over_fsdp = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind != "all-reduce"]
     assert 0 < max(over_fsdp) <= max(a.nbytes for a in jax.tree.leaves(given)) < x.nbytes / 8
+
+
+@pytest.mark.slow
+def test_pmap_gives_the_same_numbers():
+    """.. and knows the balance of all devices."""
+    one, given, x = of_experts(Mesh(), 1)
+
+    def make(axis):
+        return lambda given, x: jax.lax.pmean(jax.value_and_grad(mean_square)(given, x), axis)
+
+    found = mapped(make, "pmap", Mesh().over(jax.devices(), "pmap"))(given, np.asarray(x))
+    assert tiny.distance(found, one(given, x)) < 1e-10
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ class Experts(nn.Module):
         lie = tokens, tokens, {name: _specs(axes[name], w) for name, w in kernels.items()}
         mixed = divided(partial(_mixed, self.active, self.normed, self.activation), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
-        y_ND = y_1ND.sum(0)
+        y_ND = jax.lax.reduce_sum(y_1ND, (0,))  # not jnp.sum: devices would exchange float32
         if self.balance:
             share_E = mean_of_devices(counts_1E.sum(0).astype(wide) / (self.active * len(x_ND)))
             y_ND = _adding(y_ND, self.balance * self.experts * (share_E * probs_NE.mean(0)).sum())
