@@ -15,7 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import READ, Names, named
+from jaxgrow.axes import READ, Names, axis, named
 from jaxgrow.sharding import batch_axes, divided, mean_of_devices, platform, undivided_by_samples
 
 EXPERTS = "experts"
@@ -35,7 +35,8 @@ class Experts(nn.Module):
     all devices: least, at ``balance``, where all get as many. Its gradient comes in where the output's does (`_adding`); the
     loss that is told is without it.
 
-    Each device routes its own samples. Units are divided by ``mlp`` (`jaxgrow.sharding.RULES`); experts are not, by any axis.
+    Each device routes its own samples. Units are divided by ``mlp`` (`jaxgrow.sharding.spec`); experts are not, over any axis of
+    a mesh.
     """
 
     experts: int
@@ -51,19 +52,19 @@ class Experts(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD):
-        wide, inwards, outwards = jnp.promote_types(self.dtype, jnp.float32), "embed" + READ, "mlp" + READ
-        x_ND = x_BTD.reshape(-1, self.embed)
-        router = _Kernel((inwards, EXPERTS), (self.embed, self.experts), self.kernel_init, wide, name="router")()
+        wide, x_ND = jnp.promote_types(self.dtype, jnp.float32), x_BTD.reshape(-1, self.embed)
+        sizes = {EXPERTS: self.experts, "embed": self.embed, "mlp": self.mlp}
+
+        def kernel(name, axes, init, dtype):
+            return _Kernel(axes, tuple(sizes[axis(a)] for a in axes), init, dtype, name=name)()
+
+        router = kernel("router", ("embed" + READ, EXPERTS), self.kernel_init, wide)
         probs_NE = jax.nn.softmax(_product(x_ND.astype(wide), router, jnp.matmul))
-        axes = {
-            "gate": (EXPERTS, inwards, "mlp"),
-            "up": (EXPERTS, inwards, "mlp"),
-            "down": (EXPERTS, outwards, "embed"),
+        axes = {name: (EXPERTS, "embed" + READ, "mlp") for name in ("gate", "up")} | {
+            "down": (EXPERTS, "mlp" + READ, "embed")
         }
-        shape, init = (self.experts, self.embed, self.mlp), self.kernel_init
-        kernels = {name: _Kernel(axes[name], shape, init, self.dtype, name=name)() for name in ("gate", "up")}
-        shape, init = (self.experts, self.mlp, self.embed), self.out_init
-        kernels["down"] = _Kernel(axes["down"], shape, init, self.dtype, name="down")()
+        inits = {"gate": self.kernel_init, "up": self.kernel_init, "down": self.out_init}
+        kernels = {name: kernel(name, axes[name], inits[name], self.dtype) for name in axes}
         # Each device its own samples: XLA would sort all of them on each, and sum activations in place of gathering kernels.
         tokens, (units,) = P(batch_axes(len(x_BTD)) or None), undivided_by_samples(("mlp",), (self.mlp,))
         lie = tokens, tokens, {name: _specs(axes[name], w) for name, w in kernels.items()}
