@@ -35,7 +35,7 @@ class Experts(nn.Module):
     all devices: least, at ``balance``, where all get as many. Its gradient comes in where the output's does (`_adding`); the
     loss that is told is without it.
 
-    Each device routes its own samples. Units are divided by ``mlp`` (`jaxgrow.sharding.spec`); experts are not, over any axis of
+    Each device routes its own samples. Units are divided by ``mlp`` (`jaxgrow.sharding.spec`); experts are not, by any axis of
     a mesh.
     """
 
