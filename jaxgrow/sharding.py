@@ -5,8 +5,8 @@ among those of `BATCH`. So there is no table of paths: a new model, and what gro
 """
 
 import math
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -148,8 +148,28 @@ def split_batch(x: jax.Array) -> jax.Array:
 def gathered(x: jax.Array, names: Names) -> jax.Array:
     """A leaf, with what samples share whole on each device, where a loop would gather it each time; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
-    rules = {axis: over for axis, over in RULES.items() if over not in BATCH}
-    return constrained(x, spec(names, x.shape, mesh, rules)) if set(BATCH) & set(_automatic(mesh)) else x
+    return constrained(x, undivided_by_samples(names, x.shape)) if set(BATCH) & set(_automatic(mesh)) else x
+
+
+def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
+    """`spec` of a leaf that devices with different samples all have, as each needs it for its own; for traced code."""
+    mesh = jax.sharding.get_abstract_mesh()
+    rules = {axis: over for axis, over in RULES.items() if over not in BATCH and over in _automatic(mesh)}
+    return spec(names, shape, mesh, rules)
+
+
+def divided(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """``each`` on every device, of its parts alone, where XLA divides the work of traced code; else itself."""
+    if not _automatic(jax.sharding.get_abstract_mesh()):
+        return each
+    return jax.shard_map(each, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def mean_of_devices(x: jax.Array) -> jax.Array:
+    """The mean over devices of what each has computed of its own samples; for code that is mapped over `BATCH` axes (by
+    `jax.pmap` or `jax.shard_map`). Elsewhere ``x`` is of all samples."""
+    over = tuple(a for a in BATCH if a in _of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual))
+    return jax.lax.pmean(x, over) if over else x
 
 
 def whole_along(x: jax.Array, dim: int) -> jax.Array:
@@ -197,8 +217,11 @@ def parts(name: str) -> int:
 
 def _automatic(mesh: AnyMesh) -> tuple[str, ...]:
     """The axes over which XLA divides the work."""
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(a for a, kind in kinds if mesh.shape[a] > 1 and kind == AxisType.Auto)
+    return _of_type(mesh, AxisType.Auto)
+
+
+def _of_type(mesh: AnyMesh, kind: AxisType) -> tuple[str, ...]:
+    return tuple(a for a, k in zip(mesh.axis_names, mesh.axis_types, strict=True) if mesh.shape[a] > 1 and k == kind)
 
 
 def platform() -> str:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from jaxgrow.models import EncoderConfig
+from jaxgrow.models.experts import blocks
 
 
 def programs(config, **passes):
@@ -33,6 +34,14 @@ def programs(config, **passes):
     return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (params, tokens)
 
 
+def empty(config, tokens: int) -> int:
+    """2 x multiply-adds of a forward pass in rows of experts' blocks that no token is in."""
+    if not getattr(config, "experts", 0):
+        return 0
+    assignments = tokens * config.active
+    return 2 * 3 * config.layers * config.embed * config.mlp * (prod(blocks(assignments, config.experts)) - assignments)
+
+
 def products(jaxpr) -> int:
     """2 x multiply-adds of every matrix product in a program, a scan's as often as it runs."""
     total = 0
@@ -41,12 +50,6 @@ def products(jaxpr) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             left = eqn.invars[0].aval.shape
             total += 2 * prod(eqn.outvars[0].aval.shape) * prod(left[d] for d in contracted)
-        if eqn.primitive.name.startswith("ragged_dot"):  # each row goes through one of the groups
-            numbers = eqn.params["ragged_dot_dimension_numbers"]
-            (contracted, _), _ = numbers.dot_dimension_numbers
-            left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-            groups = eqn.invars[2].aval.shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
-            total += 2 * prod(out) * prod(left[d] for d in contracted) // groups
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         total += times * sum(map(products, jaxprs_in_params(eqn.params)))
     return total

@@ -63,6 +63,14 @@ def test_a_7b_llama_divided_over_eight_h100s():
     assert not fits(Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine)  # the control: whole on every device
 
 
+def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
+    """Left to XLA, it sorted the tokens of all devices on each and added them up: ten times as much sent, and kept."""
+    e = load("configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4")
+    (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
+    assert sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4  # how many tokens each expert gets
+    assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
+
+
 def test_it_grows_to_13b_where_it_lies():
     """No device ever has all of it: beside its part of the source and of the result, a few leaves' parts."""
     machine = described("h100:8")

@@ -3,8 +3,9 @@
 Tolerance 1e-12: float64, numbers of order one. What is not equal must be seen not to be: above 1e-3.
 """
 
+import itertools
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import _keeps, grow, lora
+from jaxgrow import _keeps, grow, lora, sharding
 from jaxgrow.experts import as_mixture, redrawn, routed
 from jaxgrow.interop import CheckpointError, peft
 from jaxgrow.maps import swap
 from jaxgrow.models import LlamaConfig
-from jaxgrow.models.experts import Experts
+from jaxgrow.models.experts import Experts, blocks
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, upcycle, virtual_groups, zero_pad
+from train.ahead import hlo
+from train.loop.parallel import mapped, over_mesh
+from train.state.mesh import Mesh, divided
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -43,9 +47,9 @@ def dense():
         return c, params, logits(c, params)
 
 
-def module(normed=True, balance=0.0) -> Experts:
+def module(normed=True, balance=0.0, mlp=F) -> Experts:
     init = jax.nn.initializers.zeros
-    return Experts(E, X, normed, balance, D, F, init, init, jnp.float64, jax.nn.silu)
+    return Experts(E, X, normed, balance, D, mlp, init, init, jnp.float64, jax.nn.silu)
 
 
 def every_expert(w, x, normed, balance):
@@ -81,6 +85,31 @@ def test_output_and_gradient_are_those_of_all_experts_gated(normed):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, expected)
     without = gradient(w, x, 0.0)[0][0]["router"]["kernel"]
     assert np.abs(found[0]["router"]["kernel"] - without).max() > VISIBLE
+
+
+def test_blocks_hold_any_number_of_tokens_of_each_expert():
+    """All alike, one more than fills a block, all for one, at random; and there are no more blocks than some may need."""
+    rng = np.random.default_rng(0)
+    for assignments, experts in itertools.product((1, 2, 7, 32, 1000), (1, 4, 9)):
+        count, size = blocks(assignments, experts)
+        each = min(assignments, experts)
+        most = np.zeros(experts, int)
+        most[:each] = 1
+        most[0] += assignments - each
+        drawn = [rng.multinomial(assignments, rng.dirichlet(np.ones(experts))) for _ in range(50)]
+        assert max((-(-counts // size)).sum() for counts in (*drawn, most)) == (-(-most // size)).sum() == count
+        assert assignments <= count * size <= 1.5 * assignments + experts
+
+
+def test_a_router_that_sends_all_tokens_to_the_same_experts_loses_none():
+    rng = np.random.default_rng(0)
+    shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+    w = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+    w["router"]["kernel"][0] += [0, 90, 0, 60]
+    x = rng.normal(size=(2, 9, D))
+    x[..., 0] = 1
+    y, _ = every_expert(w, x, True, 0.0)
+    np.testing.assert_allclose(jax.jit(module().apply)({"params": w}, x), y, rtol=0, atol=1e-10)
 
 
 def test_one_expert_is_the_dense_model(dense):
@@ -200,6 +229,126 @@ def test_a_lora_of_experts_grows_with_them(by):
     own = lora.growth(growth, BESIDE, axes)
     both = lora.merge(grow(growth, params, axes), grow(own, trained, lora.axes_of(BESIDE, axes)), BESIDE.resized(own))
     assert tiny.distance(both, grow(growth, lora.merge(params, trained, BESIDE), axes)) < TOLERANCE
+
+
+# --- on several devices ---
+
+
+MESHES = {
+    "data and fsdp": Mesh(2, 2),
+    "fsdp and tensor": Mesh(1, 2, 2),
+    "data": Mesh(4),
+    "fsdp": Mesh(fsdp=4),
+    "tensor": Mesh(2, tensor=2),
+}
+AXES = {
+    "router": ("embed.in", "experts"),
+    "gate": ("experts", "embed.in", "mlp"),
+    "up": ("experts", "embed.in", "mlp"),
+    "down": ("experts", "mlp.in", "embed"),
+}
+meshes = pytest.mark.parametrize("mesh", [pytest.param(m, marks=[pytest.mark.slow] * (" " not in m)) for m in MESHES])
+
+
+def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
+    """The compiled ``(value, gradients)`` of ``loss(given, samples)``, a mean over samples; and what it is given on a mesh."""
+    over = mesh.over(jax.devices()[:devices])
+    given, x = sharding.shard(given, axes, over), jax.device_put(x, divided(over))
+
+    def make(axis):
+        def of_its_part(given, x):
+            found = jax.value_and_grad(loss)(given, x)
+            return found if axis is None else jax.lax.pmean(found, axis)
+
+        return of_its_part
+
+    with jax.set_mesh(over):
+        return over_mesh(make, over).lower(given, x).compile(), given, x
+
+
+def mean_square(given, x, balance=5.0, mlp=F):
+    """Of what experts make of a sample, added over its tokens."""
+    return jnp.square(module(True, balance, mlp).apply({"params": given}, x)).sum((1, 2)).mean()
+
+
+@cache
+def of_experts(mesh: Mesh, devices: int = 4, samples: int = 8, length: int = 5, balance: float = 5.0, mlp: int = F):
+    """`program` of experts, and a LoRA beside each of their kernels."""
+    rng, all_sizes = np.random.default_rng(0), {"experts": E, "embed": D, "mlp": mlp, "rank": 3}
+    axes = {n: {"kernel": a, "a": (*a[:-1], "rank"), "b": (*a[:-2], "rank.in", a[-1])} for n, a in AXES.items()}
+    sizes = {
+        name: {leaf: [all_sizes[a.removesuffix(".in")] for a in of] for leaf, of in axes[name].items()} for name in axes
+    }
+    given = jax.tree.map(lambda size: rng.normal(size=size) / 2, sizes, is_leaf=lambda x: isinstance(x, list))
+
+    return program(
+        partial(mean_square, balance=balance, mlp=mlp),
+        given,
+        axes,
+        rng.normal(size=(8, length, D))[:samples],
+        mesh,
+        devices,
+    )
+
+
+@meshes
+def test_numbers_and_gradients_are_those_of_one_device(mesh):
+    """Routes, gates, and a balance that is of the samples of all devices; also of a LoRA."""
+    (run, given, x), (one, *whole) = of_experts(MESHES[mesh]), of_experts(Mesh(), 1)
+    expected = one(*whole)
+    assert tiny.distance(run(given, x), expected) < 1e-10
+    # The control: with other routes they are not.
+    other = {**given, "router": jax.tree.map(lambda a: jax.device_put(-a, a.sharding), given["router"])}
+    assert tiny.distance(run(other, x), expected) > VISIBLE
+
+
+def test_the_balance_of_all_samples_is_not_the_mean_of_those_of_their_parts():
+    """The control: what the test above would see, were it each device's own. Of all else, it is that mean."""
+    (run, given, x), (of_half, *_) = (of_experts(Mesh(), 1, samples) for samples in (8, 4))
+    halves = [of_half(given, jax.device_put(half, x.sharding)) for half in (x[:4], x[4:])]
+    (value, whole), (mean, parts) = run(given, x), jax.tree.map(lambda a, b: (a + b) / 2, *halves)
+    assert tiny.distance(whole.pop("router"), parts.pop("router")) > VISIBLE
+    assert tiny.distance((value, whole), (mean, parts)) < 1e-10
+
+
+@pytest.mark.parametrize("mesh", ["fsdp and tensor", "data and fsdp"])
+def test_each_of_four_devices_computes_a_quarter_and_samples_stay_where_they_are(mesh):
+    (run, given, x), (one, *_) = (of_experts(*to, length=256, mlp=32) for to in ((MESHES[mesh],), (Mesh(), 1)))
+    quarter, whole = (program.cost_analysis()["flops"] for program in (run, one))
+    assert 0.95 * whole / 4 < quarter < 1.1 * whole / 4
+    over_fsdp = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind != "all-reduce"]
+    assert 0 < max(over_fsdp) <= max(a.nbytes for a in jax.tree.leaves(given)) < x.nbytes / 8
+
+
+@pytest.mark.slow
+def test_pmap_gives_the_same_numbers():
+    """.. and knows the balance of all devices."""
+    one, given, x = of_experts(Mesh(), 1)
+
+    def make(axis):
+        return lambda given, x: jax.lax.pmean(jax.value_and_grad(mean_square)(given, x), axis)
+
+    found = mapped(make, "pmap", Mesh().over(jax.devices(), "pmap"))(given, np.asarray(x))
+    assert tiny.distance(found, one(given, x)) < 1e-10
+
+
+@pytest.mark.slow
+@meshes
+def test_a_model_of_experts_has_the_losses_and_gradients_of_one_device(mesh):
+    """Scanned layers, some of each computed again, a LoRA of every expert."""
+    c = config(embed=8, mlp=16, vocab=12, experts=E, balance=0.5)
+    axes = tiny.axes(c)
+    axes = axes, lora.axes_of(BESIDE, axes)
+
+    def loss(given, tokens):
+        return c.module.apply({"params": lora.attach(*given, BESIDE)}, tokens, targets=tokens[:, ::-1])[0]
+
+    tokens = np.random.default_rng(1).integers(0, 12, (8, 7))
+    found, expected = (
+        run(*given)
+        for run, *given in (program(loss, adapted(c), axes, tokens, *to) for to in ((MESHES[mesh],), (Mesh(), 1)))
+    )
+    assert tiny.distance(found, expected) < TOLERANCE
 
 
 def test_settings_that_no_mixture_has():

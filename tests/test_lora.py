@@ -32,6 +32,7 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES, kv_heads=2),
 }
 MIXTURE = LlamaConfig(**SIZES, kv_heads=2, experts=5, active=2)
+MANY = replace(MIXTURE, experts=16)  # so that their blocks have a row each, and none is empty
 PUBLISHED = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)  # float32
 EVERY = LoRA(rank=3, alpha=5.0, targets=("*/attention/*", "*/mlp/*"))
 
@@ -226,7 +227,7 @@ def test_a_map_over_axes_of_both_factors_is_refused():
 # --- what it costs ---
 
 
-@pytest.mark.parametrize("family", [FAMILIES["gpt2"], FAMILIES["llama"], MIXTURE], ids=["gpt2", "llama", "mixture"])
+@pytest.mark.parametrize("family", [FAMILIES["gpt2"], FAMILIES["llama"], MANY], ids=["gpt2", "llama", "mixture"])
 def test_every_matrix_product_of_its_training_is_counted(family):
     """Of the kernels that stand still no product makes a gradient; of experts, those that a token goes through."""
     config = replace(family, dtype="float32", head="classes", tied=False)

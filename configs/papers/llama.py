@@ -50,6 +50,13 @@ def llama_160m_stack() -> Experiment:
     return replace(base, name="llama_160m_stack", method=growing)
 
 
+def llama_8x160m_c4() -> Experiment:
+    """Eight experts in place of each MLP, of which a token goes through two, 0.55 G parameters, over eight devices. No paper's
+    setting."""
+    base = llama_160m_c4()
+    return replace(base, name="llama_8x160m_c4", model=replace(base.model, experts=8), mesh=Mesh(fsdp=8))
+
+
 def llama_7b_c4() -> Experiment:
     """Llama 7B, L32-4096-32 (Touvron et al., 2023), over eight devices: rate, warm-up, clipping and batch as published."""
     model = LlamaConfig(

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxgrow.sharding import RULES, batch_axes, parts, platform
+from jaxgrow.sharding import RULES, batch_axes, divided, parts, platform
 
 By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 
@@ -170,12 +170,9 @@ def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
     batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
         tensor = None
-    if not batch and tensor is None:
-        return each(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
     lies = P(batch or None, None, tensor, None)
     masks = (P(batch or None),) * len(masks_B1TS)
-    divided = jax.shard_map(each, in_specs=(lies,) * 3 + masks, out_specs=lies, check_vma=False)
-    return divided(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
+    return divided(each, (lies,) * 3 + masks, lies)(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
 
 
 def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, mask_B1TS):
