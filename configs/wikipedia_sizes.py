@@ -1,12 +1,14 @@
-"""Does the saving carry over? Half of the layers first, by Muon, on byte-level GPTs of 25 and 45 thousand parameters.
+"""Does the saving carry over? Half of the layers first, and half of each MLP, by Muon, on byte-level GPTs of four sizes.
 
     c=configs/wikipedia_sizes.py
-    python -m train.compare $c:k24 $c:k24_deepen --seeds 0,1,2 --workdir runs/k24 \\
+    python -m train.compare $c:k24 $c:k24_deepen $c:k24_halves --seeds 0,1,2 --workdir runs/k24 \\
         --frontier 0.55:optim.peak_lr=8e-2,0.75:optim.peak_lr=8e-2
-    python -m train.compare $c:k47 $c:k47_deepen --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
+    python -m train.compare $c:k47 $c:k47_deepen $c:k47_halves --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
+    python -m train.compare $c:k163 $c:k163_deepen $c:k163_halves --seeds 0,1,2 --workdir runs/k163 --frontier 0.55,0.75
 
-`configs/wikipedia12.py:muon` is the next size. English Wikipedia, 20 tokens a parameter, a warm-up of a part of the steps
-that is the same for all; rates are the best of a sweep of each row and of each point of the frontiers (`docs/results`).
+`configs/wikipedia12.py:muon`, of 94 thousand parameters, lies between the last two. English Wikipedia, 20 tokens a parameter,
+a warm-up of a part of the steps that is the same for all; rates are the best of a sweep of each row and of each point of the
+frontiers, but for halves, which have those of half of the layers, and the largest model (`docs/results`).
 """
 
 from dataclasses import replace
@@ -46,6 +48,12 @@ def k24_deepen() -> Experiment:
     return _deepened(replace(base, optim=replace(base.optim, peak_lr=8e-2)))
 
 
+def k24_halves() -> Experiment:
+    """.. and half of each MLP."""
+    base = k24()
+    return _halves(replace(base, optim=replace(base.optim, peak_lr=8e-2)))
+
+
 def k47() -> Experiment:
     """12 layers of width 16."""
     return _sized("k47", 12, 16, 860, 4e-2)
@@ -54,6 +62,11 @@ def k47() -> Experiment:
 def k47_deepen() -> Experiment:
     """.. 6 layers first."""
     return _deepened(k47())
+
+
+def k47_halves() -> Experiment:
+    """.. and half of each MLP."""
+    return _halves(k47())
 
 
 def k163() -> Experiment:
@@ -67,15 +80,5 @@ def k163_deepen() -> Experiment:
 
 
 def k163_halves() -> Experiment:
-    """.. 6 layers and half of each MLP first."""
+    """.. and half of each MLP."""
     return _halves(k163())
-
-
-def k355() -> Experiment:
-    """12 layers of width 48."""
-    return _sized("k355", 12, 48, 6900, 1e-2)
-
-
-def k355_deepen() -> Experiment:
-    """.. 6 layers first."""
-    return _deepened(k355())
