@@ -3,6 +3,8 @@
     python -m train.compare configs/cifar10.py:vit_scratch configs/cifar10.py:vit_vcycle configs/cifar10.py:vit_small \\
         configs/cifar10.py:vit_ligo configs/cifar10.py:vit_sbld configs/cifar10.py:vit_uniform --seeds 0,1 --frontier 0.55 \\
         --workdir runs/cifar10
+    python -m train.compare configs/cifar10.py:swin_scratch configs/cifar10.py:swin_sbld configs/cifar10.py:swin_uniform \\
+        configs/cifar10.py:swin_pld --frontier 0.55 --workdir runs/cifar10_swin
 
 `cifar10/train-jpeg.tar.xz` holds the 50,000 training images as `train/<class>/<file>.jpg`, of which a tenth is held out; any
 other folder of images of 32 x 32 pixels in ten classes does, too (`--set data.path=...`). Nothing is seen often enough to be
@@ -96,7 +98,7 @@ def vit_muon_deepen() -> Experiment:
 def swin_scratch() -> Experiment:
     """From scratch: a stage of 8 x 8 patches in four windows, which every other layer shifts, then one of a single window.
 
-    1e13 FLOPs. Its rate is not swept yet, and it is not run.
+    1e13 FLOPs; the rate swept at a quarter of the steps.
     """
     vit = vit_scratch()
     model = SwinConfig(
@@ -112,7 +114,7 @@ def swin_scratch() -> Experiment:
         window=4,
         remat="projections",
     )
-    return replace(vit, name="cifar10_swin_scratch", model=model, optim=replace(vit.optim, peak_lr=1e-3))
+    return replace(vit, name="cifar10_swin_scratch", model=model, optim=replace(vit.optim, peak_lr=3e-3))
 
 
 def _dropping(base: Experiment, name: str, drop: LayerDrop) -> Experiment:
