@@ -71,7 +71,7 @@ def k47_halves() -> Experiment:
 
 def k163() -> Experiment:
     """12 layers of width 32."""
-    return _sized("k163", 12, 32, 3200, 2e-2)
+    return _sized("k163", 12, 32, 3200, 1e-2)
 
 
 def k163_deepen() -> Experiment:
