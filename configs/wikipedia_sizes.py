@@ -4,7 +4,7 @@
     python -m train.compare $c:k24 $c:k24_deepen $c:k24_halves --seeds 0,1,2 --workdir runs/k24 \\
         --frontier 0.55:optim.peak_lr=8e-2,0.75:optim.peak_lr=8e-2
     python -m train.compare $c:k47 $c:k47_deepen $c:k47_halves --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
-    python -m train.compare $c:k163 $c:k163_deepen $c:k163_halves --seeds 0,1,2 --workdir runs/k163 --frontier 0.55,0.75
+    python -m train.compare $c:k163 $c:k163_halves --seeds 0,1 --workdir runs/k163 --frontier 0.75
 
 `configs/wikipedia12.py:muon`, of 94 thousand parameters, lies between the last two. English Wikipedia, 20 tokens a parameter,
 a warm-up of a part of the steps that is the same for all; rates are the best of a sweep of each row and of each point of the
@@ -74,11 +74,6 @@ def k163() -> Experiment:
     return _sized("k163", 12, 32, 3200, 1e-2)
 
 
-def k163_deepen() -> Experiment:
-    """.. 6 layers first."""
-    return _deepened(k163())
-
-
 def k163_halves() -> Experiment:
-    """.. and half of each MLP."""
+    """.. 6 layers and half of each MLP first."""
     return _halves(k163())
