@@ -23,7 +23,7 @@ from scipy.stats import t
 from train.errors import UserError, exits_cleanly
 from train.results.runs import markdown
 
-AXES = ("parameters", "tokens a parameter")
+AXES: tuple[str, ...] = ("parameters", "tokens a parameter")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Fit:
     def expected(self, at: tuple[float, float]) -> tuple[float, float]:
         x = dict(zip(AXES, np.log2(at), strict=True))
         off = np.array([x[axis] - self.centre[axis] for axis in self.slopes])
-        return self.mean + off @ [*self.slopes.values()], self.half_width(np.array([1.0, *off]))
+        return float(self.mean + off @ [*self.slopes.values()]), self.half_width(np.array([1.0, *off]))
 
 
 def fit(points: list[Measured]) -> Fit:
