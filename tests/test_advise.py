@@ -5,8 +5,6 @@ import math
 import sys
 from dataclasses import replace
 
-import numpy as np
-import optax
 import pytest
 import runs
 
@@ -16,13 +14,11 @@ from train.advise import RECIPES, Pilot, advice, caught_up, latest, saved, writt
 from train.errors import exits_cleanly
 from train.experiment import load
 from train.plan.methods import Growing, VCycle
-from train.plan.transforms import Grow
 from train.results.evidence import EVIDENCE, nearest
 from train.state.mesh import Mesh
-from train.state.model import Model
 from train.state.optim import Optim
 
-HALF, HALVES, ONE, VCYCLE = RECIPES
+HALF, ONE, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
 
 
@@ -42,22 +38,6 @@ def experiment(tmp_path, **changes):
 )
 def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
     assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(expected, abs=0.0075)  # of two digits
-
-
-def test_narrower_mlps_cost_less_and_their_copies_differ_without_a_change_of_the_function(tmp_path):
-    e = experiment(tmp_path, model=runs.LARGE)
-    assert saved(e, HALVES, 0.5) > saved(e, HALF, 0.5)
-    method = HALVES.method(e, 0.5)
-    assert (method.small.layers, method.small.mlp) == (runs.LARGE.layers // 2, runs.LARGE.mlp // 2)
-    noisy = next(p for p in replace(e, method=method).plan if isinstance(p, Grow))
-    small, tokens = Model(runs.fresh(method.small), None, method.small), np.arange(8)[None]
-    params = [replace(noisy, noise=noise).apply({"small": small}, optax.sgd(1.0)).params for noise in (5.0, None)]
-    logits = [runs.LARGE.module.apply({"params": p}, tokens) for p in params]
-    np.testing.assert_allclose(*logits, atol=1e-5)  # float32
-    down = [p["blocks"]["mlp"]["down"]["kernel"] for p in params]
-    assert np.abs(down[0] - down[1]).max() > 0.1 * np.abs(down[1]).max()
-    odd = experiment(tmp_path, model=replace(runs.LARGE, mlp=15))
-    assert HALVES.method(odd, 0.5) == HALF.method(odd, 0.5)
 
 
 def test_a_growth_comes_early_enough_to_catch_up_before_the_rate_decays(tmp_path):

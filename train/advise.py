@@ -12,7 +12,6 @@ meet; and so long before the rate decays the growth then comes. ``--write`` writ
 import argparse
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +47,15 @@ def one_layer(experiment: Experiment, tau: float) -> Method:
     return _deepened(experiment, tau, 1)
 
 
-def half(experiment: Experiment, tau: float, narrower: int = 1) -> Method:
-    return _deepened(experiment, tau, max(1, experiment.model.depth // 2), narrower)
+def half(experiment: Experiment, tau: float) -> Method:
+    return _deepened(experiment, tau, max(1, experiment.model.depth // 2))
 
 
-def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
+def _deepened(experiment: Experiment, tau: float, layers: int) -> Method:
     decay = decaying(experiment)
     stable, last = 1 - decay - tau, Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
     stages = (Stage(stable, warmup=0, floor=1.0), last) if round(stable * experiment.steps) > 0 else (last,)
-    return deepened(experiment.model, layers, tau, *stages, narrower=narrower)
+    return deepened(experiment.model, layers, tau, *stages)
 
 
 def vcycle(experiment: Experiment, tau: float) -> Method:
@@ -67,7 +66,6 @@ def vcycle(experiment: Experiment, tau: float) -> Method:
 # for four fifths of 100.
 RECIPES = (
     Recipe("deepen", "half of the layers first", half, mixing=10.0),
-    Recipe("halves", "half of the layers and of each MLP first", partial(half, narrower=2), mixing=10.0),
     Recipe("one layer", "one layer first", one_layer, mixing=20.0),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )

@@ -1,0 +1,37 @@
+"""What the recipes grow from."""
+
+from dataclasses import replace
+
+import numpy as np
+import optax
+import runs
+
+from jaxgrow.models import SwinConfig
+from train.plan.methods import Stage
+from train.plan.recipes import deepened
+from train.plan.transforms import Grow
+from train.state.model import Model
+from train.state.optim import Optim
+
+
+def test_narrower_mlps_are_grown_without_a_change_of_the_function_and_their_copies_differ():
+    method = deepened(runs.LARGE, 2, 0.5, Stage(0.5), narrower=2)
+    assert method.small == replace(runs.LARGE, layers=2, mlp=runs.LARGE.mlp // 2)
+    noisy = next(p for p in method.plan(runs.LARGE, Optim(), 8) if isinstance(p, Grow))
+    assert noisy.config == runs.LARGE and noisy.noise
+    small, tokens = Model(runs.fresh(method.small), None, method.small), np.arange(8)[None]
+    params = [
+        replace(noisy, noise=noise).apply({"small": small}, optax.sgd(1.0)).params for noise in (noisy.noise, None)
+    ]
+    logits = [runs.LARGE.module.apply({"params": p}, tokens) for p in params]
+    np.testing.assert_allclose(*logits, atol=1e-5)  # float32
+    down = [p["blocks"]["mlp"]["down"]["kernel"] for p in params]
+    assert np.abs(down[0] - down[1]).max() > 0.1 * np.abs(down[1]).max()
+
+
+def test_what_does_not_divide_stays():
+    odd = replace(runs.LARGE, mlp=15)
+    assert deepened(odd, 2, 0.5, Stage(0.5), narrower=2) == deepened(odd, 2, 0.5, Stage(0.5))
+    swin = SwinConfig(layers=(1, 2), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(15, 32), image=32, window=4)
+    small = deepened(swin, 2, 0.5, Stage(0.5), narrower=2).small
+    assert small.layers == (1, 1) and small.mlp == (15, 16)  # of each stage by itself, one layer at least
