@@ -5,8 +5,8 @@
         python -m train.sweep $c:$row --set optim.peak_lr=5e-3,1e-2,2e-2,4e-2,8e-2 --workdir runs/completep
     done
 
-All have as many steps, so that what is compared is where the best rate lies: where it is `base`'s, the rate carries over.
-Not run.
+All have as many steps, so that what is compared is where the best rate lies: where it is `base`'s, the rate carries over
+(`docs/results/wikipedia.md`).
 """
 
 from dataclasses import replace
