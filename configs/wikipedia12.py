@@ -139,7 +139,7 @@ def muon_one() -> Experiment:
 
 
 def muon_none() -> Experiment:
-    """No layer for 0.3 of the steps, then twelve, as at birth, at a constant rate for 0.2 (Bu, ICML 2026)."""
+    """No layer for 0.3 of the steps, then twelve, as at birth, at a constant rate for 0.2 (Bu, ICML 2026). Not run."""
     one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     method = replace(one.method, small=one.model, source=Stage(0.3, floor=1.0, drop=nothing))
     return replace(one, name="muon_none", method=method)

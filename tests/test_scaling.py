@@ -95,12 +95,21 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         ("half=nowhere.json", "is no RUN=compare.json"),
         ("other={}", "has no run 'other', only scratch, half"),
         ("half={}", "has no saving against the frontier for each seed"),
+        (f"half={__file__}", "is no compare.json of python -m train.compare: JSONDecodeError"),
     ],
 )
 def test_bad_comparisons(tmp_path, text, says):
     path = compared(tmp_path, "one", 1000, [0.1, None], below=False).partition("=")[2]
     with pytest.raises(UserError, match=says):
         measured(text.format(path))
+
+
+def test_one_comparison_does_not_count_twice(tmp_path, monkeypatch, capsys):
+    one = compared(tmp_path, "one", 1000, [0.1, 0.2], below=False)
+    monkeypatch.setattr(sys, "argv", ["scaling", one, one])
+    with pytest.raises(SystemExit):
+        exits_cleanly(scaling.main)
+    assert "a comparison is given twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at", ["1e9", "1e9:-1", "large:20"])

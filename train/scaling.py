@@ -39,12 +39,15 @@ def measured(text: str) -> Measured:
     """What ``RUN=compare.json`` says.
 
     Raises:
-      UserError: no such file or run, or no saving of one of its seeds against a frontier.
+      UserError: no such file or run, another file, or no saving of one of its seeds against a frontier.
     """
     name, found, path = text.partition("=")
     if not found or not Path(path).is_file():
         raise UserError(f"{text!r} is no RUN=compare.json of python -m train.compare")
-    rows = {row["run"]: row for row in json.loads(Path(path).read_text())["rows"]}
+    try:
+        rows = {row["run"]: row for row in json.loads(Path(path).read_text())["rows"]}
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is no compare.json of python -m train.compare: {error!r}") from None
     if name not in rows:
         raise UserError(f"{path} has no run {name!r}, only {', '.join(rows)}")
     baseline, row = next(iter(rows.values())), rows[name]
@@ -134,6 +137,8 @@ def main() -> None:
     )
     parser.add_argument("--at", metavar="PARAMETERS:TOKENS", help="where to extrapolate to")
     arguments = parser.parse_args()
+    if len(set(arguments.comparisons)) < len(arguments.comparisons):
+        raise UserError("a comparison is given twice: its seeds would count as twice as many")
     try:
         parameters, tokens = map(float, arguments.at.split(":")) if arguments.at else (1.0, 1.0)
     except ValueError:
