@@ -37,6 +37,7 @@ from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.plan import live
 from train.plan.training import Measure, Train
+from train.run import checkpoint
 from train.run.workdir import load
 from train.state.mesh import AXIS, replicated
 from train.state.model import Model, loss
@@ -229,6 +230,22 @@ def test_no_layer_at_all_trains_what_is_around_them(execution):
     grads = gradient(params)
     assert not any(x.any() for x in jax.tree.leaves(grads["blocks"]))
     assert all(x.any() for name, part in grads.items() if name != "blocks" for x in jax.tree.leaves(part))
+
+
+def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
+    """Muon's decay and momentum, too; what is around them trains."""
+    drop = LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
+    optim = Optim(name="muon", peak_lr=1e-2, warmup=1, weight_decay=0.1)
+    e = runs.experiment(tmp_path, model=MODEL, method=Scratch(drop), optim=optim, steps=4, checkpoint_every=2)
+    pretrain.run(e, tmp_path / "run")
+    before, after = (checkpoint.load(tmp_path / "run" / "checkpoints", "large", step) for step in (2, 4))
+    chex.assert_trees_all_equal(before["blocks"], after["blocks"])
+    assert all(
+        (x != y).any()
+        for n in before
+        if n != "blocks"
+        for x, y in zip(*map(jax.tree.leaves, (before[n], after[n])), strict=True)
+    )
 
 
 # --- sensitivities ---
