@@ -82,14 +82,21 @@ def vit_uniform() -> Experiment:
 
 
 def vit_muon() -> Experiment:
-    """From scratch, by Muon, at AdamW's rate: not swept yet, and not run."""
+    """From scratch, by Muon."""
     return replace(vit_scratch(), name="cifar10_vit_muon", optim=replace(vit_scratch().optim, name="muon"))
 
 
 def vit_muon_deepen() -> Experiment:
     """.. half of the layers first."""
-    method = deepened(vit_muon().model, 3, 0.5, wikipedia.FINAL)
-    return replace(vit_muon(), name="cifar10_vit_muon_deepen", method=method)
+    return replace(
+        vit_muon(), name="cifar10_vit_muon_deepen", method=deepened(vit_muon().model, 3, 0.5, wikipedia.FINAL)
+    )
+
+
+def vit_muon_halves() -> Experiment:
+    """.. half of the layers and of each MLP first, for 0.6 of the steps."""
+    method = deepened(vit_muon().model, 3, 0.6, wikipedia.LATER, narrower=2)
+    return replace(vit_muon(), name="cifar10_vit_muon_halves", method=method)
 
 
 # --- Swin V2 ---

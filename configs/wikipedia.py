@@ -20,6 +20,7 @@ from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
 FINAL = Stage(0.5, warmup=0, schedule="linear")
+LATER = Stage(0.4, warmup=0, schedule="linear")
 VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), FINAL)
 
 
@@ -96,13 +97,3 @@ def bert_scratch() -> Experiment:
 def bert_vcycle() -> Experiment:
     """`vcycle` for a BERT."""
     return replace(bert_scratch(), name="wiki_bert_vcycle", method=VCYCLE)
-
-
-def bert_muon() -> Experiment:
-    """The BERT by Muon, at AdamW's rate: not swept yet, and not run."""
-    return replace(bert_scratch(), name="wiki_bert_muon", optim=replace(bert_scratch().optim, name="muon"))
-
-
-def bert_muon_deepen() -> Experiment:
-    """`muon_deepen` for a BERT."""
-    return replace(bert_muon(), name="wiki_bert_muon_deepen", method=deepened(bert_muon().model, 2, 0.5, FINAL))

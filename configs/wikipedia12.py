@@ -113,8 +113,8 @@ def muon_deepen() -> Experiment:
 
 def muon_halves() -> Experiment:
     """Half of the layers, and half of the units in each MLP, for 0.6 of the steps; the rate falls in the last 0.4."""
-    last = Stage(0.4, warmup=0, schedule="linear")
-    return replace(muon(), name="muon_halves", method=deepened(scratch().model, 6, 0.6, last, narrower=2))
+    method = deepened(scratch().model, 6, 0.6, wikipedia.LATER, narrower=2)
+    return replace(muon(), name="muon_halves", method=method)
 
 
 def muon_short() -> Experiment:

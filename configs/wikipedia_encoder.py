@@ -15,6 +15,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from jaxgrow.models import ModernBERTConfig
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.recipes import deepened
 from train.state.optim import Optim
 
 
@@ -81,3 +82,22 @@ def sbld() -> Experiment:
 def uniform() -> Experiment:
     """The control of `sbld`: the same without sensitivities."""
     return _dropping("uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
+
+
+# --- under Muon ---
+
+
+def muon() -> Experiment:
+    """From scratch, by Muon."""
+    return replace(scratch(), name="encoder_muon", optim=replace(scratch().optim, name="muon"))
+
+
+def muon_deepen() -> Experiment:
+    """.. half of the layers first."""
+    return replace(muon(), name="encoder_muon_deepen", method=deepened(muon().model, 3, 0.5, wikipedia.FINAL))
+
+
+def muon_halves() -> Experiment:
+    """.. half of the layers and of each MLP first, for 0.6 of the steps."""
+    method = deepened(muon().model, 3, 0.6, wikipedia.LATER, narrower=2)
+    return replace(muon(), name="encoder_muon_halves", method=method)

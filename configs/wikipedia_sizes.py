@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from configs import wikipedia, wikipedia12
 from train.experiment import Experiment
-from train.plan.methods import Stage
 from train.plan.recipes import deepened
 
 
@@ -32,8 +31,7 @@ def _deepened(experiment: Experiment) -> Experiment:
 
 
 def _halves(experiment: Experiment) -> Experiment:
-    layers, last = experiment.model.layers // 2, Stage(0.4, warmup=0, schedule="linear")
-    method = deepened(experiment.model, layers, 0.6, last, narrower=2)
+    method = deepened(experiment.model, experiment.model.layers // 2, 0.6, wikipedia.LATER, narrower=2)
     return replace(experiment, name=f"{experiment.name}_halves", method=method)
 
 

@@ -5,6 +5,8 @@ matrix ``[out, in]`` for the column convention ``y = W x``, ``[in, out]`` for ``
 axis. Tolerance 1e-14: float64 sums of a few numbers of order one.
 """
 
+from functools import partial
+
 import chex
 import numpy as np
 import pytest
@@ -205,6 +207,10 @@ def test_hypercloning(k, tied):
         (interleave, 3, 6, [0, 0, 1, 1, 2, 2]),
         (interleave, 3, 5, [0, 0, 1, 1, 2]),
         (interleave, 2, 5, [0, 0, 0, 1, 1]),
+        (partial(interleave, period=3), 3, 6, [0, 1, 2, 0, 1, 2]),
+        (partial(interleave, period=2), 4, 8, [0, 1, 0, 1, 2, 3, 2, 3]),
+        (partial(interleave, period=2), 4, 6, [0, 1, 0, 1, 2, 3]),
+        (partial(interleave, period=2), 3, 6, [0, 0, 1, 1, 2, 2]),
     ],
 )
 def test_copies_of_layers(operator, old, new, sources):

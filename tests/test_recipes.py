@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import runs
 
-from jaxgrow.models import SwinConfig
+from jaxgrow.models import LlamaConfig, SwinConfig
+from jaxgrow.operators import interleave
 from train.plan.methods import Stage
 from train.plan.recipes import deepened
 from train.plan.transforms import Grow
@@ -35,3 +36,20 @@ def test_what_does_not_divide_stays():
     swin = SwinConfig(layers=(1, 2), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(15, 32), image=32, window=4)
     small = deepened(swin, 2, 0.5, Stage(0.5), narrower=2).small
     assert small.layers == (1, 1) and small.mlp == (15, 16)  # of each stage by itself, one layer at least
+
+
+def test_layers_of_several_kinds_become_layers_of_their_own_kind():
+    large = LlamaConfig(
+        layers=12, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16, vocab=32, context=16, kinds="fss", window=4
+    )
+    (grown,) = (p for p in deepened(large, 6, 0.5, Stage(0.5)).plan(large, Optim(), 8) if isinstance(p, Grow))
+    assert grown.small.resized(*grown.growths).kinds == large.kinds
+    neighbours = interleave(grown.small.sizes(), {"layers": 12})  # the control: each beside its copy
+    assert grown.small.resized(neighbours).kinds == "ffssss"
+
+
+def test_layers_with_a_shift_become_layers_with_a_shift():
+    large = SwinConfig(layers=(4, 8), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(16, 32), image=32, window=4)
+    (grown,) = (p for p in deepened(large, 6, 0.5, Stage(0.5)).plan(large, Optim(), 8) if isinstance(p, Grow))
+    sources = [grown.growths[0][f"layers.{s}"].write.index[:, 0] for s in (0, 1)]
+    assert [s.tolist() for s in sources] == [[0, 1, 0, 1], [0, 1, 0, 1, 2, 3, 2, 3]]

@@ -124,9 +124,10 @@ class Config:
     @property
     def traits(self) -> dict[str, Any]:
         """What operators may have to know, as arguments of theirs: ``norm``, LayerNorm ("layer") or RMSNorm ("rms");
-        ``post_norm``, whether a norm makes what a sublayer adds to the residual stream; and ``alternating``, the axes of layers
-        of which even and odd ones compute different things, whatever their weights."""
-        return {"norm": "layer", "post_norm": False, "alternating": ()}
+        ``post_norm``, whether a norm makes what a sublayer adds to the residual stream; ``alternating``, the axes of layers
+        of which even and odd ones compute different things, whatever their weights and the config; and ``period``, after how
+        many layers their kinds come again."""
+        return {"norm": "layer", "post_norm": False, "alternating": (), "period": 1}
 
     @property
     def normed(self) -> tuple[str, ...]:

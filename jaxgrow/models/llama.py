@@ -168,7 +168,8 @@ class LlamaConfig(TextConfig):
 
     @property
     def traits(self) -> dict[str, Any]:
-        return super().traits | {"norm": "layer" if self.layer_norm else "rms", "post_norm": self.norms != "before"}
+        norm = "layer" if self.layer_norm else "rms"
+        return super().traits | {"norm": norm, "post_norm": self.norms != "before", "period": len(period(self.kinds))}
 
     @property
     def normed(self) -> tuple[str, ...]:

@@ -101,7 +101,8 @@ class SwinConfig(PatchConfig):
 
     @property
     def traits(self) -> dict[str, Any]:
-        return super().traits | {"alternating": tuple(f"layers.{s}" for s, g in enumerate(self.grids) if g.shift)}
+        shifted = tuple(f"layers.{s}" for s, grid in enumerate(self.grids) if grid.shift)
+        return super().traits | {"alternating": shifted, "period": 2 if shifted else 1}
 
     @property
     def length(self) -> int:

@@ -41,12 +41,14 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return _maps("stack", sizes, target, lambda old, new: select(np.arange(new) % old, old))
 
 
-def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMap]:
     """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO).
 
     Args:
       sizes: the size of every axis of the model (`jaxgrow.sizes`).
       target: ``{"layers": new number}``.
+      period: the model's (`jaxgrow.models.Config.traits`), ``p``: where it divides both numbers of layers, each ``p`` are
+        followed by their copies, ``W'_l = W_{p floor(floor(l / p) L / L') + l mod p}``, so that each is of its source's kind.
 
     Returns:
       The map of ``layers``, or of each stage's.
@@ -61,7 +63,13 @@ def interleave(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Chang et al., `Multi-level Residual Networks from Dynamical Systems View <https://arxiv.org/abs/1710.10348>`_, ICLR 2018
     """
-    return _maps("interleave", sizes, target, lambda old, new: select(np.arange(new) * old // new, old))
+
+    def copies(old: int, new: int) -> AxisMap:
+        whole = 1 if old % period or new % period else period
+        block, place = np.divmod(np.arange(new), whole)
+        return select(block * old // new * whole + place, old)
+
+    return _maps("interleave", sizes, target, copies)
 
 
 def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
