@@ -3,6 +3,8 @@
     python -m train.compare configs/cifar10.py:vit_scratch configs/cifar10.py:vit_vcycle configs/cifar10.py:vit_small \\
         configs/cifar10.py:vit_ligo configs/cifar10.py:vit_sbld configs/cifar10.py:vit_uniform --seeds 0,1 --frontier 0.55 \\
         --workdir runs/cifar10
+    python -m train.compare configs/cifar10.py:vit_muon configs/cifar10.py:vit_muon_deepen configs/cifar10.py:vit_muon_halves \\
+        --seeds 0,1 --frontier 0.55,0.75 --workdir runs/cifar10_muon
     python -m train.compare configs/cifar10.py:swin_scratch configs/cifar10.py:swin_sbld configs/cifar10.py:swin_uniform \\
         configs/cifar10.py:swin_pld --frontier 0.55 --workdir runs/cifar10_swin
 
@@ -83,7 +85,8 @@ def vit_uniform() -> Experiment:
 
 def vit_muon() -> Experiment:
     """From scratch, by Muon."""
-    return replace(vit_scratch(), name="cifar10_vit_muon", optim=replace(vit_scratch().optim, name="muon"))
+    optim = replace(vit_scratch().optim, name="muon", peak_lr=3e-3)
+    return replace(vit_scratch(), name="cifar10_vit_muon", optim=optim)
 
 
 def vit_muon_deepen() -> Experiment:

@@ -7,8 +7,8 @@
 
 The same under Muon, which is the better baseline, and what growing still saves there:
 
-    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen configs/wikipedia12.py:muon_vcycle \\
-        configs/wikipedia12.py:muon_prores --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
+    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen configs/wikipedia12.py:muon_halves \\
+        configs/wikipedia12.py:muon_vcycle --seeds 0,1,2 --frontier 0.4,0.55,0.75,0.85 --workdir runs/wiki12
 
 94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
 (`docs/results`).
@@ -139,7 +139,7 @@ def muon_one() -> Experiment:
 
 
 def muon_none() -> Experiment:
-    """No layer for 0.3 of the steps, then twelve, as at birth, at a constant rate for 0.2 (Bu, ICML 2026). Not run."""
+    """No layer for 0.3 of the steps, then twelve, as at birth, at a constant rate for 0.2 (Bu, ICML 2026)."""
     one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     method = replace(one.method, small=one.model, source=Stage(0.3, floor=1.0, drop=nothing))
     return replace(one, name="muon_none", method=method)
@@ -194,6 +194,13 @@ def muon_ligo0() -> Experiment:
 def muon_prores() -> Experiment:
     """`muon` with ProRes (2026): the branches of layer l come in over ``10 (l + 1)`` steps."""
     return replace(muon(), name="muon_prores", method=Scratch(ramp=tuple(range(10, 121, 10))))
+
+
+def muon_halves_prores() -> Experiment:
+    """`muon_halves`, whose first layers come in as those of `muon_prores`; those that are added later are whole at once."""
+    base = muon_halves()
+    method = replace(base.method, source=replace(base.method.source, ramp=tuple(range(10, 61, 10))))
+    return replace(base, name="muon_halves_prores", method=method)
 
 
 # --- dropping layers ---

@@ -3,6 +3,8 @@
     python -m train.compare configs/wikipedia_encoder.py:scratch configs/wikipedia_encoder.py:vcycle \\
         configs/wikipedia_encoder.py:small configs/wikipedia_encoder.py:ligo configs/wikipedia_encoder.py:sbld \\
         --seeds 0,1 --frontier 0.55 --workdir runs/encoder
+    python -m train.compare configs/wikipedia_encoder.py:muon configs/wikipedia_encoder.py:muon_deepen \\
+        configs/wikipedia_encoder.py:muon_halves --frontier 0.55,0.75 --workdir runs/encoder_muon
 
 `tokenizer-2048.json` is a byte-level BPE of the corpus with RoBERTa's special tokens; `docs/results/finetuned.md` makes it.
 Windows that turn with the places learn within 500 steps what the same of a BERT with learned places did not within 1200.
@@ -89,7 +91,7 @@ def uniform() -> Experiment:
 
 def muon() -> Experiment:
     """From scratch, by Muon."""
-    return replace(scratch(), name="encoder_muon", optim=replace(scratch().optim, name="muon"))
+    return replace(scratch(), name="encoder_muon", optim=replace(scratch().optim, name="muon", peak_lr=1e-2))
 
 
 def muon_deepen() -> Experiment:
