@@ -8,7 +8,7 @@
     python -m train.compare $c:k355 $c:k355_halves --workdir runs/k355 --frontier 0.75
 
 `configs/wikipedia12.py:muon`, of 94 thousand parameters, lies between the second and the third. English Wikipedia, 20 tokens a
-parameter, a warm-up of a part of the steps that is the same for all; rates are the best of a sweep of each row and of each point
+parameter, a warm-up of a part of the steps that is the same for all; rates are the best of a sweep of each row and each point
 of the frontiers, but for halves, which have those of half of the layers, and the two largest (`docs/results`).
 """
 
