@@ -3,10 +3,11 @@
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
 CONFIG is a training from scratch. A recipe that trains something smaller for a part tau of the steps, each of which costs c of
-a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some: a growth comes in the
-stable phase of the schedule, and leaves as many tokens as sufficed elsewhere. With ``--measure``, a pilot of a few per cent of
-the budget finds out: each small model trains, grows and trains on at a constant rate, beside a run from scratch, until the two
-meet; and so long before the rate decays the growth then comes. ``--write`` writes the config that is advised.
+a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some, the more the longer
+the small model trained: r steps for each of its. So a growth comes in the stable phase of the schedule, and after
+``1 / (1 + r)`` of the steps at the latest. Half of the layers had caught up at r = 1 wherever it was measured
+(docs/results/muon.md). With ``--measure``, a pilot finds out, and says what it cost: each small model trains, grows and trains
+on at a constant rate, beside a run from scratch, until the two meet. ``--write`` writes the config that is advised.
 """
 
 import argparse
@@ -28,7 +29,8 @@ from train.results.runs import Run, markdown
 from train.state.optim import Optim
 
 WORTH = 0.03  # less than this is lost in the noise of seeds
-PILOT = 0.04  # of the steps: how long the small model of a pilot trains, and then the grown one
+PILOT = 0.02  # of the steps: how long the small model of a pilot trains
+REACH = 2  # what has grown trains so many times as long
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Recipe:
     name: str  # as `train.results.evidence` has it
     about: str
     method: Callable[[Experiment, float], Method]  # of the part of the steps that the small model has
-    # Tokens a parameter that the grown model trains for at least, where no pilot tells; None: the recipe is of one piece, and
-    # takes no part of the steps.
-    mixing: float | None = None
+    # Steps that what has grown needs to catch up for each of the small model's, where no pilot tells; None: the recipe is of
+    # one piece, and takes no part of the steps.
+    catching: float | None = None
 
 
 def one_layer(experiment: Experiment, tau: float) -> Method:
@@ -51,22 +53,25 @@ def half(experiment: Experiment, tau: float) -> Method:
     return _deepened(experiment, tau, max(1, experiment.model.depth // 2))
 
 
-def _deepened(experiment: Experiment, tau: float, layers: int) -> Method:
+def halves(experiment: Experiment, tau: float) -> Method:
+    return _deepened(experiment, tau, max(1, experiment.model.depth // 2), narrower=2)
+
+
+def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
     decay = decaying(experiment)
     stable, last = 1 - decay - tau, Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
     stages = (Stage(stable, warmup=0, floor=1.0), last) if round(stable * experiment.steps) > 0 else (last,)
-    return deepened(experiment.model, layers, tau, *stages)
+    return deepened(experiment.model, layers, tau, *stages, narrower=narrower)
 
 
 def vcycle(experiment: Experiment, tau: float) -> Method:
     return deep_vcycle(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
 
 
-# As where they were measured (`train.results.evidence`): half of the layers for half of 20 tokens a parameter, one layer
-# for four fifths of 100.
-RECIPES = (
-    Recipe("deepen", "half of the layers first", half, mixing=10.0),
-    Recipe("one layer", "one layer first", one_layer, mixing=20.0),
+RECIPES = (  # as measured (docs/results/muon.md); one layer had not caught up after five times its steps
+    Recipe("deepen", "half of the layers first", half, catching=1.0),
+    Recipe("halves", "half of the layers and of each MLP first", halves, catching=1.0),
+    Recipe("one layer", "one layer first", one_layer, catching=5.0),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
 
@@ -85,15 +90,14 @@ def parameters(experiment: Experiment) -> int:
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
 
-def latest(experiment: Experiment, mixing: float, end: float = 1.0) -> float:
-    """The part of the steps after which a model grows at the latest: before the rate decays, and ``mixing`` before ``end``."""
-    steps = mixing * parameters(experiment) / (experiment.batch * experiment.model.length)
-    return max(0.0, min(1 - decaying(experiment), end - steps / experiment.steps))
+def latest(experiment: Experiment, catching: float) -> float:
+    """The part of the steps after which a model grows at the latest: before the rate decays, and in time to catch up."""
+    return min(1 - decaying(experiment), 1 / (1 + catching))
 
 
 def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
     """The part of the FLOPs that the recipe does without, by its own plan."""
-    if recipe.mixing is not None and not round(tau * experiment.steps):
+    if recipe.catching is not None and not round(tau * experiment.steps):
         return 0.0
     return 1 - cost(replace(experiment, method=recipe.method(experiment, tau))) / cost(experiment)
 
@@ -105,15 +109,14 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
 class Pilot:
     """How long grown models take to catch up with one from scratch."""
 
-    tokens: dict[str, float | None]  # a parameter, by recipe; None: longer than the pilot
-    reach: float  # tokens a parameter that it trained grown models for
+    catching: dict[str, float | None]  # steps for each of the small model's, by recipe; None: more than `REACH`
     flops: float  # what all of it cost
 
 
 def pilot(experiment: Experiment, workdir: Path) -> Pilot:
-    """Short runs at a constant rate, one from scratch and one of each recipe that grows, in its middle."""
+    """Short runs at a constant rate, one from scratch and one of each recipe that grows."""
     optim = replace(experiment.optim, schedule="wsd", decay=0.0)
-    steps = max(2 * optim.warmup, round(2 * PILOT * experiment.steps))
+    steps = (1 + REACH) * max(optim.warmup, round(PILOT * experiment.steps))
     base = replace(
         experiment, name=f"{experiment.name}-pilot", steps=steps, optim=optim, eval_every=max(1, steps // 40)
     )
@@ -126,19 +129,17 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     def curve(of: Run) -> list[tuple[float, float]]:
         return [(line["tokens"], line["val_loss"]) for line in of.curve]
 
-    scratch, size, met, reach = ran(base), parameters(experiment), {}, 0.0
+    scratch, met = ran(base), {}
     runs = [scratch]
     for recipe in RECIPES:
-        if recipe.mixing is not None:
-            grown = ran(
-                replace(base, name=f"{base.name}-{recipe.name.replace(' ', '_')}", method=recipe.method(base, 0.5))
-            )
+        if recipe.catching is not None:
+            method = recipe.method(base, 1 / (1 + REACH))
+            grown = ran(replace(base, name=f"{base.name}-{recipe.name.replace(' ', '_')}", method=method))
             born = grown.result["phases"][0]["tokens"]
             at = caught_up(curve(scratch), [point for point in curve(grown) if point[0] > born])
-            met[recipe.name] = None if at is None else (at - born) / size
-            reach = (grown.result["tokens"] - born) / size
+            met[recipe.name] = None if at is None else (at - born) / born
             runs.append(grown)
-    return Pilot(met, reach, sum(r.cost("flops") for r in runs))
+    return Pilot(met, sum(r.cost("flops") for r in runs))
 
 
 def caught_up(scratch: list[tuple[float, float]], grown: list[tuple[float, float]]) -> float | None:
@@ -163,18 +164,18 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     rate = 1 - decaying(base)
     body, gains = [], []
     for recipe in RECIPES:
-        mixing = recipe.mixing if pilot is None else pilot.tokens.get(recipe.name)
-        tau = 0.0 if mixing is None else latest(base, mixing, 1.0 if pilot is None else rate)
+        catching = recipe.catching if pilot is None else pilot.catching.get(recipe.name)
+        tau = 0.0 if catching is None else latest(base, catching)
         most, found = (saved(base, recipe, t) for t in (rate, tau))
-        near = "; ".join(e.told for e in nearest(recipe.name, size, each)) or "nothing"
-        if recipe.mixing is None:
+        near = nearest(recipe.name, size, each)
+        if recipe.catching is None:
             counted = "not known"
-        elif mixing is None:
-            counted = f"nothing: not within {pilot.reach:.2g} tokens a parameter"  # type: ignore[union-attr]
+        elif catching is None:
+            counted = f"nothing: r > {REACH}"
         else:
-            counted = f"{found:.0%}, {mixing:.2g} tokens a parameter: grown at {tau:.0%} of the steps"
-            gains.append((found, tau, recipe))
-        body.append([recipe.about, f"{most:.0%}", counted, near])
+            counted = f"{found:.0%}: grown at {tau:.0%} of the steps, r = {catching:.2g}"
+            gains.append((min(found, near[0].saved), tau, recipe))
+        body.append([recipe.about, f"{most:.0%}", counted, "; ".join(e.told for e in near)])
     lines = [
         f"{experiment.name}: {size:,} parameters, {experiment.steps:,} steps, {each:.3g} tokens a parameter, "
         f"{cost(experiment):.3g} FLOPs.",
@@ -183,9 +184,10 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
         "",
         f"The rate is stable for {rate:.0%} of the steps. "
         + (
-            "How long a grown model has to train is assumed: --measure finds out."
+            "r, the steps that a grown model needs to catch up for each of the small one's, is assumed: --measure finds out."
             if pilot is None
-            else f"The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
+            else "The pilot, which found r (steps to catch up for each of the small model's), cost "
+            f"{pilot.flops / cost(experiment):.1%} of the budget."
         ),
     ]
     if base is not experiment:
@@ -201,7 +203,8 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     gain, tau, best = max(gains, key=lambda g: g[0], default=(0.0, 0.0, RECIPES[0]))
     if gain > WORTH:
         lines.append(
-            f"Growing, {best.about}: {gain:.0%} at equal steps; its loss ends higher, so compare at equal loss."
+            f"Growing, {best.about}: {gain:.0%}, the less of what was measured nearest and what the plan leaves out. Its loss "
+            "ends higher, so compare at equal loss."
         )
         grown = stable(advised)
         advised = replace(grown, name=f"{advised.name}_grown", method=best.method(grown, tau))
