@@ -112,8 +112,10 @@ def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
     expected = grow(growth, tiny.params(CONFIG, dtype="float32"), CONFIG.axes())
     chex.assert_trees_all_close(params, expected, rtol=1e-5, atol=1e-6)
     record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
-    norm = {"lemon": {"norm": "layer"}, "llama_pro": {"post_norm": False}}.get(method, {})
-    assert record["arguments"] == {"method": method, "target": target, **norm, **({"seed": 3} if seed else {})}
+    traits = {"lemon": {"norm": "layer"}, "llama_pro": {"post_norm": False}, "interleave": {"period": 1}}.get(
+        method, {}
+    )
+    assert record["arguments"] == {"method": method, "target": target, **traits, **({"seed": 3} if seed else {})}
     again = [f"--{axis}={size - 1}" for axis, size in SIZES.items() if axis in target]
     assert f": {method} cannot take" in refused(capsys, "grow", folder, tmp_path / "c", "--method", method, *again)
 
