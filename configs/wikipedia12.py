@@ -198,9 +198,9 @@ def muon_prores() -> Experiment:
 
 def muon_halves_prores() -> Experiment:
     """`muon_halves`, whose first layers come in as those of `muon_prores`; those that are added later are whole at once."""
-    base = muon_halves()
-    method = replace(base.method, source=replace(base.method.source, ramp=tuple(range(10, 61, 10))))
-    return replace(base, name="muon_halves_prores", method=method)
+    method = deepened(scratch().model, 6, 0.6, wikipedia.LATER, narrower=2)
+    method = replace(method, source=Stage(0.6, floor=1.0, ramp=tuple(range(10, 61, 10))))
+    return replace(muon(), name="muon_halves_prores", method=method)
 
 
 # --- dropping layers ---
