@@ -22,7 +22,7 @@ from train.data.augment import Augment
 from train.data.images import Images
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
-from train.plan.recipes import deepened
+from train.plan.recipes import deepened, halves
 from train.state.optim import Optim
 
 
@@ -98,8 +98,7 @@ def vit_muon_deepen() -> Experiment:
 
 def vit_muon_halves() -> Experiment:
     """.. half of the layers and of each MLP first, for 0.6 of the steps."""
-    method = deepened(vit_muon().model, 3, 0.6, wikipedia.LATER, narrower=2)
-    return replace(vit_muon(), name="cifar10_vit_muon_halves", method=method)
+    return replace(vit_muon(), name="cifar10_vit_muon_halves", method=halves(vit_muon().model))
 
 
 # --- Swin V2 ---

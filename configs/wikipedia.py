@@ -20,7 +20,6 @@ from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
 FINAL = Stage(0.5, warmup=0, schedule="linear")
-LATER = Stage(0.4, warmup=0, schedule="linear")
 VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), FINAL)
 
 

@@ -21,7 +21,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
-from train.plan.recipes import deepened
+from train.plan.recipes import deepened, halves
 from train.plan.transforms import Pruning
 
 SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections")
@@ -113,8 +113,7 @@ def muon_deepen() -> Experiment:
 
 def muon_halves() -> Experiment:
     """Half of the layers, and half of the units in each MLP, for 0.6 of the steps; the rate falls in the last 0.4."""
-    method = deepened(scratch().model, 6, 0.6, wikipedia.LATER, narrower=2)
-    return replace(muon(), name="muon_halves", method=method)
+    return replace(muon(), name="muon_halves", method=halves(scratch().model))
 
 
 def muon_short() -> Experiment:
@@ -198,8 +197,8 @@ def muon_prores() -> Experiment:
 
 def muon_halves_prores() -> Experiment:
     """`muon_halves`, whose first layers come in as those of `muon_prores`; those that are added later are whole at once."""
-    method = deepened(scratch().model, 6, 0.6, wikipedia.LATER, narrower=2)
-    method = replace(method, source=Stage(0.6, floor=1.0, ramp=tuple(range(10, 61, 10))))
+    method = halves(scratch().model)
+    method = replace(method, source=replace(method.source, ramp=tuple(range(10, 61, 10))))
     return replace(muon(), name="muon_halves_prores", method=method)
 
 

@@ -4,7 +4,7 @@
         configs/wikipedia_encoder.py:small configs/wikipedia_encoder.py:ligo configs/wikipedia_encoder.py:sbld \\
         --seeds 0,1 --frontier 0.55 --workdir runs/encoder
     python -m train.compare configs/wikipedia_encoder.py:muon configs/wikipedia_encoder.py:muon_deepen \\
-        configs/wikipedia_encoder.py:muon_halves --frontier 0.55,0.75 --workdir runs/encoder_muon
+        configs/wikipedia_encoder.py:muon_halves --seeds 0,1 --frontier 0.55,0.75 --workdir runs/encoder_muon
 
 `tokenizer-2048.json` is a byte-level BPE of the corpus with RoBERTa's special tokens; `docs/results/finetuned.md` makes it.
 Windows that turn with the places learn within 500 steps what the same of a BERT with learned places did not within 1200.
@@ -17,7 +17,7 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from jaxgrow.models import ModernBERTConfig
 from train.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
-from train.plan.recipes import deepened
+from train.plan.recipes import deepened, halves
 from train.state.optim import Optim
 
 
@@ -101,5 +101,4 @@ def muon_deepen() -> Experiment:
 
 def muon_halves() -> Experiment:
     """.. half of the layers and of each MLP first, for 0.6 of the steps."""
-    method = deepened(muon().model, 3, 0.6, wikipedia.LATER, narrower=2)
-    return replace(muon(), name="encoder_muon_halves", method=method)
+    return replace(muon(), name="encoder_muon_halves", method=halves(muon().model))

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from configs import wikipedia, wikipedia12
 from train.experiment import Experiment
-from train.plan.recipes import deepened
+from train.plan.recipes import deepened, halves
 
 
 def _sized(name: str, layers: int, embed: int, steps: int, rate: float) -> Experiment:
@@ -31,8 +31,7 @@ def _deepened(experiment: Experiment) -> Experiment:
 
 
 def _halves(experiment: Experiment) -> Experiment:
-    method = deepened(experiment.model, experiment.model.layers // 2, 0.6, wikipedia.LATER, narrower=2)
-    return replace(experiment, name=f"{experiment.name}_halves", method=method)
+    return replace(experiment, name=f"{experiment.name}_halves", method=halves(experiment.model))
 
 
 def k24() -> Experiment:

@@ -26,6 +26,11 @@ def deepened(model: Config, layers: int, source: float, *stages: Stage, narrower
     return Growing(model.with_sizes(small), Stage(source, floor=1.0), (grown,))
 
 
+def halves(model: Config) -> Growing:
+    """Half of the layers, and half of the units in each MLP, for 0.6 of the steps; the rate falls in the last 0.4."""
+    return deepened(model, max(1, model.depth // 2), 0.6, Stage(0.4, warmup=0, schedule="linear"), narrower=2)
+
+
 def deep_vcycle(small: Stage, last: Stage) -> VCycle:
     """A V-cycle in depth alone: 5 % of the steps, half of the layers under ``small``, then all, corrected, under ``last``.
 
