@@ -59,8 +59,9 @@ class LiGO:
     zero        0: a saddle for all maps but that of ``embed`` under LayerNorm. A control
     =========== =========================================================================================================
 
-    With ``noise = 0`` stacking and interleaving are those operators, to the bit; so is zero-padding. The published code starts
-    at noisy stacking and normalised rows, and learns C alone; here all of B is learned, as the paper has it.
+    With ``noise = 0`` stacking and interleaving (of layers of one kind: a period of 1) are those operators, to the bit; so is
+    zero-padding. The published code starts at noisy stacking and normalised rows, and learns C alone; here all of B is learned,
+    as the paper has it.
     """
 
     depth: Literal["stack", "interleave", "normalised"] = "stack"

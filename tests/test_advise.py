@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import runs
 
@@ -52,12 +53,17 @@ def test_a_growth_comes_early_enough_to_catch_up_and_before_the_rate_decays(tmp_
 
 
 def test_when_two_curves_meet():
-    scratch = [(100.0, 3.0), (200.0, 2.0), (300.0, 1.0)]
-    assert caught_up(scratch, [(120, 9.0), (200, 2.02), (250, 1.507), (300, 1.0)]) == 250  # half a per cent is as good
-    assert caught_up(scratch, [(120, 2.7), (200, 2.5), (250, 1.4)]) == 250  # to stay
-    assert caught_up(scratch, [(120, 2.7), (200, 2.0)]) == 120
-    assert caught_up(scratch, [(120, 2.7), (200, 2.02)]) is None
-    assert caught_up(scratch, []) is None
+    """The gap falls as 2 % * 2^(-t / 100): half a per cent after 200 steps. Batches differ by 4 % from each other."""
+    at, small = np.arange(1, 301), 100
+    batches = 1 + 0.04 * np.random.default_rng(0).standard_normal(400)
+    scratch = 3 * batches
+    gap = np.concatenate([np.full(small, 0.1), 0.02 * 2 ** (-at / small)])
+    assert caught_up(scratch, scratch, small) == 0  # with itself
+    assert caught_up(scratch, scratch * (1 + gap), small) == 2
+    own = 1 + 0.004 * np.random.default_rng(1).standard_normal(400)  # noise that is not the batches'
+    assert caught_up(scratch, scratch * own * (1 + gap), small) == pytest.approx(2, abs=0.25)
+    assert caught_up(scratch, (scratch * (1 + gap))[:300], small) is None  # of a run that ends there
+    assert caught_up(scratch, scratch * (1 - gap), small) == 0  # below from the start
 
 
 def found(half, halves, one):

@@ -11,7 +11,7 @@ on at a constant rate, beside a run from scratch, until the two meet. ``--write`
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from train.results.runs import Run, markdown
 from train.state.optim import Optim
 
 WORTH = 0.03  # less than this is lost in the noise of seeds
-PILOT = 0.02  # of the steps: how long the small model of a pilot trains
+PILOT = 0.005  # of the steps: how long the small model of a pilot trains
+SHORTEST = 90  # steps of it at least
+NEAR = 0.005  # above the loss from scratch: has caught up
 REACH = 2  # what has grown trains so many times as long
 
 
@@ -115,43 +117,43 @@ class Pilot:
 
 def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     """Short runs at a constant rate, one from scratch and one of each recipe that grows."""
-    optim = replace(experiment.optim, schedule="wsd", decay=0.0)
-    steps = (1 + REACH) * max(optim.warmup, round(PILOT * experiment.steps))
-    base = replace(
-        experiment, name=f"{experiment.name}-pilot", steps=steps, optim=optim, eval_every=max(1, steps // 40)
-    )
+    small = max(round(PILOT * experiment.steps), SHORTEST)
+    steps = (1 + REACH) * small
+    optim = replace(experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2))
+    name = f"{experiment.name}-pilot"
+    base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
 
     def ran(e: Experiment) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
         run(e, folder)
         return Run(e.name, e.seed, folder)
 
-    def curve(of: Run) -> list[tuple[float, float]]:
-        return [(line["tokens"], line["val_loss"]) for line in of.curve]
+    def losses(of: Run) -> list[float]:
+        return [line["loss"] for line in of.log if "loss" in line]
 
     scratch, met = ran(base), {}
     runs = [scratch]
     for recipe in RECIPES:
         if recipe.catching is not None:
             method = recipe.method(base, 1 / (1 + REACH))
-            grown = ran(replace(base, name=f"{base.name}-{recipe.name.replace(' ', '_')}", method=method))
-            born = grown.result["phases"][0]["tokens"]
-            at = caught_up(curve(scratch), [point for point in curve(grown) if point[0] > born])
-            met[recipe.name] = None if at is None else (at - born) / born
+            grown = ran(replace(base, name=f"{name}-{recipe.name.replace(' ', '_')}", method=method))
+            met[recipe.name] = caught_up(losses(scratch), losses(grown), small)
             runs.append(grown)
     return Pilot(met, sum(r.cost("flops") for r in runs))
 
 
-def caught_up(scratch: list[tuple[float, float]], grown: list[tuple[float, float]]) -> float | None:
-    """The tokens at which the loss of ``grown`` comes within half a per cent of that from scratch, and stays there; or None.
+def caught_up(scratch: Sequence[float], grown: Sequence[float], small: int) -> float | None:
+    """r: the steps that a model grown after ``small`` of them needs to catch up, for each of those; None: more than it had.
 
-    Both are curves of (tokens, loss); between two points that from scratch is taken to be a straight line.
+    The losses are of every step. Each step's batch is the same for both, which leaves little noise in the gap between them. It
+    is averaged over a quarter of ``small`` steps each; r is the end of the last quarter in which it is above half a per cent:
+    0 for what is never behind.
     """
-    at, losses = zip(*scratch, strict=True)
-    above = [loss > 1.005 * np.interp(tokens, at, losses) for tokens, loss in grown]
-    if not above or above[-1]:
-        return None
-    return grown[len(above) - above[::-1].index(True) if any(above) else 0][0]
+    gap = np.array(grown[small:]) / np.array(scratch[small : len(grown)]) - 1
+    quarters = np.array_split(gap, round(4 * len(gap) / small))
+    behind = [number for number, quarter in enumerate(quarters, 1) if np.mean(quarter) > NEAR]
+    last = behind[-1] if behind else 0
+    return last / 4 if last < len(quarters) else None
 
 
 # --- the advice ---
