@@ -76,7 +76,9 @@ def test_advice_is_of_what_the_budget_leaves_time_for(tmp_path):
     assert "Growing, half of the layers first" in text and best is not None and isinstance(best.method, Growing)
     assert best.method.small == replace(e.model, layers=e.model.layers // 2)
     assert best.optim == e.optim and "First of all Muon" not in text
-    assert best.method.source.steps == pytest.approx(2 / 3) and "grown at 67% of the steps, r = 0.5" in text
+    assert best.method.source.steps == 0.5 and "grown at 50% of the steps, r = 1" in text  # a pilot's r is the least
+    text, best = advice(e, found(1.5, None, None))
+    assert best.method.source.steps == pytest.approx(0.4) and "grown at 40% of the steps, r = 1.5" in text
     text, best = advice(e, found(19.0, 0.5, 0.5))  # half of the layers alone could grow at a twentieth of the steps
     assert "Growing, half of the layers and of each MLP first" in text and best.method.small.mlp == e.model.mlp // 2
     for pilot in (found(100.0, 100.0, 100.0), found(None, None, None)):
@@ -92,14 +94,11 @@ def test_advice_is_of_what_the_budget_leaves_time_for(tmp_path):
 
 def test_advice_follows_what_was_measured_nearest(tmp_path):
     small = experiment(tmp_path, optim=replace(WSD, name="muon"), model=runs.LARGE)
-    large = replace(
-        small, model=GPT2Config(vocab=50257, context=1024), steps=1_500_000
-    )  # 124 M, near a report of one layer
+    large = replace(small, model=GPT2Config(vocab=50257, context=1024), steps=1_500_000)  # 124 M: a report of one layer
     caught = found(1.0, None, 0.2)
     assert advice(large, caught)[1].method.small.layers == 1
-    assert (
-        advice(small, caught)[1].method.small.layers == small.model.layers // 2
-    )  # where one layer cost more than it saved
+    half = small.model.layers // 2
+    assert advice(small, caught)[1].method.small.layers == half  # where one layer cost more than it saved
 
 
 def advised(monkeypatch, *arguments):
@@ -112,19 +111,23 @@ def test_a_pilot_runs_its_cost_is_told_and_the_config_is_that_advised(tmp_path, 
         tmp_path, steps=40, optim=Optim(schedule="wsd", decay=0.1, warmup=2, peak_lr=1e-2), checkpoint_every=99
     )
     monkeypatch.setattr(advise, "RECIPES", (HALF, VCYCLE))
+    monkeypatch.setattr(advise, "SHORTEST", 4)
     script = runs.script(tmp_path, e)
     out = tmp_path / "mine.py"
     advised(
         monkeypatch, script, "--measure", "--workdir", tmp_path / "pilot", "--write", out, "--set", "eval_batches=1"
     )
-    said = capsys.readouterr().out
+    said = capsys.readouterr()
     made = load(out)
     assert made.optim.name == "muon" and made.eval_batches == 1 and made.name.startswith("tiny_muon")
     assert eval(written(made.optim, set()), {"Optim": Optim}) == made.optim and "b1" not in written(made.optim, set())
     folders = sorted(p.name for p in (tmp_path / "pilot").iterdir())
     assert folders == ["tiny-pilot-deepen-seed0", "tiny-pilot-seed0"]
     spent = sum(json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders)
-    assert f"cost {spent / e.plan[0].cost(e.batch):.1%} of the budget" in said
+    share = f"{spent / e.plan[0].cost(e.batch):.1%} of the budget"
+    assert (
+        f"cost {share}" in said.out and f"the pilot: 2 runs of 12 steps, {share}" in said.err
+    )  # told before, and after
 
 
 def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):

@@ -5,12 +5,15 @@
 CONFIG is a training from scratch. A recipe that trains something smaller for a part tau of the steps, each of which costs c of
 a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some, the more the longer
 the small model trained: r steps for each of its. So a growth comes in the stable phase of the schedule, and after
-``1 / (1 + r)`` of the steps at the latest. Half of the layers had caught up at r = 1 wherever it was measured
-(docs/results/muon.md). With ``--measure``, a pilot finds out, and says what it cost: each small model trains, grows and trains
-on at a constant rate, beside a run from scratch, until the two meet. ``--write`` writes the config that is advised.
+``1 / (1 + r)`` of the steps at the latest. Half of the layers were within about half a per cent at r = 1 wherever it was
+measured (docs/results/muon.md). With ``--measure``, a pilot finds out, and says what it costs: each small model trains for
+0.5 % of the steps, grows and trains on at a constant rate, beside a run from scratch. It is of the beginning of training,
+where catching up takes less than later, so it can warn, but makes no growth later than r = 1 does. ``--write`` writes the
+config that is advised.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -30,8 +33,9 @@ from train.state.optim import Optim
 
 WORTH = 0.03  # less than this is lost in the noise of seeds
 PILOT = 0.005  # of the steps: how long the small model of a pilot trains
-SHORTEST = 90  # steps of it at least
+SHORTEST = 180  # steps of it at least: one of 90 found nothing that a longer one did (docs/results/muon.md)
 NEAR = 0.005  # above the loss from scratch: has caught up
+LEAST = 1.0  # r of half of the layers, where it was measured in longer runs; that of a short pilot is lower
 REACH = 2  # what has grown trains so many times as long
 
 
@@ -71,8 +75,8 @@ def vcycle(experiment: Experiment, tau: float) -> Method:
 
 
 RECIPES = (  # as measured (docs/results/muon.md); one layer had not caught up after five times its steps
-    Recipe("deepen", "half of the layers first", half, catching=1.0),
-    Recipe("halves", "half of the layers and of each MLP first", halves, catching=1.0),
+    Recipe("deepen", "half of the layers first", half, catching=LEAST),
+    Recipe("halves", "half of the layers and of each MLP first", halves, catching=LEAST),
     Recipe("one layer", "one layer first", one_layer, catching=5.0),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
@@ -115,13 +119,21 @@ class Pilot:
     flops: float  # what all of it cost
 
 
-def pilot(experiment: Experiment, workdir: Path) -> Pilot:
-    """Short runs at a constant rate, one from scratch and one of each recipe that grows."""
+def piloted(experiment: Experiment) -> tuple[Experiment, dict[str, Experiment]]:
+    """What a pilot runs, at a constant rate: one from scratch, and one of each recipe that grows."""
     small = max(round(PILOT * experiment.steps), SHORTEST)
-    steps = (1 + REACH) * small
     optim = replace(experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2))
-    name = f"{experiment.name}-pilot"
+    name, steps = f"{experiment.name}-pilot", (1 + REACH) * small
     base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
+    growing = [recipe for recipe in RECIPES if recipe.catching is not None]
+    return base, {
+        r.name: replace(base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, 1 / (1 + REACH)))
+        for r in growing
+    }
+
+
+def pilot(experiment: Experiment, workdir: Path) -> Pilot:
+    """Runs `piloted`, in folders of their own in ``workdir``."""
 
     def ran(e: Experiment) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
@@ -131,15 +143,11 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     def losses(of: Run) -> list[float]:
         return [line["loss"] for line in of.log if "loss" in line]
 
-    scratch, met = ran(base), {}
-    runs = [scratch]
-    for recipe in RECIPES:
-        if recipe.catching is not None:
-            method = recipe.method(base, 1 / (1 + REACH))
-            grown = ran(replace(base, name=f"{name}-{recipe.name.replace(' ', '_')}", method=method))
-            met[recipe.name] = caught_up(losses(scratch), losses(grown), small)
-            runs.append(grown)
-    return Pilot(met, sum(r.cost("flops") for r in runs))
+    base, growing = piloted(experiment)
+    scratch, grown = ran(base), {name: ran(e) for name, e in growing.items()}
+    small = base.steps // (1 + REACH)
+    met = {name: caught_up(losses(scratch), losses(r), small) for name, r in grown.items()}
+    return Pilot(met, sum(r.cost("flops") for r in (scratch, *grown.values())))
 
 
 def caught_up(scratch: Sequence[float], grown: Sequence[float], small: int) -> float | None:
@@ -166,7 +174,10 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     rate = 1 - decaying(base)
     body, gains = [], []
     for recipe in RECIPES:
-        catching = recipe.catching if pilot is None else pilot.catching.get(recipe.name)
+        catching = recipe.catching
+        if pilot is not None and catching is not None:
+            met = pilot.catching[recipe.name]
+            catching = None if met is None else max(met, LEAST)
         tau = 0.0 if catching is None else latest(base, catching)
         most, found = (saved(base, recipe, t) for t in (rate, tau))
         near = nearest(recipe.name, size, each)
@@ -188,8 +199,8 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
         + (
             "r, the steps that a grown model needs to catch up for each of the small one's, is assumed: --measure finds out."
             if pilot is None
-            else "The pilot, which found r (steps to catch up for each of the small model's), cost "
-            f"{pilot.flops / cost(experiment):.1%} of the budget."
+            else "The pilot, which found r (steps to catch up for each of the small model's; less than "
+            f"{LEAST:.0f} counts as {LEAST:.0f}), cost {pilot.flops / cost(experiment):.1%} of the budget."
         ),
     ]
     if base is not experiment:
@@ -268,7 +279,16 @@ def main() -> None:
                 f"--budget {arguments.budget:g} is less than a step, {cost(experiment) / experiment.steps:.3g} FLOPs"
             )
         experiment = replace(experiment, steps=steps)
-    text, advised = advice(experiment, pilot(experiment, arguments.workdir) if arguments.measure else None)
+    found = None
+    if arguments.measure:
+        base, growing = piloted(experiment)
+        flops = cost(base) + sum(map(cost, growing.values()))
+        print(
+            f"the pilot: {1 + len(growing)} runs of {base.steps:,} steps, {flops / cost(experiment):.1%} of the budget",
+            file=sys.stderr,
+        )
+        found = pilot(experiment, arguments.workdir)
+    text, advised = advice(experiment, found)
     print(text, end="")
     if arguments.write is not None and advised is not None:
         arguments.write.write_text(script(arguments.config, advised))
