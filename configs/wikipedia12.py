@@ -197,8 +197,8 @@ def muon_prores() -> Experiment:
 
 def muon_halves_prores() -> Experiment:
     """`muon_halves`, whose first layers come in as those of `muon_prores`; those that are added later are whole at once."""
-    method = halves(scratch().model)
-    method = replace(method, source=replace(method.source, ramp=tuple(range(10, 61, 10))))
+    first = Stage(0.6, floor=1.0, ramp=tuple(range(10, 61, 10)))
+    method = replace(halves(scratch().model), source=first)
     return replace(muon(), name="muon_halves_prores", method=method)
 
 
