@@ -11,8 +11,8 @@ import runs
 
 from jaxgrow.models import GPT2Config
 from train import advise
-from train.advise import RECIPES, Pilot, advice, caught_up, latest, saved, written
-from train.errors import exits_cleanly
+from train.advise import RECIPES, Pilot, advice, expected, placed, saved, steps_behind, written
+from train.errors import UserError, exits_cleanly
 from train.experiment import load
 from train.plan.methods import Growing, VCycle
 from train.results.evidence import EVIDENCE, nearest
@@ -21,10 +21,11 @@ from train.state.optim import Optim
 
 HALF, HALVES, ONE, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
+MODEL = GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)
 
 
 def experiment(tmp_path, **changes):
-    return runs.experiment(tmp_path, **{"optim": WSD, "steps": 1000} | changes)
+    return runs.experiment(tmp_path, **{"optim": WSD, "steps": 1000, "model": MODEL} | changes)
 
 
 @pytest.mark.parametrize(
@@ -41,51 +42,75 @@ def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
     assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(expected, abs=0.0075)  # of two digits
 
 
-def test_a_growth_comes_early_enough_to_catch_up_and_before_the_rate_decays(tmp_path):
-    e = experiment(tmp_path)  # the rate decays over the last tenth
-    assert latest(e, 1.0) == 0.5  # as many steps as the small model had
-    assert latest(e, 3.0) == 0.25
-    assert latest(e, 0.05) == 0.9  # but never while the rate falls
-    grown = replace(e, method=HALF.method(e, 0.8))
-    steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
-    assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
+def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
+    """As measured at 94 thousand parameters, 20 tokens each, to a per cent; and the same for any model, by its own costs."""
+    e = experiment(tmp_path, optim=replace(WSD, decay=0.3))
+    for recipe, tau, measured in [
+        (HALF, 0.4, 0.127),
+        (HALF, 0.5, 0.147),
+        (HALF, 0.6, 0.149),
+        (HALVES, 0.5, 0.180),
+        (HALVES, 0.6, 0.177),
+        (HALVES, 0.7, 0.162),
+        (ONE, 0.5, -0.036),
+    ]:
+        assert expected(e, recipe, tau, recipe.behind) == pytest.approx(measured, abs=0.015), (recipe.name, tau)
+    assert expected(e, HALF, 0.5, 0.0) == pytest.approx(saved(e, HALF, 0.5))  # nothing behind: what the plan leaves out
+    assert expected(e, HALF, 0.5, 2.0) == -math.inf  # never ahead of the first step
+    c = 1 - saved(e, HALF, 0.5) / 0.5
+    assert expected(e, HALF, 0.5, 1 - c) == pytest.approx(0)  # as much behind as it left out
     assert saved(e, HALF, 0.0) == 0
 
 
-def test_when_two_curves_meet():
-    """The gap falls as 2 % * 2^(-t / 100): half a per cent after 200 steps. Batches differ by 4 % from each other."""
-    at, small = np.arange(1, 301), 100
-    batches = 1 + 0.04 * np.random.default_rng(0).standard_normal(400)
-    scratch = 3 * batches
-    gap = np.concatenate([np.full(small, 0.1), 0.02 * 2 ** (-at / small)])
-    assert caught_up(scratch, scratch, small) == 0  # with itself
-    assert caught_up(scratch, scratch * (1 + gap), small) == 2
-    own = 1 + 0.004 * np.random.default_rng(1).standard_normal(400)  # noise that is not the batches'
-    assert caught_up(scratch, scratch * own * (1 + gap), small) == pytest.approx(2, abs=0.25)
-    assert caught_up(scratch, (scratch * (1 + gap))[:300], small) is None  # of a run that ends there
-    assert caught_up(scratch, scratch * (1 - gap), small) == 0  # below from the start
+def test_a_growth_comes_where_most_is_saved_and_before_the_rate_decays(tmp_path):
+    e = experiment(tmp_path)  # the rate decays over the last tenth
+    for behind in (0.0, 0.22, 0.5, 0.9):
+        gain, tau = placed(e, HALF, behind)
+        assert all(gain >= expected(e, HALF, t / 100, behind) for t in range(40, 71, 5)) and 0.4 <= tau <= 0.7
+    assert placed(e, HALF, 0.0)[1] == 0.7 and placed(e, HALF, 0.9)[1] == 0.4
+    for decay in (0.5, 0.8):
+        assert placed(replace(e, optim=replace(WSD, decay=decay)), HALF, 0.0)[1] == pytest.approx(1 - decay)
+    grown = replace(e, method=HALF.method(e, 0.8))
+    steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
+    assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
+
+
+def test_how_far_one_curve_is_behind_another():
+    """From scratch ``L = 3 t^-0.1``; the grown model is as far as it was some steps before. Batches differ by 4 %."""
+    small, rng = 200, np.random.default_rng(0)
+    step, batches = 1 + np.arange(500), 1 + 0.04 * rng.standard_normal(500)
+    scratch = 3 * step**-0.1 * batches
+    own = 1 + 0.004 * rng.standard_normal(500)  # noise that is not the batches'
+    assert steps_behind(scratch, scratch, small) == 0  # with itself
+    for behind in (0.1, 0.3, 0.9):
+        grown = 3 * np.maximum(step - behind * small, 1) ** -0.1 * batches
+        grown[small : small + small // 2] *= 1.5  # what the growth upset
+        assert steps_behind(scratch, grown, small) == pytest.approx(behind, rel=0.1)
+        assert steps_behind(scratch, grown * own, small) == pytest.approx(behind, rel=0.1, abs=0.02)
+    assert steps_behind(scratch, scratch * 0.99, small) < 0  # ahead
+    with pytest.raises(
+        UserError, match=r"does not fall, .*3\.\d+ after step 200, 3\.\d+ in the end; is the rate too high"
+    ):
+        steps_behind(3 * step**0.01, scratch, small)
 
 
 def found(half, halves, one):
     return Pilot({"deepen": half, "halves": halves, "one layer": one}, 1.0)
 
 
-def test_advice_is_of_what_the_budget_leaves_time_for(tmp_path):
-    e = experiment(tmp_path, optim=replace(WSD, name="muon"), model=runs.LARGE)
-    text, best = advice(e, found(0.5, None, 0.5))
+def test_advice_is_of_what_a_pilot_found(tmp_path):
+    e = experiment(tmp_path, optim=replace(WSD, name="muon", decay=0.5))
+    text, best = advice(e, found(0.1, 0.9, 0.9))
     assert "Growing, half of the layers first" in text and best is not None and isinstance(best.method, Growing)
     assert best.method.small == replace(e.model, layers=e.model.layers // 2)
     assert best.optim == e.optim and "First of all Muon" not in text
-    assert best.method.source.steps == 0.5 and "grown at 50% of the steps, r = 1" in text  # a pilot's r is the least
-    text, best = advice(e, found(1.5, None, None))
-    assert best.method.source.steps == pytest.approx(0.4) and "grown at 40% of the steps, r = 1.5" in text
-    text, best = advice(e, found(19.0, 0.5, 0.5))  # half of the layers alone could grow at a twentieth of the steps
+    assert "grown at 50% of the steps, b = 0.20" in text  # what a short pilot says less than
+    assert best.method.source.steps == 0.5
+    text, best = advice(e, found(0.5, 0.1, 0.9))
     assert "Growing, half of the layers and of each MLP first" in text and best.method.small.mlp == e.model.mlp // 2
-    for pilot in (found(100.0, 100.0, 100.0), found(None, None, None)):
-        text, best = advice(e, pilot)
-        assert "nothing to gain at this budget" in text and best is None
-    assert "nothing: r > 2" in text
-    text, best = advice(replace(e, optim=Optim()), found(0.5, None, None))  # a cosine
+    text, best = advice(e, found(1.1, 1.1, 1.1))
+    assert "nothing to gain at this budget" in text and best is None
+    text, best = advice(replace(e, optim=Optim()), found(0.1, 0.9, 0.9))  # a cosine
     assert "cosine falls from the first step on" in text and "First of all Muon" in text
     assert best.optim == Optim(name="muon", schedule="wsd") and isinstance(best.method, Growing)
     assert saved(e, VCYCLE, 0.0) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
@@ -93,12 +118,12 @@ def test_advice_is_of_what_the_budget_leaves_time_for(tmp_path):
 
 
 def test_advice_follows_what_was_measured_nearest(tmp_path):
-    small = experiment(tmp_path, optim=replace(WSD, name="muon"), model=runs.LARGE)
+    small = experiment(tmp_path, optim=replace(WSD, name="muon"))
     large = replace(small, model=GPT2Config(vocab=50257, context=1024), steps=1_500_000)  # 124 M: a report of one layer
-    caught = found(1.0, None, 0.2)
-    assert advice(large, caught)[1].method.small.layers == 1
+    near = found(0.5, 0.9, 0.1)
+    assert advice(large, near)[1].method.small.layers == 1
     half = small.model.layers // 2
-    assert advice(small, caught)[1].method.small.layers == half  # where one layer cost more than it saved
+    assert advice(small, near)[1].method.small.layers == half  # where one layer cost more than it saved
 
 
 def advised(monkeypatch, *arguments):
@@ -126,7 +151,7 @@ def test_a_pilot_runs_its_cost_is_told_and_the_config_is_that_advised(tmp_path, 
     spent = sum(json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders)
     share = f"{spent / e.plan[0].cost(e.batch):.1%} of the budget"
     assert (
-        f"cost {share}" in said.out and f"the pilot: 2 runs of 12 steps, {share}" in said.err
+        f"cost {share}" in said.out and f"the pilot: 2 runs of 10 steps, {share}" in said.err
     )  # told before, and after
 
 
@@ -139,11 +164,11 @@ def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
     assert load(out) == other
 
 
-def test_without_a_pilot_a_growth_comes_where_it_sufficed_elsewhere_whatever_the_budget(tmp_path):
+def test_without_a_pilot_a_growth_comes_where_it_was_best_elsewhere_whatever_the_budget(tmp_path):
     e = experiment(tmp_path, optim=replace(WSD, name="muon"))
     for steps in (200, 5000):
         text, best = advice(replace(e, steps=steps))  # the rate is stable for 0.9 of them
-        assert best.method.source.steps == 0.5 and "grown at 50% of the steps" in text
+        assert 0.5 <= best.method.source.steps <= 0.6 and "of the steps, b = 0.22" in text
 
 
 def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):

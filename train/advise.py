@@ -2,17 +2,21 @@
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-CONFIG is a training from scratch. A recipe that trains something smaller for a part tau of the steps, each of which costs c of
-a large one's, saves at most ``tau (1 - c)``, if what has grown needed no time to catch up. It needs some, the more the longer
-the small model trained: r steps for each of its. So a growth comes in the stable phase of the schedule, and after
-``1 / (1 + r)`` of the steps at the latest. Half of the layers were within about half a per cent at r = 1 wherever it was
-measured (docs/results/muon.md). With ``--measure``, a pilot finds out, and says what it costs: each small model trains for
-0.5 % of the steps, grows and trains on at a constant rate, beside a run from scratch. It is of the beginning of training,
-where catching up takes less than later, so it can warn, but makes no growth later than r = 1 does. ``--write`` writes the
-config that is advised.
+CONFIG is a training from scratch. A recipe trains something smaller for a part tau of the steps, each of which costs c of a
+large one's, which leaves out ``tau (1 - c)`` of the cost. But its loss is then that of a run from scratch some steps before:
+b of them for each of the small model's. So, at an equal loss, it saves::
+
+    1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
+
+where b is of a growth after half of the steps, and the root fits those after 0.4 to 0.7 of them (docs/results/muon.md). Between
+these the model grows where that is most, but before the rate decays. With ``--measure``, a pilot finds b, and
+says what it costs: each small model trains for 0.5 % of the steps, grows, and trains on at a constant rate, on the batches of a
+run from scratch. That is of the beginning of training, where b is less than later: b of less than 0.2 counts as 0.2.
+``--write`` writes the config that is advised.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -33,10 +37,10 @@ from train.state.optim import Optim
 
 WORTH = 0.03  # less than this is lost in the noise of seeds
 PILOT = 0.005  # of the steps: how long the small model of a pilot trains
-SHORTEST = 180  # steps of it at least: one of 90 found nothing that a longer one did (docs/results/muon.md)
-NEAR = 0.005  # above the loss from scratch: has caught up
-LEAST = 1.0  # r of half of the layers, where it was measured in longer runs; that of a short pilot is lower
-REACH = 2  # what has grown trains so many times as long
+SHORTEST = 180  # steps of it at least
+REACH = 1.5  # what has grown trains so many times as long
+PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)  # of the steps: where the equation was measured
+LEAST = 0.2  # steps behind that count; short pilots say less, longer runs do not
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class Recipe:
     name: str  # as `train.results.evidence` has it
     about: str
     method: Callable[[Experiment, float], Method]  # of the part of the steps that the small model has
-    # Steps that what has grown needs to catch up for each of the small model's, where no pilot tells; None: the recipe is of
-    # one piece, and takes no part of the steps.
-    catching: float | None = None
+    # Steps that what has grown is behind for each of the small model's, where no pilot tells; None: the recipe is of one piece,
+    # and takes no part of the steps.
+    behind: float | None = None
 
 
 def one_layer(experiment: Experiment, tau: float) -> Method:
@@ -74,10 +78,10 @@ def vcycle(experiment: Experiment, tau: float) -> Method:
     return deep_vcycle(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
 
 
-RECIPES = (  # as measured (docs/results/muon.md); one layer had not caught up after five times its steps
-    Recipe("deepen", "half of the layers first", half, catching=LEAST),
-    Recipe("halves", "half of the layers and of each MLP first", halves, catching=LEAST),
-    Recipe("one layer", "one layer first", one_layer, catching=5.0),
+RECIPES = (  # as measured (docs/results/muon.md)
+    Recipe("deepen", "half of the layers first", half, behind=0.22),
+    Recipe("halves", "half of the layers and of each MLP first", halves, behind=0.28),
+    Recipe("one layer", "one layer first", one_layer, behind=0.9),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
 
@@ -96,16 +100,23 @@ def parameters(experiment: Experiment) -> int:
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
 
-def latest(experiment: Experiment, catching: float) -> float:
-    """The part of the steps after which a model grows at the latest: before the rate decays, and in time to catch up."""
-    return min(1 - decaying(experiment), 1 / (1 + catching))
-
-
 def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
     """The part of the FLOPs that the recipe does without, by its own plan."""
-    if recipe.catching is not None and not round(tau * experiment.steps):
+    if recipe.behind is not None and not round(tau * experiment.steps):
         return 0.0
     return 1 - cost(replace(experiment, method=recipe.method(experiment, tau))) / cost(experiment)
+
+
+def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
+    """The part of the FLOPs that it saves at an equal loss: the equation above."""
+    worth = 1 - tau * behind * math.sqrt(tau / (1 - tau))  # of a run from scratch's steps
+    return 1 - (1 - saved(experiment, recipe, tau)) / worth if worth > 0 else -math.inf
+
+
+def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
+    """What is saved most, and the part of the steps after which the model grows for that: before its rate decays."""
+    stable = 1 - decaying(experiment)
+    return max((expected(experiment, recipe, tau, behind), tau) for tau in {min(tau, stable) for tau in PARTS})
 
 
 # --- the pilot ---
@@ -113,9 +124,9 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
 
 @dataclass(frozen=True)
 class Pilot:
-    """How long grown models take to catch up with one from scratch."""
+    """How far grown models are behind one from scratch."""
 
-    catching: dict[str, float | None]  # steps for each of the small model's, by recipe; None: more than `REACH`
+    behind: dict[str, float]  # steps for each of the small model's, by recipe
     flops: float  # what all of it cost
 
 
@@ -123,11 +134,11 @@ def piloted(experiment: Experiment) -> tuple[Experiment, dict[str, Experiment]]:
     """What a pilot runs, at a constant rate: one from scratch, and one of each recipe that grows."""
     small = max(round(PILOT * experiment.steps), SHORTEST)
     optim = replace(experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2))
-    name, steps = f"{experiment.name}-pilot", (1 + REACH) * small
+    name, steps = f"{experiment.name}-pilot", round((1 + REACH) * small)
     base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
-    growing = [recipe for recipe in RECIPES if recipe.catching is not None]
+    growing = [recipe for recipe in RECIPES if recipe.behind is not None]
     return base, {
-        r.name: replace(base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, 1 / (1 + REACH)))
+        r.name: replace(base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, small / steps))
         for r in growing
     }
 
@@ -145,23 +156,29 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
 
     base, growing = piloted(experiment)
     scratch, grown = ran(base), {name: ran(e) for name, e in growing.items()}
-    small = base.steps // (1 + REACH)
-    met = {name: caught_up(losses(scratch), losses(r), small) for name, r in grown.items()}
-    return Pilot(met, sum(r.cost("flops") for r in (scratch, *grown.values())))
+    small = round(base.steps / (1 + REACH))
+    found = {name: steps_behind(losses(scratch), losses(r), small) for name, r in grown.items()}
+    return Pilot(found, sum(r.cost("flops") for r in (scratch, *grown.values())))
 
 
-def caught_up(scratch: Sequence[float], grown: Sequence[float], small: int) -> float | None:
-    """r: the steps that a model grown after ``small`` of them needs to catch up, for each of those; None: more than it had.
+def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -> float:
+    """How many steps a model that grew after ``small`` of them is behind one from scratch, for each of those.
 
-    The losses are of every step. Each step's batch is the same for both, which leaves little noise in the gap between them. It
-    is averaged over a quarter of ``small`` steps each; r is the end of the last quarter in which it is above half a per cent:
-    0 for what is never behind.
+    The losses are of every step. Each step's batch is the same for both, which leaves little noise in the gap between them; it
+    is averaged from half of ``small`` after the growth on, when what it upset has settled. By ``L ~ t^-p``, fitted to the run
+    from scratch, a gap g of the logarithms is ``t (1 - exp(-g / p))`` steps. Below 0 where the grown one is ahead.
     """
-    gap = np.array(grown[small:]) / np.array(scratch[small : len(grown)]) - 1
-    quarters = np.array_split(gap, round(4 * len(gap) / small))
-    behind = [number for number, quarter in enumerate(quarters, 1) if np.mean(quarter) > NEAR]
-    last = behind[-1] if behind else 0
-    return last / 4 if last < len(quarters) else None
+    step = 1 + np.arange(len(scratch))
+    late, settled = step > small, step > 1.5 * small
+    p = -np.polyfit(np.log(step[late]), np.log(np.array(scratch)[late]), 1)[0]
+    if not p > 0:
+        first, last = (part.mean() for part in np.array_split(np.array(scratch)[late], 2))
+        raise UserError(
+            "the pilot's loss from scratch does not fall, so nothing tells how far a grown model is behind: "
+            f"{first:.4f} after step {small}, {last:.4f} in the end; is the rate too high?"
+        )
+    gap = np.mean(np.log(np.array(grown)[settled] / np.array(scratch)[settled]))
+    return float(step[settled].mean() / small * (1 - np.exp(-gap / p)))
 
 
 # --- the advice ---
@@ -174,33 +191,25 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     rate = 1 - decaying(base)
     body, gains = [], []
     for recipe in RECIPES:
-        catching = recipe.catching
-        if pilot is not None and catching is not None:
-            met = pilot.catching[recipe.name]
-            catching = None if met is None else max(met, LEAST)
-        tau = 0.0 if catching is None else latest(base, catching)
-        most, found = (saved(base, recipe, t) for t in (rate, tau))
-        near = nearest(recipe.name, size, each)
-        if recipe.catching is None:
-            counted = "not known"
-        elif catching is None:
-            counted = f"nothing: r > {REACH}"
-        else:
-            counted = f"{found:.0%}: grown at {tau:.0%} of the steps, r = {catching:.2g}"
-            gains.append((min(found, near[0].saved), tau, recipe))
-        body.append([recipe.about, f"{most:.0%}", counted, "; ".join(e.told for e in near)])
+        near, counted = nearest(recipe.name, size, each), "not known"
+        if recipe.behind is not None:
+            behind = recipe.behind if pilot is None else max(pilot.behind[recipe.name], LEAST)
+            gain, tau = placed(base, recipe, behind)
+            counted = f"{gain:.0%}: grown at {tau:.0%} of the steps, b = {behind:.2f}"
+            gains.append((min(gain, near[0].saved), tau, recipe))
+        body.append([recipe.about, f"{saved(base, recipe, rate):.0%}", counted, "; ".join(e.told for e in near)])
     lines = [
         f"{experiment.name}: {size:,} parameters, {experiment.steps:,} steps, {each:.3g} tokens a parameter, "
         f"{cost(experiment):.3g} FLOPs.",
         "",
-        markdown(["recipe", "saves at most", "catching up counted", "measured, nearest first"], body),
+        markdown(["recipe", "saves at most", "at an equal loss", "measured, nearest first"], body),
         "",
         f"The rate is stable for {rate:.0%} of the steps. "
         + (
-            "r, the steps that a grown model needs to catch up for each of the small one's, is assumed: --measure finds out."
+            "b, the steps that a grown model is behind for each of the small one's, is assumed: --measure finds out."
             if pilot is None
-            else "The pilot, which found r (steps to catch up for each of the small model's; less than "
-            f"{LEAST:.0f} counts as {LEAST:.0f}), cost {pilot.flops / cost(experiment):.1%} of the budget."
+            else "The pilot, which found b (the steps that a grown model is behind for each of the small one's; less than "
+            f"{LEAST} counts as {LEAST}), cost {pilot.flops / cost(experiment):.1%} of the budget."
         ),
     ]
     if base is not experiment:
@@ -216,8 +225,8 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     gain, tau, best = max(gains, key=lambda g: g[0], default=(0.0, 0.0, RECIPES[0]))
     if gain > WORTH:
         lines.append(
-            f"Growing, {best.about}: {gain:.0%}, the less of what was measured nearest and what the plan leaves out. Its loss "
-            "ends higher, so compare at equal loss."
+            f"Growing, {best.about}: {gain:.0%}, the less of what was measured nearest and what is expected. After as many "
+            "steps its loss ends higher."
         )
         grown = stable(advised)
         advised = replace(grown, name=f"{advised.name}_grown", method=best.method(grown, tau))
