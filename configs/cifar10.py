@@ -85,7 +85,7 @@ def vit_uniform() -> Experiment:
 
 def vit_muon() -> Experiment:
     """From scratch, by Muon."""
-    optim = replace(vit_scratch().optim, name="muon", peak_lr=3e-3)
+    optim = replace(vit_scratch().optim, name="muon", peak_lr=1.5e-3)
     return replace(vit_scratch(), name="cifar10_vit_muon", optim=optim)
 
 
