@@ -5,7 +5,8 @@
     python -m train.compare configs/wikipedia.py:bert_scratch configs/wikipedia.py:bert_vcycle --seeds 0,1 --frontier 0.7 \\
         --workdir runs/wiki_bert
 
-`wikipedia/train.txt.xz` and `valid.txt.xz` hold plain text of articles; any other text does, too (`--set data.path=...`).
+`wikipedia/train.txt.xz` and `valid.txt.xz` hold plain text of articles; any other text does, too: `--set data.path=FILE --set
+data.valid_path=FILE` after any of the commands here and in `docs/results`.
 """
 
 from dataclasses import replace

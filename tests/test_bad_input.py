@@ -59,7 +59,10 @@ CASES = {
         "pictures: there are no .txt, .jsonl",
     ),
     "empty files": (["--set", "data.path={}/empty"], "the train text of the corpus is empty"),
-    "nothing held out": (["--set", "data.valid_fraction=0.01"], "the valid text of the corpus is empty"),
+    "nothing held out": (
+        ["--set", "data.valid_fraction=0.01"],
+        "one document in 100 is held out (data.valid_fraction); name more",
+    ),
     "a broken .gz": (["--set", "data.path={}/broken.gz"], "cannot read {}/broken.gz: "),
     "a broken .xz": (["--set", "data.path={}/broken.xz"], "cannot read {}/broken.xz: "),
     "a cut .gz": (["--set", "data.path={}/cut.gz"], "cannot read {}/cut.gz: "),

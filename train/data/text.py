@@ -120,9 +120,9 @@ def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> Non
     for part in parts:
         if part.stat().st_size == 0:
             (work / PROGRESS).unlink(missing_ok=True)
-            raise UserError(
-                f"the {part.name} text of the corpus is empty: {data}; name more text, or raise data.valid_fraction"
-            )
+            held = f"one document in {every} is held out (data.valid_fraction); name more, or text for it (data.valid_path)"
+            out = held if part.name == "valid" else "name more text"
+            raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
     about = {part.name: digest(part) for part in parts}
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
     (work / "about.json").write_text(json.dumps(about | {"tokens": sizes}))
