@@ -1,14 +1,15 @@
-"""Does the saving carry over? Half of the layers first, and half of each MLP, by Muon, on byte-level GPTs of four sizes.
+"""Does the saving carry over? Half of the layers first, and half of each MLP, by Muon, on byte-level GPTs of five sizes.
 
     c=configs/wikipedia_sizes.py
     python -m train.compare $c:k24 $c:k24_deepen $c:k24_halves --seeds 0,1,2 --workdir runs/k24 \\
         --frontier 0.55:optim.peak_lr=8e-2,0.75:optim.peak_lr=8e-2
     python -m train.compare $c:k47 $c:k47_deepen $c:k47_halves --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
     python -m train.compare $c:k163 $c:k163_halves --seeds 0,1 --workdir runs/k163 --frontier 0.75
+    python -m train.compare $c:k355 $c:k355_deepen $c:k355_halves --workdir runs/k355 --frontier 0.55,0.75
 
 `configs/wikipedia12.py:muon`, of 94 thousand parameters, lies between the second and the third. English Wikipedia, 20 tokens a
 parameter, a warm-up of a part of the steps that is the same for all; rates are the best of a sweep of each row and each point
-of the frontiers, but for halves, which have those of half of the layers, and the largest model (`docs/results`).
+of the frontiers, but for halves, which have those of half of the layers, and the two largest models (`docs/results`).
 """
 
 from dataclasses import replace
@@ -74,3 +75,18 @@ def k163() -> Experiment:
 def k163_halves() -> Experiment:
     """.. 6 layers and half of each MLP first."""
     return _halves(k163())
+
+
+def k355() -> Experiment:
+    """12 layers of width 48."""
+    return _sized("k355", 12, 48, 6900, 1e-2)
+
+
+def k355_deepen() -> Experiment:
+    """.. 6 layers first."""
+    return _deepened(k355())
+
+
+def k355_halves() -> Experiment:
+    """.. and half of each MLP."""
+    return _halves(k355())

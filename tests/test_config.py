@@ -55,7 +55,7 @@ def test_every_experiment_loads_by_its_name(path):
 
 def test_no_two_experiments_have_one_name():
     every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
-    assert len(set(every)) == len(every) == 151
+    assert len(set(every)) == len(every) == 154
 
 
 @pytest.mark.parametrize("name", ["scratch", "vcycle", "best"])
