@@ -9,10 +9,10 @@ b of them for each of the small model's. So, at an equal loss, it saves::
     1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
 
 where b is of a growth after half of the steps, and the root fits those after 0.4 to 0.7 of them (docs/results/muon.md). Between
-these the model grows where that is most, but before the rate decays. With ``--measure``, a pilot finds b, and says what it costs:
-each small model trains for 0.5 % of the steps, 180 at least, grows, and trains on at a constant rate, on the batches of a run
-from scratch. That is of the beginning of training, where b is less than later: b of less than 0.2 counts as 0.2. ``--write``
-writes the config that is advised.
+these the model grows where that is most, but before the rate decays. With ``--measure``, a pilot finds b, and says what it
+costs: each small model trains for 0.5 % of the steps, 180 at least, grows, and trains on at a constant rate, on the batches of
+a run from scratch. That is of the beginning of training, where b is less than later: b of less than 0.2 counts as 0.2.
+``--write`` writes the config that is advised.
 """
 
 import argparse
