@@ -5,7 +5,7 @@
         --frontier 0.55:optim.peak_lr=8e-2,0.75:optim.peak_lr=8e-2
     python -m train.compare $c:k47 $c:k47_deepen $c:k47_halves --seeds 0,1,2 --workdir runs/k47 --frontier 0.55,0.75
     python -m train.compare $c:k163 $c:k163_halves --seeds 0,1 --workdir runs/k163 --frontier 0.75
-    python -m train.compare $c:k355 $c:k355_deepen $c:k355_halves --workdir runs/k355 --frontier 0.55,0.75
+    python -m train.compare $c:k355 $c:k355_deepen $c:k355_halves --seeds 0,1 --workdir runs/k355 --frontier 0.55,0.75
 
 `configs/wikipedia12.py:muon`, of 94 thousand parameters, lies between the second and the third. English Wikipedia, 20 tokens a
 parameter, a warm-up of a part of the steps that is the same for all; rates are the best of a sweep of each row and each point
