@@ -1,6 +1,6 @@
 """What a step of pre-training takes: compiled for machines that need not be there; or here, and how little it asks of the host.
 
-    python -m benchmarks.scale [--only WORD] [--json FILE.jsonl]          # pip install 'jaxgrow[aot]'
+    python -m benchmarks.scale [--only WORD] [--json FILE.jsonl]          # pip install -e '.[aot]'
     python -m benchmarks.scale --here [--rounds 15] [--json FILE.jsonl]
 
 The first compiles the train step of each of `ROWS` for its machine, in a process of its own, and reads memory and exchanges

@@ -18,7 +18,8 @@ from jaxgrow.maps import by_axes
 from jaxgrow.matrices import dense
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import DEPTH
-from train.results import plots
+from train.results import evidence, plots
+from train.results.evidence import Evidence
 from train.show import planned
 
 HERE = Path(__file__).parent / "pictures"
@@ -107,8 +108,16 @@ def grown() -> plt.Figure:
 
 def plans() -> plt.Figure:
     """What trains when, for what cost: plans of the demo."""
-    methods = {"from scratch": demo.scratch, "V-cycle": demo.vcycle, "half first": demo.best, "LiGO": demo.ligo}
-    return plots.timeline([(name, planned(make())) for name, make in methods.items()])
+    methods = {
+        "from scratch": demo.muon,
+        "half of the layers first": demo.muon_deepen,
+        "V-cycle": demo.muon_vcycle,
+        "LiGO": demo.ligo,
+    }
+    whole = demo.muon().steps
+    return plots.timeline(
+        [(f"{name} ({make().steps:,} of {whole:,} steps)", planned(make())) for name, make in methods.items()]
+    )
 
 
 def saving() -> plt.Figure:
@@ -130,9 +139,54 @@ def saving() -> plt.Figure:
     return figure
 
 
+def saved_by_size() -> plt.Figure:
+    """What three recipes saved on GPTs of several sizes, and what else was measured beside them."""
+    figure, ax = plt.subplots(figsize=(8.5, 4))
+    series = [("halves", 0.6, plots.COLOURS[2]), ("deepen", 0.5, BLUE), ("vcycle", None, plots.COLOURS[3])]
+    for i, (method, tau, colour) in enumerate(series):
+        rows = [e for e in evidence.of(method, tau) if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")]
+        short = sorted((e for e in rows if e.each and e.tokens_per_parameter < 25), key=lambda e: e.parameters)
+        shift = 1.04 ** (i - 1)  # so that intervals do not hide each other
+        ax.plot([e.parameters * shift for e in short], [e.mean for e in short], "-", color=colour)
+        for e in filter(lambda e: e.each, rows):
+            _point(ax, e, e.parameters * shift, colour)
+        last = short[-1]
+        ax.annotate(last.name, (last.parameters * shift, last.mean), (9, 6 * (1 - i)), color=colour, **BESIDE)
+    beside = [("halves", "ModernBERT"), ("halves", "ViT"), ("vcycle", "GPT2")]
+    for method, family in beside:
+        optimizer = "AdamW" if family == "GPT2" else "Muon"
+        found = next(e for e in evidence.of(method) if (e.family, e.optimizer) == (family, optimizer) and e.each)
+        place = found.parameters * (0.9 if family == "GPT2" else 1)
+        _point(ax, found, place, GREY)
+        name = f"{found.name}, {evidence.FAMILIES.get(family, family)}" + ", AdamW" * (optimizer == "AdamW")
+        side = {"ha": "right"} if family == "GPT2" else {}
+        ax.annotate(name, (place, found.mean), (-7, -24) if side else (9, 0), color=GREY, **BESIDE | side)
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.set_xscale("log")
+    ax.set_xlim(1.6e4, 6e6)
+    ax.set_ylim(-16, 45)
+    ax.set_xlabel("parameters")
+    ax.set_ylabel("FLOPs saved at an equal loss, %")
+    ax.text(
+        1.75e4, 42, "filled: about 20 tokens per parameter; hollow: 50; grey: other models or optimizers", fontsize=8
+    )
+    return figure
+
+
+BESIDE = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+
+
+def _point(ax, row: Evidence, x: float, colour: str) -> None:
+    """The mean, with its interval or else the range of its seeds."""
+    half = row.interval
+    low, high = (half, half) if half is not None else (row.mean - min(row.each), max(row.each) - row.mean)
+    hollow = {"markerfacecolor": "white"} if row.tokens_per_parameter > 25 else {}
+    ax.errorbar(x, row.mean, [[low], [high]], fmt="o", color=colour, elinewidth=1, markersize=5, **hollow)
+
+
 def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (one_product, pairs, grown, depth, plans, saving):
+    for make in (one_product, pairs, grown, depth, plans, saving, saved_by_size):
         figure = make()
         figure.savefig(folder / f"{make.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
         plt.close(figure)

@@ -3,7 +3,9 @@
 from jaxgrow import (
     adapters,
     axes,
+    checking,
     completep,
+    composition,
     drop,
     experts,
     flops,
@@ -33,10 +35,12 @@ from jaxgrow import (
 from jaxgrow._grow import grow
 from jaxgrow._version import __version__
 from jaxgrow.axes import named, sizes, split
+from jaxgrow.checking import Checked, check_rules
+from jaxgrow.composition import compose
 from jaxgrow.fused import join_fused, split_fused
 from jaxgrow.generation import generate
 from jaxgrow.layout import restructured, stack_layers, unstack_layers
-from jaxgrow.maps import AxisMap, compose, dual, preserves_function, swap
+from jaxgrow.maps import AxisMap, dual, preserves_function, swap
 from jaxgrow.matrices import Rows
 from jaxgrow.merge import correct, interpolate
 from jaxgrow.moments import grow_optimizer
@@ -44,13 +48,17 @@ from jaxgrow.naming import by_convention, from_rules, infer
 
 __all__ = [
     "AxisMap",
+    "Checked",
     "Rows",
     "__version__",
     "adapters",
     "axes",
     "by_convention",
+    "check_rules",
+    "checking",
     "completep",
     "compose",
+    "composition",
     "correct",
     "drop",
     "dual",

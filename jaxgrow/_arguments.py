@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from jaxgrow.interop.safetensors import SHARD
 
 TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
 AXES = ("layers", "embed", "heads", "kv_heads", "mlp")
+DATA = "text, for the tokenizer.json in {}; or token ids, as .npy; for a model of images: images, as .npy"
+COMPLETION = "print a script with which a shell completes commands, options and methods"
+_STARTUP = "For bash: jaxgrow completion bash >> ~/.bash_completion; for zsh: jaxgrow completion zsh >> ~/.zshrc"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -29,9 +33,15 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         if writes:
             p.add_argument("dst", metavar="DST", type=Path, help="a folder to be made")
             p.add_argument("--to", choices=["hf", "orbax"], help="the kind of DST (default: that of the source)")
-            p.add_argument("--dtype", choices=DTYPES, help="of the numbers in DST (default: those of the source)")
             p.add_argument(
-                "--shard-size", type=_bytes, default=SHARD, metavar="N", help="of a file, at most: 500MB, 5GB"
+                "--dtype", choices=DTYPES, help="the dtype of the numbers in DST (default: as in the source)"
+            )
+            p.add_argument(
+                "--shard-size",
+                type=_bytes,
+                default=SHARD,
+                metavar="N",
+                help="the largest file of weights, such as 500MB, 1.5GB or 5GiB (default: 5GB)",
             )
             p.add_argument("--overwrite", action="store_true", help="replace a checkpoint in DST, at the end")
             p.add_argument("--dry-run", action="store_true", help="say what DST would be, and write nothing")
@@ -52,13 +62,14 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument("--kv-heads", type=_groups, help="groups of key heads; without --heads, these follow")
         p.add_argument("--embed", type=_groups, help="of the residual stream's units, if not as the heads")
         p.add_argument("--mlp", type=_groups, help="of the MLP's units, if not as the heads")
-        p.add_argument("--layers", type=_groups, help="groups of layers")
+        p.add_argument("--layers", type=_groups, help="groups of layers, or 'alike': pairs of the same kind")
         p.add_argument(
             "--tied",
             choices=["norm", "paper"],
             default="norm",
             help="what takes the factor of a tied head",
         )
+        _lora(p)
     p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
     dense = {name: about for name, about in METHODS.items() if name not in operators.EXPERTS}
@@ -81,25 +92,34 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument(
             "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
         )
+        _lora(p)
     p = command(
         "prune", "make a model smaller: the layers and units that matter least, on some data, are left out", "SRC"
     )
     _sizes(p)
-    p.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="text, for the tokenizer.json in SRC; or token ids, as .npy; of a model of images, these, as .npy",
-    )
+    _lora(p)
+    p.add_argument("--data", type=Path, required=True, metavar="FILE", help=DATA.format("SRC"))
     p.add_argument(
         "--by", choices=["influence", "angular"], help="the layers that change their input least, one by one (default), or the "
         "consecutive ones that do so together"
     )  # fmt: skip
-    p = command("report", "what B keeps of A's function, and by how much not", "A", "B", writes=False)
-    p.add_argument("--tokens", type=Path, metavar="FILE", help="token ids, as .npy or text (default: random ones)")
+    p = command("report", "compare the functions of two models on the same inputs", "A", "B", writes=False)
+    p.add_argument("--data", type=Path, metavar="FILE", help=f"{DATA.format('A')} (default: random inputs)")
     command("convert", "write a model as another kind of folder, in another dtype or other files", "SRC")
+    p = commands.add_parser("completion", help=COMPLETION, description=COMPLETION, epilog=_STARTUP)
+    p.add_argument("shell", choices=["bash", "zsh"])
+    p.set_defaults(run=runs["completion"], command="completion", commands=commands.choices)
     return parser
+
+
+def _lora(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--lora",
+        type=Path,
+        metavar="DIR",
+        help="a LoRA of SRC in PEFT's layout, perhaps SRC itself: it becomes one of DST, and is written into that folder, too",
+    )
+    p.add_argument("--lora-only", action="store_true", help="write the LoRA alone into DST, without its model")
 
 
 def _sizes(p: argparse.ArgumentParser) -> None:
@@ -116,7 +136,7 @@ def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
 
 
 def _groups(text: str) -> operators.Groups:
-    if text.startswith(("far", "adjacent")):
+    if text.startswith(("far", "adjacent")) or text == "alike":
         return text
     try:
         return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
@@ -136,8 +156,9 @@ def _stages(text: str) -> int | tuple[int, ...]:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch("([0-9]{1,6})(KB|MB|GB|TB)", text.upper())
-    size = int(found[1]) * 1000 ** (1 + ["KB", "MB", "GB", "TB"].index(found[2])) if found else 0
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([KMGT])(I?)B", text.upper())
+    base = 1024 if found and found[3] else 1000
+    size = int(Fraction(found[1]) * base ** (1 + "KMGT".index(found[2]))) if found else 0
     if not size:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size of a file, as 500MB or 5GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not the size of a file; give one like 500MB, 1.5GB or 5GiB")
     return size

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import jax
@@ -9,10 +12,12 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jaxgrow import maps, matrices
+from jaxgrow import _divided, maps, matrices
 from jaxgrow.axes import Axes, Names, Params, axis, is_names, leaves, path, sizes
 from jaxgrow.matrices import Array, Matrix
+from jaxgrow.sharding import shared_spec
 
 Part: TypeAlias = tuple[
     maps.AxisMap | None, int, int
@@ -35,9 +40,12 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
       in float32 or better and cast back. A leaf that no map touches is returned as it is, not copied. Pure: works under
       ``jit``, ``grad`` and ``eval_shape``. Differentiable in the maps, too.
 
-      A leaf on a mesh of devices grows there and keeps its sharding, under ``jit`` on meshes with explicit axes (with
-      automatic ones, ask for ``out_shardings``). Copies, means and sums are those of one device to the bit; products with
-      dense maps may be summed in another order.
+      A sharded leaf keeps its sharding. Each device computes its own part of the result, in about as much temporary memory as
+      its part of the source takes; no device gathers the whole leaf. The program is compiled once for all leaves of the same
+      shapes, sharding and number of terms, whatever their maps. Copies, means and sums are bitwise identical to those of one
+      device; products with dense maps may be summed in another order. Under ``jit``, JAX reports the sharding of a leaf only
+      on meshes with explicit axes. On others, leaves are taken to be sharded by `jaxgrow.sharding.RULES`; for leaves that are
+      not, ask for ``out_shardings``.
 
     Raises:
       ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, leaves that come out with
@@ -65,27 +73,77 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
     if not any(m for term in terms for m, _, _ in parts(term, names)):
         return x
+    traced = isinstance(x, jax.core.Tracer)
+    learned = any(isinstance(m, jax.core.Tracer) for m in jax.tree.leaves(terms))
     sharding = _on_mesh(x)
     if sharding is None:
-        return _sum(terms, names, x)
-    # Maps may be arrays that live there, too: those are arguments, and what copies stays known while compiling.
-    flat, tree = jax.tree.flatten(terms)
-    arrays = {i: m for i, m in enumerate(flat) if isinstance(m, jax.Array)}
+        spec = _by_rules(terms, names, x) if traced and not learned else P()
+        return _divided_sum(terms, names, x, spec) if any(spec) else _sum(terms, names, x)
+    if not traced:
+        assert isinstance(sharding.mesh, Mesh)  # that of an array
+        with jax.set_mesh(sharding.mesh):
+            return _divided_sum(terms, names, x, sharding.spec)
+    if not learned:
+        return _divided_sum(terms, names, x, sharding.spec)
+    # XLA divides products with learned maps well, and their gradients.
+    run: Any = jax.sharding.auto_axes(lambda terms, x: _sum(terms, names, x), out_sharding=sharding)
+    return run(terms, x)
 
-    def contracted(x, arrays):
-        return _sum(tree.unflatten([arrays.get(i, m) for i, m in enumerate(flat)]), names, x)
 
+def _by_rules(terms: Sequence[maps.Term], names: Names, x: Any) -> P:
+    """How a traced leaf and its result are sharded by `jaxgrow.sharding.RULES`, where XLA divides the work."""
+    return shared_spec(names, x.shape, _new_shape(parts(terms[0], names), x.shape))
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Of a leaf and its result: with axes that go together as one, and as they are."""
+
+    joined: tuple[int, ...]
+    new_joined: tuple[int, ...]
+    new: tuple[int, ...]
+    spec: P  # how both are sharded
+    joined_spec: P
+
+
+def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> jax.Array:
+    """`_sum`, of which each device of the mesh that is set computes its own part; ``spec``: of the leaf and its result."""
+    found = [parts(term, names) for term in terms]
+    groups = [[(begin, end) for _, begin, end in each] for each in found]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    if any(each != groups[0] for each in groups):  # they join different axes
+        return reduce(add, [_divided_sum([term], names, x.astype(wide), spec) for term in terms]).astype(x.dtype)
+    new = _new_shape(found[0], x.shape)
+    entries = [*spec, *[None] * (x.ndim - len(spec))]
+    shapes = _Shapes(
+        joined=tuple(_joined(found[0], x.shape)),
+        new_joined=tuple(_joined(found[0], new)),
+        new=tuple(new),
+        spec=P(*entries),
+        joined_spec=P(*[entries[begin] for begin, _ in groups[0]]),  # the others are gathered
+    )
+    return _program(shapes, x, [tuple(_divided.part(m, wide) for m in _matrices(each, names)) for each in found])
+
+
+@partial(jax.jit, static_argnums=0)
+def _program(shapes: _Shapes, x: jax.Array, terms: Sequence[_divided.Parts]) -> jax.Array:
+    """One program for all leaves of these shapes: their maps are arguments."""
+
+    def contracted(x, terms):
+        lay = _divided.layout(terms, shapes.joined, shapes.new_joined, shapes.joined_spec, x.dtype)
+        y = _divided.contract(terms, x.reshape(shapes.joined), lay).reshape(shapes.new)
+        return y if explicit else jax.lax.with_sharding_constraint(y, shapes.spec)
+
+    mesh = jax.typeof(x).sharding.mesh
+    explicit = AxisType.Explicit in mesh.axis_types
     run: Any = contracted
-    if AxisType.Explicit in sharding.mesh.axis_types:  # whose operations want to be told where each result is
-        run = jax.sharding.auto_axes(run, out_sharding=sharding)
-    if isinstance(x, jax.core.Tracer):
-        return run(x, arrays)
-    run = jax.jit(run, out_shardings=sharding)
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        return run(x, arrays)
-    assert isinstance(sharding.mesh, Mesh)  # that of an array
-    with jax.set_mesh(sharding.mesh):
-        return run(x, arrays)
+    if explicit:  # whose operations want to be told where each result is
+        run = jax.sharding.auto_axes(contracted, out_sharding=NamedSharding(mesh, shapes.spec))
+    return run(x, terms)
+
+
+def _new_shape(parts: Sequence[Part], shape: Sequence[int]) -> list[int]:
+    return [n for m, begin, end in parts for n in (shape[begin:end] if m is None else m.shapes[0])]
 
 
 def _on_mesh(x: Any) -> NamedSharding | None:
@@ -121,7 +179,7 @@ def parts(term: maps.Term, names: Names) -> list[Part]:
 
 def _grow_one(parts: Sequence[Part], names: Names, x: Array) -> Array:
     """One term: axes that go together are one axis meanwhile."""
-    shape = [n for m, begin, end in parts for n in (x.shape[begin:end] if m is None else m.shapes[0])]
+    shape = _new_shape(parts, x.shape)
     x = x.reshape(_joined(parts, x.shape))
     return matrices.contract(_matrices(parts, names), x).reshape(shape)
 
@@ -149,7 +207,8 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
     known = sizes(params, axes)
     became: dict[str, tuple[int, str]] = {}
     wrong, undeclared = [], []
-    unmatched = list(growth.rules) if isinstance(growth, maps.Rules) else []
+    rules = growth.rules if isinstance(growth, maps.Rules) else ()
+    unmatched = list(dict.fromkeys(condition for rule in rules for condition in rule.conditions))
     for leaf, x, names in leaves(params, axes):
         try:
             unmatched = [rule for rule in unmatched if not rule.matches(leaf, names)]
@@ -172,7 +231,7 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
                 before = became.setdefault(axis(names[dim]), (new, leaf))
                 if before[0] != new and not wrong:
                     wrong.append(f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, but {new} in {leaf}")
-    wrong += undeclared or [f"{rule} matches none of this model" for rule in unmatched if rule != maps.Rule(rule.terms)]
+    wrong += undeclared or [f"{rule} matches none of this model" for rule in unmatched]
     absent = [name for name in maps.new_sizes(growth) if name not in known]
     wrong = [
         f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}" for name in absent

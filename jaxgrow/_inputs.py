@@ -14,29 +14,26 @@ ROWS, LENGTH = 8, 128  # samples, and tokens of each, at most
 _READ = 1 << 20  # characters of a file of text, at most
 
 
-def of_both(first: Source, second: Source, file: Path | None) -> tuple[Any, str]:
-    """Inputs that both models take, and what they are: random ones, or token ids of a file."""
-    rng = np.random.default_rng(0)
+def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, str]:
+    """Inputs that both models take, and what they are: random ones, or those of a file, as of `of_data`."""
     example, other = (jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second))
     if example != other:
         raise CheckpointError("the two models take different inputs, so there is nothing to compare")
     vocab, other = first.sizes().get("vocab"), second.sizes().get("vocab")
     if vocab != other:
         raise CheckpointError(f"the vocabularies differ, {vocab} and {other} tokens: the logits have no common meaning")
+    if file is not None:
+        return of_data(first, file, second.config.length if vocab is not None else LENGTH)
+    rng = np.random.default_rng(0)
     if vocab is None:
-        if file is not None:
-            raise CheckpointError("--tokens: these models take images; leave it out")
         return rng.standard_normal((ROWS, *example[1]), np.float32), f"{ROWS} random images"
     length = min(first.config.length, second.config.length, LENGTH)
-    if file is None:
-        return _named(first, rng.integers(0, vocab, (ROWS, length))), f"{ROWS} x {length} random tokens"
-    read = _array if file.suffix == ".npy" else _numbers
-    return _rows(first, _ids(file, read, vocab, ROWS * length), length, file)
+    return _named(first, rng.integers(0, vocab, (ROWS, length))), f"{ROWS} x {length} random tokens"
 
 
-def of_data(source: Checkpoint, file: Path) -> tuple[Any, str]:
+def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:
     """Inputs of a file, and what they are: token ids or images of a ``.npy`` file, or the text of any other, by the model's
-    tokenizer.
+    tokenizer; of at most ``length`` tokens each.
 
     Raises:
       CheckpointError: the model takes other images, has no tokenizer, or another vocabulary.
@@ -44,7 +41,7 @@ def of_data(source: Checkpoint, file: Path) -> tuple[Any, str]:
     vocab = source.sizes().get("vocab")
     if vocab is None:
         return _images(source, file)
-    length = min(source.config.length, LENGTH)
+    length = min(source.config.length, length, LENGTH)
 
     def text(file: Path, most: int) -> np.ndarray:
         return _tokenised(source, vocab, file)[:most]
@@ -102,11 +99,6 @@ def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: 
 
 def _array(file: Path, most: int) -> np.ndarray:
     return np.array(np.lib.format.open_memmap(file, mode="r").reshape(-1)[:most])
-
-
-def _numbers(file: Path, most: int) -> np.ndarray:
-    with file.open() as text:
-        return np.array(text.read(_READ).split()[:most], np.int64)
 
 
 def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:

@@ -40,7 +40,7 @@ assert METHODS.keys() == (operators.DEPTH | operators.WIDTH | operators.EXPERTS)
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
     if not isinstance(growth, Rules):
-        return preserves_function(growth, config.normed)
+        return preserves_function(growth, config.axes(), config.normed)
     if method == "lemon" and growth.eps != 1 and not config.means_stay:  # eps is scaled by spare units
         return False
     if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):

@@ -28,7 +28,7 @@ So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the val
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -44,6 +44,7 @@ Tree: TypeAlias = Any  # any other pytree
 
 LAYERS = "layers"  # the kind of axis that stacks blocks: applied one after the other, so it composes instead of adding
 READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
+UNSURE = "?"  # in a name that `jaxgrow.naming` cannot tell
 ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "table", "bias", "scale"}
 
@@ -195,18 +196,30 @@ class Kernel(NamedTuple):
 def cut(names: Names) -> Kernel:
     """The axes of a kernel, which reads one at least, by their parts.
 
+    Raises:
+      ValueError: layers are stacked on a later dimension, so that a kernel is no block of the array.
+
     Example:
       >>> cut(("layers", "embed.in", "heads", "head_dim")).written
       ('heads', 'head_dim')
     """
     first = next(i for i, n in enumerate(names) if reads(n))
     last = next(i for i in range(first, len(names) + 1) if i == len(names) or not reads(names[i]))
+    if layers_of(names[first:]):
+        dim = next(i for i, name in enumerate(names) if is_layers(axis(name)))
+        raise ValueError(
+            f"a kernel with the axes {names} stacks its layers on dimension {dim}: move them to the first one, of the array "
+            "(jnp.moveaxis) and of its names"
+        )
     return Kernel(names[:first], names[first:last], names[last:])
 
 
 def is_names(x: Tree) -> TypeGuard[Names]:
-    """Whether this is a leaf of an axes tree: ``is_leaf`` for `jax.tree.map`. A tuple of other things is a node of it."""
-    return isinstance(x, tuple) and (not x or any(isinstance(name, str) for name in x))
+    """Whether this is a leaf of an axes tree: ``is_leaf`` for `jax.tree.map`. A tuple of other things is a node of it.
+
+    The empty tuple is the leaf of a scalar. A named tuple is a node, an empty one too, such as `optax.MaskedNode`.
+    """
+    return isinstance(x, tuple) and not hasattr(x, "_fields") and (not x or any(isinstance(name, str) for name in x))
 
 
 def split(boxed: Tree) -> tuple[Params, Axes]:
@@ -243,9 +256,16 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
 
     Raises:
       ValueError: the two trees differ in structure, or a leaf does not name each of its axes; every such leaf is listed.
+      TypeError: ``axes`` is not a tree of axis names.
     """
     arrays = {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
     names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
+    if other := next(((p, n) for p, n in names.items() if not is_names(n)), None):
+        where = f" has at {other[0]!r} a leaf" if other[0] else " is"
+        raise TypeError(
+            f"axes{where} of type {type(other[1]).__name__}, but should be a tree like the parameters, with a tuple of axis "
+            "names for each of them, as config.axes() gives it (jaxgrow.axes)"
+        )
     wrong = [f"{p}: has no axis names" for p in arrays if p not in names]
     wrong += [f"{p}: is named, but the parameters have no such leaf" for p in names if p not in arrays]
     wrong += [
@@ -257,6 +277,14 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         f"{p}: of its axis names {n}, {', '.join(repr(a) for a in n if not isinstance(a, str))} is none; each axis has one"
         for p, n in names.items()
         if not all(isinstance(a, str) for a in n)
+    ]
+    unsure: dict[tuple, list[str]] = {}
+    for p, n in names.items():
+        if any(isinstance(a, str) and UNSURE in a for a in n):
+            unsure.setdefault(n, []).append(p)
+    wrong += [
+        f"{some(found)}: the names {n} are not sure of the axes with {UNSURE!r}: write which they are and which of them is read"
+        for n, found in unsure.items()
     ]
     if wrong:
         raise ValueError("the axes tree does not fit the parameters:\n  " + "\n  ".join(wrong))
@@ -282,15 +310,28 @@ def sizes(params: Params, axes: Axes) -> dict[str, int]:
       {'embed': 2, 'mlp': 3}
     """
     seen: dict[str, tuple[int, str]] = {}
-    wrong = []
+    wrong: dict[str, list[str]] = {}
     for leaf, x, names in leaves(params, axes):
         for name, size in zip(names, np.shape(x), strict=True):
             before = seen.setdefault(axis(name), (size, leaf))
             if before[0] != size:
-                wrong.append(f"axis {axis(name)!r} has size {before[0]} in {before[1]}, but {size} in {leaf}")
+                fault = f"axis {axis(name)!r} has size {before[0]} in {before[1]}, but {size} in "
+                wrong.setdefault(fault, []).append(leaf)
     if wrong:
-        raise ValueError("one axis has one size; give these axes different names:\n  " + "\n  ".join(wrong))
+        lines = [fault + some(found) for fault, found in wrong.items()]
+        raise ValueError("one axis has one size; give these axes different names:\n  " + "\n  ".join(lines))
     return {name: size for name, (size, _) in seen.items()}
+
+
+def some(leaves: Sequence[str]) -> str:
+    """The first of the leaves that share a fault, and how many there are.
+
+    Example:
+      >>> some(["a", "b", "c"])
+      'a and 2 others'
+    """
+    more = len(leaves) - 1
+    return leaves[0] + (f" and {more} other{'s' * (more > 1)}" if more else "")
 
 
 def path(key_path: tuple) -> str:

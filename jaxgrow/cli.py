@@ -19,10 +19,24 @@ import numpy as np
 
 from jaxgrow import _inputs, importance, operators, show
 from jaxgrow._arguments import AXES, parser
+from jaxgrow._completion import script
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import LAYERS, beside, is_layers, kind
-from jaxgrow.interop import Cast, CheckpointError, Grown, Interpolated, Noisy, Source, Upcycled, open_checkpoint, write
+from jaxgrow.interop import (
+    Cast,
+    CheckpointError,
+    Grown,
+    Interpolated,
+    Noisy,
+    Source,
+    Upcycled,
+    open_checkpoint,
+    peft,
+    write,
+)
 from jaxgrow.interop.files import RECORD
+from jaxgrow.interop.folders import appearing
+from jaxgrow.interop.replacing import may_become
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.maps import Growth, Rules
 from jaxgrow.models import Config
@@ -41,8 +55,17 @@ LARGEST = (
 )  # units of an axis that is grown: more than any model has, and what memory a growth of it takes is no matter
 
 
+class UsageError(CheckpointError):
+    """Arguments that are wrong whatever the files hold."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command.
+
+    Returns:
+      The exit status: 0, 2 if the arguments are wrong whatever the files hold, 1 for any other failure, and 128 plus the number
+      of the signal that interrupted it.
+    """
     a = parser(COMMANDS).parse_args(argv)
     try:
         with interrupting():
@@ -53,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             a.run(a)
     except (CheckpointError, OSError, MemoryError) as error:
         said = "there is not enough memory" if isinstance(error, MemoryError) else str(error)
-        return _ended(f"error: {said}", error, 2)
+        return _ended(f"error: {said}", error, 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as error:
         return _ended("interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT))
     return 0
@@ -79,35 +102,42 @@ def _inspect(a: argparse.Namespace) -> None:
     ]
     if a.json:
         about = {"path": str(a.path), "architecture": architecture, "config": source.config.as_json()}
-        return _say({**about, **_size(source), "leaves": leaves})
+        return _say({**about, **_size(source, source.bytes), "leaves": leaves})
     print(f"{architecture} in {a.path}\n{source.config}")
     print(_spelt(source.sizes()))
     rows = [[" ".join(x) if k == "axes" else str(x) for k, x in leaf.items()] for leaf in leaves]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    print(_amount(source))
+    print(_amount(source, source.bytes))
 
 
 def _coalesce(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     groups = _grouped(a)
     with _as_typed():
-        growth = operators.coalesce(source.sizes(), **groups)
+        growth = operators.coalesce(source.sizes(), kinds=source.config.layer_kinds, **groups)
+    if groups.get("layers") == "alike":  # for the way back, which the small model does not tell
+        groups["layers"] = operators.alike(source.config.layer_kinds)
     _transform(a, source, growth, groups | {"tied": a.tied})
 
 
 def _decoalesce(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     groups = _grouped(a)
+    if groups.get("layers") == "alike":
+        raise CheckpointError(
+            f"--layers alike: the kinds of the large model's layers are not known; give the groups that {RECORD} of the "
+            "coalesced model names, as --layers 0+2,1+3"
+        )
     with _as_typed():
-        growth = operators.decoalesce(_large(source.sizes(), groups), **groups)
+        growth = operators.decoalesce(_large(source.sizes(), groups), kinds=None, **groups)
     _transform(a, source, growth, groups | {"tied": a.tied})
 
 
 def _interpolate(a: argparse.Namespace) -> None:
     if not math.isfinite(a.alpha):
-        raise CheckpointError(f"--alpha {a.alpha} is no weight; give a number, 0 for BEFORE to 1 for UP")
+        raise UsageError(f"--alpha {a.alpha} is no weight; give a number, 0 for BEFORE to 1 for UP")
     before, up = open_checkpoint(a.before), open_checkpoint(a.up)
     mixed = Interpolated(_wide(a, before), _wide(a, up), a.alpha)
     _write(a, _typed(a, mixed), {"alpha": a.alpha}, before, up)
@@ -118,11 +148,11 @@ def _grow(a: argparse.Namespace) -> None:
         return _upcycle(a)
     for option in ("experts", "active"):
         if getattr(a, option) is not None:
-            raise CheckpointError(f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts")
+            raise UsageError(f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts")
     source = open_checkpoint(a.src)
     growth, arguments = _growth(a, source)
     if a.noise is not None and not math.isfinite(a.noise):
-        raise CheckpointError(f"--noise {a.noise} is no number of decibels; give one, as 10")
+        raise UsageError(f"--noise {a.noise} is no number of decibels; give one, as 10")
     noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
     _transform(a, source, growth, arguments | noise)
 
@@ -151,18 +181,22 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
     if "seed" in takes:
         options["seed"] = a.seed or 0
     elif a.seed is not None and a.noise is None:
-        raise CheckpointError(f"--seed: {a.method} draws nothing; leave it out")
+        raise UsageError(f"--seed: {a.method} draws nothing; leave it out")
     with _as_typed():
         growth = method(source.sizes(), target, **options)
     return growth, {"method": a.method, "target": target, **options}
 
 
 def _upcycle(a: argparse.Namespace) -> None:
+    if a.lora is not None:
+        raise UsageError(
+            f"--lora: PEFT has no LoRA of experts, which {a.method} makes; merge it into SRC with PEFT first"
+        )
     source, active, seed = open_checkpoint(a.src), 2 if a.active is None else a.active, a.seed or 0
     if a.experts is None:
-        raise CheckpointError(f"{a.method} makes experts: give --experts, as --experts 8")
+        raise UsageError(f"{a.method} makes experts: give --experts, as --experts 8")
     if a.noise is not None:
-        raise CheckpointError("--noise: routers of experts get noise of their own, by --seed; leave it out")
+        raise UsageError("--noise: routers of experts get noise of their own, by --seed; leave it out")
     target = _possible({"experts": a.experts, **_given(a)})
     sizes = {**source.sizes(), "experts": 1}
     with _as_typed():
@@ -178,7 +212,7 @@ def _prune(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     sizes, target, alternating = source.sizes(), _target(a), source.config.traits["alternating"]
     if a.by and a.layers is None:
-        raise CheckpointError(f"--by {a.by} says which layers go: give --layers")
+        raise UsageError(f"--by {a.by} says which layers go: give --layers")
     inputs, what = _inputs.of_data(source, a.data)
     rng = np.random.default_rng(0)
     drawn = {
@@ -187,9 +221,9 @@ def _prune(a: argparse.Namespace) -> None:
     }
     with _as_typed():
         control = operators.prune(sizes, target, drawn, alternating)
-    _put(
-        a, Grown(_wide(a, source), control), {}, source, dry_run=True
-    )  # what cannot be is said before anything is measured
+    # What cannot be written is said before anything is measured.
+    files = None if a.lora is None else lambda part: []
+    _put(a, Grown(_wide(a, source), control), {}, source, dry_run=True, files=files)
 
     by = a.by or "influence"
     scores = _scores(source, inputs, by, target)
@@ -251,14 +285,18 @@ def _compared(report: dict[str, Any], arguments: dict[str, Any]) -> str:
 
 def _convert(a: argparse.Namespace) -> None:
     if a.to is None and a.dtype is None and a.shard_size == SHARD:
-        raise CheckpointError("convert needs --to: hf or orbax; or --dtype, or --shard-size")
+        raise UsageError("convert needs --to: hf or orbax; or --dtype, or --shard-size")
     source = open_checkpoint(a.src)
     _write(a, _typed(a, source), {}, source)
 
 
+def _completion(a: argparse.Namespace) -> None:
+    print(script(a.commands, a.shell), end="")
+
+
 def _report(a: argparse.Namespace) -> None:
     first, second = open_checkpoint(a.a), open_checkpoint(a.b)
-    inputs, what = _inputs.of_both(first, second, a.tokens)
+    inputs, what = _inputs.of_both(first, second, a.data)
     found = preservation(_run(first), _run(second), inputs)
     if a.json:
         return _say({"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found)})
@@ -276,6 +314,7 @@ COMMANDS = {
     "prune": _prune,
     "report": _report,
     "convert": _convert,
+    "completion": _completion,
 }
 
 
@@ -293,14 +332,14 @@ def _given(a: argparse.Namespace) -> dict[str, int]:
 def _target(a: argparse.Namespace) -> dict[str, int]:
     target = _given(a)
     if not target:
-        raise CheckpointError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
+        raise UsageError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
     return target
 
 
 def _possible(target: dict[str, int]) -> dict[str, int]:
     for name, size in target.items():
         if size > LARGEST:
-            raise CheckpointError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
+            raise UsageError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
     return target
 
 
@@ -322,9 +361,7 @@ def _wide_params(source: Source) -> Any:
 def _grouped(a: argparse.Namespace) -> dict[str, operators.Groups]:
     groups = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     if not groups:
-        raise CheckpointError(
-            "no groups: give --heads, --layers or both, as --heads far; or --kv-heads, --embed, --mlp"
-        )
+        raise UsageError("no groups: give --heads, --layers or both, as --heads far; or --kv-heads, --embed, --mlp")
     return groups
 
 
@@ -377,7 +414,14 @@ def _wide(a: argparse.Namespace, source: Source) -> Source:
 
 
 def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict[str, Any], **said: Any) -> None:
-    """Writes what the growth makes of the root, and says what that keeps."""
+    """Writes what the growth makes of the root, and of its LoRA, and says what that keeps."""
+    lora = _lora(a, root, growth)
+    if lora is not None:
+        arguments = arguments | {"lora": str(a.lora)}
+        said["lora"] = {"rank": lora.lora.rank, "modules": len(lora.lora.targets)}
+    if a.lora_only:
+        assert lora is not None
+        return _write_lora(a, lora, root, said["lora"])
     paper = arguments.get("tied") == "paper"
     grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
     kept = keeps(growth, root.config, arguments.get("method", "")) and not paper
@@ -389,15 +433,44 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
     notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
-    _write(a, made, arguments, root, keeps=kept, notes=notes, **said)
+    files = None if lora is None else lambda part: peft.write_into(part, lora, str(a.dst))
+    _write(a, made, arguments, root, files=files, keeps=kept, notes=notes, **said)
 
 
-def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *roots: Any, **said: Any) -> None:
+def _lora(a: argparse.Namespace, root: Any, growth: Growth) -> peft.PeftAdapter | None:
+    """The LoRA of the grown model, if there is one."""
+    if a.lora is None:
+        if a.lora_only:
+            raise UsageError("--lora-only needs the LoRA: give its folder, as --lora DIR")
+        return None
+    own = peft.load_beside(a.lora, root)
+    with _as_typed():
+        return own.grown(growth)
+
+
+def _write_lora(a: argparse.Namespace, lora: peft.PeftAdapter, root: Any, about: dict[str, Any]) -> None:
+    """Writes a LoRA without its model."""
+    sources = [root.folder, a.lora]
+    if a.dry_run:
+        may_become(a.dst, sources, a.overwrite)
+    else:
+        with appearing(a.dst, sources, a.overwrite) as part:
+            peft.write_into(part, lora)
+    if a.json:
+        return _say({"dst": str(a.dst), "written": not a.dry_run, "lora": about, "sizes": lora.config.sizes()})
+    nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
+    print(f"{a.dst}: the LoRA alone, {about['modules']} modules of rank {about['rank']}{nothing}")
+    print(_spelt(lora.config.sizes()))
+
+
+def _write(
+    a: argparse.Namespace, source: Source, arguments: dict[str, Any], *roots: Any, files: Any = None, **said: Any
+) -> None:
     began = time.perf_counter()
     record = {"operator": a.command, "arguments": arguments | ({} if a.dtype is None else {"dtype": a.dtype})}
-    _put(a, source, record, *roots, dry_run=a.dry_run)
+    size = _put(a, source, record, *roots, dry_run=a.dry_run, files=files)
     seconds = time.perf_counter() - began
-    about = {"dst": str(a.dst), "written": not a.dry_run, **record, **_size(source), **said, "seconds": seconds}
+    about = {"dst": str(a.dst), "written": not a.dry_run, **record, **_size(source, size), **said, "seconds": seconds}
     peak = ""
     if resource is not None:
         unit = 1 if sys.platform == "darwin" else 1024
@@ -406,34 +479,37 @@ def _write(a: argparse.Namespace, source: Source, arguments: dict[str, Any], *ro
     if a.json:
         return _say(about)
     if a.dry_run:
-        print(f"{a.dst}: {_amount(source)}; nothing was written (--dry-run)\n{_spelt(source.sizes())}")
+        print(f"{a.dst}: {_amount(source, size)}; nothing was written (--dry-run)\n{_spelt(source.sizes())}")
     else:
-        print(f"{a.dst}: {_amount(source)}, in {seconds:.1f} s{peak}; how it was made: {RECORD}")
+        print(f"{a.dst}: {_amount(source, size)}, in {seconds:.1f} s{peak}; how it was made: {RECORD}")
+    if lora := said.get("lora"):
+        print(f"with its LoRA: {lora['modules']} modules of rank {lora['rank']}")
     if said:
         print("the function is kept" if said["keeps"] else "the function is changed")
     for note in said.get("notes", []):
         print(f"note: {note}")
 
 
-def _put(a: argparse.Namespace, source: Source, record: dict[str, Any], *roots: Any, dry_run: bool) -> None:
-    options = {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": dry_run}
+def _put(
+    a: argparse.Namespace, source: Source, record: dict[str, Any], *roots: Any, dry_run: bool, files: Any = None
+) -> int:
+    """Writes the model, or only finds out whether that is possible; returns the bytes of its tensors."""
+    options: dict[str, Any] = {"beside": files}
+    options |= {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": dry_run}
     with _as_typed():
-        write(source, a.dst, record, roots, progress=True, **options)
+        return write(source, a.dst, record, roots, progress=True, **options)
 
 
 def _say(about: dict[str, Any]) -> None:
     print(json.dumps(about, indent=2))
 
 
-def _size(source: Source) -> dict[str, Any]:
-    leaves = source.leaves.values()
-    count = sum(math.prod(leaf.shape) for leaf in leaves)
-    return {"sizes": source.sizes(), "parameters": count, "bytes": sum(leaf.size for leaf in leaves)}
+def _size(source: Source, size: int) -> dict[str, Any]:
+    return {"sizes": source.sizes(), "parameters": source.parameters, "bytes": size}
 
 
-def _amount(source: Source) -> str:
-    size = _size(source)
-    return f"{size['parameters']:,} parameters, {size['bytes'] / 1e6:,.1f} MB"
+def _amount(source: Source, size: int) -> str:
+    return f"{source.parameters:,} parameters, {size / 1e6:,.1f} MB"
 
 
 def _spelt(sizes: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""The cost of a model, from its own formula: floating-point operations of its matrix products.
+"""The cost of a model, from its own formula, and of any traced program: floating-point operations of matrix products.
 
 A multiply-add counts two. Norms, softmax and Adam are left out: below 2 % at the sizes of the papers; Muon's products are in
 `jaxgrow.muon.flops`. The test ``tests/test_flops.py`` holds the formula against what XLA counts in the compiled step.
@@ -7,9 +7,12 @@ A multiply-add counts two. Norms, softmax and Adam are left out: below 2 % at th
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from jaxgrow import maps
 from jaxgrow._grow import products
@@ -164,3 +167,102 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
         for term in maps.terms(growth, leaf, names):
             total += sum(products(term, names, np.shape(x)))
     return total
+
+
+class Counted(NamedTuple):
+    """The floating-point operations of a traced program (`counted`).
+
+    Attributes:
+      products: of matrix products and convolutions; a multiply-add counts two.
+      arithmetic: of everything else: one for each element that an arithmetic operation returns or a reduction reads.
+    """
+
+    products: float
+    arithmetic: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.arithmetic
+
+
+_ARITHMETIC = frozenset(
+    """
+    abs add add_any atan2 cbrt ceil clamp cos cosh div erf erf_inv erfc exp exp2 expm1 floor integer_pow log log1p
+    logistic max min mul neg pow rem round rsqrt sign sin sinh sqrt square sub tan tanh
+    """.split()  # noqa: SIM905  (a list of quoted names would be three times as long)
+)
+_REDUCTIONS = frozenset({"argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}) | {
+    f"reduce_{name}" for name in ("max", "min", "prod", "sum")
+}
+_SCATTERS = frozenset(f"scatter-{name}" for name in ("add", "max", "min", "mul"))
+
+
+def counted(jaxpr: Jaxpr) -> Counted:
+    """Count the floating-point operations of a program from its jaxpr.
+
+    The count is that of the program as it is written, so it depends neither on the platform nor on the version of XLA. The
+    body of a scan counts as often as it runs, a conditional as its most expensive branch, and a `shard_map` on all of its
+    devices. The number of turns of a ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
+
+    Args:
+      jaxpr: of `jax.make_jaxpr`, or ``jax.jit(f).trace(*arguments).jaxpr``; its ``.jaxpr``, if it is closed.
+
+    Returns:
+      Operations of one run of the program, on all devices.
+
+    Example:
+      >>> program = jax.make_jaxpr(lambda x, y: jnp.tanh(x @ y))(np.ones((2, 3)), np.ones((3, 5)))
+      >>> counted(program.jaxpr)
+      Counted(products=60.0, arithmetic=10.0)
+    """
+    products = arithmetic = 0.0
+    for eqn in jaxpr.eqns:
+        products += _product(eqn)
+        arithmetic += _arithmetic(eqn)
+        # The program within a scatter only says how two numbers are combined: it is counted as arithmetic above.
+        inner = [] if eqn.primitive.name in _SCATTERS else [counted(j) for j in jaxprs_in_params(eqn.params)]
+        if eqn.primitive.name == "cond":
+            inner = [max(inner, key=lambda c: c.total)]
+        times = _times(eqn)
+        products += times * sum(c.products for c in inner)
+        arithmetic += times * sum(c.arithmetic for c in inner)
+    return Counted(products, arithmetic)
+
+
+def _times(eqn: Any) -> int:
+    """How often the programs within an equation run."""
+    if eqn.primitive.name == "scan":
+        return eqn.params["length"]
+    if eqn.primitive.name == "shard_map":
+        mesh = eqn.params["mesh"]
+        return math.prod(mesh.shape[name] for name in eqn.params["newly_manual_axes"])
+    return 1
+
+
+def _product(eqn: Any) -> float:
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel, outputs = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) / kernel[outputs]
+    if eqn.primitive.name == "dot_general":
+        numbers = eqn.params["dimension_numbers"]
+    elif eqn.primitive.name == "ragged_dot_general":
+        numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    else:
+        return 0.0
+    (contracted, _), _ = numbers
+    left = eqn.invars[0].aval.shape
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[d] for d in contracted)
+
+
+def _arithmetic(eqn: Any) -> float:
+    """The elements that an operation computes: those of its result, of what it reduces, or of what it adds to an array."""
+    name = eqn.primitive.name
+    if name in _ARITHMETIC:
+        counts = eqn.outvars[0].aval
+    elif name in _REDUCTIONS:
+        counts = eqn.invars[0].aval
+    elif name in _SCATTERS:
+        counts = eqn.invars[2].aval
+    else:
+        return 0.0
+    return float(math.prod(counts.shape)) if jnp.issubdtype(counts.dtype, jnp.inexact) else 0.0

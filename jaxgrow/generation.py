@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +47,14 @@ def generate(
     One program reads all prompts and writes all tokens. It is compiled once for a number of prompts and a range of lengths
     (to the next power of two), whatever the other arguments are.
 
-    A token is drawn from a key of its own, that of the seed, the row of the prompt and the token's number: what a row gets does
-    not depend on the other rows (but for rounding, which may change with their number).
+    A token is drawn from a key of its own, that of the seed, the row of the prompt and the token's number. The text of a row
+    does not depend on padding, on the other rows, or on ``max_new`` (except for rounding, which may change with their number).
+    If positions depend on the length of a sequence ("longrope"), a text that grows longer than the original context is read
+    again with the positions of longer sequences, as `transformers` does, by a second program.
 
     Args:
-      config: of a GPT-2 or a Llama (or a Qwen2) that predicts tokens.
+      config: of a decoder that predicts tokens: a `GPT2Config`, or a `LlamaConfig`, which also describes Qwen2, Qwen3, Mistral,
+        Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2, Phi-3, SmolLM 3 and Pythia.
       params: its parameters, as of ``config.init`` or `jaxgrow.interop.load`; on one device, or divided over a mesh.
       prompts: tokens of each, of any lengths.
       max_new: the tokens that each gets at most.
@@ -84,17 +87,64 @@ def generate(
         raise ValueError(f"max_new is {max_new}, less than 1")
     if end is not None and not 0 <= end < config.sizes()["vocab"]:
         raise ValueError(f"end is {end}, but the model's tokens are those from 0 to {config.sizes()['vocab'] - 1}")
-    if not rows:
-        return []
-    lengths_B = np.asarray([len(row) for row in rows], np.int32)
-    most_B = np.minimum(max_new, config.length - lengths_B)
-    tokens_BP = np.zeros((len(rows), min(_rounded(max(lengths_B)), config.length)), np.int32)
-    for tokens_P, row in zip(tokens_BP, rows, strict=True):
-        tokens_P[: len(row)] = row
     ends, key = np.int32(-1 if end is None else end), jax.random.key(seed)
-    room = _rounded(max(most_B))
+    texts = [_Text(row, np.zeros(0, np.int32), min(max_new, config.length - len(row))) for row in rows]
+    for longest, reader in config.by_length():
+        going = [i for i, text in enumerate(texts) if text.left and len(text.tokens) <= longest]
+        if going:
+            continued = _continued(reader, params, [texts[i] for i in going], longest, sampling, key, ends, going)
+            for i, new in zip(going, continued, strict=True):
+                texts[i] = texts[i].and_then(new, end)
+    return [text.new for text in texts]
+
+
+class _Text(NamedTuple):
+    prompt: np.ndarray
+    new: np.ndarray
+    left: int  # the most tokens that it may still get
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.concatenate([self.prompt, self.new])
+
+    def and_then(self, new: np.ndarray, end: int | None) -> "_Text":
+        ended = end is not None and new[-1] == end
+        return _Text(self.prompt, np.concatenate([self.new, new]), 0 if ended else self.left - len(new))
+
+
+def _continued(
+    config: Config,
+    params: Params,
+    texts: list[_Text],
+    longest: int,
+    sampling: Sampling,
+    key: jax.Array,
+    ends: np.int32,
+    rows: list[int],
+) -> list[np.ndarray]:
+    """The next tokens of each text, of which the model reads ``longest`` at most."""
+    lengths_B = np.asarray([len(text.tokens) for text in texts], np.int32)
+    left_B = np.asarray([text.left for text in texts], np.int32)
+    most_B = np.minimum(left_B, longest + 1 - lengths_B)
+    tokens_BP = np.zeros((len(texts), min(_rounded(max(lengths_B)), config.length)), np.int32)
+    for tokens_P, text in zip(tokens_BP, texts, strict=True):
+        tokens_P[: len(text.tokens)] = text.tokens
+    drawn_B = np.asarray([len(text.new) for text in texts], np.int32)
+    rows_B = np.asarray(rows, np.int32)
     found_BR, counts_B = jax.device_get(
-        _generated(config, params, tokens_BP, lengths_B, most_B, sampling, key, ends, room=room)
+        _generated(
+            config,
+            params,
+            tokens_BP,
+            lengths_B,
+            most_B,
+            sampling,
+            key,
+            ends,
+            rows_B,
+            drawn_B,
+            room=_rounded(max(left_B)),
+        )
     )
     return [found_R[:count] for found_R, count in zip(found_BR, counts_B, strict=True)]
 
@@ -165,17 +215,20 @@ class _State:
 
 @partial(jax.jit, static_argnums=0, static_argnames="room")
 def _generated(
-    config, params, tokens_BP, lengths_B, most_B, sampling, key, end, *, room
+    config, params, tokens_BP, lengths_B, most_B, sampling, key, end, rows_B, drawn_B, *, room
 ) -> tuple[jax.Array, jax.Array]:
-    """``(new tokens [B, R], how many of each row are meant)``; ``most_B``: the most that each may get."""
-    rows_B = jnp.arange(len(tokens_BP), dtype=jnp.int32)
+    """``(new tokens [B, R], how many of each row are meant)``.
+
+    ``most_B``: the most that each row may get. ``rows_B``, ``drawn_B``: its number, and how many tokens it got before, which
+    decide what is drawn.
+    """
 
     def read(tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
         inputs: Any = {"tokens": tokens_BT, "lengths": lengths_B}
         return config.module.apply({"params": params}, inputs, past=past)  # type: ignore[return-value]
 
     def with_next(state: Any, logits_BV) -> Any:
-        token_B = drawn(logits_BV, sampling, key, rows_B, state.step)
+        token_B = drawn(logits_BV, sampling, key, rows_B, drawn_B + state.step)
         tokens_BR = state.tokens_BR.at[:, state.step].set(token_B)
         counts_B = state.counts_B + state.going_B
         going_B = state.going_B & (token_B != end) & (counts_B < most_B)
@@ -200,13 +253,13 @@ def _generated(
     return done.tokens_BR, done.counts_B
 
 
-def drawn(logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: jax.Array, step: jax.Array) -> jax.Array:
-    """A token of each row, int32 [B]: `Sampling` from its logits, with the key of this row and this step."""
+def drawn(logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: jax.Array, steps_B: jax.Array) -> jax.Array:
+    """A token of each row, int32 [B]: `Sampling` from its logits, with the key of this row and this step of it."""
     if sampling.temperature is None:
         return logits_BV.argmax(-1).astype(jnp.int32)
     scaled_BV = logits_BV / sampling.temperature
     left_BV = jnp.where(scaled_BV >= least_logits(scaled_BV, sampling), scaled_BV, -jnp.inf)
-    keys_B = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), step))(rows_B)
+    keys_B = jax.vmap(lambda row, step: jax.random.fold_in(jax.random.fold_in(key, row), step))(rows_B, steps_B)
     return jax.vmap(jax.random.categorical)(keys_B, left_BV).astype(jnp.int32)
 
 

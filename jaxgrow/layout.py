@@ -41,6 +41,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
       [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
     where, name = _place(layers)
+    is_leaf = _leaves_of(tree)
     wrong: list[str] = []
 
     def stack(at: str, node: Any) -> Any:
@@ -50,7 +51,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         if missing := [of for i, of in enumerate(places) if i not in keys]:
             wrong.append(f"{', '.join(missing)}: not there, but {places[-1]} is")
             return node
-        flat, differ = [_flat(entries[keys[i]]) for i in range(len(keys))], []
+        flat, differ = [_flat(entries[keys[i]], is_leaf) for i in range(len(keys))], []
         first, of_first = flat[0], places[0]
         for of, layer in zip(places, flat, strict=True):
             differ += [f"{of}/{p}: {of_first} has no such leaf" for p in layer if p not in first]
@@ -64,7 +65,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
             wrong.extend(differ)
             return node
         whole = jax.tree_util.tree_map_with_path(
-            lambda p, _: _stacked([layer[path(p)] for layer in flat]), entries[keys[0]], is_leaf=is_names
+            lambda p, _: _stacked([layer[path(p)] for layer in flat]), entries[keys[0]], is_leaf=is_leaf
         )
         others = {key: x for key, x in entries.items() if key not in keys.values()}
         return _rebuilt(node, others | {_only(entries, name): whole})
@@ -96,15 +97,32 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
       {'layers_0': {'w': array([1.])}, 'layers_1': {'w': array([2.])}}
     """
     where, name = _place(layers)
+    is_leaf = _leaves_of(tree)
     wrong: list[str] = []
 
+    def stacked(node: Any) -> bool:
+        return _is_stacked(_entries(node), name)
+
+    def lengths(node: Any) -> dict[str, int | None]:
+        """The leading axis of each leaf of the stacked layers in a node."""
+        flat = _flat(_entries(node)[_only(_entries(node), name)], is_leaf)
+        return {p: number if is_names(x) else (*np.shape(x), None)[0] for p, x in flat.items()}
+
+    # Layers without a leaf of their own, such as those that an optimizer's mask leaves out, are as many as elsewhere.
+    found = [next(iter(lengths(node).values()), None) for node in nodes(tree, where, stacked).values()]
+    everywhere = {n for n in found if n is not None}
+
     def unstack(at: str, node: Any) -> Any:
-        entries = _entries(node)
+        entries, counts = _entries(node), lengths(node)
         key = _only(entries, name)
         whole = entries.pop(key)
-        flat, place = _flat(whole), f"{at}/{name}".removeprefix("/")
-        counts = {p: number if is_names(x) else (*np.shape(x), None)[0] for p, x in flat.items()}
+        flat, place = _flat(whole, is_leaf), f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
+        if not flat and not number:
+            if len(everywhere) != 1:
+                wrong.append(f"{place}: has no leaf that tells how many layers there are; give their number")
+                return node
+            (count,) = everywhere
         differ = [
             f"{place}/{p}: is {_what(x)}, not stacked from {f'{count} layers' if count else 'layers'}"
             for p, x in flat.items()
@@ -115,16 +133,21 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
             return node
 
         def layer(i: int) -> Any:
-            return jax.tree.map(lambda x: x[1:] if is_names(x) else x[i], whole, is_leaf=is_names)
+            return jax.tree.map(lambda x: x[1:] if is_names(x) else x[i], whole, is_leaf=is_leaf)
 
         return _rebuilt(node, entries | {i if key == 0 else name.format(i): layer(i) for i in range(count)})
 
-    out = at_nodes(
-        unstack, tree, where, lambda node: _is_stacked(_entries(node), name), f"nothing is stacked at {layers!r}"
-    )
+    out = at_nodes(unstack, tree, where, stacked, f"nothing is stacked at {layers!r}")
     if wrong:
         raise ValueError("one number of layers in all leaves is needed:\n  " + "\n  ".join(wrong))
     return out
+
+
+def _leaves_of(tree: Tree) -> Callable[[Any], bool]:
+    """``is_leaf`` of an axes tree, or of one of arrays, where an empty tuple is a node without leaves."""
+    if any(is_names(x) and x for x in jax.tree.leaves(tree, is_leaf=is_names)):
+        return is_names
+    return lambda node: False
 
 
 def _place(layers: str) -> tuple[str, str]:
@@ -165,8 +188,8 @@ def _is_stacked(entries: dict, name: str) -> bool:
     return name in entries or (name == "{}" and set(entries) == {0})
 
 
-def _flat(tree: Tree) -> dict[str, Any]:
-    return {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_names)}
+def _flat(tree: Tree, is_leaf: Callable[[Any], bool] = is_names) -> dict[str, Any]:
+    return {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)}
 
 
 def _what(x: Any) -> str:
@@ -186,23 +209,35 @@ def _ends(at: str, where: str) -> bool:
 
 def at_nodes(change: Callable[[str, Any], Any], tree: Tree, where: str, fits: Callable[[Any], bool], none: str) -> Tree:
     """``tree`` with ``change(path, node)`` for every node that ``fits``, at a path that ends in ``where``."""
-    found = []
-
-    def is_node(key_path, node):
-        return is_names(node) or ((not where or _ends(path(key_path), where)) and fits(node))
+    places = nodes(tree, where, fits)
+    is_leaf = _leaves_of(tree)
 
     def leaf(key_path, node):
-        if is_names(node) or not is_node(key_path, node):
-            return node
-        found.append(path(key_path))
-        return change(found[-1], node)
+        return change(path(key_path), node) if path(key_path) in places else node
+
+    def is_node(key_path, node):
+        return is_leaf(node) or path(key_path) in places
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
     # A state without moments, such as that of plain SGD, has nothing to change.
     there = [p for p, x in _flat(tree).items() if (x if is_names(x) else np.ndim(x))]
-    if there and not found:
+    if there and not places:
         raise ValueError(f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ..' * (len(there) > 3)}")
     return out
+
+
+def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    """The nodes of ``tree`` that ``fits``, outermost first, at a path that ends in ``where``."""
+    is_leaf, found = _leaves_of(tree), {}
+
+    def is_node(key_path, node):
+        if not is_leaf(node) and (not where or _ends(path(key_path), where)) and fits(node):
+            found[path(key_path)] = node
+            return True
+        return is_leaf(node)
+
+    jax.tree.map_with_path(lambda *_: None, tree, is_leaf=is_node, is_leaf_takes_path=True)
+    return found
 
 
 def restructured(tree: Tree, like: Tree) -> Tree:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes import (
+    LAYERS,
     VALUE,
     Axes,
     Names,
@@ -34,7 +35,7 @@ from jaxgrow.axes import (
 )
 from jaxgrow.maps import AxisMap, Rule, Rules
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, first, grown, sources, width
+from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, first, grown, sources
 
 Coefficients: TypeAlias = dict[str, Any]  # as `init` makes them
 Acting: TypeAlias = list[tuple[tuple[str, ...], str]]  # on a leaf: the axes, and the name of the map over them
@@ -119,7 +120,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
     """
     if KV_HEADS in target:
         target = {HEADS: sizes[HEADS], **target}
-    found = grown("ligo", (*depth(sizes), *width(sizes)), sizes, target)
+    found = grown("ligo", (LAYERS, *WIDTHS), sizes, target)
     index = sources("ligo", sizes, {axis: found[axis] for axis in found if not is_layers(axis)})
     grown_sizes = {**sizes, **target}
     regrouped = KV_HEADS in sizes and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]

@@ -2,7 +2,7 @@
 
 A growth is a plain dict ``{axis name: AxisMap}``; axes that it does not name stay as they are. Where one map an axis is not
 enough, it is `Rules`: sums of such dicts, for some leaves and not for others. Growths are pytrees: print them, save them,
-differentiate through them, and combine them with `swap`, `dual` and `compose`.
+differentiate through them, and combine them with `swap`, `dual` and `jaxgrow.compose`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias, TypeGuard, overload
 
+import jax
 import numpy as np
 from flax import struct
 
-from jaxgrow.axes import Names, axis, is_layers, kind, marks, reads, role
-from jaxgrow.matrices import Matrix, Rows, is_identity, kron, matmul, sparse, transpose
+from jaxgrow.axes import Axes, Names, axis, is_layers, is_names, kind, marks, reads, role
+from jaxgrow.matrices import Matrix, Rows, described, is_identity, kron, matmul, sparse, transpose
 
 
 @struct.dataclass
@@ -47,6 +48,15 @@ class AxisMap:
         """The matrix for an axis of a leaf that is named so."""
         return self.read if reads(name) else self.write
 
+    def __repr__(self) -> str:
+        """``AxisMap(24 -> 48, write: copies, read: scaled copies)``: sizes and kinds, never the entries."""
+        if not all(hasattr(m, "shape") for m in (self.write, self.read)):  # a tree of something else than matrices
+            return f"AxisMap(write={self.write!r}, read={self.read!r})"
+        new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
+        write, read = described(self.write), described(self.read)
+        kinds = f"{write}" if write == read else f"write: {write}, read: {read}"
+        return f"AxisMap({old} -> {new}, {kinds})"
+
 
 # By axis. Or by the axes that go together, ``("heads", "head_dim")``, adjacent ones, for the leaves that have them all: those
 # take it first, in the role of the first axis; then every key is a tuple, ``("embed",)``, for jax sorts the keys of a dict.
@@ -67,6 +77,13 @@ class Rule:
     # ``"embed.in"``: that it reads; ``"embed.out"``: that it writes; ``"embed"``: either; ``"embed.post"``: with that mark.
     axes: tuple[str, ...] = struct.field(pytree_node=False, default=())
     roles: tuple[str, ...] = struct.field(pytree_node=False, default=())  # of `jaxgrow.axes.ROLES`; none: any
+    also: tuple["Rule", ...] = struct.field(pytree_node=False, default=())  # further conditions: rules without terms
+
+    @property
+    def conditions(self) -> tuple["Rule", ...]:
+        """What a leaf must meet, as rules without terms; of a rule for all leaves, none."""
+        own = Rule((), self.path, self.axes, self.roles)
+        return tuple(condition for condition in (own, *self.also) if condition != Rule(()))
 
     def matches(self, path: str, names: Names) -> bool:
         """Whether it is about the leaf.
@@ -74,6 +91,9 @@ class Rule:
         Raises:
           ValueError: it asks for a role, and the leaf does not say its own.
         """
+        return all(condition._met(path, names) for condition in self.conditions)
+
+    def _met(self, path: str, names: Names) -> bool:
         has = {axis(n) for n in names} | {axis(n) + ".out" for n in names if not reads(n)}
         has |= {f"{axis(n)}.{mark}" for n in names for mark in marks(n)}
         return (
@@ -82,10 +102,15 @@ class Rule:
             and (not self.roles or role(path, names) in self.roles)
         )
 
+    def __repr__(self) -> str:
+        return f"Rule({str(self).removeprefix('a rule ')}: {' + '.join(map(repr, self.terms)) or 'unchanged'})"
+
     def __str__(self) -> str:
-        about = [f"of path {self.path!r}"] if self.path != "*" else []
-        about += [f"of axes {', '.join(self.axes)}"] if self.axes else []
-        about += [f"that are {' or '.join(self.roles)}"] if self.roles else []
+        about: list[str] = []
+        for condition in self.conditions:
+            about += [f"of path {condition.path!r}"] if condition.path != "*" else []
+            about += [f"of axes {', '.join(condition.axes)}"] if condition.axes else []
+            about += [f"that are {' or '.join(condition.roles)}"] if condition.roles else []
         return "a rule for leaves " + ", ".join(about) if about else "a rule for all leaves"
 
 
@@ -116,11 +141,13 @@ def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
 
     Raises:
       ValueError: a key does not name all of them.
+      TypeError: this is not a mapping from names of axes to maps.
 
     Example:
       >>> list(by_axes({"mlp": tile(3, 2)}))
       [('mlp',)]
     """
+    check_maps(maps)
     found = {(key,) if isinstance(key, str) else key: m for key, m in maps.items()}
     for axes, m in found.items():
         if len(axes) != len(m.shapes[0]):
@@ -128,6 +155,23 @@ def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
                 f"a map from the sizes {m.shapes[1]} to {m.shapes[0]} has the key {axes}: it names each of its axes"
             )
     return found
+
+
+def check_maps(growth: object) -> None:
+    """
+    Raises:
+      TypeError: this is not a mapping from names of axes to maps.
+    """
+    should = "should be Rules or {axis: AxisMap}, as the functions of jaxgrow.operators return"
+    if not isinstance(growth, Mapping):
+        raise TypeError(f"the growth is of type {type(growth).__name__}, but {should}")
+    for key, m in growth.items():
+        if not isinstance(m, AxisMap):
+            what = m if isinstance(m, int | float | str) else "a value"
+            raise TypeError(
+                f"the growth has {what} of type {type(m).__name__} for the axis {key!r}, but {should}: for example, "
+                'operators.stack(sizes, {"layers": 24})'
+            )
 
 
 def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
@@ -198,6 +242,7 @@ def _each(growth: Term, change: Change) -> dict[tuple[str, ...], AxisMap]: ...
 def _each(growth: Growth, change: Change) -> Growth:
     """The growth with ``change`` done to every map."""
     if not isinstance(growth, Rules):
+        check_maps(growth)
         return {key: change(m) for key, m in growth.items()}  # type: ignore[return-value]
     rules = (replace(r, terms=tuple(_each(term, change) for term in r.terms)) for r in growth.rules)
     return Rules(tuple(rules), growth.eps)
@@ -338,60 +383,42 @@ def dual(growth: Growth) -> Growth:
     return _each(growth, lambda m: AxisMap(write=m.read, read=m.write, joint=m.joint))
 
 
-def compose(second: Growth, first: Growth) -> dict[str, AxisMap]:
-    """The growth ``first``, then ``second``, as one: products of maps, axis by axis.
+def preserves_function(growth: Growth, axes: Axes | None = None, normed: Sequence[str] = ("embed",)) -> bool:
+    """Whether the growth preserves the function of a model with these axes, whatever its weights (up to rounding).
+
+    Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies, or leaves units at zero that no parameter
+    reads. On the axes that a norm averages over (``normed``) every old unit must be copied equally often, or mean and
+    variance change. Stacked layers must stay as they are: copying a layer changes the function to first order (Zou et al.,
+    2024; measured in ``tests/test_laws.py``).
+
+    With ``axes``, a parameter must also make the output of the model from a residual stream (``embed``) that grows: one
+    outside of the layers that reads the stream and writes nothing that another parameter reads. It is a head, or a final norm
+    marked ``.in``. A tied head is declared as a table, which writes. So a model with a tied head and no final norm does not
+    pass: its logits would be multiplied. Without ``axes``, such a parameter is assumed.
+
+    It is always assumed that the names are right (`jaxgrow.check_rules`), and that query heads stay with the key heads
+    that they share, as the operators here arrange it (`jaxgrow.operators.targets.sources`).
 
     Args:
-      second: one map an axis, from the sizes that ``first`` leads to.
-      first: one map an axis.
+      growth: one map for each axis.
+      axes: the axis names of the model's parameters.
+      normed: the kinds of axes that a norm averages over, in every stage.
 
     Returns:
-      One map for each axis that either of them names.
+      Whether the function is preserved for all weights; False means that for some weights it is not.
 
     Raises:
-      ValueError: an axis leaves ``first`` with another size than ``second`` expects.
-      TypeError: one of them is `Rules`, or has a map over several axes.
-
-    Example:
-      >>> new_sizes(compose({"mlp": tile(6, times=2)}, {"mlp": tile(3, times=2)}))
-      {'mlp': 12}
-    """
-    if not (_by_one(first) and _by_one(second)):
-        raise TypeError(
-            "compose() multiplies one map an axis: with rules or maps over several axes, grow twice instead"
-        )
-    out = {**first, **second}
-    for name in first.keys() & second.keys():
-        a, b = second[name], first[name]
-        if a.old != b.new:
-            raise ValueError(f"axis {name!r}: the first growth ends at size {b.new}, the second starts at size {a.old}")
-        out[name] = AxisMap(matmul(a.write, b.write), matmul(a.read, b.read))
-    return out
-
-
-def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bool:
-    """Whether the growth keeps the function of every network, whatever its weights (up to rounding).
-
-    Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies, or leaves units at zero that nobody reads.
-    On the axes that a norm averages over (``normed``) every old unit must be copied equally often, or mean and variance
-    change. Stacked layers must stay as they are: copying a layer changes the function to first order (Zou et al., 2024;
-    measured in ``tests/test_laws.py``). Axes are judged one by one: that query heads stay with the key heads that they share
-    (`jaxgrow.operators.targets.sources`) is not.
-
-    Args:
-      growth: one map an axis.
-      normed: the axes that a norm averages over, in every stage.
-
-    Returns:
-      Whether it is kept in every model; false says that in some it is not.
-
-    Raises:
-      TypeError: `Rules` or a map over several axes. What these keep depends on the model: `jaxgrow.report.preservation`
+      TypeError: `Rules` or a map over several axes. What these preserve depends on the model: `jaxgrow.report.preservation`
         measures it.
 
     Example:
       >>> preserves_function({"embed": tile(2, times=2)}), preserves_function({"embed": select([0, 1, 1], 2)})
       (True, False)
+      >>> tied = {"table": ("vocab", "embed"), "norm": ("embed.norm.scale",)}
+      >>> preserves_function({"embed": tile(2, times=2)}, tied)
+      False
+      >>> preserves_function({"embed": tile(2, times=2)}, {**tied, "norm": ("embed.in.norm.scale",)})
+      True
     """
     if not _by_one(growth):
         raise TypeError("this judges one map an axis; measure what rules keep with jaxgrow.report.preservation")
@@ -408,4 +435,18 @@ def preserves_function(growth: Growth, normed: Sequence[str] = ("embed",)) -> bo
             return False
         if is_layers(name) and not (m.new == m.old and is_identity(m.write)):
             return False
-    return True
+    streams = [name for name, m in growth.items() if kind(name) == "embed" and m.new != m.old]
+    return axes is None or all(_leaves_by_a_reader(name, axes) for name in streams)
+
+
+def _leaves_by_a_reader(stream: str, axes: Axes) -> bool:
+    """Whether a parameter makes the output of the model, or another residual stream, of this one."""
+    leaves = jax.tree.leaves(axes, is_leaf=is_names)
+    inner = {axis(n) for names in leaves for n in names if reads(n) and (kind(axis(n)) != "embed" or axis(n) == stream)}
+
+    def stays(n: str) -> bool:
+        """Whether a parameter with this name is of a layer, or writes what another parameter reads."""
+        return is_layers(axis(n)) or (not reads(n) and axis(n) in inner)
+
+    readers = [names for names in leaves if any(reads(n) and axis(n) == stream for n in names)]
+    return any(not any(map(stays, names)) for names in readers)

@@ -38,6 +38,12 @@ class Rows:
     def shape(self) -> tuple[int, int]:
         return (self.index.shape[0], self.old)
 
+    def __repr__(self) -> str:
+        """``Rows(24 -> 48, copies)``: sizes and kind, never the entries."""
+        if not all(hasattr(x, "shape") for x in (self.index, self.weight)):  # a tree of something else than arrays
+            return f"Rows(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
+        return f"Rows({self.old} -> {self.shape[0]}, {described(self)})"
+
     def rows(self, start: int, stop: int) -> "Rows":
         return Rows(self.index[start:stop], self.weight[start:stop], self.old)
 
@@ -88,6 +94,31 @@ def dense(m: Matrix) -> np.ndarray:
     out = np.zeros(m.shape)
     np.add.at(out, (np.arange(m.shape[0])[:, None], m.index), m.weight)
     return out
+
+
+def described(m: Matrix) -> str:
+    """What the new units are of the old ones, in a word or two.
+
+    Example:
+      >>> described(Rows(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
+      'copies and zeros'
+    """
+    if not isinstance(m, Rows):
+        return "dense"
+    if not isinstance(m.weight, np.ndarray) or not isinstance(m.index, np.ndarray):  # traced: the entries are not known
+        return "sparse"
+    if is_identity(m):
+        return "identity"
+    m = sparse(m)
+    used = m.weight != 0
+    zero, own = ~used.any(1), m.weight[used]
+    if zero.all():
+        return "zeros"
+    if used.sum(1).max() == 1:
+        kind = "copies" if (own == 1).all() else "scaled copies"
+    else:
+        kind = "means" if np.allclose(m.weight.sum(1)[~zero], 1) else "sums"
+    return f"{kind} and zeros" if zero.any() else kind
 
 
 def transpose(m: Matrix) -> Matrix:

@@ -1,7 +1,8 @@
 """Optimizer state across a growth.
 
-A state leaf belongs to the parameter whose path ends its own and whose shape it has; this finds the moments in any optax
-state. Counters pass through.
+A state leaf belongs to the parameter whose path ends its own and whose shape it has. What it holds (gradients, their squares,
+parameters) is measured, by trying the optimizer on a small problem. Counters pass through. A leaf for which no rule
+is known is an error that names it.
 """
 
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -14,13 +15,12 @@ import optax
 
 from jaxgrow import maps
 from jaxgrow._grow import grow, grow_leaf
+from jaxgrow._trial import Kind, kinds
 from jaxgrow.axes import Axes, Params, Tree, is_names, owner, path
+from jaxgrow.layout import stack_layers, unstack_layers
 from jaxgrow.maps import Growth, dual
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
-
-# What a param-shaped leaf of an optax state measures, by the name of its field: the power of the gradient in it.
-_POWER = {"mu": 1, "trace": 1, "acc_grads": 1, "nu": 2, "nu_max": 2, "sum_of_squares": 2}
 
 
 def grow_optimizer(
@@ -30,6 +30,7 @@ def grow_optimizer(
     params: Params,
     axes: Axes,
     policy: Policy,
+    layers: str | None = None,
 ) -> optax.OptState:
     """The optimizer state of ``grow(growth, params, axes)``, from the state of ``params``.
 
@@ -42,24 +43,31 @@ def grow_optimizer(
     asymmetric the first copy of a unit keeps m and v, its twins get zero       SPARKLING (2026)
     ========== ================================================================ ==========================================
 
+    State leaves that begin as a copy of the parameters grow as these do, under every policy: the ``z`` of
+    `optax.contrib.schedule_free`, initial parameters. Other leaves are treated by what a trial of ``tx`` on two units an axis
+    finds in them, whatever their names: ``exact`` needs the first or second power of each entry's own gradients.
+
     ``exact`` is what training the grown model would have accumulated, where gradients grow by the `dual`. Coalescing sums
     over twins: exact for ``m`` on the range of the de-coalescing map; for ``v`` if twins had equal gradients, else an upper
     bound. ``asymmetric`` restarts single entries under one step count: chain `rebias` after Adam, or entries that restart
     late move up to 6.6 times too far; without it this policy is refused.
 
     Args:
-      tx: the optimizer; only ``drop`` asks it for a state.
+      tx: the optimizer.
       state: its state for ``params``, of any optax optimizer.
       growth: as of `jaxgrow.grow`.
       params: the parameters before the growth.
       axes: their axis names.
       policy: one of the table above.
+      layers: where the layers are, as of `jaxgrow.stack_layers`, if the state, ``params`` and ``axes`` were stacked by it:
+        the optimizer is tried on layers that are apart, as it knows them.
 
     Returns:
       A state of the same structure, with leaves of the grown shapes.
 
     Raises:
-      ValueError: a moment of unknown kind, ``asymmetric`` without `rebias`, or when the model shrinks.
+      ValueError: a leaf for which the policy has no rule, an optimizer that the trial cannot run, a state of another
+        optimizer; ``asymmetric`` without `rebias`, or when the model shrinks.
 
     Example:
       >>> params, axes, tx = {"b": jnp.ones(2)}, {"b": ("mlp",)}, optax.adam(1e-3)
@@ -73,7 +81,7 @@ def grow_optimizer(
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
     if policy == "drop":
-        return tx.init(grow(growth, params, axes))
+        return _fresh(tx, grow(growth, params, axes), layers)
     if jax.tree.structure(params) == jax.tree.structure(0):  # a bare array has no path to find its moments by
         leaves, alone = jax.tree.flatten(state)
         inside = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(tx.init, {"": params})), leaves)
@@ -84,36 +92,77 @@ def grow_optimizer(
     clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
     if policy == "asymmetric" and not clocks:
         raise ValueError("policy 'asymmetric' restarts single entries: chain jaxgrow.moments.rebias(b1, b2) after Adam")
+    holds = kinds(tx, params, axes, layers)
 
     def leaf(key_path, x):
         name = path(key_path)
         mine = owner(name, shapes)
         if mine is None:
-            return x
-        xp: Any = jnp if isinstance(x, jax.Array) else np
-        field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
-        on = names[mine]
-        terms = maps.terms(growth, mine, on)
+            return _of_no_parameter(name, x, holds)
+        on, terms = names[mine], maps.terms(growth, mine, names[mine])
         alike = maps.first_copies(terms, "policy 'asymmetric'") if policy == "asymmetric" else maps.copying(terms)
-        if field == "born":
-            if policy == "asymmetric":
-                kept = grow_leaf(alike, on, xp.ones(shapes[mine], bool))
-                return xp.where(kept, grow_leaf(alike, on, xp.broadcast_to(x, shapes[mine])), clocks[0].count)
-            return grow_leaf(alike, on, x) if jnp.shape(x) == shapes[mine] else x
+        if _field(name, mine) == "born":
+            return _grown_clock(x, clocks[0], alike, on, shapes[mine], policy)
         if jnp.shape(x) != shapes[mine]:
-            raise ValueError(
-                f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shapes[mine]}; use 'drop'"
-            )
+            return _of_another_shape(name, x, shapes[mine], holds)
+        kind = _known(name, holds)
+        if kind == "parameters":
+            return grow_leaf(terms, on, x)
+        if kind in ("mixed", "other"):
+            on_what = "the parameters, and on more than these" if kind == "mixed" else "gradients of other entries"
+            raise ValueError(f"optimizer state {name}: each entry depends on {on_what}; use policy 'drop'")
         if policy != "exact":
             return grow_leaf(alike, on, x)
-        if field not in _POWER:
-            raise ValueError(f"optimizer state {name}: {field!r} is none of {', '.join(_POWER)}; use policy 'drop'")
-        back = [dual(term) for term in terms]
-        if _POWER[field] == 1:
-            return grow_leaf(back, on, x)
-        return xp.square(grow_leaf(back, on, xp.sqrt(x)))
+        if kind not in (1, 2):
+            raise ValueError(
+                f"optimizer state {name}: holds neither each entry's gradients nor their squares; use policy 'copy' or 'drop'"
+            )
+        back, xp = [dual(term) for term in terms], (jnp if isinstance(x, jax.Array) else np)
+        return grow_leaf(back, on, x) if kind == 1 else xp.square(grow_leaf(back, on, xp.sqrt(x)))
 
     return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def _fresh(tx: optax.GradientTransformation, params: Params, layers: str | None) -> optax.OptState:
+    return stack_layers(tx.init(unstack_layers(params, layers)), layers) if layers else tx.init(params)
+
+
+def _field(name: str, parameter: str) -> str:
+    return name.removesuffix("/" + parameter).rsplit("/", 1)[-1]
+
+
+def _known(name: str, holds: dict[str, Kind]) -> Kind:
+    if name not in holds:
+        raise ValueError(
+            f"optimizer state {name}: the optimizer makes no such leaf for these parameters. Pass the optimizer of the state, "
+            "and, where layers were stacked by stack_layers, their place as layers"
+        )
+    return holds[name]
+
+
+def _of_no_parameter(name: str, x: Any, holds: dict[str, Kind]) -> Any:
+    """A counter; but not a number that is measured from gradients or parameters of all entries."""
+    if _known(name, holds) != "unchanged":
+        raise ValueError(
+            f"optimizer state {name}: belongs to no parameter, and depends on all gradients or parameters; use policy 'drop'"
+        )
+    return x
+
+
+def _of_another_shape(name: str, x: Any, shape: tuple[int, ...], holds: dict[str, Kind]) -> Any:
+    """A number for each parameter, which no gradient changes."""
+    if jnp.shape(x) == () and _known(name, holds) == "unchanged":
+        return x
+    raise ValueError(f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shape}; use policy 'drop'")
+
+
+def _grown_clock(x: Any, clock: "RebiasState", alike: Any, on: Any, shape: tuple[int, ...], policy: Policy) -> Any:
+    """When each entry began: for `rebias`."""
+    if policy != "asymmetric":
+        return grow_leaf(alike, on, x) if jnp.shape(x) == shape else x
+    xp: Any = jnp if isinstance(x, jax.Array) else np
+    kept = grow_leaf(alike, on, xp.ones(shape, bool))
+    return xp.where(kept, grow_leaf(alike, on, xp.broadcast_to(x, shape)), clock.count)
 
 
 class RebiasState(NamedTuple):

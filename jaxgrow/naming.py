@@ -6,15 +6,29 @@ axes, and `by_convention` adds the marks to names that a model carries for its s
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from fnmatch import fnmatchcase
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxgrow.axes import LAYERS, READ, VALUE, Axes, Names, Params, axis, is_names, path, reads, role, sizes
-
-UNSURE = "?"  # in a name that `infer` cannot tell
+from jaxgrow._conventions import KNOWN, fused_axis, is_scale, marked, translated
+from jaxgrow.axes import (
+    LAYERS,
+    UNSURE,
+    Axes,
+    Names,
+    Params,
+    axis,
+    is_layers,
+    is_names,
+    path,
+    reads,
+    role,
+    sizes,
+    some,
+)
 
 
 def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
@@ -31,8 +45,8 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
 
     Raises:
       ValueError: leaves that no rule matches, rules that name another number of axes than a leaf has or do not say what the
-        leaf is for, rules that are left without a leaf, names that `infer` was not sure of, all in one message; then, one
-        axis of two sizes.
+        leaf is for, rules that are left without a leaf, names that `infer` was not sure of, all in one message, each fault
+        once; then, one axis of two sizes.
 
     Example:
       >>> params = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "down": {"kernel": np.ones((3, 2))}}
@@ -40,42 +54,53 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
       >>> from_rules(params, rules)["down"]
       {'kernel': ('mlp.in', 'embed')}
     """
-    wrong, unused = [], dict.fromkeys(rules)
+    wrong: dict[str, list[str]] = {}  # the leaves of each fault
+    unused = dict.fromkeys(rules)
 
     def leaf(key_path, x):
         name, shape = path(key_path), np.shape(x)
         pattern = next((p for p in rules if fnmatchcase(name, p)), None)
         if pattern is None:
-            wrong.append(f"{name}: no rule matches, of shape {shape}")
+            wrong.setdefault(f"no rule matches, of shape {shape}", []).append(name)
             return ()
         unused.pop(pattern, None)
-        names = rules[pattern]
-        of = f"{name}: the rule {pattern!r}"
-        if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-            wrong.append(f"{of} is {names!r}, no tuple of names")
-        elif len(names) != len(shape):
-            wrong.append(f"{of} names {len(names)} axes, {names}, but the leaf has shape {shape}")
-        elif unsure := [n for n in names if UNSURE in n]:
-            wrong.append(f"{of} is not sure of {', '.join(map(repr, unsure))}: write which it is")
-        elif names:
-            try:
-                role(name, names)
-            except ValueError as error:
-                wrong.append(str(error))
-        return names
+        if fault := _fault(pattern, rules[pattern], name, shape):
+            wrong.setdefault(fault, []).append(name)
+        return rules[pattern]
 
     axes = jax.tree_util.tree_map_with_path(leaf, params)
-    wrong += [f"the rule {p!r}: matches no leaf that none before it matches" for p in unused]
-    if wrong:
+    lines = [f"{some(found)}: {fault}" for fault, found in wrong.items()]
+    lines += [f"the rule {p!r}: matches no leaf that none before it matches" for p in unused]
+    if lines:
         raise ValueError(
-            "the rules do not name these parameters; jaxgrow.infer proposes some:\n  " + "\n  ".join(wrong)
+            "the rules do not name these parameters; jaxgrow.infer proposes some:\n  " + "\n  ".join(lines)
         )
     sizes(params, axes)
     return axes
 
 
+def _fault(pattern: str, names: Any, leaf: str, shape: tuple[int, ...]) -> str:
+    """What is wrong with a rule for a leaf; nothing, if it is right."""
+    rule = f"the rule {pattern!r}"
+    if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+        return f"{rule} is {names!r}, no tuple of names"
+    if len(names) != len(shape):
+        return f"{rule} names {len(names)} axes, {names}, but the leaf has shape {shape}"
+    if unsure := [n for n in names if UNSURE in n]:
+        return f"{rule} is not sure of {', '.join(map(repr, unsure))}: write which it is"
+    try:
+        if names:
+            role(leaf, names)
+    except ValueError as error:
+        return f"{rule}: {str(error).removeprefix(f'{leaf}: ')}"
+    return ""
+
+
 def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     """A proposal of rules for `from_rules`: axes told by their sizes, marks by convention. Read it before you use it.
+
+    Layers may be stacked on any dimension, the same one in all leaves. Kernels that Gemma has side by side get the axes
+    ``qkv``, ``kv_parts`` and ``gates``.
 
     An axis whose size is that of no name is called ``"?"``, one that has several ``"embed|mlp?"``, one that a leaf would have
     twice ``"heads?"``, and a vector that is for anything ``"embed?"``. A norm outside of the layers, over an axis that no
@@ -105,13 +130,10 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
       layers_*/up/kernel ('embed.in', 'mlp')
     """
 
-    def name(place: int, size: int) -> str:
-        known = [n for n, s in sizes.items() if s == size and (n != LAYERS or place == 0)]
-        return known[0] if len(known) == 1 else "|".join(known) + UNSURE
-
-    named = jax.tree.map(lambda x: tuple(name(i, n) for i, n in enumerate(np.shape(x))), params)
+    named = jax.tree_util.tree_map_with_path(_by_size(params, sizes), params)
+    named = _marked(named, KNOWN | sizes.keys())
     tree: dict = {}
-    for key_path, names in jax.tree_util.tree_leaves_with_path(by_convention(named), is_leaf=is_names):
+    for key_path, names in jax.tree_util.tree_leaves_with_path(named, is_leaf=is_names):
         *parents, last = path(key_path).split("/")
         inside = tree
         for part in parents:
@@ -128,6 +150,34 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
             rules[pattern] = (*names[:-1], names[-1] + UNSURE)
     # What is longer and says more comes first: its leaves might match a shorter pattern, too.
     return dict(sorted(rules.items(), key=lambda rule: (-rule[0].count("/"), rule[0].count("*"), rule[0])))
+
+
+def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any], Names]:
+    """The names of a leaf's axes by their sizes. Layers are stacked on the same dimension in every leaf, mostly the first."""
+
+    def known(size: int) -> list[str]:
+        return [name for name, of in sizes.items() if of == size]
+
+    shapes = [np.shape(x) for x in jax.tree.leaves(params)]
+    sure = (
+        {shape.index(sizes[LAYERS]) for shape in shapes if [known(n) for n in shape].count([LAYERS]) == 1}
+        if (LAYERS in sizes)
+        else set()
+    )
+    places = sure or set(range(max(map(len, shapes), default=0)))
+
+    def leaf(key_path: tuple, x: Any) -> Names:
+        fused = fused_axis(path(key_path), np.shape(x)[:1])
+
+        def name(dim: int, size: int) -> str:
+            found = [n for n in known(size) if n != LAYERS or dim in places]
+            if dim == 0 and fused and set(found) <= {LAYERS}:
+                return fused
+            return found[0] if len(found) == 1 else "|".join(found) + UNSURE
+
+        return tuple(name(dim, size) for dim, size in enumerate(np.shape(x)))
+
+    return leaf
 
 
 def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
@@ -147,72 +197,60 @@ def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
 def by_convention(axes: Axes) -> Axes:
     """The marks of `jaxgrow.axes`, added to plain names, such as those that models carry for their sharding.
 
-    ================================================ =============================================================
-    a leaf called                                    is
-    ================================================ =============================================================
-    ``embedding``, or ``weight`` below an embedding  a table, which reads nothing
-    ``weight``                                       a kernel ``[outputs, inputs]``, as of Equinox and PyTorch
-    anything else, over two axes or more             a kernel ``[.. inputs, output]``, as of Flax; if it ends in heads or
-                                                     their ``head_dim``, it reads ``embed`` alone, or its first axis
-    ``bias``, over one axis                          a bias; of a norm, where a scale lies beside it
-    ``scale``, ``weight``, over one axis             of a norm
-    below ``key``, ``value`` or the like             of keys, which read ``head_dim``, or values
-    ================================================ =============================================================
+    Axes that MaxText and levanter call otherwise get their names here: ``q_heads``, ``kv``, ``embed_vocab``, ``norm``,
+    ``head_size``, ``kv_head``, and the like. Layers may be stacked on any dimension.
+
+    ====================================================== ==========================================================
+    a leaf called                                          is
+    ====================================================== ==========================================================
+    ``embedding``, or ``weight`` below an embedding        a table, which reads nothing
+    below ``query``, ``up``, ``gate``, ``wi``, ``head`` .. a kernel that reads ``embed``
+    below ``out``, ``down``, ``wo``, ``attn_vec`` ..       a kernel that writes ``embed``
+    ``weight``, where its module says neither              a kernel ``[outputs, inputs]``, as of Equinox and PyTorch
+    ``kernel``, where its module says neither              a kernel ``[.. inputs, output]``, as of Flax; if it ends in heads
+                                                           or their ``head_dim``, it reads ``embed`` alone, or its first axis
+    ``bias``                                               a bias; of a norm, where a scale lies beside it
+    ``scale``, ``weight``, over one axis                   of a norm; ``w``, where its module is called a norm
+    below ``key``, ``value`` or the like                   of keys, which read ``head_dim``, or values
+    ====================================================== ==========================================================
 
     What is no convention must be said by hand: a norm before a tied head (``embed.in.norm.scale``), the scale of a sublayer.
 
     Args:
-      axes: a tree with a tuple of names for each leaf, marked or not.
+      axes: a tree with a tuple of names for each leaf, marked or not. The name of an axis may be None.
 
     Returns:
-      The tree with all names marked; a leaf that has marks stays as it is. A vector whose name tells nothing gets
-      ``"embed?"``, which `from_rules` refuses.
+      The tree with all names marked; a leaf that has marks stays as it is. Nothing is guessed: an axis that is not recognised
+      gets a ``?``, ``"embed?"`` or ``"?"``, which `jaxgrow.sizes`, `jaxgrow.grow` and `from_rules` refuse, with a list of all
+      such leaves.
 
     Example:
       >>> by_convention({"key": {"kernel": ("embed", "heads", "head_dim")}, "norm": {"scale": ("embed",)}})
       {'key': {'kernel': ('embed.in', 'heads', 'head_dim.in')}, 'norm': {'scale': ('embed.norm.scale',)}}
     """
-    vectors = [path(p) for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names) if len(_places(n)) == 1]
-    norms = {p.rpartition("/")[0] for p in vectors if p.endswith(_SCALES)}
-    return jax.tree_util.tree_map_with_path(lambda p, n: _marked(path(p), n, norms), axes, is_leaf=is_names)
+    return _marked(axes, KNOWN)
 
 
-_SCALES = ("scale", "weight", "gamma")
-_KEYS, _VALUES = ({w, f"{w[0]}_proj", f"{w}_proj", f"w{w[0]}", w[0]} for w in ("key", "value"))
-_TABLES = re.compile(r"(?<!un)emb|\bw[tp]e\b")
+def _marked(axes: Axes, known: Set[str]) -> Axes:
+    """`by_convention`, of which axes are ``known``."""
+    leaves = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=_is_names)}
+    scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
+    kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
+
+    def leaf(key_path: tuple, names: Names) -> Names:
+        if any(n is not None and axis(n) != n for n in names):
+            return names
+        name = path(key_path)
+        of = name.rpartition("/")[0]
+        return marked(name, translated(name, names), known, of in scales, of in kernels)
+
+    return jax.tree_util.tree_map_with_path(leaf, axes, is_leaf=_is_names)
 
 
-def _places(names: Names) -> list[list[int]]:
-    """The axes of a leaf, without ``layers``; heads and their dimensions are one place."""
-    places: list[list[int]] = []
-    for i, name in enumerate(names):
-        heads = [place for place in places if axis(names[place[0]]).endswith("heads")]
-        if axis(name) == "head_dim" and heads:
-            heads[0].append(i)
-        elif axis(name) != LAYERS:
-            places.append([i])
-    return places
+def _is_names(x: Any) -> bool:
+    """As `is_names`, but an axis may have no name."""
+    return isinstance(x, tuple) and all(name is None or isinstance(name, str) for name in x)
 
 
-def _marked(leaf: str, names: Names, norms: set[str]) -> Names:
-    if any(axis(n) != n for n in names):
-        return names
-    out, places, parts = list(names), _places(names), leaf.split("/")
-    last = parts[-2:]  # of a part of a fused kernel, the kernel comes before it
-    read: list[int] = []
-    table = "embedding" in last or ("kernel" not in last and any(map(_TABLES.search, last)))
-    if len(places) > 1 and not table:
-        if axis(names[max(places, key=max)[0]]).endswith("heads") and "weight" not in last:
-            of = [place for place in places if axis(names[place[0]]) == "embed"] or places[:1]
-        else:
-            of = places[-1:] if "weight" in last else places[:-1]
-        read = [i for place in of for i in place]
-    for i, name in enumerate(names):
-        if i in read:
-            out[i] += READ
-        elif name == "head_dim":
-            out[i] += READ if _KEYS & set(parts) else VALUE if _VALUES & set(parts) else ""
-    if len(places) == 1:
-        is_bias, norm = any(p.endswith("bias") for p in last), ".norm" * (leaf.rpartition("/")[0] in norms)
-        out[-1] += f"{norm}.bias" if is_bias else f"{norm}.scale" if leaf.endswith(_SCALES) else UNSURE
-    return tuple(out)
+def _is_vector(names: Names) -> bool:
+    return sum(name is None or not is_layers(axis(name)) for name in names) == 1

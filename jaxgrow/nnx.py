@@ -7,7 +7,8 @@ nnx.Param))`` is a tree of arrays, which `jaxgrow.from_rules` names.
 
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +65,14 @@ def build(make: Callable[[], M], params: Params) -> M:
     model, others = nnx.eval_shape(make), nnx.Not(nnx.Param)
     nnx.update(model, restructured(params, nnx.as_pure(nnx.state(model, nnx.Param))))
     if jax.tree.leaves(nnx.state(model, others)):
-        nnx.update(model, jax.jit(lambda: nnx.as_pure(nnx.state(make(), others)))())  # compiled without the parameters
+        nnx.update(model, _others(make))
     return model
+
+
+@partial(jax.jit, static_argnums=0)
+def _others(make: Callable[[], nnx.Module]) -> Any:
+    """What is no parameter of a new model. Compiled once for each constructor, and without the parameters."""
+    return nnx.as_pure(nnx.state(make(), nnx.Not(nnx.Param)))
 
 
 def grow(model: M, growth: Growth, axes: Axes, make: Callable[[], M], layers: str | None = None) -> M:
@@ -139,7 +146,7 @@ def grow_optimizer(
     """
     state = nnx.as_pure(optimizer.opt_state)
     state = stack_layers(state, layers) if layers else state
-    state = moments.grow_optimizer(optimizer.tx, state, growth, _params(model, layers), axes, policy)
+    state = moments.grow_optimizer(optimizer.tx, state, growth, _params(model, layers), axes, policy, layers)
     out = nnx.Optimizer(grown, optimizer.tx, wrt=optimizer.wrt)
     nnx.update(out.opt_state, nnx.state(restructured(_unstacked(state, layers), nnx.as_pure(out.opt_state))))
     out.step[...] = optimizer.step[...]

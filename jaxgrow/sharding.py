@@ -5,7 +5,7 @@ among those of `BATCH`. So there is no table of paths: a new model, and what gro
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -156,6 +156,14 @@ def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
     mesh = jax.sharding.get_abstract_mesh()
     rules = {axis: over for axis, over in RULES.items() if over not in BATCH and over in _automatic(mesh)}
     return spec(names, shape, mesh, rules)
+
+
+def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
+    """What `spec` says alike of a leaf of ``shape`` and of one of ``new``, where XLA divides work; for traced code."""
+    mesh = jax.sharding.get_abstract_mesh()
+    rules = {axis: over for axis, over in RULES.items() if over in _automatic(mesh)}
+    before, after = spec(names, shape, mesh, rules), spec(names, tuple(new), mesh, rules)
+    return P(*[a if a == b else None for a, b in zip(before, after, strict=True)])
 
 
 def divided(each: Callable, in_specs: Any, out_specs: Any) -> Callable:

@@ -4,8 +4,8 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
 
+from jaxgrow import flops
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.experts import blocks
 
@@ -42,14 +42,6 @@ def empty(config, tokens: int) -> int:
     return 2 * 3 * config.layers * config.embed * config.mlp * (prod(blocks(assignments, config.experts)) - assignments)
 
 
-def products(jaxpr) -> int:
+def products(jaxpr) -> float:
     """2 x multiply-adds of every matrix product in a program, a scan's as often as it runs."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            left = eqn.invars[0].aval.shape
-            total += 2 * prod(eqn.outvars[0].aval.shape) * prod(left[d] for d in contracted)
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(products, jaxprs_in_params(eqn.params)))
-    return total
+    return flops.counted(jaxpr).products

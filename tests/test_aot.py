@@ -7,11 +7,15 @@ from dataclasses import replace
 from functools import cache
 from typing import get_args
 
+import jax
 import pytest
 
+from jaxgrow import grow
 from jaxgrow.drop import LayerDrop
 from jaxgrow.models.layers import Remat
-from train.ahead.estimate import fits
+from jaxgrow.operators import hypercloning, stack
+from jaxgrow.sharding import spec
+from train.ahead.estimate import bound, fits
 from train.ahead.machines import described
 from train.ahead.rehearsal import Program, Rehearsal
 from train.experiment import load
@@ -72,14 +76,33 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
 
 
 def test_it_grows_to_13b_where_it_lies():
-    """No device ever has all of it: beside its part of the source and of the result, a few leaves' parts."""
+    """No device ever has all of it: beside its part of the source, of the model between two operators and of the result, one
+    leaf's part."""
     machine = described("h100:8")
     e = load("configs/papers/llama.py:llama_13b_grown")
     found = next(p for p in Rehearsal(e, machine).run() if p.what == "grow")
-    result = 13.016e9 * 4 / 8
+    result, deeper = 13.016e9 * 4 / 8, 6.738e9 * 40 / 32 * 4 / 8
     largest = 40 * 5120 * 13824 * 4 / 8
     assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
-    assert found.temporary < result + 8 * largest
+    assert found.temporary < result + deeper + largest
+
+
+SMALL = {"layers": 40, "embed": 4096, "mlp": 14336}
+
+
+@pytest.mark.parametrize("names", [("layers", "embed.in", "mlp"), ("layers", "mlp.in", "embed")])
+@pytest.mark.parametrize("fsdp", [8, 2])
+def test_leaves_of_a_70b_model_grow_in_the_memory_of_their_parts(names, fsdp):
+    mesh = Mesh(1, fsdp, 8 // fsdp).over(list(described("h100:8").devices))
+    growth = stack(SMALL, {"layers": 80}) | hypercloning(SMALL, {"embed": 8192, "mlp": 28672})
+    shape = tuple(SMALL[name.removesuffix(".in")] for name in names)
+    where = jax.sharding.NamedSharding(mesh, spec(names, shape, mesh))
+    leaf = {"kernel": jax.ShapeDtypeStruct(shape, "float32", sharding=where)}
+    with jax.set_mesh(mesh):
+        memory = jax.jit(lambda x: grow(growth, x, {"kernel": names})).lower(leaf).compile().memory_analysis()
+    assert memory.argument_size_in_bytes == 40 * 4096 * 14336 * 4 / 8
+    assert memory.output_size_in_bytes == 8 * memory.argument_size_in_bytes
+    assert memory.temp_size_in_bytes < memory.argument_size_in_bytes
 
 
 @cache
@@ -148,3 +171,15 @@ def test_gpt2_of_two_layers_on_a_tpu(mesh):
     assert found.conditionals == 2 and "tpu_custom_call" in found.kernels
     if not mesh:
         assert {c.kind for c in found.collectives} == {"all-reduce"}
+
+
+@pytest.mark.parametrize("machine", ["v5e:2x2"])
+def test_a_tiny_plan_is_compiled_and_priced(machine):
+    """Every program of a plan with a transformation: the smallest case, which also runs in `.ci/run`."""
+    e = load("configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8")
+    found = Rehearsal(e, at := described(machine)).run()
+    assert fits(found, at) and {p.what for p in found if not p.flops} <= {"born"}
+    assert {"step", "coalesce", "evaluation"} <= {p.what for p in found}
+    for program in found:
+        least = bound(program, at)
+        assert least is not None and least.seconds > 0 and (not program.flops or 0 < least.utilisation <= 1)

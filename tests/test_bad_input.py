@@ -1,15 +1,18 @@
 """Wrong input is one clear line on stderr and an exit code, not a traceback, and costs nothing that was there."""
 
 import gzip
+import io
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 import runs
 
-from train import compare, pretrain
+from jaxgrow.interop import CheckpointError
+from train import compare, generate, pretrain
 from train.errors import UserError, exits_cleanly, is_full_disk
 from train.experiment import as_json
 from train.run.checkpoint import Checkpoints
@@ -42,8 +45,8 @@ def write_vocabulary(path: Path) -> str:
 
 # What is wrong with an otherwise good run; ``{}`` is its folder.
 CASES = {
-    "a misspelt field": (["--set", "optim.peak_rl=1"], "Optim has no field 'peak_rl'; did you mean peak_lr?"),
-    "a wrong type": (["--set", "steps=many"], "--set steps: 'many' is no int"),
+    "a misspelt field": (["--set", "optim.peak_rl=1"], "Optim has no field 'peak_rl'; did you mean optim.peak_lr?"),
+    "a wrong type": (["--set", "steps=many"], "--set steps: expected int, but got 'many'"),
     "a wrong value": (["--set", "batch=0"], "batch must be at least 1, but is 0"),
     "heads that do not pair": (["--set", "model.heads=7"], "axis 'heads': far pairs: 7 is not a multiple of 2"),
     "layers that do not pair": (["--set", "model.layers=1"], "axis 'layers': adjacent pairs: 1 is not a multiple of 2"),
@@ -223,7 +226,50 @@ def test_other_errors_keep_their_traceback_and_an_interrupt_its_code(monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pretrain, "main", interrupted)
-    assert refused(code=130) == "interrupted; the same command continues from the last checkpoint"
+    assert refused(code=130) == "interrupted; the same command continues from the last checkpoint, if there is one"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError("Unable to allocate 7 TiB"), "this machine has no memory left"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a text is not UTF-8"),
+        (CheckpointError("a tensor is missing"), "a tensor is missing"),
+        (PermissionError(13, "Permission denied", "runs"), "[Errno 13] Permission denied: 'runs'"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_errors_of_the_input_and_of_the_machine_are_one_line(monkeypatch, refused, error, says):
+    def broken():
+        raise error
+
+    monkeypatch.setattr(pretrain, "main", broken)
+    assert refused().startswith(says)
+
+
+def test_processes_that_lost_each_other_are_one_line_and_to_be_started_again(monkeypatch, refused):
+    def apart():
+        raise jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED\n and more")
+
+    monkeypatch.setattr(pretrain, "main", apart)
+    said = refused(code=75)
+    assert said.startswith("the processes of this run waited for each other too long, or one of them has ended")
+    assert said.endswith("(UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED)")
+
+
+def test_sizes_that_cannot_be_meant_are_refused_at_once(tmp_path, refused):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
+    assert "model.layers must be at most 16,384, but is 1,000,000,000,000" in refused(
+        config, "--set", "model.layers=1000000000000"
+    )
+
+
+def test_a_prompt_that_is_not_utf_8(tmp_path, refused, monkeypatch):
+    arguments = [str(tmp_path), "--prompt"]
+    said = refused(*arguments, b"f\xfcr".decode("utf-8", "surrogateescape"), script=generate)
+    assert said == "--prompt 'f\\udcfcr' is not UTF-8; convert it, such as by iconv"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"f\xfcr\n"), "utf-8"))
+    assert refused(*arguments, "-", script=generate).startswith("--prompt -: the lines are not UTF-8 (")
 
 
 def test_a_message_of_several_lines_is_said_in_one(capsys):
@@ -241,10 +287,10 @@ def test_a_message_of_several_lines_is_said_in_one(capsys):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--seeds", "a,b"], "--seeds takes numbers divided by commas, not 'a,b'"),
+        (["--seeds", "a,b"], "--seeds takes numbers separated by commas, not 'a,b'"),
         (["--seeds", ""], "--seeds needs at least one seed"),
         (["--frontier", "1.5"], "--frontier takes fractions between 0 and 1, not 1.5"),
-        (["--set", "optim.peak_rl=1"], "did you mean peak_lr?"),
+        (["--set", "optim.peak_rl=1"], "did you mean optim.peak_lr?"),
     ],
 )
 def test_compare_refuses(tmp_path, refused, options, says):

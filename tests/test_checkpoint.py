@@ -26,7 +26,7 @@ RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
 
 def position(step: int) -> Any:
     """An iterator over data that has given ``step`` samples."""
-    data = iter(grain.MapDataset.range(9).to_iter_dataset())
+    data = iter(grain.MapDataset.range(30).to_iter_dataset())
     for _ in range(step):
         next(data)
     return data
@@ -44,6 +44,10 @@ def saved(tmp_path_factory):
         for step in (3, 6):
             checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
     return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def files(folder: Path) -> list[Path]:
@@ -89,6 +93,9 @@ def test_a_change_of_any_file_is_found_and_said_and_the_checkpoint_before_is_use
     paths = files(saved / "checkpoints" / "6")
     arrays = max(paths, key=lambda path: path.stat().st_size)
     cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)] + [(arrays, damage) for damage in DAMAGES]
+    # A checkpoint without its checksums is incomplete, and an empty file can only be lost.
+    cases = [(path, cut if path.name == "SHA256SUMS" else damage) for path, damage in cases]
+    cases = [(path, damage if path.stat().st_size else Path.unlink) for path, damage in cases]
     assert len(paths) > 8
     for path, damage in cases:
         run = tmp_path / "run"
@@ -101,7 +108,7 @@ def test_a_change_of_any_file_is_found_and_said_and_the_checkpoint_before_is_use
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said
         assert said[0].startswith("checkpoint 6 is damaged (") and path.name in said[0]
-        assert (run / "checkpoints" / "damaged-6.0").is_dir()
+        assert names(run / "checkpoints") == ["3", "damaged-6"]
         shutil.rmtree(run)
 
 
@@ -120,16 +127,66 @@ def test_with_no_whole_checkpoint_one_line_says_so_and_nothing_is_moved(saved, t
     assert files(tmp_path) == before
 
 
-def test_a_process_that_dies_before_the_checksums_has_not_saved(saved, tmp_path, monkeypatch, capsys):
+INCOMPLETE = "checkpoint 9 is incomplete: its save was interrupted; deleted it\n"
+
+
+@pytest.mark.parametrize("at", ["seal", "sync", "sync_folder"])
+def test_a_process_that_is_killed_while_it_saves_leaves_no_damaged_checkpoint(saved, tmp_path, monkeypatch, capsys, at):
+    """After Orbax has written everything: before the checksums, before the renaming, and right after it."""
+
     def dies(folder):
         raise runs.Killed
 
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(checkpoint, "seal", dies)
-    with pytest.raises(runs.Killed), Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(runs.Killed),
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+    ):
+        patch.setattr(checkpoint, at, dies)
         checkpoints.save(9, {"large": model(9)}, position(9), RECORD | {"step": 9})
-    assert restored(tmp_path) == 6
-    assert "checkpoint 9 is damaged (it has no SHA256SUMS" in capsys.readouterr().err
+    capsys.readouterr()
+    whole = 9 if at == "sync_folder" else 6
+    assert (load(tmp_path)["token_embedding"] == model(whole).params["token_embedding"]).all()
+    assert restored(tmp_path) == whole
+    assert capsys.readouterr().err == ("" if whole == 9 else INCOMPLETE)
+    assert names(tmp_path / "checkpoints") == (["3", "6", "9"] if whole == 9 else ["3", "6"])
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:  # the next save writes it again
+        checkpoints.save(9 + whole, {"large": model(9 + whole)}, position(9), RECORD)
+    assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
+
+
+def test_the_newest_checkpoint_without_checksums_is_incomplete_and_an_earlier_one_is_damaged(saved, tmp_path, capsys):
+    shutil.copytree(saved, tmp_path / "a")
+    (tmp_path / "a" / "checkpoints" / "6" / "SHA256SUMS").unlink()
+    np.testing.assert_array_equal(load(tmp_path / "a")["token_embedding"], model(3).params["token_embedding"])
+    assert restored(tmp_path / "a") == 3
+    assert capsys.readouterr().err == INCOMPLETE.replace("9", "6")
+    assert names(tmp_path / "a" / "checkpoints") == ["3"]
+
+    (tmp_path / "a" / "checkpoints" / "3" / "SHA256SUMS").unlink()  # of the first save: the run starts anew
+    with pytest.raises(UserError, match="there is no checkpoint in"):
+        load(tmp_path / "a")
+    with Checkpoints(tmp_path / "a" / "checkpoints") as checkpoints:
+        assert checkpoints.restore(lambda record: {}, None, runs.mesh()) is None
+    assert names(tmp_path / "a" / "checkpoints") == []
+
+    shutil.copytree(saved, tmp_path / "b")
+    for step in (3, 6):
+        (tmp_path / "b" / "checkpoints" / str(step) / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match=r"is whole \(3: it has no SHA256SUMS"):
+        restored(tmp_path / "b")
+
+
+def test_only_the_last_damaged_checkpoint_is_kept(saved, tmp_path):
+    """However often this happens, the disk does not fill up."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    for step in (6, 9, 12):
+        flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
+        assert restored(tmp_path) == 3
+        assert names(tmp_path / "checkpoints") == sorted(["3", f"damaged-{step}"])
+        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+            checkpoints.save(step + 3, {"large": model(step + 3)}, position(step + 3), RECORD | {"step": step + 3})
 
 
 def test_checksums_that_cannot_be_written_are_an_error_at_the_next_save(tmp_path, monkeypatch):
@@ -167,7 +224,7 @@ def test_what_a_finished_run_exports_is_what_it_ended_with_and_is_read_only_if_i
     flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
     for reading in (load, lambda folder: imported(folder, runs.MODEL, runs.mesh())):
         with pytest.raises(
-            UserError, match=r"is damaged: .* has changed.*; without its result.json the run's own command"
+            UserError, match=r"is damaged: .* has changed.*; delete .*result.json and give the command of the run again"
         ):
             reading(run)
     with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):

@@ -1,7 +1,8 @@
-"""The command ``jaxgrow``, mostly in process: what it writes is loaded again, what is wrong ends with 2 and one message."""
+"""The command ``jaxgrow``, mostly in process: what it writes is loaded again, what is wrong ends with 1 or 2 and a message."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,8 @@ import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import grow, interop, operators
-from jaxgrow.cli import METHODS, main
+from jaxgrow._arguments import parser
+from jaxgrow.cli import COMMANDS, METHODS, main
 from jaxgrow.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
 
@@ -36,8 +38,8 @@ def run(*arguments: object) -> None:
     assert main([str(a) for a in arguments]) == 0
 
 
-def refused(capsys, *arguments: object) -> str:
-    assert main([str(a) for a in arguments]) == 2
+def refused(capsys, *arguments: object, status: int = 1) -> str:
+    assert main([str(a) for a in arguments]) == status
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     return error
@@ -167,19 +169,26 @@ def test_inspect(folder, capsys):
 
 
 def test_report_on_tokens_of_a_file(tmp_path, folder, capsys):
-    (tmp_path / "ids.txt").write_text("1 2 3\n4 5 6 7 8 9 10 0 1 2 3\n")
     np.save(tmp_path / "ids.npy", np.arange(10, dtype=np.uint16).reshape(2, 5))
-    for name, shape in (("ids.txt", "2 x 7"), ("ids.npy", "1 x 7")):
-        run("report", folder, folder, "--tokens", tmp_path / name)
-        out = capsys.readouterr().out
-        assert f"the first {shape} tokens" in out
-        assert "max |a - b| 0.00e+00" in out
+    run("report", folder, folder, "--data", tmp_path / "ids.npy")
+    out = capsys.readouterr().out
+    assert "the first 1 x 7 tokens" in out
+    assert "max |a - b| 0.00e+00" in out
 
 
-@pytest.mark.parametrize("text", ["", "a b", "11", "-1 2", "0.5"])
-def test_tokens_that_are_none(tmp_path, folder, capsys, text):
-    (tmp_path / "ids.txt").write_text(text)
-    assert "ids.txt" in refused(capsys, "report", folder, folder, "--tokens", tmp_path / "ids.txt")
+def test_report_on_a_text(tmp_path, capsys):
+    """Of a model without a tokenizer whose vocabulary is bytes; as `prune` reads its data."""
+    model = saved(tmp_path / "bytes", replace(CONFIG, vocab=256, layers=1))
+    (model / "tokenizer.json").unlink()
+    (tmp_path / "text.txt").write_text("A text of forty bytes, a few more, three")
+    run("report", model, model, "--data", tmp_path / "text.txt")
+    assert "the first 5 x 7 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ids", [[], ["a", "b"], [11], [-1, 2], [0.5]], ids=str)
+def test_tokens_that_are_none(tmp_path, folder, capsys, ids):
+    np.save(tmp_path / "ids.npy", np.array(ids))
+    assert "ids.npy" in refused(capsys, "report", folder, folder, "--data", tmp_path / "ids.npy")
 
 
 def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
@@ -217,7 +226,9 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, folder, capsys, arguments, message):
     command, *options = arguments
-    assert message in refused(capsys, command, folder, tmp_path / "b", *options)
+    usage = ("no groups", "--noise inf", "nothing to grow", "--seed: stack", "convert needs")  # wrong for any SRC
+    status = 2 if message.startswith(usage) else 1
+    assert message in refused(capsys, command, folder, tmp_path / "b", *options, status=status)
     assert not list(tmp_path.iterdir())
 
 
@@ -225,19 +236,20 @@ def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
     deep = saved(tmp_path / "deep", replace(CONFIG, layers=5))
     arguments = ("interpolate", folder, deep, tmp_path / "b", "--alpha")
     assert "the two models differ: layers 4 and 5" in refused(capsys, *arguments, "0.5")
-    assert "--alpha nan is no weight" in refused(capsys, *arguments, "nan")
+    assert "--alpha nan is no weight" in refused(capsys, *arguments, "nan", status=2)
     assert "there is no folder" in refused(capsys, "inspect", tmp_path / "nowhere")
 
 
 def test_words_that_are_none(capsys):
     for arguments, message in (
         (("--heads", "0-1"), "a comma between new units"),
-        (("--heads", "far", "--shard-size", "5"), "'5' is no size of a file, as 500MB"),
-        (("--heads", "far", "--shard-size", "0GB"), "'0GB' is no size of a file"),
+        (("--heads", "far", "--shard-size", "5"), "'5' is not the size of a file; give one like 500MB, 1.5GB or 5GiB"),
+        (("--heads", "far", "--shard-size", "0GB"), "'0GB' is not the size of a file"),
         (("--heads", "far", "--dtype", "int8"), "choose from"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as stopped:
             main(["coalesce", "a", "b", *arguments])
+        assert stopped.value.code == 2
         assert message in capsys.readouterr().err
 
 
@@ -483,3 +495,39 @@ def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     again = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"
+
+
+# --- sizes of files, completion, python -m ---
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("500MB", 500_000_000), ("1.5GB", 1_500_000_000), ("5GiB", 5 << 30), ("0.5 kib", 512), ("2TB", 2 * 10**12)],
+)
+def test_sizes_of_files(text, size):
+    assert parser(COMMANDS).parse_args(["convert", "a", "b", "--shard-size", text]).shard_size == size
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("jaxgrow con", ["convert"]),
+        ("jaxgrow grow --met", ["--method"]),
+        ("jaxgrow grow a b --method ll", ["llama_pro"]),
+        ("jaxgrow convert a b --to o", ["orbax"]),
+        ("jaxgrow completion z", ["zsh"]),
+        ("jaxgrow grow ./fol", []),  # names of files are the shell's
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(capsys, typed, completed):
+    run("completion", "bash")
+    words = typed.split()
+    asked = f'COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _jaxgrow; echo "${{COMPREPLY[@]}}"'
+    said = subprocess.run(["bash", "-c", capsys.readouterr().out + asked], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == completed and said.stderr == ""
+
+
+def test_python_m_jaxgrow():
+    said = subprocess.run([sys.executable, "-m", "jaxgrow", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("jaxgrow ")

@@ -18,6 +18,7 @@ from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, as_json
 from train.finetuning import FineTuning
 from train.loop import programs
+from train.plan.methods import GrowTo, Stage
 from train.results import plots
 from train.results.comparison import Comparison
 from train.results.runs import Run, curves, frontier_budget, half_width
@@ -151,6 +152,26 @@ def test_the_tables_say_what_was_not_reached(comparison, tmp_path):
     worse = [made(tmp_path, "worse", [("train large", 1, 9.0, 7.0)], seed=s) for s in (0, 1)]
     main, *_ = tables(replace(comparison, runs=[*comparison.runs, worse]).table())
     assert main["worse"]["FLOPs saved against the frontier"] == "above the frontier"
+
+
+def test_the_result_is_told_in_words(comparison, tmp_path):
+    scratch, _ = comparison.runs
+    (line,) = comparison.results()
+    assert line == (
+        "Result: cycle ends at a loss of 2.0000 for 60% of the FLOPs of scratch, which ends at 3.0000. "
+        "At an equal loss it saves more than 40.0 % of the FLOPs (2 seeds)."
+    )
+    assert line in comparison.brief() and line in comparison.table()
+    assert replace(comparison, frontier=[]).results()[0].endswith("Without --frontier no saving is told.")
+    for name, loss, says in [
+        ("worse", 7.0, "It ends above every run from scratch: nothing is saved."),
+        ("dear", 3.6, "At an equal loss it costs "),
+        ("cheap", 3.4, "At an equal loss it saves "),
+    ]:
+        one = made(tmp_path, name, [("train large", 1, 20.0 if name == "cheap" else 39.0, loss)])
+        (line,) = Comparison([scratch[:1], [one]], [comparison.frontier[0][:1]]).results()
+        assert says in line and ("(one seed)" in line or name == "worse")
+        assert ("scratch-x0.5, from scratch at the same cost, ends at 4.0000" in line) == (name == "cheap")
 
 
 def test_without_a_frontier_nothing_is_said_to_be_saved_against_it(comparison):
@@ -306,6 +327,21 @@ def test_a_bound_is_one_only_beside_a_number(comparison):
     far = made(cycle[1].folder.parent, "cycle-far", [(p, s, c, v + 9) for p, s, c, v in CYCLE], seed=1)
     table = Comparison([comparison.runs[0], [cycle[0], far]], shorter).table()
     assert "| above the frontier: 1 of 2 seeds |" in table and "> above" not in table
+
+
+def test_a_config_that_diverged_is_marked_and_no_saving_of_its_luckier_seeds_is_told(comparison):
+    (scratch, cycle), shorter = comparison.runs, comparison.frontier
+    diverged = {"cycle": [1], "wild": [0, 1]}
+    partly = Comparison([scratch, cycle[:1]], shorter, diverged=diverged)
+    assert [row["diverged"] for row in partly.rows()] == [[], [1], []]
+    main, along, _ = tables(partly.table())
+    assert main["cycle"]["final loss"] == "2.0000, diverged: seed 1"
+    assert (
+        main["cycle"]["FLOPs saved against the frontier"] == "diverged: 1 of 2 seeds" == along["cycle"]["FLOPs saved"]
+    )
+    assert main["wild"]["final loss"] == "diverged: seed 0, 1" and main["wild"]["FLOPs"] == ""
+    assert main["scratch"] == tables(comparison.table())[0]["scratch"]
+    assert "wild diverged with seed 0, 1: no saving of it is given." in partly.table()
 
 
 GROWN = [
@@ -467,9 +503,26 @@ def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_
     assert axes.get_xscale() == "log" and "FLOPs" in axes.get_xlabel() and "nats a token" in axes.get_ylabel()
     figures[0].draw_without_rendering()
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1  # hides nothing
-    assert [t.get_text() for t in legend.get_texts()][-2:] == ["method8", "frontier: scratch, each fully decayed"]
-    lines = {(line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata()) > 1}
-    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + 1  # no two alike
+    names = [t.get_text() for t in legend.get_texts()]
+    shared = ["small model of the run", "end of each seed"]
+    own = ["final loss of the baseline", "shorter runs from scratch", "frontier: scratch, each fully decayed"]
+    assert names[-6:] == ["method8", *own, *shared]
+    lines = {(line.get_color(), line.get_linestyle()) for line in axes.lines if len({*line.get_xdata()}) > 1}
+    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(own)  # no two alike
+
+
+def test_every_line_style_is_in_the_legend_and_an_identical_run_lies_on_top_of_the_baseline(figures, tmp_path):
+    scratch, again = ([made(tmp_path, name, SCRATCH, seed=s) for s in range(3)] for name in ("scratch", "again"))
+    cycle = [made(tmp_path, "cycle", CYCLE, seed=s) for s in range(3)]
+    plots.losses(Comparison([scratch, cycle, again], []), tmp_path / "plot.png")
+    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
+    explained = {line.get_linestyle() for line in legend.get_lines()}
+    assert {line.get_linestyle() for line in axes.lines} <= explained
+    assert "95 % interval of the mean" in {t.get_text() for t in legend.get_texts()}
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert drawn["scratch"].get_xydata().tolist() == drawn["again"].get_xydata().tolist()
+    assert drawn["scratch"].get_linewidth() > 2 * drawn["again"].get_linewidth()
+    assert drawn["scratch"].get_color() != drawn["again"].get_color()
 
 
 def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
@@ -564,7 +617,10 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     first = {name: (folder / name).read_bytes() for name in ("compare.md", "compare.json")}
     for plot in ("compare.png", "compare_seconds.png"):
         assert (folder / plot).read_bytes()[:4] == b"\x89PNG"
-    assert first["compare.md"].decode() in capsys.readouterr().out
+    told, said = first["compare.md"].decode(), capsys.readouterr().out
+    assert told.split("\n\n")[0] in said and "Along the curves" in told and "Along the curves" not in said
+    (line,) = (line for line in said.splitlines() if line.startswith("Result: "))
+    assert line in told and line.startswith("Result: cycle ends at a loss of ") and "(one seed)" in line
     found = json.loads(first["compare.json"])
     rows = {row["run"]: row for row in found["rows"]}
     assert rows.keys() == set(names) and rows["scratch"]["saved_flops"] == [0.0]
@@ -575,9 +631,29 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     assert {name: (folder / name).read_bytes() for name in first} == first
 
 
+def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs"
+    scratch = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
+    of_wild = runs.growing(tmp_path, GrowTo((Stage(1.0),), by=runs.DOUBLED), source="wild-seed{seed}", name="of_wild")
+    wild = f"{runs.script(tmp_path, runs.experiment(tmp_path, name='wild', model=runs.SMALL))}:optim.peak_lr=1e38"
+    options = [scratch, wild, runs.script(tmp_path, of_wild), f"{scratch}:steps=4:name=short", "--workdir", folder]
+    called(monkeypatch, *options)
+    said = capsys.readouterr()
+    assert (
+        "wild-seed0 diverged: " in said.err
+        and "of_wild-seed0 diverged: the run wild-seed0 that it grows from" in said.err
+    )
+    found = json.loads((folder / "compare.json").read_text())
+    assert [row["run"] for row in found["rows"]] == ["scratch", "short"]
+    assert found["diverged"] == {"wild": [0], "of_wild": [0]}
+    assert tables(said.out)[0]["wild"]["final loss"] == "diverged: seed 0"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is no replication"),
+        (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
         (
             ("{0}:eval_batches=1:name=again",),
             "are not judged alike: eval_batches * batch: 16 and 8; compare runs that agree",
@@ -588,7 +664,7 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
         ),
         (("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"), "not judged alike: data.tokenizer: 'bytes' and 't'"),
         (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
-        (("--frontier", "half"), "--frontier takes numbers divided by commas, not 'half'"),
+        (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
         (("--seeds", ","), "--seeds needs at least one seed"),
     ],
 )

@@ -16,7 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from train import files
 from train.data import formats, tokenise
+from train.data import text as text_module
 from train.data.cache import made
+from train.data.text import tokenizer as loaded_tokenizer
 from train.data.text import tokens
 from train.errors import UserError
 
@@ -113,6 +115,116 @@ def test_a_tokenizer_gives_what_it_gave_file_by_file(tmp_path, text, small_piece
         files, lambda s: known.encode(s).ids, [known.token_to_id("<|endoftext|>")], 7, every=5
     )
     assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
+
+
+# --- nothing changes silently ---
+
+
+@pytest.fixture
+def odd(tmp_path, text):
+    """Reads a folder with these files, ``name -> bytes``: the tokens, the summary and the warnings."""
+
+    def read(files: dict[str, bytes], **changes):
+        folder = tmp_path / "odd"
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        found = tokens(replace(text, path=str(folder), valid_fraction=0.5, **changes))
+        return found, found.report[0], found.report[1:]
+
+    return read
+
+
+def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
+    files = {
+        "a.txt": b"one",
+        "b.jsonl": b'{"text": "t\xc3\xa4"}\n{"text": ""}\n{"text": "x"}\n',
+        "c.pdf": b"",
+        "d.csv.bak": b"",
+    }
+    line = "data: 2 files, 3 documents, 7 bytes, 6 training and 4 validation tokens, 0 replaced characters, "
+    for _ in range(2):
+        assert odd(files)[1:] == (line + "2 skipped files (2 of another format)", [])
+    assert odd({"e.pdf": b""})[1] == line + "3 skipped files (3 of another format)"  # though the tokens are the same
+    assert tokens(text).report == [
+        "data: 8 files, 8 documents, 2,400 bytes, 1,806 training and 602 validation tokens, 0 replaced characters, "
+        "0 skipped files"
+    ]
+
+
+def test_hidden_files_and_symlinked_folders_are_skipped_and_counted(odd, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.txt").write_text("not read")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "odd" / "gone.txt").symlink_to(tmp_path / "absent")
+    (tmp_path / "odd" / "file.txt").symlink_to(tmp_path / "elsewhere" / "c.txt")
+    found, summary, warnings = odd(
+        {"._a.txt": b"no", ".d.txt": b"no", ".git/e.txt": b"no", "a.txt": b"a", "b.txt": b"b"}
+    )
+    assert (found.train.tobytes(), found.valid.tobytes()) == (b"a\0not read\0", b"b\0")
+    assert summary.endswith("5 skipped files (1 broken link or no file, 3 hidden, 1 symlinked folder)")
+    assert [w.partition(";")[0] for w in warnings] == [
+        f"WARNING: symlinked folders are not read, such as {tmp_path}/odd/link"
+    ]
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress], ids=["plain", "gz", "xz"])
+def test_utf_16_is_refused(odd, compress):
+    name = {bytes: "a.txt", gzip.compress: "a.txt.gz", lzma.compress: "a.txt.xz"}[compress]
+    with pytest.raises(
+        UserError, match=f"{name} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8"
+    ):
+        odd({name: compress("a text".encode("utf-16")), "b.txt": b"b"})
+
+
+def test_latin_1_and_nul_are_replaced_counted_and_named(odd, tmp_path):
+    found, summary, warnings = odd({"a.txt": b"a", "b.txt": b"b\0b\0", "c.txt": "für".encode("latin1")})
+    assert found.train.tobytes().decode() == "a\0f\ufffdr\0"
+    assert found.valid.tobytes().decode() == "b\ufffdb\ufffd\0"  # NUL ends documents
+    assert "3 documents" in summary and "3 replaced characters" in summary
+    assert len(warnings) == 1
+    assert warnings[0].startswith("WARNING: 3 characters are U+FFFD") and f"is in {tmp_path}/odd/b.txt:" in warnings[0]
+
+
+def test_byte_order_marks_are_removed(odd, tmp_path):
+    mark = b"\xef\xbb\xbf"
+    files = {
+        "a.txt": mark + b"a" + mark,
+        "b.txt": b"b",
+        "c.jsonl": mark + b'{"text": "c"}\n{"text": "d"}',
+        "e.txt": mark,
+    }
+    found, summary, _ = odd(files)
+    assert found.train.tobytes() == b"a" + mark + b"\0c\0"
+    assert found.valid.tobytes() == b"b\0d\0"
+    assert "4 files, 4 documents" in summary
+
+
+def test_a_tokenizer_that_cannot_end_documents_is_a_warning(odd, tmp_path, tokenizer):
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "endless.json"))
+    found, _, warnings = odd({"a.txt": b"a", "b.txt": b"b", "c.txt": b"a"}, tokenizer=str(tmp_path / "endless.json"))
+    assert found.train.tolist() == [0, 0]
+    assert len(warnings) == 1
+    assert "has no token that ends a document (<|endoftext|>, " in warnings[0]
+    assert odd({}, tokenizer=str(tokenizer))[2] == []
+
+
+def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pieces, monkeypatch):
+    files = {f"{i:02}.txt": b"a \xff cat" * 9 for i in range(20)}
+    whole = odd(files)[1:]
+    encode, calls = text_module._bytes, iter(range(20))
+
+    def killed(pieces):
+        if next(calls) == 19:
+            raise KeyboardInterrupt
+        return encode(pieces)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(text_module, "_bytes", killed)
+        odd({"99.txt": b"other"})
+    assert "21 files, 21 documents" in odd({})[1] and "180 replaced characters" in odd({})[1]
+    assert "20 files, 20 documents" in whole[0]
 
 
 # --- its cost ---
@@ -321,6 +433,12 @@ def test_a_tokenizer_file_and_its_vocabulary_with_merges_agree(tmp_path, text, t
     assert len(file.train) < len("the cat sat")  # merged
     assert made.decode(file.train[:-1].tolist()) == "the cat sat"
     assert file.train[-1] == made.token_to_id("<|endoftext|>")
+
+
+def test_a_vocabulary_with_merges_decodes_what_it_encodes(tokenizer):
+    made = loaded_tokenizer(str(tokenizer))
+    for text in ("Once upon a time", " two  spaces\n", "ä € 😀"):
+        assert made.decode(made.encode(text).ids) == text
 
 
 def test_a_tokenizer_that_truncates_and_pads_does_neither_to_a_corpus(tmp_path, text, tokenizer):

@@ -142,12 +142,14 @@ def test_long_positions_are_those_of_the_length_of_a_sequence():
 def test_a_phi3_that_is_scaled_otherwise_is_refused():
     said = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 8}
     family = FAMILIES["Phi3ForCausalLM"]
-    with pytest.raises(ValueError, match=r"rope_type is 'yarn', but only .* and a Phi-3's 'longrope'"):
-        family.inferred(said | {"rope_scaling": {"type": "yarn", "factor": 2.0}})
+    with pytest.raises(ValueError, match=r"rope_type is 'linear', but a Phi-3 has 'longrope' only"):
+        family.inferred(said | {"rope_scaling": {"type": "linear", "factor": 2.0}})
     with pytest.raises(KeyError, match="long_factor"):
         family.inferred(said | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0]}})
     one = {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
-    with pytest.raises(ValueError, match="original_max_position_embeddings is 1, less than 2"):
+    with pytest.raises(
+        ValueError, match="original_max_position_embeddings is 1, but rope_type 'longrope' needs 2 or more"
+    ):
         family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
 
 

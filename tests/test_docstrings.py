@@ -13,7 +13,7 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(jaxgrow.__path__, "jaxgrow.")
     if not module.name.startswith(
-        ("jaxgrow.cli", "jaxgrow.interop")
+        ("jaxgrow.cli", "jaxgrow.interop", "jaxgrow.__main__")
     )  # whose examples are the README's: they write files
 ]
 FUNCTIONS = {

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import masks
 import numpy as np
 import pytest
 import tiny
@@ -17,7 +18,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.drop import Kept, LayerDrop, conditional, dropping, gates, sample
+from jaxgrow.drop import Kept, LayerDrop, conditional, dropping, gates, padded, sample
 from jaxgrow.drop.execution import rescaled
 from jaxgrow.models.layers import run_stack
 
@@ -128,6 +129,52 @@ def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, 
     np.testing.assert_allclose(slope, 1, atol=2.0**-8)
 
 
+EXPECTED = {"cond": masks.independent, "gather_independent": masks.independent, "gather": masks.fixed}
+
+
+def mean_gradient(execution, probs, weights, x, direction):
+    """The expectations of ``<direction, stack(x)>`` and of its gradients, over all keep masks of an execution."""
+    layers = len(probs)
+
+    @jax.jit
+    def run(kept):
+        def inner(weights):
+            return (direction * run_stack(block, weights, x, remat="products", kept=kept)[0]).sum()
+
+        return jax.value_and_grad(inner)(tuple(weights))
+
+    total = None
+    for mask, q in EXPECTED[execution](probs).items():
+        mask = np.array(mask)
+        chosen = mask if execution == "cond" else padded(mask, layers - 1 if mask.sum() < layers else layers)
+        found = jax.tree.map(lambda a, q=q: q * np.asarray(a), run(Kept(chosen, np.where(mask, 1 / probs, 0))))
+        total = found if total is None else jax.tree.map(np.add, total, found)
+    return total
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("execution", EXPECTED)
+def test_independent_masks_give_the_dense_gradient_on_average_and_a_fixed_number_of_layers_does_not(execution):
+    weights, x = linear_stack()
+    direction = np.random.default_rng(1).normal(size=x.shape)
+    dense = jax.value_and_grad(lambda w: (direction * dense_linear(w, x)).sum())(tuple(weights))
+    found = mean_gradient(execution, PROBS, weights, x, direction)
+    if execution != "gather":
+        chex.assert_trees_all_close(found, dense, rtol=0, atol=TOLERANCE)
+        return
+    gradients = [np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree[1])]) for tree in (found, dense)]
+    assert 0.05 < np.linalg.norm(gradients[0] - gradients[1]) / np.linalg.norm(gradients[1]) < 0.5
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("execution", "expected"), [("cond", 5.0625), ("gather_independent", 5.0625), ("gather", 4.0)])
+def test_four_layers_that_add_half_by_hand(execution, expected):
+    """(3/2)^4 = 5.0625; two of four layers that add all of x, always: 2^2 = 4."""
+    half = np.full((4, 1, 1), 0.5), np.zeros((4, 1, 1))
+    value, _ = mean_gradient(execution, np.full(4, 0.5), half, np.ones((1, 1)), 1.0)
+    assert value == pytest.approx(expected, abs=TOLERANCE)
+
+
 # --- the two executions, on the real model ---
 
 GATES = np.array([True, False, True, True, False])
@@ -191,11 +238,15 @@ def test_programs_optimized_as_in_a_real_run_give_equal_bits_by_both_executions(
 @pytest.mark.parametrize("scaling", ["block", *(pytest.param(s, marks=pytest.mark.slow) for s in (None, "sublayer"))])
 def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scaling):
     scale = None if scaling is None else SCALE
+    filled = np.where(GATES, 1 if scale is None else SCALE, 0).astype(np.float32)
     by = {
         "cond": loss_and_gradient(Kept(GATES, scale, scaling or "block")),
-        "gather": loss_and_gradient(Kept(np.flatnonzero(GATES).astype(np.int32), scale, scaling or "block")),
+        "gather": loss_and_gradient(Kept(padded(GATES, 3), scale, scaling or "block")),
+        "gather, padded": loss_and_gradient(Kept(padded(GATES, 4), filled, scaling or "block")),
+        "gather, all layers": loss_and_gradient(Kept(padded(GATES, 5), filled, scaling or "block")),
     }
-    chex.assert_trees_all_equal(by["cond"], by["gather"])
+    for other in by.values():
+        chex.assert_trees_all_equal(by["cond"], other)
     for _, g, _ in tiny.pairs(by["cond"][1]["blocks"], by["cond"][1]["blocks"]):
         assert (g[~GATES] == 0).all()
         assert (g[GATES] != 0).any()

@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import masks
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +20,10 @@ from jaxgrow.drop import (
     block_list,
     fit_variance,
     gates,
+    independent,
+    padded,
+    program_counts,
+    program_odds,
     sample,
     schedule,
     systematic,
@@ -379,6 +384,7 @@ def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
         (lambda: LayerDrop(variance=CURVE), "no other time does, but time='pld' has variance=Variance"),
         (lambda: Variance(1.5, 2.0), "peak lies in .0, 1. and shape above 1, but they are 1.5 and 2.0"),
         (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
+        (lambda: LayerDrop(programs=1), "programs must be at least 2 .all layers, and fewer., but is 1"),
         (lambda: LayerDrop(depth="prefix"), "never runs the upper layers, so scale must be 'none', not 'sublayer'"),
         (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
         (lambda: Sensitivity(share=2.0), "share lies between 0 and 1, but is 2.0"),
@@ -405,52 +411,40 @@ def test_independent_gates_have_the_mean_and_the_variance_of_bernoulli_ones():
     assert drawn.sum(-1).std() == pytest.approx(np.sqrt((P * (1 - P)).sum()), rel=0.1)
 
 
-def systematic_by_definition(p, u):
-    """Keep l if floor(C_l - u) > floor(C_(l-1) - u), in integers of one GRID-th."""
-    sure = p >= GRID
-    c = np.concatenate([[0], np.cumsum(np.where(sure, 0, p))])
-    return sure | ((c[1:] - u) // GRID > (c[:-1] - u) // GRID)
-
-
 def test_marginals_of_systematic_sampling_are_exact():
     """By enumerating every u there is: no chance is involved."""
     p = np.round(P * GRID).astype(np.int64)
     u = np.arange(1, GRID + 1)[:, None]
-    kept = systematic_by_definition(p, u)
+    kept = masks.systematic(p, u)
     np.testing.assert_array_equal(kept.sum(0), p)
     assert set(kept.sum(-1)) == {int(P.sum()), int(P.sum()) + 1}
-
-
-def joint(p):
-    """The probability of every pattern of gates, by going through all orders and all u."""
-    exact, found = np.round(p * GRID).astype(np.int64), {}
-    orders = list(itertools.permutations(range(len(p))))
-    for order in orders:
-        order = list(order)
-        c = np.cumsum(np.where(exact[order] >= GRID, 0, exact[order])) % GRID
-        ends = np.unique([*c, GRID])  # between two of them, no u makes a difference
-        for u, width in zip(ends, np.diff([0, *ends]), strict=True):
-            if width:
-                kept = np.zeros(len(p), bool)
-                kept[order] = systematic_by_definition(exact[order], u)
-                found[tuple(kept.tolist())] = found.get(tuple(kept.tolist()), 0) + width / GRID / len(orders)
-    return found
 
 
 def drawn_gates(p, draws):
     return np.asarray(jax.jit(jax.vmap(lambda k: systematic(k, p)))(jax.random.split(jax.random.key(0), draws)))
 
 
+def drawn_independent(p, draws):
+    """Of masks that share their number with another one each."""
+    keys = jax.random.split(jax.random.key(0), draws)
+    return np.asarray(jax.jit(jax.vmap(lambda k: independent(k, p, jax.random.fold_in(k, 1))))(keys))
+
+
 SMALL = [np.array([1.0, 0.9, 0.35, 0.5, 0.125, 0.7]), np.array([0.5, 0.5]), np.array([1.0, 1.0])]
 
 
+KINDS = {"fixed": (masks.fixed, drawn_gates), "independent": (masks.independent, drawn_independent)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("p", SMALL, ids=str)
-def test_drawn_gates_have_the_joint_distribution_of_the_definition(p):
-    draws, expected = 4000, joint(p)
+def test_drawn_gates_have_the_joint_distribution_of_the_definition(p, kind):
+    define, draw = KINDS[kind]
+    draws, expected = 4000, define(p)
     patterns = np.array(list(expected))
     np.testing.assert_allclose(np.array(list(expected.values())) @ patterns, p, atol=1 / GRID)  # exact marginals
-    drawn = [tuple(row) for row in drawn_gates(p, draws).tolist()]
-    assert set(drawn) <= set(expected)
+    drawn = [tuple(row) for row in draw(p, draws).tolist()]
+    assert set(drawn) <= {pattern for pattern, q in expected.items() if q}
     for pattern, q in expected.items():
         assert abs(drawn.count(pattern) / draws - q) <= 5 * np.sqrt(q * (1 - q) / draws) + 1 / draws, pattern
 
@@ -473,21 +467,22 @@ def test_every_two_layers_that_may_be_dropped_are_dropped_together_sometimes(lay
     assert (together[often] < 1.5 * independent[often]).all()
 
 
-def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals():
+@pytest.mark.parametrize(("draw", "numbers"), [(systematic, 2), (independent, 6)])
+def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals(draw, numbers):
     keys = jax.random.split(jax.random.key(3), 1500)
 
     def step(key):
-        return jax.vmap(lambda k: systematic(k, P, key))(jax.random.split(jax.random.fold_in(key, 1), 3))
+        return jax.vmap(lambda k: draw(k, P, key))(jax.random.split(jax.random.fold_in(key, 1), 3))
 
     drawn = np.asarray(jax.jit(jax.vmap(step))(keys))  # [steps, micro-steps, layers]
     counts = drawn.sum(-1)
     assert (counts == counts[:, :1]).all()
-    assert len(np.unique(counts)) == 2
+    assert len(np.unique(counts)) == numbers
     assert (abs(drawn.mean((0, 1)) - P) <= 4 * np.sqrt(P * (1 - P) / len(keys))).all()
     assert (drawn[:, 0] != drawn[:, 1]).any()
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
 def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
     drop = replace(PLD, time="constant", execution=execution)
 
@@ -503,3 +498,70 @@ def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
     assert any((g[0] != g[1]).any() for g in many)
     if execution == "cond":
         np.testing.assert_array_equal(draw(5, 7, 1)[0], draw(5, 7)[0])
+
+
+# --- how many layers programs run ---
+
+
+def test_padding_adds_dropped_layers_in_order():
+    keep = np.array([[True, False, True, False], [False, True, False, True]])
+    np.testing.assert_array_equal(padded(keep, 2), [[0, 2], [1, 3]])
+    np.testing.assert_array_equal(padded(keep, 3), [[0, 1, 2], [0, 1, 3]])
+    assert padded(keep, 4).dtype == np.int32 and padded(keep, 4).tolist() == [[0, 1, 2, 3]] * 2
+    with pytest.raises(ValueError, match="a keep mask keeps 2 layers, but the program runs 1"):
+        padded(keep, 1)
+
+
+@pytest.mark.parametrize("execution", ["gather", "gather_independent"])
+def test_programs_run_the_numbers_of_layers_with_the_least_padding(execution):
+    """Against all choices, of a distribution over numbers that comes from the masks themselves."""
+    drop = LayerDrop(theta=0.5, time="constant", execution=execution, programs=3)
+    p = at(drop, 1, 5)
+    odds = (masks.fixed if execution == "gather" else masks.independent)(p)
+
+    def padding(counts):
+        return sum(q * (min(c for c in counts if c >= sum(mask)) - sum(mask)) for mask, q in odds.items())
+
+    found = program_counts(drop, 5, STEPS).ravel().tolist()
+    assert found[-1] == 5
+    best = min(padding((*some, 5)) for some in itertools.combinations(range(6), 2))
+    assert padding(found) == pytest.approx(best, abs=1e-5)
+    run = program_odds(drop, 5, STEPS, [1], np.array(found)[:, None])[0] @ found
+    assert run == pytest.approx(p.sum() + best, abs=1e-5)
+
+
+def test_programs_of_stages_run_enough_layers_in_each():
+    drop = LayerDrop(theta=0.5, time="constant", depth="uniform", execution="gather_independent", programs=3)
+    counts = program_counts(drop, (2, 4), STEPS)
+    assert counts.shape == (3, 2) and counts[-1].tolist() == [2, 4] and (np.diff(counts, axis=0) >= 0).all()
+    expected = np.zeros(3)
+    for mask, q in masks.independent(np.full(6, 0.5)).items():
+        kept = [sum(mask[:2]), sum(mask[2:])]
+        expected[(counts >= kept).all(1).argmax()] += q
+    np.testing.assert_allclose(program_odds(drop, (2, 4), STEPS, [1, 9], counts), [expected] * 2, atol=1e-12)
+    costs = np.array([3.0, 1.0])
+    counts = program_counts(drop, (2, 4), STEPS, costs=costs)
+    cells = list(itertools.product(range(3), range(5)))
+    chains = [(a, b, (2, 4)) for a, b in itertools.product(cells, cells) if (np.array(a) <= b).all()]
+
+    def cost(counts):
+        return program_odds(drop, (2, 4), STEPS, [1], np.array(counts))[0] @ (np.array(counts) @ costs)
+
+    assert cost(counts) == pytest.approx(min(map(cost, chains)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("layers", "fixed"), [(12, [8, 9, 10, 12]), (48, [35, 36, 40, 48])])
+def test_pld_compiles_four_programs_at_any_depth(layers, fixed):
+    """A program for each number of layers would be 5 at 12 layers, and 14 at 48."""
+    drop = LayerDrop(execution="gather")
+    counts = program_counts(drop, layers, 10_000)
+    assert counts.ravel().tolist() == fixed
+    times = np.arange(1, 10_001, 13)
+    run = program_odds(drop, layers, 10_000, times, counts) @ counts[:, 0]
+    kept = np.asarray(jax.jit(jax.vmap(lambda t: schedule(drop, layers, t, 10_000).sum()))(times))
+    assert 1 <= run.mean() / kept.mean() < 1.007  # what padding costs
+    least, most = (replace(drop, execution="gather_independent", programs=n) for n in (4, 8))
+    for other, below in ((least, 1.05), (most, 1.02)):
+        counts = program_counts(other, layers, 10_000)
+        run = program_odds(other, layers, 10_000, times, counts) @ counts[:, 0]
+        assert 1 < run.mean() / kept.mean() < below

@@ -21,7 +21,7 @@ import pytest
 import runs
 
 from jaxgrow import flops
-from jaxgrow.drop import Kept, LayerDrop, Sensitivity, Variance, gates, sensitivity
+from jaxgrow.drop import Kept, LayerDrop, Sensitivity, Variance, gates, program_counts, sensitivity
 from jaxgrow.models import GPT2Config
 from train import experiment as config
 from train import pretrain, variance
@@ -32,6 +32,7 @@ from train.experiment import as_json
 from train.loop import programs
 from train.loop.parallel import mapped
 from train.loop.step import StepInputs, eval_step, train_step
+from train.plan import modifiers
 from train.plan.gates import CHUNK, Gates
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
@@ -170,19 +171,53 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
 # --- gates on the host ---
 
 
-@pytest.mark.parametrize("execution", [pytest.param("cond", marks=pytest.mark.slow), "gather"])
+EXECUTIONS = [pytest.param("cond", marks=pytest.mark.slow), "gather", "gather_independent"]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
 def test_the_host_knows_what_the_library_draws(execution):
     drop = replace(DROP, execution=execution)
     drawn = Gates(drop, 6, 2 * CHUNK, 2, 7, None)
+    counts = program_counts(drop, 6, 2 * CHUNK).ravel()
     library = jax.jit(lambda t: gates(drop, 6, 2 * CHUNK, t, seed=7, micro=2))
     for step in (0, 5, CHUNK - 1, CHUNK, 3):
         probs, kept, ran = drawn(step)
         p, g = jax.device_get(library(step + 1))
         np.testing.assert_allclose(probs, p, rtol=1e-6)
-        expected = np.stack([np.flatnonzero(x) for x in g]) if execution == "gather" else g
-        np.testing.assert_array_equal(kept.layers, expected)
-        np.testing.assert_allclose(kept.scale, np.broadcast_to(1 / probs, (2, 6)), rtol=1e-6)
-        assert ran == g.sum() / 2
+        scale = np.broadcast_to(1 / probs, (2, 6))
+        if execution == "cond":
+            np.testing.assert_array_equal(kept.layers, g)
+            np.testing.assert_allclose(kept.scale, scale, rtol=1e-6)
+            assert ran == g.sum() / 2
+            continue
+        number = counts[counts >= g[0].sum()].min()
+        assert kept.layers.shape == (2, number) and ran == number
+        for row, mask in zip(kept.layers, g, strict=True):
+            assert set(np.flatnonzero(mask)) <= set(row.tolist())
+        np.testing.assert_allclose(kept.scale, np.where(g, scale, 0), rtol=1e-6)
+
+
+def test_a_run_compiles_as_many_programs_as_asked_for():
+    drop = LayerDrop(execution="gather_independent", programs=3)
+    drawn = Gates(drop, 12, 2 * CHUNK, 1, 0, None)
+    numbers = [drawn(step)[1].layers.shape[1] for step in range(2 * CHUNK)]
+    assert sorted(set(numbers)) == program_counts(drop, 12, 2 * CHUNK).ravel().tolist()
+    expected = DropLayers(drop).layers(Train("large", 2 * CHUNK, OPTIM, replace(MODEL, layers=12)))
+    assert np.mean(numbers) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("execution", ["gather", "gather_independent"])
+def test_layers_that_run_as_padding_have_not_run_for_the_optimizer(execution):
+    drop = replace(DROP, execution=execution, programs=2)  # all layers in every step, or fewer
+    drawn = Gates(drop, LAYERS, CHUNK, 2, 0, None)
+    masks = jax.jit(jax.vmap(lambda t: gates(drop, LAYERS, CHUNK, t, seed=0, micro=2)[1]))(jnp.arange(1, 33))
+    ran = jax.jit(lambda kept: modifiers._ran(kept, (LAYERS,)))
+    padding = 0
+    for step, mask in enumerate(np.asarray(masks)):
+        _, kept, _ = drawn(step)
+        padding += kept.layers.size - mask.sum()
+        np.testing.assert_array_equal(ran(kept), mask.any(0))
+    assert padding > 0
 
 
 def test_where_every_layer_is_certain_the_step_is_the_dense_one():
@@ -195,7 +230,7 @@ def test_where_every_layer_is_certain_the_step_is_the_dense_one():
 def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", execution=execution)
     _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
-    assert ran == 2 and kept.scale is None
+    assert ran == 2 and (kept.scale is None or (kept.scale[0] == [1, 1, 0, 0]).all())
     small = replace(MODEL, layers=2)
 
     @jax.jit
@@ -216,7 +251,7 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
         assert x[:2].any() and not x[2:].any()
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
 def test_no_layer_at_all_trains_what_is_around_them(execution):
     drop = LayerDrop(0.0, "constant", "prefix", scale="none", execution=execution, dropped="freeze")
     _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
@@ -404,8 +439,9 @@ def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(tmp_path):
-    drop = replace(DROP, execution="gather", dropped="freeze", time="pld", gamma=4.0)
+@pytest.mark.parametrize("execution", ["gather", "gather_independent"])
+def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, execution):
+    drop = replace(DROP, execution=execution, programs=3, dropped="freeze", time="pld", gamma=4.0)
     e = experiment(tmp_path, drop, checkpoint_every=3)
     pretrain.run(e, tmp_path / "whole")
     runs.stopped(e, tmp_path / "stopped", 3, 9)
@@ -458,7 +494,10 @@ def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path
     assert found.method == Scratch(replace(SBLD, theta=0.7, sensitivity=replace(SBLD.sensitivity, kind="taylor")))
     for wrong, says in (
         ("method.drop.theta=0", "theta lies between 0.05 and 1, but is 0.0"),
-        ("method.drop.depth=linaer", "'linaer' is no 'linear' or 'algorithm1' or 'uniform' or 'layerskip'"),
+        (
+            "method.drop.depth=linaer",
+            "expected 'linear' or 'algorithm1' or 'uniform' or 'layerskip' or 'prefix', but got 'linaer'",
+        ),
         ("method.drop.sensitivity.block=(0, 4)", "layers [4] of a block or allow list are none of the 4 layers"),
     ):
         with pytest.raises(UserError, match=re.escape(says)):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import runs
 
-from jaxgrow import grow, ligo, operators, sizes
-from jaxgrow.axes import kind
+from jaxgrow import grow, ligo, operators, preserves_function, sizes
+from jaxgrow.axes import is_names, kind
 from jaxgrow.drop import Kept, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.freeze import Freeze
 from jaxgrow.models import (
@@ -151,6 +151,18 @@ def test_operators(config, name):
         target, operator = doubled(config, "embed", "heads", "kv_heads", "mlp"), operators.WIDTH[name]
     large = assert_fits(operator(config.sizes(), target), config)
     assert {axis: large.sizes()[axis] for axis in target} == target
+
+
+@pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
+def test_every_family_reads_what_grows(config):
+    """A tied head by its norm's ``.in``; without the mark the logits of a tied model would be doubled."""
+    axes, target = config.axes(), doubled(config, "embed", "heads", "kv_heads", "mlp")
+    growth = operators.hypercloning(config.sizes(), target)
+    assert preserves_function(growth, axes)
+    unread = jax.tree.map(
+        lambda names: tuple(n.replace("embed.in.norm", "embed.norm") for n in names), axes, is_leaf=is_names
+    )
+    assert preserves_function(growth, unread) == (unread == axes)
 
 
 @both_ways("groups", "far", "adjacent")

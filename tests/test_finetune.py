@@ -215,6 +215,24 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
     assert [len(of) for of in found["rates"].values()] == [2]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--seeds", "0,0", "--seeds names 0 more than once"),
+        ("--lr", "1e-3,0.001", "rates must differ"),
+        ("--lr", "0", "there must be positive rates"),
+        ("--lr", "-1", "there must be positive rates"),
+        ("--lr", "nan", "there must be positive rates"),
+        ("--lr", "inf", "there must be positive rates"),
+    ],
+)
+def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, option, value, says):
+    arguments = ["finetune", "configs/finetune.py:sst2", "--model", str(tmp_path), option, value]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(UserError, match=says):
+        command.main()
+
+
 def test_the_best_rate_is_that_of_the_best_mean_of_the_tasks_own_metric():
     def scores(f1, accuracy):
         return {"matched": {"f1": f1, "accuracy": accuracy}, "mismatched": {"f1": 1 - f1, "accuracy": 1.0}}

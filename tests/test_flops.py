@@ -1,11 +1,15 @@
 """The cost formula against counts that know nothing of it: by hand, of every matrix product in the program, and XLA's."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import empty, products, programs
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
 from jaxgrow.drop import TokenDrop
@@ -129,3 +133,47 @@ def test_xla_counts_little_more_of_every_form(config):
     expected = flops.forward(config, 2 * 64) + empty(config, 2 * 64)
     counted = jax.jit(forward).lower(*arguments).compile().cost_analysis()["flops"]
     assert 1 <= counted / expected < 1 + LEFT_OUT
+
+
+# --- counting any program ---
+
+
+def count(function, *shapes):
+    return flops.counted(jax.make_jaxpr(function)(*[jnp.zeros(shape) for shape in shapes]).jaxpr)
+
+
+def scanned(x):
+    return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ carry), None), x, length=7)[0]
+
+
+def either(x, y):
+    """The first branch has no product, the second has two."""
+    return jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: x @ y @ y)
+
+
+TWO = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+
+
+@partial(jax.shard_map, mesh=TWO, in_specs=(P("data"), P()), out_specs=P("data"))
+def divided(x, y):
+    return x @ y
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "products", "arithmetic"),
+    [
+        (lambda x, y: x @ y, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
+        (lambda x, y: jnp.einsum("bij,bjk->bik", x, y), [(7, 2, 3), (7, 3, 5)], 2 * 7 * 2 * 3 * 5, 0),
+        (lambda x: (x + 1).sum(0), [(2, 3)], 0, 6 + 6),
+        (scanned, [(3, 3)], 7 * 2 * 27, 7 * 9),
+        (jax.jit(jax.checkpoint(scanned)), [(3, 3)], 7 * 2 * 27, 7 * 9),
+        (either, [(2, 3), (3, 3)], 2 * 2 * 2 * 9, 0),
+        (divided, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
+        (lambda x: x.at[jnp.array([0, 0])].add(1.0), [(2, 3)], 0, 6),
+        (lambda x: jax.lax.fori_loop(0, 4, lambda _, y: y * 2, x), [(2, 3)], 0, 4 * 6),
+        (lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID"), [(1, 2, 4, 4), (5, 2, 3, 3)], 2 * (5 * 2 * 2) * (2 * 9), 0),
+        (lambda x: x.T[:1].astype(jnp.bfloat16), [(2, 3)], 0, 0),  # the control: moving data is no arithmetic
+    ],
+)
+def test_operations_of_a_traced_program(function, shapes, products, arithmetic):
+    assert count(function, *shapes) == (products, arithmetic)

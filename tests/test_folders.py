@@ -199,7 +199,7 @@ def test_only_a_checkpoint_and_nothing_else_is_replaced(tmp_path, folder, what, 
     make, message = REFUSED[what]
     make(tmp_path / "b")
     before = contents(tmp_path), names(tmp_path)
-    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf", "--overwrite"]) == 2
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf", "--overwrite"]) == 1
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert error.count("\n") == 1

@@ -1,5 +1,6 @@
 """Formats: the same documents are the same corpus, whatever they are written in; what is wrong in a file is named."""
 
+import csv
 import gzip
 import json
 import lzma
@@ -118,6 +119,42 @@ def test_the_same_documents_are_the_same_corpus_in_every_format(tmp_path, settin
         assert tokens.identity == found["text"].identity | {"name": tokens.identity["name"]}, name
 
 
+def as_csv(path: Path, documents: list[Any]) -> Path:
+    path = Path(f"{path}.csv")
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        rows = csv.writer(file)
+        rows.writerows([["id", "body"], *([i, document] for i, document in enumerate(documents))])
+    return path
+
+
+def test_markdown_python_and_csv_are_read_if_the_file_itself_is_named(tmp_path, settings):
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    (mixed / "a.txt").write_text("the text " * 9)
+    rows = as_csv(mixed / "rows", ['the\r\n, "cat"', "", "x" * 200_000, "dog"])
+    for name in ("notes.md", "code.py"):
+        (mixed / name).write_bytes(b"import this\r\n" * 9)
+    (tmp_path / "code.txt").write_bytes(b"import this\r\n" * 9)
+    assert list(_files(mixed)) == [mixed / "a.txt"]
+    source = formats.text(tmp_path / "code.txt")
+    assert "".join(source) == "import this\r\n" * 9
+    for name in ("notes.md", "code.py"):
+        [document] = formats.documents(mixed / name, "body")
+        assert "".join(document) == "import this\r\n" * 9
+    found = ["".join(document) for document in formats.documents(rows, "body")]
+    assert found == ['the\r\n, "cat"', "", "x" * 200_000, "dog"]
+    (mixed / "a.txt").unlink()
+    with pytest.raises(
+        UserError, match=r"only .csv, .md, .py; .md, .py, .csv files are read if data.path names the file"
+    ):
+        text.tokens(settings(mixed))
+    with pytest.raises(UserError, match=r"rows.csv has no column 'text', only id, body; set data.field"):
+        list(formats.documents(rows, "text"))
+    rows.write_text("id,body\n1,a\n2,b,c\n")
+    with pytest.raises(UserError, match=r"rows.csv, line 3 has 3 cells, but the header names 2"):
+        list(formats.documents(rows, "body"))
+
+
 def test_a_folder_of_several_formats_is_read_in_the_order_of_names(tmp_path, settings):
     (tmp_path / "b.txt").write_text("second")
     as_lines(tmp_path / "a", ["first"])
@@ -204,6 +241,10 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p / "a.jsonl.gz", gzip.compress(b'{"body": "a"}\n\n{"body": "b\n')),
         "{}/a.jsonl.gz, line 3 is no JSON (Invalid control character at); mend or delete the line",
     ),
+    "100,000 brackets": (
+        lambda p: written(p / "a.jsonl", b"[" * 100_000),
+        "{}/a.jsonl, line 1 is no JSON (",
+    ),
     "one array": (
         lambda p: written(p / "a.jsonl", b'[{"body": "a"}]'),
         "{}/a.jsonl, line 1 is no JSON object with a field 'body', but a list",
@@ -257,7 +298,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "another suffix": (
         lambda p: written(p / "a.json", b'{"body": "a"}'),
         "{}/a.json cannot be trained on, but .txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow files "
-        "can; a .json with one object a line is a .jsonl",
+        "can, and .md, .py, .csv files; a .json with one object a line is a .jsonl",
     ),
 }
 

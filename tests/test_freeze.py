@@ -171,8 +171,8 @@ def test_the_gradient_of_a_frozen_bottom_is_zero_and_that_of_the_rest_is_what_it
 @pytest.mark.parametrize("by", ["llama_pro", pytest.param("mslt", marks=pytest.mark.slow)])
 def test_layers_that_were_added_train_alone(small_run, by):
     """Multi-stage layerwise training, and LLaMA Pro: half of the layers are old."""
-    wide = operators.hypercloning(vars(runs.SMALL), {"embed": 8, "heads": 2, "mlp": 16})
-    deep = getattr(operators, by)(vars(runs.SMALL), {"layers": 4})
+    wide = operators.hypercloning(runs.SMALL.sizes(), {"embed": 8, "heads": 2, "mlp": 16})
+    deep = getattr(operators, by)(runs.SMALL.sizes(), {"layers": 4})
     axes = runs.SMALL.axes()
     grown = grow(deep, grow(wide, load(small_run), axes), axes)
     new = operators.new_layers(deep)

@@ -124,6 +124,67 @@ def test_on_a_mesh_they_are_the_same(config):
 
 # --- rows ---
 
+SIZES = dict(vocab=11, context=40, head_dim=4, layers=3, heads=4, kv_heads=2, embed=12, mlp=20, dtype="float64")
+GEMMA = dict(norms="both", tied=True, activation="gelu_tanh", embed_scale=2.5, query_norm="head")
+LONGROPE = dict(rope_by="longrope", rope_short=(1.0, 1.5), rope_long=(3.0, 9.0), rope_context=14, rope_scale=1.3)
+FAMILIES = {
+    "gpt2": GPT,
+    "llama 3": LlamaConfig(**SIZES, rope_factor=4.0, rope_context=16, rope_theta=100.0),
+    "qwen 2": LlamaConfig(**SIZES, qkv_bias=True, tied=True),
+    "qwen 3": LlamaConfig(**SIZES, query_norm="head"),
+    "mistral": LlamaConfig(**SIZES, kinds="s", window=6),
+    "mixtral": LlamaConfig(**SIZES, experts=4, active=2),
+    "gemma 2": LlamaConfig(**SIZES, **GEMMA, kinds="sf", window=5, score_cap=2.0, logit_cap=3.0),
+    "gemma 3": LlamaConfig(
+        **SIZES, **GEMMA, kinds="ssf", window=5, local_theta=100.0, rope_by="linear", rope_factor=8.0
+    ),
+    "olmo 2": LlamaConfig(**SIZES, norms="after", query_norm="all"),
+    "phi 3": LlamaConfig(**SIZES, **LONGROPE),
+    "smollm 3": LlamaConfig(**SIZES, kinds="fffn"),
+    "pythia": LlamaConfig(**SIZES, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5),
+    "yarn": LlamaConfig(**SIZES, rope_by="yarn", rope_factor=4.0, rope_context=16, rope_scale=1.1),
+    "dynamic": LlamaConfig(**SIZES, rope_by="dynamic", rope_factor=4.0),
+}
+QUICK = ("phi 3", "gemma 2")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES])
+@pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
+def test_a_text_depends_on_no_padding_no_other_prompt_and_no_maximum(name, settings):
+    """The second prompt's text crosses the original context of the longrope model, the last prompt begins behind it."""
+    config = FAMILIES[name]
+    weights, prompts = params(config), [[1, 2, 3], [5, 4, 3, 2, 1, 0, 9, 8, 7, 6], [*range(11)] * 2]
+    together = lists(generate(config, weights, prompts, max_new=18, seed=3, **settings))
+    assert [len(tokens) for tokens in together] == [18, 18, 18]
+    for most, others in ((18, [[9]] * 2), (5, [[9], prompts[2]]), (12, [prompts[2], [9]])):
+        found = lists(generate(config, weights, [others[0], prompts[1], others[1]], max_new=most, seed=3, **settings))
+        assert found[1] == together[1][:most]
+    [alone] = lists(generate(config, weights, prompts[:1], max_new=6, seed=3, **settings))
+    assert alone == together[0][:6]
+
+
+def test_longrope_reads_a_text_by_its_own_length():
+    """Each token follows from one pass over exactly the tokens before it, without padding."""
+    config = FAMILIES["phi 3"]
+    forward = tiny.forward(config)
+    for prompt in (
+        [5, 4, 3, 2, 1, 0, 9, 8, 7, 6],
+        [*range(11), 1, 2, 3, 4],
+    ):  # of 10 and 15; the original context has 14
+        tokens = list(prompt)
+        for _ in range(7):
+            tokens.append(int(np.asarray(forward(params(config), np.array([tokens], np.int32)))[0, -1].argmax()))
+        [found] = lists(generate(config, params(config), [prompt], max_new=7))
+        assert found == tokens[len(prompt) :]
+
+
+def test_a_longrope_text_that_ends_in_its_original_context_stays_ended():
+    config = FAMILIES["phi 3"]
+    [plain] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20))
+    end = plain[3]
+    [found] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20, end=end))
+    assert found == plain[: plain.index(end) + 1]
+
 
 def test_a_row_is_as_if_it_were_alone():
     together = generate(GPT, params(GPT), PROMPTS[:2], max_new=9, seed=3, **DRAWS)
@@ -200,7 +261,9 @@ def test_frequencies_of_draws_are_the_probabilities(limits):
     draws, logits = 20_000, np.random.default_rng(1).normal(size=11)
     expected = written_down(logits, **limits)
     rows = jnp.arange(draws, dtype=jnp.int32)
-    draw = jax.jit(lambda x, key: drawn(jnp.tile(x[None], (draws, 1)), Sampling(**limits), key, rows, jnp.int32(3)))
+    draw = jax.jit(
+        lambda x, key: drawn(jnp.tile(x[None], (draws, 1)), Sampling(**limits), key, rows, jnp.full_like(rows, 3))
+    )
     found = np.bincount(draw(logits, jax.random.key(0)), minlength=11)
     possible = expected > 0
     assert found[~possible].sum() == 0

@@ -5,11 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from jaxgrow import correct, grow, interpolate, sizes
+from jaxgrow import compose, correct, grow, interpolate, sizes, swap
 from jaxgrow.axes import leaves
-from jaxgrow.maps import AxisMap, Rule, Rules, identity, tile
+from jaxgrow.maps import AxisMap, Rule, Rules, identity, new_sizes, tile
+from jaxgrow.models import GPT2Config
 from jaxgrow.operators import (
     DEPTH,
+    EXPERTS,
     WIDTH,
     adjacent,
     aki,
@@ -19,11 +21,15 @@ from jaxgrow.operators import (
     far,
     g_stack,
     hypercloning,
+    keep,
+    lemon,
     lidas,
     llama_pro,
     midas,
     mslt,
+    prune,
     solar,
+    stack,
     staged,
 )
 
@@ -248,6 +254,49 @@ def test_blends_that_solar_cannot_make(new, blend):
         solar(LARGE, {"layers": new}, blend)
 
 
+HIDDEN = {"hidden": 24, "ffn": 96}  # sizes by names that no operator knows
+FLAT = {"embed": 12, "heads": 4, "mlp": 20}  # of a model whose layers are subtrees
+STACK_FIRST = (
+    "if each layer is a subtree of its own, stack the layers first, of the parameters and of the axes: jaxgrow."
+)
+
+
+@pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
+def test_axes_of_other_names_are_named_first(operator):
+    takes = "layers, embed" if operator in (aki, average) else "embed"
+    with raises(
+        f"axis 'hidden': {operator.__name__} grows {takes}, heads, kv_heads, mlp, and the model has no such axis, only "
+        "hidden, ffn: name its axes so (jaxgrow.axes)"
+    ):
+        operator(HIDDEN, {"hidden": 48})
+
+
+@pytest.mark.parametrize("operator", DEPTH.values(), ids=DEPTH)
+def test_layers_that_are_subtrees_are_stacked_first(operator):
+    with raises("axis 'layers': the model has no such axis, only embed, heads, mlp; ", STACK_FIRST):
+        operator(FLAT, {"layers": 4})
+
+
+def test_operators_of_width_that_treat_each_layer_by_itself_need_the_axis_of_layers():
+    for operator, target in ((lemon, {"mlp": 40}), (aki, {"mlp": 40}), (staged, TWICE)):
+        with raises(
+            f"{operator.__name__} needs the axis 'layers' of its layers, but the model has only embed, heads, mlp; "
+        ):
+            operator(FLAT, target)
+    with raises("axis 'mlp': the units that stay are a list, but have shape (2, 2)"):
+        keep(FLAT, {"mlp": [[0, 1], [2, 3]]})
+    with raises("axis 'layers': the model has no such axis", STACK_FIRST):
+        average(FLAT, {"layers": 4})
+    with raises("axis 'layers': the model has no such axis", STACK_FIRST):
+        coalesce(FLAT, heads="far", layers="far")
+    with raises(
+        "axis 'heads': the model has no such axis, only hidden, ffn", "axis 'embed': the model has no such axis"
+    ):
+        coalesce(HIDDEN, heads="far", embed="far")
+    with raises("axis 'layers': the model has no such axis", STACK_FIRST):
+        prune(FLAT, {"layers": 1}, {"layers": [0.5, 0.2]})
+
+
 # --- merge ---
 
 
@@ -266,3 +315,55 @@ def test_correction_compares_on_the_coarse_level():
     pairs = {"head": tile(1, 5)}
     with raises("scale: (1,) and (5,)"):
         correct(PARAMS, PARAMS, pairs, AXES)
+
+
+# --- arguments of a wrong type ---
+
+
+@pytest.mark.parametrize("operator", sorted({**DEPTH, **WIDTH, **EXPERTS}))
+@pytest.mark.parametrize("size", [6.0, "6", None, True, [6]], ids=repr)
+def test_the_size_of_an_axis_is_a_whole_number(operator, size):
+    axis = "layers" if operator in DEPTH else "experts" if operator in EXPERTS else "mlp"
+    large = {**LARGE, "experts": 1}
+    with pytest.raises(TypeError, match=f"{operator}: target has '{axis}': .* the size of an axis is a whole number"):
+        {**DEPTH, **WIDTH, **EXPERTS}[operator](large, {axis: size})
+    with pytest.raises(TypeError, match=f"{operator}: sizes has '{axis}': .* the size of an axis is a whole number"):
+        {**DEPTH, **WIDTH, **EXPERTS}[operator]({**large, axis: size}, {axis: 20})
+
+
+def test_what_is_no_mapping_is_told_what_it_should_be():
+    with pytest.raises(
+        TypeError, match=r"stack: target is 6 of type int, but should be the sizes of axes by their names"
+    ):
+        stack(LARGE, 6)
+    with pytest.raises(
+        TypeError, match=r"stack: sizes is GPT2Config.* config.sizes\(\)|stack: sizes is .. of type GPT2Config"
+    ):
+        stack(GPT2Config(), {"layers": 6})
+    with pytest.raises(TypeError, match="decoalesce: sizes is 3 of type int"):
+        coalesce(3, heads="far")
+    with pytest.raises(TypeError, match=r"prune: target has 'layers': 2\.0 of type float"):
+        prune(LARGE, {"layers": 2.0}, {})
+    with pytest.raises(TypeError, match="keep: sizes is None of type NoneType"):
+        keep(None, {})
+    assert stack(LARGE, {"layers": np.int64(10)})["layers"].new == 10
+
+
+@pytest.mark.parametrize("use", [lambda g: grow(g, PARAMS, AXES), new_sizes, swap, lambda g: compose(g, g)])
+def test_a_growth_is_maps_and_no_sizes(use):
+    with pytest.raises(TypeError, match=r"the growth has 6 of type int for the axis 'mlp', but should be Rules or \{"):
+        use({"mlp": 6})
+    with pytest.raises(TypeError, match=r"the growth is of type GPT2Config, but should be Rules or \{"):
+        use(GPT2Config())
+
+
+@pytest.mark.parametrize(
+    "use", [lambda axes: grow({"mlp": tile(3, 2)}, PARAMS, axes), lambda axes: sizes(PARAMS, axes)]
+)
+def test_axes_are_a_tree_of_names(use):
+    with pytest.raises(TypeError, match=r"axes is of type GPT2Config, but should be a tree like .* config.axes\(\)"):
+        use(GPT2Config())
+    with pytest.raises(TypeError, match="axes has at 'mlp/bias' a leaf of type ndarray"):
+        use(PARAMS)
+    with pytest.raises(TypeError, match="axes has at 'scale' a leaf of type str"):
+        use({**AXES, "scale": "head"})

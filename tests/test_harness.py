@@ -14,7 +14,7 @@ from train.state.opened import opened
 from train.tasks.scoring import Scorer
 from train.tasks.zero_shot import evaluate
 
-lm_eval = pytest.importorskip("lm_eval", reason="pip install 'jaxgrow[eval]'")
+lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
 pytestmark = pytest.mark.filterwarnings("default")  # the harness has some of its own
 
 CONFIG = GPT2Config(vocab=256, context=32, layers=2, embed=16, heads=2, head_dim=8, mlp=32)

@@ -195,7 +195,7 @@ def test_a_damaged_archive_is_named(tmp_path, data):
 
 def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'jaxgrow\[vision\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[vision\]'"):
         images(Images())
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from jaxgrow import compose, dual, grow, preserves_function, swap
 from jaxgrow import testing as assertions
-from jaxgrow.maps import AxisMap, Growth, Rules, new_sizes, select, tile
+from jaxgrow.maps import AxisMap, Growth, Rule, Rules, new_sizes, select, tile
 from jaxgrow.matrices import Rows, dense
 from jaxgrow.operators import (
     aki,
@@ -36,6 +36,7 @@ from jaxgrow.operators import (
     llama_pro,
     midas,
     mslt,
+    new_layers,
     solar,
     sparkling,
     stack,
@@ -227,6 +228,47 @@ def test_composing_multiplies_maps(row):
     chex.assert_trees_all_close(grow(compose(again, row.growth), small, axes), two_steps, rtol=0, atol=1e-15)
 
 
+@rows(RULES)
+def test_composing_rules_grows_twice_in_one_pass(row):
+    """Rules after maps, maps after rules, and rules after rules; sums of terms and leaves that no term touches among them."""
+    _, axes, small = model()
+    grown = tiny.of(row.growth, OLD)
+    widths = {"embed": 2 * grown["embed"], "heads": 2 * grown["heads"], "mlp": 2 * grown["mlp"]}
+    for second in (
+        hypercloning(grown, widths),
+        llama_pro(grown, {"layers": grown["layers"] + 1}),
+        staged(grown, widths),
+        lemon(grown, {**widths, "embed": grown["embed"] + 3}, seed=9),
+    ):
+        two_steps = grow(second, grow(row.growth, small, axes), axes)
+        both = compose(second, row.growth)
+        chex.assert_trees_all_close(grow(both, small, axes), two_steps, rtol=0, atol=1e-12)
+        assert new_sizes(both) == new_sizes(row.growth) | new_sizes(second)
+    before = hypercloning({**OLD, "embed": 3, "mlp": 3}, {"embed": 6, "mlp": 9})
+    tinier = grow(swap(before), small, axes)
+    two_steps = grow(row.growth, grow(before, tinier, axes), axes)
+    chex.assert_trees_all_close(grow(compose(row.growth, before), tinier, axes), two_steps, rtol=0, atol=1e-12)
+
+
+def test_composed_rules_keep_the_function_and_the_factor_of_eps():
+    ragged = lemon(OLD, RAGGED, seed=7)
+    sizes = tiny.of(ragged, OLD)
+    both = compose(llama_pro(sizes, {"layers": 3}), ragged)
+    assert both.eps == ragged.eps and tiny.change_of_logits(both) < TOLERANCE
+    both = compose(lemon(OLD, {"embed": 8, "mlp": 10}, seed=1), {})
+    twice = compose(lemon(tiny.of(both, OLD), {"embed": 12}, seed=2), both)
+    assert twice.eps == both.eps * (8 / 12)
+    assert new_layers(compose(hypercloning(OLD, tiny.wider(2)), llama_pro(OLD, {"layers": 3}))) == (2,)
+
+
+def test_a_composed_rule_that_matches_no_leaf_of_the_model_is_still_an_error():
+    _, axes, small = model()
+    silent = Rules((Rule(({},), "blocks/attn/*"), Rule(({},))))
+    for both in (compose(silent, llama_pro(OLD, {"layers": 3})), compose(llama_pro(OLD, {"layers": 3}), silent)):
+        with pytest.raises(ValueError, match=r"a rule for leaves of path 'blocks/attn/\*' matches none of this model"):
+            grow(both, small, axes)
+
+
 @rows()
 def test_growths_of_different_axes_commute_to_the_bit(row):
     """Width and depth above all. Doubling keeps the other factor exact, so that the order cannot show by rounding."""
@@ -279,12 +321,9 @@ def test_preserves_function_says_what_is_measured(row):
 
 
 @rows(RULES)
-def test_rules_are_neither_judged_nor_composed(row):
+def test_rules_are_not_judged(row):
     with pytest.raises(TypeError, match="measure what rules keep"):
         preserves_function(row.growth)
-    for second, first in ((row.growth, {}), ({}, row.growth)):
-        with pytest.raises(TypeError, match="grow twice instead"):
-            compose(second, first)
 
 
 def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():

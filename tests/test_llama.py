@@ -208,9 +208,18 @@ def test_both_forms_of_config_json_are_read_and_what_is_written_is_read_there(na
 def test_what_config_json_may_leave_out_and_what_is_refused():
     family = FAMILIES["LlamaForCausalLM"]
     found = family.inferred({"num_attention_heads": 4, "hidden_size": 12})
-    assert found == {"head_dim": 3, "kv_heads": 4, "rope_theta": 10000.0, "rotary": 1.0}
-    with pytest.raises(ValueError, match="rope_type is 'yarn', but only 'default', 'linear' and 'llama3' can be read"):
-        family.inferred({"num_attention_heads": 4, "hidden_size": 12, "rope_scaling": {"type": "yarn"}})
+    assert found == {
+        "head_dim": 3,
+        "kv_heads": 4,
+        "rope_theta": 10000.0,
+        "rotary": 1.0,
+        "qkv_bias": False,
+        "out_bias": False,
+    }
+    with pytest.raises(
+        ValueError, match="rope_type is 'axial', but only default, linear, dynamic, llama3, yarn, longrope"
+    ):
+        family.inferred({"num_attention_heads": 4, "hidden_size": 12, "rope_scaling": {"type": "axial"}})
 
 
 # --- passes ---

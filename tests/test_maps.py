@@ -193,8 +193,16 @@ def test_axes_that_go_together_swap_their_sizes():
     equal(grow(swap(both), grow(both, x, ("h", "k")), ("h", "k")), x)
     with pytest.raises(ValueError, match=r"from the sizes \(2, 2\) to \(3, 1\) has the key \('h k',\)"):
         grow({"h k": PAIR["h", "k"]}, x, ("h", "k"))
-    with pytest.raises(TypeError, match="maps over several axes, grow twice"):
-        compose(PAIR, {})
+    back = compose(swap(both), both)
+    assert new_sizes(back) == {"h": 2, "k": 3}
+    equal(grow(back, x, ("h", "k")), x)
+    assert set(compose(PAIR, {"d": tile(2, 2)})) == {("h", "k"), ("d",)}
+    with pytest.raises(
+        ValueError, match="axis 'h x k': the first growth ends at size 3 x 1, the second starts at size 2"
+    ):
+        compose(PAIR, PAIR)
+    with pytest.raises(TypeError, match="a map over the axes h x k by one over h: grow twice instead"):
+        compose(PAIR, {"h": tile(1, 2)})
     with pytest.raises(TypeError, match="one map an axis"):
         preserves_function(PAIR)
 
@@ -373,3 +381,37 @@ def test_blocks_of_a_dense_map_are_refused():
 def test_compose_names_the_axis_and_both_sizes():
     with pytest.raises(ValueError, match="axis 'a': the first growth ends at size 4, the second starts at size 3"):
         compose({"a": tile(3, 2)}, {"a": tile(2, 2)})
+
+
+# --- what a growth looks like, printed ---
+
+
+def test_a_printed_growth_is_its_axes_sizes_and_kinds():
+    up = select([0, 1, 1], 2)
+    zeroed = AxisMap(Rows(up.write.index, np.array([[1.0], [1], [0]]), 2), np.ones((3, 2)))
+    shown = {
+        "AxisMap(2 -> 3, write: copies, read: scaled copies)": up,
+        "AxisMap(3 -> 2, write: means, read: sums)": swap({"a": up})["a"],
+        "AxisMap(2 -> 3, write: copies and zeros, read: dense)": zeroed,
+        "AxisMap(4 -> 4, identity)": identity(4),
+        "AxisMap(2 x 2 -> 3 x 1, write: copies and zeros, read: zeros)": AxisMap(
+            zeroed.write, Rows(up.read.index, 0 * up.read.weight, 2), ((3, 1), (2, 2))
+        ),
+    }
+    for text, m in shown.items():
+        assert repr(m) == text
+    assert repr({"mlp": tile(1000, 2)}) == "{'mlp': AxisMap(1000 -> 2000, write: copies, read: scaled copies)}"
+    rules = Rules((Rule(({"a": up}, {"a": up}), "*/bias", ("a",)), Rule(())), eps=0.5)
+    one = "{'a': AxisMap(2 -> 3, write: copies, read: scaled copies)}"
+    assert repr(rules) == (
+        f"Rules(rules=(Rule(for leaves of path '*/bias', of axes a: {one} + {one}), Rule(for all leaves: unchanged)), eps=0.5)"
+    )
+    assert repr(up.write) == "Rows(2 -> 3, copies)"
+
+
+def test_trees_of_something_else_than_matrices_can_be_printed():
+    growth = {"a": tile(2, 2), "b": AxisMap(np.eye(2), np.eye(2))}
+    assert "AxisMap(write=Rows(index=None, weight=None, old=2)" in repr(jax.tree.map(lambda _: None, growth))
+    seen = []
+    jax.jit(lambda g: seen.append(repr(g)))(growth)
+    assert seen == ["{'a': AxisMap(2 -> 4, sparse), 'b': AxisMap(2 -> 2, dense)}"]

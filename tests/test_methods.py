@@ -426,7 +426,7 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
     ):
         pretrain.run(e, small_run.parent / "refused")
     (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
-    with pytest.raises(UserError, match=f"{tmp_path} is no finished run and no Hugging Face folder"):
+    with pytest.raises(UserError, match=f"there is no finished run in {tmp_path}, nor another model"):
         imported(tmp_path, SMALL, runs.mesh())
     says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
     with pytest.raises(UserError, match=says):

@@ -121,7 +121,7 @@ def test_all_that_is_wrong_with_rules_is_in_one_error():
     with wrong(
         "down: no rule matches, of shape (3, 2)",
         "norm: the rule 'norm' is 'embed', no tuple of names",
-        "up/bias: ('mlp',) declares nothing",
+        "up/bias: the rule '*/bias': ('mlp',) declares nothing",
         "up/kernel: the rule 'up/kernel' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
         "the rule '*/b*': matches no leaf that none before it matches",
     ):
@@ -130,6 +130,33 @@ def test_all_that_is_wrong_with_rules_is_in_one_error():
         from_rules(
             {"up": np.ones((2, 3)), "down": np.ones((2, 2))}, {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
         )
+
+
+def test_a_wrong_rule_is_printed_once_however_many_layers_it_is_for():
+    layer = {"up": np.ones((2, 3)), "down": np.ones((3, 2)), "norm": np.ones(2), "new": np.ones(5)}
+    params = {f"layers_{i}": layer for i in range(48)}
+    rules = {"*/up": ("embed.in",), "*/down": ("mlp?", "embed"), "*/norm": ("embed",)}
+    with pytest.raises(ValueError) as error:
+        from_rules(params, rules)
+    assert str(error.value).splitlines() == [
+        "the rules do not name these parameters; jaxgrow.infer proposes some:",
+        "  layers_0/down and 47 others: the rule '*/down' is not sure of 'mlp?': write which it is",
+        "  layers_0/new and 47 others: no rule matches, of shape (5,)",
+        "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares nothing: name its last axis with one of .bias, "
+        ".scale, .norm.scale, .norm.bias, .table, .kernel (jaxgrow.axes)",
+        "  layers_0/up and 47 others: the rule '*/up' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
+    ]
+    rules = {
+        "*/up": ("embed.in", "mlp"),
+        "*/down": ("mlp.in", "embed"),
+        "*/norm": ("mlp.bias",),
+        "*/new": ("new.bias",),
+    }
+    with pytest.raises(ValueError) as error:
+        from_rules(params, rules)
+    assert str(error.value).splitlines()[1:] == [
+        "  axis 'mlp' has size 3 in layers_0/down, but 2 in layers_0/norm and 47 others"
+    ]
 
 
 # --- layers ---
@@ -193,11 +220,66 @@ def test_adam_s_state_is_stacked_grown_and_taken_apart_as_its_parameters():
     params, stacked = (stack_layers(x, "layers_{}") for x in (tree, state))
     axes = {"layers_{}": {"kernel": ("layers", "embed.in", "mlp"), "bias": ("layers", "mlp.bias")}}
     growth = operators.stack(sizes(params, axes), {"layers": 4})
-    grown = unstack_layers(grow_optimizer(tx, stacked, growth, params, axes, "copy"), "layers_{}")
+    grown = unstack_layers(grow_optimizer(tx, stacked, growth, params, axes, "copy", "layers_{}"), "layers_{}")
     assert jax.tree.structure(grown) == jax.tree.structure(tx.init({f"layers_{i}": layer(0) for i in range(4)}))
     np.testing.assert_array_equal(grown[0].mu["layers_3"]["bias"], state[0].mu["layers_1"]["bias"])
     assert grown[0].count == 1
     assert stack_layers(optax.sgd(1e-3).init(tree), "layers_{}") == optax.sgd(1e-3).init(tree)
+
+
+def matrices(tree):
+    return jax.tree.map(lambda x: x.ndim == 2, tree)
+
+
+MASKING = {
+    "masked": optax.masked(optax.adam(1e-3), matrices),
+    "all of the layers masked": optax.chain(
+        optax.masked(optax.adam(1e-3), lambda tree: jax.tree.map(lambda x: x.ndim == 1 and len(x) == 5, tree)),
+        optax.trace(0.9),
+    ),
+    "multi_transform": optax.multi_transform(
+        {"sgd": optax.sgd(1e-3, 0.9), "adam": optax.adam(1e-3)},
+        lambda tree: jax.tree.map(lambda x: "sgd" if x.ndim == 2 else "adam", tree),
+    ),
+    "muon": optax.contrib.muon(1e-3),
+    "no state": optax.identity(),
+}
+
+
+@pytest.mark.parametrize("name", MASKING)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_what_an_optimizer_masks_is_stacked_and_taken_apart(name, as_list):
+    """A masked leaf is a node without leaves, and no axis name."""
+    tx, layers = MASKING[name], [layer(i) for i in range(3)]
+    tree = {"layers": layers} if as_list else {f"layers_{i}": x for i, x in enumerate(layers)}
+    tree |= {"norm": np.ones(5)}
+    pattern = "layers/{}" if as_list else "layers_{}"
+    state = tx.update(tree, tx.init(tree), tree)[1]
+    stacked = stack_layers(state, pattern)
+    if name == "masked":
+        assert isinstance(stacked.inner_state[0].mu["norm"], optax.MaskedNode)
+        (mu,) = stacked.inner_state[0].mu["layers"] if as_list else [stacked.inner_state[0].mu["layers_{}"]]
+        assert isinstance(mu["bias"], optax.MaskedNode) and mu["kernel"].shape == (3, 2, 3)
+    back = unstack_layers(stacked, pattern)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+def test_layers_without_a_leaf_need_their_number():
+    with wrong("layers_{}: has no leaf that tells how many layers there are; give their number"):
+        unstack_layers({"layers_{}": {}, "norm": np.ones(5)}, "layers_{}")
+    tree = {"layers_0": {}, "layers_1": {}, "norm": np.ones(5)}
+    assert unstack_layers(stack_layers(tree, "layers_{}"), "layers_{}", 2).keys() == tree.keys()
+
+
+def test_named_tuples_are_no_axis_names():
+    assert is_names(()) and is_names(("embed.in", "mlp"))
+    assert not is_names(optax.MaskedNode()) and not is_names(optax.EmptyState())
+    assert not is_names(Moments("embed", "mlp"))
+    arrays = {f"layers_{i}": {"w": np.ones(2), "nothing": ()} for i in range(2)}
+    assert stack_layers(arrays, "layers_{}")["layers_{}"]["nothing"] == ()
+    scalars = {f"layers_{i}": {"w": ("mlp.bias",), "temperature": ()} for i in range(2)}
+    assert stack_layers(scalars, "layers_{}")["layers_{}"]["temperature"] == ("layers",)
 
 
 def test_layers_that_are_not_alike_are_named():

@@ -13,13 +13,14 @@ import jax
 import pytest
 import runs
 
-from jaxgrow import axes
+from jaxgrow import axes, flops
 from jaxgrow.drop import LayerDrop, Sensitivity
 from train import preflight
 from train.ahead import estimate, hlo
 from train.ahead.estimate import Bound, bound, fits, fitting, smaller
 from train.ahead.machines import CHIPS, Machine, described
 from train.ahead.rehearsal import Program, Rehearsal
+from train.ahead.roofline import Roofline, kernels, part, roofline
 from train.errors import UserError, exits_cleanly
 from train.experiment import load
 from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
@@ -160,20 +161,54 @@ def test_every_experiment_of_the_demo_is_rehearsed(name):
     )
 
 
-def test_bounds_are_the_figures_of_the_chip_over_what_is_done():
-    step = plain_step()
-    machine = Machine("four", replace(CHIPS["h100"]), (None,) * 4)
+def test_the_bound_is_the_longest_of_kernels_products_and_links():
+    step = replace(PROGRAM, flops=4 * 989.4e12, roofline=Roofline({"MLP": 2.0, "head": 1.0}))
+    machine = Machine("four", CHIPS["h100"], (None,) * 4)
     found = bound(step, machine)
-    assert found is not None
-    assert found.compute == step.flops / 4 / 989.4e12
-    state = step.parameters + step.moments  # is read, and written in place; what is between is written, then read
-    least = 2 * state + step.other + 2 * step.temporary
-    assert found.memory * 3.352e12 == pytest.approx(least, rel=0.02)
-    assert found.links == sum(2 * 3 / 4 * c.size * c.times for c in step.collectives) / 450e9
-    half = bound(step, machine, 0.5)
-    assert half is not None and half.compute == 2 * found.compute and half.links == found.links
-    assert Bound(1.0, 2.0, 3.0).by == "links" and Bound(3.0, 2.0, 1.0).seconds == 3.0
+    assert found is not None and found.products == 1.0 and found.links == 0.0
+    assert (found.seconds, found.by, found.utilisation) == (3.0, "MLP", 1 / 3)
+    sending = replace(step, collectives=(hlo.Collective("all-gather", 450e9 * 8, 8, 1),))
+    assert bound(sending, machine) == Bound(step.roofline.parts, 1.0, 7.0)
+    assert Bound({}, 1.0, 7.0).by == "links" and Bound({"MLP": 2.0}, 3.0, 1.0).seconds == 3.0
     assert bound(step, described("cpu:4")) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "local", "slower"),
+    [
+        (8, 0, 1),  # one host
+        (32, 8, 450 / 400),  # four hosts, whose eight adapters of 50 GB/s share what each device sends
+        (4, 1, 9),  # one device of each of four hosts: its own adapter
+    ],
+)
+def test_exchanges_between_hosts_have_the_speed_of_their_adapters(devices, local, slower):
+    exchange = hlo.Collective("all-gather", 450e9 * devices / (devices - 1), devices, 1, local=local)
+    found = bound(replace(PROGRAM, collectives=(exchange,)), Machine("h100", CHIPS["h100"], (None,) * 32, 4))
+    assert found is not None and found.links == pytest.approx(slower)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "local"),
+    [
+        ("replica_groups={{0,1},{2,3}}", 2, 0),
+        ("replica_groups={{0,2},{1,3}}", 2, 1),
+        ("replica_groups={{0,1,2,3}}", 4, 2),
+        ("replica_groups=[2,2]<=[4]", 2, 0),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", 2, 1),
+        ("replica_groups=[1,4]<=[4]", 4, 2),
+    ],
+)
+def test_how_many_of_a_group_one_of_two_hosts_has(groups, size, local):
+    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  %r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add\n}}\n"
+    (found,) = hlo.collectives(text, 4, 2)
+    assert (found.devices, found.local) == (size, local)
+
+
+@pytest.mark.parametrize(("pairs", "local"), [("{0,1},{1,0}", 0), ("{0,2},{2,0}", 1)])
+def test_a_permutation_between_hosts(pairs, local):
+    text = f"ENTRY %m (p: f32[8]) -> f32[8] {{\n  %r = f32[8] collective-permute(%p), source_target_pairs={{{pairs}}}\n}}\n"
+    (found,) = hlo.collectives(text, 4, 2)
+    assert found.local == local
 
 
 def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
@@ -205,7 +240,7 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
     assert fits([replace(PROGRAM, parameters=8.0)], machine) and not fits([replace(PROGRAM, parameters=9.0)], machine)
 
 
-PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), 0, ())
+PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, (), 0, (), Roofline())
 
 
 @pytest.mark.slow
@@ -232,7 +267,8 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["preflight", script, *options])
     preflight.main()
     out = capsys.readouterr().out
-    assert "train large" in out and "nobody states what this machine computes" in out
+    assert "train large" in out and "the manufacturer states no figures for this machine" in out
+    assert "train large, evaluation" in out and "1 devices" not in out
     everything = json.loads((tmp_path / "all.json").read_text())
     (programs,) = everything["configs"].values()
     assert {p["what"] for p in programs} == {"born", "step", "evaluation"} and everything["devices"] == 4
@@ -325,3 +361,71 @@ def test_collectives_are_read_with_sizes_groups_and_turns_of_loops():
     assert gather.sent == 12 * 80 * 3 / 4
     assert reduce == hlo.Collective("all-reduce", 400, 8, 1) and reduce.sent == 2 * 400 * 7 / 8
     assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20
+
+
+# Kernels of a program: a loop of three turns with a product and an update in place, and a fusion that slices.
+KERNELS = """HloModule jit_step
+
+%sliced (a: f32[3,100], i: s32[]) -> f32[100] {
+  %a = f32[3,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[1,100]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,100}
+  ROOT %b = f32[100]{0} bitcast(%s)
+}
+
+%updated (c: f32[3,100], u: f32[1,100], j: s32[]) -> f32[3,100] {
+  %c = f32[3,100]{1,0} parameter(0)
+  %u = f32[1,100]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  ROOT %d = f32[3,100]{1,0} dynamic-update-slice(%c, %u, %j, %j)
+}
+
+%body (p: (s32[], bf16[4,8], bf16[8,16])) -> (s32[], bf16[4,8], bf16[8,16]) {
+  %p = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) parameter(0)
+  %x = bf16[4,8]{1,0} get-tuple-element(%p), index=1
+  %w = bf16[8,16]{1,0} get-tuple-element(%p), index=2
+  %y = bf16[4,16]{1,0} dot(%x, %w), lhs_contracting_dims={1}, metadata={op_name="jit(step)/Block/mlp/up/dot"}
+  ROOT %t = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) tuple(%n, %x, %w)
+}
+
+ENTRY %main (q: f32[3,100]) -> f32[3,100] {
+  %q = f32[3,100]{1,0} parameter(0)
+  %n = s32[] constant(1)
+  %v = (s32[], bf16[4,8], bf16[8,16]) while(%z), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %f = f32[100]{0} fusion(%q, %n), kind=kLoop, calls=%sliced, metadata={op_name="jit(step)/optimizer/mul"}
+  %r = f32[1,100]{1,0} reshape(%f)
+  ROOT %g = f32[3,100]{1,0} fusion(%q, %r, %n), kind=kLoop, calls=%updated, metadata={op_name="while/dynamic_update_slice"}
+}
+"""
+
+
+def test_kernels_have_the_bytes_that_they_touch_and_the_flops_of_their_products():
+    product, sliced, reshaped, updated = kernels(KERNELS)
+    assert (product.flops, product.moved, product.times) == (2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 3)
+    assert product.narrow and part(product.path) == "MLP"
+    assert (sliced.flops, sliced.moved, sliced.times) == (0, 4 + 400 + 400, 1) and part(sliced.path) == "optimizer"
+    assert reshaped.moved == 800
+    assert (
+        updated.moved == 400 + 4 + 400 and part(updated.path) == "copies of scans"
+    )  # not of the array that it updates
+
+
+def test_a_roofline_adds_the_slower_of_compute_and_memory_of_every_kernel():
+    found = roofline(kernels(KERNELS), peak=1024.0, bandwidth=800.0)
+    assert found.parts == pytest.approx(
+        {"MLP": 3 * 1.0, "optimizer": 804 / 800, "other": 1.0, "copies of scans": 804 / 800}
+    )
+    assert found.seconds == pytest.approx(sum(found.parts.values())) and found.compute == 3.0
+
+
+def test_the_kernels_of_a_compiled_step_have_all_its_products():
+    """The control is the count of the traced program: nothing is left out, and nothing counts twice."""
+
+    def step(x, w):
+        return jax.lax.scan(lambda x, w: (jax.numpy.tanh(x @ w), None), x, w)[0].sum()
+
+    traced = jax.jit(jax.grad(step, 1)).trace(
+        jax.ShapeDtypeStruct((32, 64), "float32"), jax.ShapeDtypeStruct((5, 64, 64), "float32")
+    )
+    found = kernels(traced.lower().compile().as_text())
+    assert sum(k.times * k.flops for k in found) == flops.counted(traced.jaxpr.jaxpr).products

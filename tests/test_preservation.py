@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from jaxgrow import axes as naming
-from jaxgrow import grow, grow_optimizer
+from jaxgrow import grow, grow_optimizer, preserves_function
 from jaxgrow.axes import reads, turned
 from jaxgrow.maps import AxisMap, Rule, Rules, blocks, select
 from jaxgrow.matrices import dense
@@ -160,6 +160,48 @@ def test_zeros_keep_the_function_where_nothing_has_a_mean_and_no_table_is_read()
 def test_lemon_needs_its_eps(tied):
     """It matters as much as eps is of the variances: 1e-5 of them, here."""
     assert tiny.change_of_logits(KEPT["lemon, 1 tile and means"], tied, eps=EPS) > 1e-8
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_a_tied_head_needs_a_norm_that_takes_the_factor(final_norm):
+    """A post-LN model without a final norm has nothing that reads the residual stream once: its logits are doubled."""
+    rng = np.random.default_rng(0)
+    params = {
+        "table": rng.normal(size=(11, 6)),
+        "blocks": {
+            "up": rng.normal(size=(2, 6, 9)),
+            "down": rng.normal(size=(2, 9, 6)),
+            "scale": rng.normal(size=(2, 6)),
+        },
+        "final": rng.normal(size=6),
+    }
+    axes = {
+        "table": ("vocab", "embed"),
+        "blocks": {
+            "up": ("layers", "embed.in", "mlp"),
+            "down": ("layers", "mlp.in", "embed"),
+            "scale": ("layers", "embed.norm.scale"),
+        },
+        "final": ("embed.in.norm.scale",),
+    }
+    if not final_norm:
+        params, axes = ({k: x for k, x in tree.items() if k != "final"} for tree in (params, axes))
+
+    def normed(x):
+        return (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+
+    def logits(p):
+        x = p["table"][tiny.tokens()]
+        for up, down, scale in zip(*(p["blocks"][name] for name in ("up", "down", "scale")), strict=True):
+            x = normed(x + np.maximum(x @ up, 0) @ down) * scale
+        x = normed(x) * p["final"] if final_norm else x
+        return x @ p["table"].T
+
+    growth = hypercloning({"embed": 6, "mlp": 9}, {"embed": 12, "mlp": 18})
+    times = 1 if final_norm else 2
+    np.testing.assert_allclose(logits(grow(growth, params, axes)), times * logits(params), rtol=0, atol=1e-10)
+    assert preserves_function(growth) and preserves_function(growth, axes) == final_norm
+    assert preserves_function({"mlp": growth["mlp"]}, axes)
 
 
 # --- blocks that begin as the identity ---

@@ -1,9 +1,11 @@
 """The bar of a run: where it is, and how fast it goes when it does not compile."""
 
 import io
+import re
 import sys
 from contextlib import closing
 
+from train.run import recorder
 from train.run.recorder import Progress
 
 
@@ -39,3 +41,24 @@ def test_where_nobody_looks_there_is_none(capsys):
         bar.phase("tiny: train large")
         bar.show(5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.0)
     assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_terminal_a_line_says_where_the_run_is(capsys, monkeypatch):
+    """With a validation, and when a minute has passed without a line."""
+    now = [0.0]
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+    spent = {"flops": 20.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}
+    later = {"flops": 40.0, "tokens": 2500, "seconds": 110.0, "compile_seconds": 90.0}
+    with closing(Progress(100.0, 0.0, {"run": "demo", "seed": 3})) as progress:
+        progress.phase("train large", 400)
+        progress.show(10, spent, 3.14159)
+        assert capsys.readouterr().err == ""
+        progress.say(10, spent, val_loss=3.5)
+        progress.show(20, later, 2.0)  # silent: the last line is not a minute old
+        now[0] = 60.0
+        progress.show(30, later, 2.25)
+    first, second = capsys.readouterr().err.splitlines()
+    time = r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+    head = time + ' run=demo seed=3 phase="train large"'
+    assert re.fullmatch(head + r" step=10/400 loss=3\.1416 val_loss=3\.5000 tokens/s=- eta=-", first)
+    assert re.fullmatch(head + r" step=30/400 loss=2\.2500 tokens/s=200 eta=0:00:30", second)

@@ -612,14 +612,15 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
         ((), "nothing to prune: give the new size of an axis, as --layers 24"),
         (("--mlp", 8, "--by", "angular"), "--by angular says which layers go: give --layers"),
         (("--layers", 7), "axis 'layers': prune() cannot take 6 to 7; it leaves 1 .. 6"),
-        (("--kv-heads", 1), "axis 'kv_heads': prune() takes layers, embed, heads, mlp"),
+        (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
         (("--embed", 6), "head_dim 3"),  # which no GPT2LMHeadModel has
     ],
 )
 def test_what_the_command_refuses_before_it_measures(folder, tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(importance, "streams", None)
     words = ["prune", folder / "deep", tmp_path / "b", "--data", folder / "text.txt", *arguments]
-    assert main([str(w) for w in words]) == 2
+    usage = message.startswith(("nothing to prune", "--by"))  # wrong whatever the model is
+    assert main([str(w) for w in words]) == (2 if usage else 1)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -646,7 +647,7 @@ class Bench:
         )
 
     def compute(self, phase, function, *arguments):
-        return function(phase, optax.identity(), *arguments), lambda: 0.0
+        return function(phase, optax.identity(), *arguments), 0.0
 
     def held_out(self, batches):
         if isinstance(self.models["large"].config, SwinConfig):

@@ -143,6 +143,7 @@ def test_rank_correlation_by_hand():
         ),
         (("--steps", "3"), "--steps must be at least 20, but is 3"),
         (("--by", ""), "a race needs at least one operator"),
+        (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
     ],
 )
 def test_bad_input(folder, monkeypatch, capsys, options, says):

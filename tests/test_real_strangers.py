@@ -65,14 +65,7 @@ def gpt2() -> tuple[Stranger, dict]:
         ("attn/c_attn/bias", "(parts heads head_dim)", PARTS),
         ("attn/c_proj/kernel", "embed (heads head_dim)"),
     )
-    of = "transformer/h/*"
     corrected = {
-        f"{of}/attn/c_attn/kernel/query": ("heads", "head_dim", "embed.in"),
-        f"{of}/attn/c_attn/kernel/key": ("heads", "head_dim.in", "embed.in"),
-        f"{of}/attn/c_attn/kernel/value": ("heads", "head_dim.value", "embed.in"),
-        f"{of}/attn/c_proj/kernel": ("embed", "heads.in", "head_dim.in"),
-        f"{of}/mlp/c_fc/kernel": ("mlp", "embed.in"),
-        f"{of}/mlp/c_proj/kernel": ("embed", "mlp.in"),
         "transformer/ln_f/scale": ("embed.in.norm.scale",),
         "transformer/ln_f/bias": ("embed.in.norm.bias",),
     }
@@ -126,11 +119,7 @@ def tunix() -> tuple[Stranger, dict]:
     def apply(sizes):
         return lambda params, tokens: jaxgrow.nnx.build(llama_of_nnx(sizes), params)(tokens, POSITIONS, None, mask)[0]
 
-    return Stranger(shapes, apply, "layers/{}", {}, (), SMALL_GQA, WIDE_GQA), {
-        "layers/*/input_layernorm/w": ("embed.norm.scale",),
-        "layers/*/post_attention_layernorm/w": ("embed.norm.scale",),
-        "final_norm/w": ("embed.in.norm.scale",),
-    }
+    return Stranger(shapes, apply, "layers/{}", {}, (), SMALL_GQA, WIDE_GQA), {"final_norm/w": ("embed.in.norm.scale",)}
 
 
 def eqx_zoo() -> tuple[Stranger, dict]:

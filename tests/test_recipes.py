@@ -1,6 +1,8 @@
 """What the recipes grow from."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import optax
@@ -8,6 +10,8 @@ import runs
 
 from jaxgrow.models import LlamaConfig, SwinConfig
 from jaxgrow.operators import interleave
+from train.compare import shortened
+from train.experiment import load
 from train.plan.methods import Stage
 from train.plan.recipes import deepened
 from train.plan.transforms import Grow
@@ -28,6 +32,19 @@ def test_narrower_mlps_are_grown_without_a_change_of_the_function_and_their_copi
     np.testing.assert_allclose(*logits, atol=1e-5)  # float32
     down = [p["blocks"]["mlp"]["down"]["kernel"] for p in params]
     assert np.abs(down[0] - down[1]).max() > 0.1 * np.abs(down[1]).max()
+
+
+def test_the_demo_compares_like_with_like():
+    """One optimizer, and one cost of the grown runs and the short one from scratch; the README states the fraction."""
+    base, grown, cycle = (load(f"configs/demo.py:{name}") for name in ("muon", "muon_deepen", "muon_vcycle"))
+    assert base.optim == grown.optim == cycle.optim and base.optim.name == "muon"
+    assert base.model == grown.model == cycle.model and base.data == grown.data == cycle.data
+    assert (grown.steps, base.steps) == (850, 1300)
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    fraction = float(re.search(r"configs/demo.py:muon_deepen --frontier (\S+)", readme)[1])
+    short = shortened(base, fraction)
+    whole, *costs = (sum(p.cost(e.batch) for p in e.plan) for e in (base, short, grown, cycle))
+    np.testing.assert_allclose(np.array(costs) / whole, fraction, rtol=0.01)
 
 
 def test_what_does_not_divide_stays():

@@ -11,16 +11,16 @@ import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import runs
 
 from train import pretrain
-from train.data.batches import sources, training
 from train.errors import UserError
-from train.loop import inputs, programs
-from train.plan.plan import shapes
+from train.loop import inputs, programs, trainer
 from train.run.checkpoint import Checkpoints
+from train.run.stop import Stop
 
 METHOD = replace(runs.VCYCLE, moments_up="exact")
 
@@ -91,17 +91,18 @@ def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
 # --- signals ---
 
 COMMAND = [sys.executable, "-m", "train.pretrain"]
-# Killed from within as soon as the 2nd checkpoint is being written, of whatever: it is never read.
+# Killed between the last write of Orbax and the checksums of the 2nd checkpoint, of whatever: it is never read.
 MID_SAVE = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 import jax.numpy as jnp
-from train.run.checkpoint import Checkpoints
+from train.run import checkpoint
 from train.state.model import Model
-model = Model({"x": jnp.ones((1000, 1000))}, None, None)
-Checkpoints(Path(sys.argv[1])).save(2, {"large": model}, SimpleNamespace(get_state=dict), {})
-os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.seal = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]))
+checkpoints.save(2, {"large": Model({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), {})
+checkpoints.wait()
 """
 
 
@@ -124,14 +125,17 @@ def until(process: subprocess.Popen, reached) -> None:
     raise TimeoutError
 
 
-def test_kill_9_in_a_save(tmp_path, whole):
+def test_kill_9_in_a_save(tmp_path, capsys, whole):
     run = tmp_path / "run"
     runs.killed(whole[0], run, 1)
     process = spawn([sys.executable, "-c", MID_SAVE, str(run / "checkpoints")], tmp_path)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert [p.name for p in (run / "checkpoints").glob("[0-9]")] == ["1"]  # it was in the middle of the next
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [".saving-2", "1"]
+    capsys.readouterr()
     pretrain.run(whole[0], run)
+    assert capsys.readouterr().err.startswith("checkpoint 2 is incomplete: its save was interrupted; deleted it\n")
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["10", "9"]
     runs.assert_same_end(run, whole[1])
 
 
@@ -139,7 +143,8 @@ def test_kill_9_in_a_save(tmp_path, whole):
 def test_kill_9_between_phases_and_at_random(tmp_path, whole):
     run = tmp_path / "run"
     process = spawn([*COMMAND, runs.script(tmp_path, whole[0]), "--workdir", str(run)], tmp_path)
-    until(process, lambda: '"decoalesce' in (run / "metrics.jsonl").read_text())
+    log = run / "metrics.jsonl"
+    until(process, lambda: log.exists() and '"decoalesce' in log.read_text())
     time.sleep(random.random())
     process.kill()
     process.communicate()
@@ -148,12 +153,18 @@ def test_kill_9_between_phases_and_at_random(tmp_path, whole):
     runs.assert_same_end(run, whole[1])
 
 
-def test_sigterm_saves_says_so_and_exits_as_what_is_to_be_started_again(tmp_path, monkeypatch, capsys, whole):
-    rate, calls, before = inputs.learning_rate, count(1), signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [(signal.SIGTERM, "SIGTERM", 75), (signal.SIGINT, "Ctrl-C", 130)],
+    ids=["sigterm", "ctrl-c"],
+)
+def test_a_signal_saves_says_so_and_exits_with_its_code(tmp_path, monkeypatch, capsys, whole, number, name, code):
+    """75 is EX_TEMPFAIL of sysexits.h, which wrong input never gives: the run is to be started again."""
+    rate, calls, before = inputs.learning_rate, count(1), signal.getsignal(number)
 
     def interrupted(*arguments):
         if next(calls) == 4:  # the second step of the second phase: no step that is logged
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         return rate(*arguments)
 
     experiment = replace(whole[0], checkpoint_every=100)
@@ -163,13 +174,44 @@ def test_sigterm_saves_says_so_and_exits_as_what_is_to_be_started_again(tmp_path
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:
             pretrain.exits_cleanly(pretrain.main)
-    assert exit.value.code == 75  # EX_TEMPFAIL of sysexits.h, which wrong input never gives
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert exit.value.code == code
+    assert signal.getsignal(number) == before
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == "stopped by SIGTERM, saved at step 2 of train coarse1; the same command continues"
+    assert said == f"stopped by {name}, saved at step 2 of train coarse1; the same command continues"
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
     pretrain.run(experiment, tmp_path / "run")
     runs.assert_same_end(tmp_path / "run", whole[1])
+
+
+def test_a_second_ctrl_c_ends_at_once_and_an_ignored_one_stays_ignored(monkeypatch, capfd):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with Stop() as stop:
+        assert not stop.asked(1)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked(2) and codes == []
+        assert "a second Ctrl-C ends at once" in capfd.readouterr().err
+        signal.raise_signal(signal.SIGINT)
+        assert codes == [130] and "ended without saving" in capfd.readouterr().err
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and shells do for processes in the background
+    try:
+        with Stop() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.asked(1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
+    """Every look at the clock takes a minute, and every save begins with one."""
+    experiment, minutes, saved = runs.experiment(tmp_path, checkpoint_every=100, checkpoint_minutes=2.0), count(), []
+    save = Checkpoints.save
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: 60.0 * next(minutes)))
+    monkeypatch.setattr(Checkpoints, "save", lambda self, step, *rest: (saved.append(step), save(self, step, *rest)))
+    pretrain.run(experiment, tmp_path / "run")
+    assert saved == [2, 4, 6, 8]
+    with pytest.raises(ValueError, match="checkpoint_minutes must be 0 or a number of minutes, but is -1"):
+        replace(experiment, checkpoint_minutes=-1.0)
 
 
 # --- damage ---
@@ -209,7 +251,8 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
     for path in files(run / "checkpoints" / "5"):
-        damage(path)
+        if path.name != "SHA256SUMS":  # without it, the checkpoint would be incomplete
+            damage(path)
     capsys.readouterr()
     # What decides nothing may change: how often a line is written is seen in the log alone, the rest nowhere.
     changed = {"log_every": 1} if damage is cut else {"parallel": "mesh", "checkpoint_every": 7}
@@ -223,24 +266,7 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys
     else:
         runs.assert_same_end(run, whole[1])
     assert json.loads((run / "config.json").read_text()).items() >= changed.items()
-    assert (run / "checkpoints" / "damaged-5.0").is_dir()  # set aside, not lost
-
-
-def restored(experiment, folder: Path):
-    data = training(sources(experiment.data, experiment.model)[0], 8, 0)
-    tx = experiment.tx
-    with Checkpoints(folder) as checkpoints:
-        models, record = checkpoints.restore(lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh())
-    return models, record | {"data": data.get_state()}
-
-
-def test_a_checkpoint_damaged_twice_is_set_aside_twice(tmp_path, whole, stopped):
-    for _ in range(2):
-        shutil.copytree(stopped / "checkpoints", tmp_path, dirs_exist_ok=True)
-        for path in files(tmp_path / "5"):
-            cut(path)
-        assert restored(whole[0], tmp_path)[1]["ledger"]["steps"] == 4
-    assert len(list(tmp_path.glob("damaged-5.*"))) == 2
+    assert (run / "checkpoints" / "damaged-5").is_dir()  # kept
 
 
 def test_without_a_whole_checkpoint_the_run_stops_with_one_line(tmp_path, whole, stopped):

@@ -11,7 +11,7 @@ import tiny
 from flax import linen as nn
 
 from jaxgrow import grow, grow_optimizer, ligo, swap
-from jaxgrow.axes import is_names, named, reads, role, sizes, split, turned
+from jaxgrow.axes import cut, is_names, named, reads, role, sizes, split, turned
 from jaxgrow.freeze import Freeze, hold
 from jaxgrow.maps import Rule, Rules
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
@@ -207,6 +207,14 @@ def test_values_that_are_not_marked_are_missed_by_learned_maps():
     says = "blocks/attention/out/kernel, class_blocks/attention/out/kernel: reads attention, but no leaf is marked"
     with pytest.raises(ValueError, match=says):
         ligo.init(ligo.LiGO(), axes, FAMILIES["CaiT"].sizes(), {"heads": 5}, jax.random.key(0))
+
+
+def test_a_kernel_whose_layers_are_not_stacked_first_is_not_cut_into_matrices():
+    assert cut(("layers", "embed.in", "heads", "head_dim")).stacked == ("layers",)
+    with pytest.raises(
+        ValueError, match=r"\('embed.in', 'layers', 'mlp'\) stacks its layers on dimension 1: move them to the"
+    ):
+        cut(("embed.in", "layers", "mlp"))
 
 
 def test_freezing_what_is_not_there_is_an_error():

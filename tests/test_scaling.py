@@ -9,7 +9,8 @@ from scipy import stats
 
 from train import scaling
 from train.errors import UserError, exits_cleanly
-from train.scaling import Measured, fit, measured
+from train.results.fits import Measured, fit
+from train.scaling import measured
 
 
 def plane(parameters, tokens):
@@ -19,7 +20,7 @@ def plane(parameters, tokens):
 def test_a_plane_is_found_and_continued():
     points = [Measured(at, (plane(*at),) * 2, 0) for at in ((1e5, 20.0), (2e5, 20.0), (2e5, 50.0), (4e5, 20.0))]
     found = fit(points)
-    for axis, slope in (("parameters", 0.02), ("tokens a parameter", 0.03)):
+    for axis, slope in (("parameters", 0.02), ("tokens per parameter", 0.03)):
         assert found.slope(axis) == pytest.approx((slope, 0), abs=1e-9)
     assert found.expected((1e9, 100.0)) == pytest.approx((plane(1e9, 100), 0), abs=1e-9)
 

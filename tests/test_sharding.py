@@ -1,15 +1,24 @@
 """Leaves that lie on a mesh of devices grow there: the numbers of one device, to the bit, under the sharding that they had."""
 
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import sharded_memory
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow import AxisMap, grow, grow_optimizer, sharding, swap
+import jaxgrow.nnx as of_nnx
+from jaxgrow import AxisMap, _divided, _grow, from_rules, grow, grow_optimizer, operators, sharding, swap
 from jaxgrow.maps import Rule, Rules, repeat, select, tile
 from jaxgrow.moments import rebias
 
@@ -62,6 +71,115 @@ def test_in_a_compiled_function_on_an_explicit_mesh_too():
     params, axes = host()
     there = placed(params, AxisType.Explicit)
     assert_same(jax.jit(lambda p: grow(GROWTH, p, axes))(there), grow(GROWTH, params, axes), there)
+
+
+@pytest.fixture
+def in_small_pieces(monkeypatch):
+    """Results that are computed row by row."""
+    monkeypatch.setattr(_divided, "LEAST_BUDGET", 1)
+    _grow._program.clear_cache()
+    yield
+    _grow._program.clear_cache()
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.parametrize("mode", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)])
+@growths
+def test_a_result_of_many_pieces_is_the_same(mode, growth):
+    test_sharded_leaves_grow_to_the_bit_and_keep_their_sharding(mode, growth)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+def test_products_with_maps_of_many_terms_are_those_of_one_device(monkeypatch):
+    """A product adds in another order: in float32, up to 1e-5 of what is of order one."""
+    monkeypatch.setattr(_divided, "MOST_TERMS", 2)
+    rng, (params, axes) = np.random.default_rng(2), host()
+    growth = {axis: AxisMap(*rng.normal(size=(2, 2 * SIZES[axis], SIZES[axis])) / 2) for axis in ("a", "b")}
+    there = placed(params, AxisType.Auto)
+    found = grow(growth, there, axes)
+    chex.assert_trees_all_close(jax.device_get(found), grow(growth, params, axes), rtol=1e-5, atol=1e-5)
+    assert all(x.sharding.is_equivalent_to(there[name].sharding, x.ndim) for name, x in found.items())
+
+
+def compilations(function) -> int:
+    """How many programs are compiled while it runs."""
+    seen: list[str] = []
+
+    def note(event, seconds, **rest):
+        del seconds, rest
+        seen.append(event) if event.endswith("backend_compile_duration") else None
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        function()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return len(seen)
+
+
+@modes
+def test_each_kind_of_leaf_is_compiled_once_and_never_again(mode):
+    """Six layers that are not stacked; also under another growth of the same sizes, as of another seed."""
+    params, axes = host(("u", "v"))
+    params = {name: x[:4, :5] if x.ndim == 2 else x for name, x in params.items()}
+    every = {
+        f"layer {i}": {f"{name} {j}": x + i for name, x in placed(params, mode).items() for j in "pq"} for i in range(6)
+    }
+    names = {layer: {leaf: axes[leaf[0]] for leaf in leaves} for layer, leaves in every.items()}
+    growth = {"a": select([0, 1, 2, 3, 1, 3, 3, 0], 4), "b": tile(4, 2)}
+    other = {"a": select([0, 1, 2, 3, 0, 0, 1, 2], 4), "b": repeat(4, 2)}
+    tx = optax.scale_by_adam()
+    state = tx.init(every)
+
+    def optimizer(growth):
+        return grow_optimizer(tx, state, growth, every, names, "exact")
+
+    assert 0 < compilations(partial(grow, growth, every, names)) <= 2
+    assert [compilations(partial(grow, g, every, names)) for g in (growth, other)] == [0, 0]
+    optimizer(growth)
+    assert [compilations(partial(optimizer, g)) for g in (growth, other)] == [0, 0]
+
+
+def test_a_model_of_nnx_and_its_optimizer_compile_once():
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+    def make(size):
+        rngs = nnx.Rngs(0)
+        layers = [nnx.Linear(*of, use_bias=False, rngs=rngs) for of in ((4, size), (size, 4))]
+        return nnx.Sequential(layers[0], nnx.Dropout(0.1, rngs=rngs), layers[1])
+
+    model, larger = make(6), partial(make, 12)
+    names = from_rules(
+        nnx.as_pure(nnx.state(model, nnx.Param)),
+        {"layers/0/kernel": ("embed.in", "mlp"), "layers/2/kernel": ("mlp.in", "embed")},
+    )
+    there = sharding.shard(nnx.as_pure(nnx.state(model, nnx.Param)), names, mesh, {"mlp": "x", "embed": "y"})
+    nnx.update(model, there)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    def both(growth):
+        wider = of_nnx.grow(model, growth, names, larger)
+        of_nnx.grow_optimizer(optimizer, model, growth, names, wider, "exact")
+
+    growths = [operators.fpi({"mlp": 6}, {"mlp": 12}, seed) for seed in (0, 0, 1)]
+    assert [compilations(partial(both, growth)) for growth in growths][1:] == [0, 0]
+
+
+def within_their_memory(found):
+    """``(operator, kernel)`` of those that take more temporary memory than they may."""
+    return [(name, leaf) for name, leaves in found.items() for leaf, (taken, may) in leaves.items() if taken > may]
+
+
+@pytest.mark.parametrize(
+    "which", [("hypercloning", "average"), pytest.param((), marks=pytest.mark.slow, id="every operator")]
+)
+def test_a_device_takes_one_slice_of_the_source_beside_its_own_parts(which):
+    """On 2 x 4 devices, where no device has all of a kernel. Before, up to 2.5 GB, of leaves of 64 MB."""
+    run = [sys.executable, sharded_memory.__file__, *which]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == set(which or sharded_memory.cases())
+    assert not within_their_memory(found)
 
 
 @modes

@@ -10,6 +10,7 @@ from train import sweep
 from train.errors import exits_cleanly
 from train.loop import inputs, programs
 from train.results.sweeping import Tried, edges, table
+from train.sweep import combinations, named, values
 
 
 def swept(monkeypatch, *arguments):
@@ -36,16 +37,17 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"][2:]
     assert {tuple(row[:2]) for row in rows} == {(r, w) for r in rates for w in warmups}
     found = json.loads((folder / "tiny-x0.5.json").read_text())
-    assert [tuple(f["settings"].values())[:2] for f in found] == [tuple(row[:2]) for row in rows]
+    assert [tuple(f["settings"].values()) for f in found] == [tuple(row[:2]) for row in rows]
     means = [sum(f["loss"]) / 2 for f in found[:4]]
     assert means == sorted(means) and [f["loss"] for f in found[4:]] == [[None, None]] * 2
-    assert [row[3] == "diverged" for row in rows] == [False] * 4 + [True] * 2
+    assert [row[2] == "diverged" for row in rows] == [False] * 4 + [True] * 2
     assert [row[-1] for row in rows] == ["best"] + [""] * 5 and rows[0][0] == "0.02"  # 1e-5 learns nothing in 4 steps
     ended = [json.loads(p.read_text()) for p in folder.glob("*/result.json")]
     assert len(ended) == 8 and all(r["steps"] == 4 for r in ended)
     assert f"All 8 runs that ended: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
     assert "WARNING: the best optim.warmup" in text  # of two values, either is an edge
-    assert "optim.peak_lr, 0.02, is" not in text and "eval_batches" not in text.split("WARNING", 1)[1]
+    assert "optim.peak_lr, 0.02, is" not in text
+    assert "eval_batches" not in text + "".join(p.name for p in folder.iterdir())  # it has one value
 
     monkeypatch.setattr(programs, "step", None)  # what ended is not run again; what diverged would be
     with pytest.raises(TypeError):
@@ -87,12 +89,31 @@ def test_a_sweep_without_a_run_that_ended_says_so():
     assert table([whole, short], {"lr": ["1"]}).endswith("WARNING: every run of all steps diverged\n")
 
 
+def test_tuples_are_swept_in_brackets():
+    assert values(["model.layers=(1, 2),(2,2)", "steps=4"]) == {"model.layers": ["(1, 2)", "(2,2)"], "steps": ["4"]}
+    assert values(["data.path=a,b,"]) == {"data.path": ["a", "b"]}
+
+
+def test_every_combination_of_tuples_is_an_experiment():
+    made = combinations("configs/cifar10.py:swin_scratch", values(["model.layers=(1,2),(2,2)", "steps=4"]), None)
+    assert [settings for settings, _ in made] == [{"model.layers": "(1,2)"}, {"model.layers": "(2,2)"}]
+    assert [e.model.layers for _, e in made] == [(1, 2), (2, 2)] and {e.steps for _, e in made} == {4}
+
+
+def test_names_of_runs_fit_into_a_folder():
+    assert named("tiny", {}) == "tiny" and named("tiny", {"a.b": "x/y"}) == "tiny-a.b=x_y"
+    long = [named("tiny", {"data.path": f"{'long/' * 60}{i}", "steps": "4"}) for i in range(2)]
+    assert len(set(long)) == 2 and all(len(name.encode()) <= 200 and "/" not in name for name in long)
+    assert named("é" * 120, {}) == named("é" * 120, {}) and len(named("é" * 120, {}).encode()) <= 200
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (("--set", "optim.warmup=1", "--seeds", "0,0"), "--seeds names 0 more than once"),
         ((), "a sweep needs --set with a field and values"),
         (("--set", "optim.peak_lr"), "a sweep needs --set with a field and values"),
-        (("--set", "optim.peak_lr=1e-2,fast"), "--set optim.peak_lr: 'fast' is no float"),
+        (("--set", "optim.peak_lr=1e-2,fast"), "--set optim.peak_lr: expected float, but got 'fast'"),
         (("--set", "optim.warmup=1", "--frontier", "2"), "--frontier takes fractions between 0 and 1, not 2"),
         (("--set", "optim.warmup=1", "--halving", "0.5,0.25"), "--halving takes fractions that rise, not 0.5,0.25"),
         (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),

@@ -1,21 +1,25 @@
-"""What can be saved on a model and its budget? The caps that arithmetic sets, what was measured near it, and a config to try:
+"""Which recipe is worth trying on a model and its budget? Prints comparable measurements, and writes a config to try.
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-CONFIG is a training from scratch. A recipe trains something smaller for a part tau of the steps, each of which costs c of a
-large one's, which leaves out ``tau (1 - c)`` of the cost. But its loss is then that of a run from scratch some steps before:
-b of them for each of the small model's. So, at an equal loss, it saves::
+CONFIG is a training from scratch. A measurement counts only if the model family and the optimizer are the same. It answers only
+if parameters and tokens per parameter agree to a factor of two; otherwise the nearest measurement is named, and nothing is
+advised. If several sizes or budgets were measured, the expected saving is a regression over them, with its 95 % interval.
+
+With ``--measure``, a pilot on the model itself answers, wherever it is. A recipe that trains a smaller model for a part tau of
+the steps leaves out ``tau (1 - c)`` of the FLOPs, where c is the cost of its step relative to the large model. But the grown
+model then has the loss of a run from scratch that is b steps behind for each step of the small model. At an equal loss it
+saves::
 
     1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
 
-where b is of a growth after half of the steps, and the root fits those after 0.4 to 0.7 of them (docs/results/muon.md). Between
-these the model grows where that is most, but before the rate decays. With ``--measure``, a pilot finds b, and says what it
-costs: each small model trains for 0.5 % of the steps, 180 at least, grows, and trains on at a constant rate, on the batches of
-a run from scratch. That is of the beginning of training, where b is less than later: b of less than 0.2 counts as 0.2.
-``--write`` writes the config that is advised.
+where b is that of a growth after half of the steps. The root fits half of the layers first, with and without half of each MLP,
+for tau of 0.4 to 0.7 (docs/results/muon.md). It does not hold for one layer first, which the pilot leaves out. The pilot prints
+its cost before it runs: each small model trains for 0.5 % of the steps, at least 180, grows, and trains on at a constant
+learning rate, on the batches of a run from scratch. It sees only the beginning of training, where b is smaller than later, so
+b is taken to be at least 0.2. ``--write`` writes the advised config.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -26,33 +30,36 @@ from typing import Any
 import jax
 import numpy as np
 
+from train.commands import Parser
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, load
+from train.files import write_text
 from train.loop.trainer import run
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.recipes import deep_vcycle, deepened
-from train.results.evidence import nearest
+from train.results.evidence import Estimate, Setting, estimate, nearest, of
 from train.results.runs import Run, markdown
 from train.state.optim import Optim
 
-WORTH = 0.03  # less than this is lost in the noise of seeds
-PILOT = 0.005  # of the steps: how long the small model of a pilot trains
-SHORTEST = 180  # steps of it at least
-REACH = 1.5  # what has grown trains so many times as long
-PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)  # of the steps: where the equation was measured
-LEAST = 0.2  # steps behind that count; short pilots say less, longer runs do not
+WORTH = 0.03  # savings below this part are lost in the noise of seeds
+PILOT = 0.005  # part of the steps for which the small model of a pilot trains
+SHORTEST = 180  # steps of the small model of a pilot, at least
+REACH = 1.5  # the grown model of a pilot trains for so many times the steps of the small model
+PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)  # parts of the steps for which the equation was measured
+LEAST = 0.2  # smallest b that is believed: short pilots find less, longer runs do not
+MOST_STEPS = 2**31  # of a budget: optimizers count steps in 32 bits
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD"}  # as `train.results.evidence` names them
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to save, for any model from scratch."""
+    """A way to save, for any model that is trained from scratch."""
 
-    name: str  # as `train.results.evidence` has it
+    name: str  # of the method in `train.results.evidence`
     about: str
-    method: Callable[[Experiment, float], Method]  # of the part of the steps that the small model has
-    # Steps that what has grown is behind for each of the small model's, where no pilot tells; None: the recipe is of one piece,
-    # and takes no part of the steps.
-    behind: float | None = None
+    method: Callable[[Experiment, float], Method]  # of the part of the steps for which the small model trains
+    tau: float | None = None  # this part, as measured; None: the recipe fixes its own parts
+    piloted: bool = False  # whether the equation holds for it, so that a pilot can find its b
 
 
 def one_layer(experiment: Experiment, tau: float) -> Method:
@@ -79,15 +86,15 @@ def vcycle(experiment: Experiment, tau: float) -> Method:
 
 
 RECIPES = (  # as measured (docs/results/muon.md)
-    Recipe("deepen", "half of the layers first", half, behind=0.22),
-    Recipe("halves", "half of the layers and of each MLP first", halves, behind=0.28),
-    Recipe("one layer", "one layer first", one_layer, behind=0.9),
+    Recipe("deepen", "half of the layers first", half, 0.5, piloted=True),
+    Recipe("halves", "half of the layers and of each MLP first", halves, 0.6, piloted=True),
+    Recipe("one_layer", "one layer first", one_layer, 0.7),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
 
 
 def decaying(experiment: Experiment) -> float:
-    """The last part of the steps, in which the rate falls."""
+    """The last part of the steps, in which the learning rate falls."""
     return {"wsd": experiment.optim.decay, "linear": 1.0, "cosine": 1.0}[experiment.optim.schedule]
 
 
@@ -100,21 +107,29 @@ def parameters(experiment: Experiment) -> int:
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
 
-def saved(experiment: Experiment, recipe: Recipe, tau: float) -> float:
-    """The part of the FLOPs that the recipe does without, by its own plan."""
-    if recipe.behind is not None and not round(tau * experiment.steps):
+def setting(experiment: Experiment) -> Setting:
+    """What decides which measurements are comparable."""
+    size = parameters(experiment)
+    family = type(experiment.model).__name__.removesuffix("Config")
+    tokens = experiment.steps * experiment.batch * experiment.model.length / size
+    return Setting(family, OPTIMIZERS[experiment.optim.name], size, tokens)
+
+
+def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
+    """The part of the FLOPs that the plan of the recipe leaves out."""
+    if tau is not None and not round(tau * experiment.steps):
         return 0.0
-    return 1 - cost(replace(experiment, method=recipe.method(experiment, tau))) / cost(experiment)
+    return 1 - cost(replace(experiment, method=recipe.method(experiment, tau or 0.0))) / cost(experiment)
 
 
 def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
-    """The part of the FLOPs that it saves at an equal loss: the equation above."""
-    worth = 1 - tau * behind * math.sqrt(tau / (1 - tau))  # of a run from scratch's steps
+    """The part of the FLOPs that a piloted recipe saves at an equal loss: the equation above."""
+    worth = 1 - tau * behind * math.sqrt(tau / (1 - tau))  # in steps of a run from scratch
     return 1 - (1 - saved(experiment, recipe, tau)) / worth if worth > 0 else -math.inf
 
 
 def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
-    """What is saved most, and the part of the steps after which the model grows for that: before its rate decays."""
+    """The largest expected saving, and the part of the steps after which the model grows for it: before its rate decays."""
     stable = 1 - decaying(experiment)
     return max((expected(experiment, recipe, tau, behind), tau) for tau in {min(tau, stable) for tau in PARTS})
 
@@ -126,25 +141,23 @@ def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float
 class Pilot:
     """How far grown models are behind one from scratch."""
 
-    behind: dict[str, float]  # steps for each of the small model's, by recipe
-    flops: float  # what all of it cost
+    behind: dict[str, float]  # b by recipe: steps behind for each step of the small model
+    flops: float  # cost of all runs of the pilot
 
 
-def piloted(experiment: Experiment) -> tuple[Experiment, dict[str, Experiment]]:
-    """What a pilot runs, at a constant rate: one from scratch, and one of each recipe that grows."""
+def pilot(experiment: Experiment, workdir: Path) -> Pilot:
+    """Train briefly at a constant learning rate, from scratch and by each recipe that grows. Prints the cost first."""
     small = max(round(PILOT * experiment.steps), SHORTEST)
     optim = replace(experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2))
     name, steps = f"{experiment.name}-pilot", round((1 + REACH) * small)
     base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
-    growing = [recipe for recipe in RECIPES if recipe.behind is not None]
-    return base, {
+    growing = {
         r.name: replace(base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, small / steps))
-        for r in growing
+        for r in RECIPES
+        if r.piloted
     }
-
-
-def pilot(experiment: Experiment, workdir: Path) -> Pilot:
-    """Runs `piloted`, in folders of their own in ``workdir``."""
+    share = sum(map(cost, (base, *growing.values()))) / cost(experiment)
+    print(f"the pilot: {1 + len(growing)} runs of {steps:,} steps, {share:.1%} of the budget", file=sys.stderr)
 
     def ran(e: Experiment) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
@@ -154,10 +167,8 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     def losses(of: Run) -> list[float]:
         return [line["loss"] for line in of.log if "loss" in line]
 
-    base, growing = piloted(experiment)
-    scratch, grown = ran(base), {name: ran(e) for name, e in growing.items()}
-    small = round(base.steps / (1 + REACH))
-    found = {name: steps_behind(losses(scratch), losses(r), small) for name, r in grown.items()}
+    scratch, grown = ran(base), {recipe: ran(e) for recipe, e in growing.items()}
+    found = {recipe: steps_behind(losses(scratch), losses(r), small) for recipe, r in grown.items()}
     return Pilot(found, sum(r.cost("flops") for r in (scratch, *grown.values())))
 
 
@@ -184,62 +195,154 @@ def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -
 # --- the advice ---
 
 
-def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
-    """Markdown, and the experiment that is advised; None where nothing is to be gained."""
-    size, base = parameters(experiment), stable(experiment)
-    each = experiment.steps * experiment.batch * experiment.model.length / size
-    rate = 1 - decaying(base)
-    body, gains = [], []
+@dataclass(frozen=True)
+class Answer:
+    """What measurements and the pilot say about one recipe."""
+
+    recipe: Recipe
+    most: float  # part of the FLOPs that its plan leaves out
+    measured: Estimate | None  # None: no comparable measurement is near
+    nearest: str  # the nearest measurement of any kind
+    piloted: tuple[float, float, float] | None = None  # saving, tau and b
+
+    @property
+    def tau(self) -> float:
+        """The part of the steps after which the model grows: as the pilot places it, else as measured."""
+        return self.piloted[1] if self.piloted else self.recipe.tau or 0.0
+
+    @property
+    def gain(self) -> float:
+        """The saving that is safe to expect: the least of what the pilot and comparable measurements say; 0 if nothing is.
+
+        Measurements without a pilot count if their whole interval lies above zero. A recipe is never worth anything if the
+        small model alone was cheaper where it was measured.
+        """
+        if self.measured is not None and self.measured.small_alone_is_cheaper:
+            return 0.0
+        if self.piloted is not None:
+            return min(self.piloted[0], math.inf if self.measured is None else self.measured.saved)
+        return self.measured.saved if self.measured is not None and self.measured.lower > 0 else 0.0
+
+    @property
+    def cells(self) -> list[str]:
+        """Its row of the table."""
+        known, found = "unknown" if self.measured is None else self.measured.told, ""
+        if self.piloted is not None:
+            gain, tau, behind = self.piloted
+            found = f"{gain:.0%}: grown after {tau:.0%} of the steps, b = {behind:.2f}"
+        return [self.recipe.about, f"{self.most:.0%}", known, found]
+
+    @property
+    def source(self) -> str:
+        """What the expectation rests on."""
+        if self.measured is None:
+            return f"{self.recipe.about}: too far from anything measured: nearest is {self.nearest}."
+        cheaper = "; there the small model alone was cheaper" * self.measured.small_alone_is_cheaper
+        return f"{self.recipe.about}: {self.measured.source}{cheaper}."
+
+
+def answers(experiment: Experiment, pilot: Pilot | None) -> list[Answer]:
+    """One for each recipe."""
+    here, found = setting(experiment), []
     for recipe in RECIPES:
-        near, counted = nearest(recipe.name, size, each), "not known"
-        if recipe.behind is not None:
-            behind = recipe.behind if pilot is None else max(pilot.behind[recipe.name], LEAST)
-            gain, tau = placed(base, recipe, behind)
-            counted = f"{gain:.0%}: grown at {tau:.0%} of the steps, b = {behind:.2f}"
-            gains.append((min(gain, near[0].saved), tau, recipe))
-        body.append([recipe.about, f"{saved(base, recipe, rate):.0%}", counted, "; ".join(e.told for e in near)])
+        rows = of(recipe.name, recipe.tau)
+        piloted = None
+        if pilot is not None and recipe.piloted:
+            behind = max(pilot.behind[recipe.name], LEAST)
+            piloted = (*placed(experiment, recipe, behind), behind)
+        most = saved(experiment, recipe, recipe.tau)
+        near = nearest(of(recipe.name), here).told
+        found.append(Answer(recipe, most, estimate(rows, here), near, piloted))
+    return found
+
+
+def faster(experiment: Experiment) -> tuple[Experiment, str]:
+    """The same by Muon where measurements near it say that this saves, and a sentence about it; for AdamW alone."""
+    if experiment.optim.name != "adamw":
+        return experiment, ""
+    rows, here = of("muon"), setting(experiment)
+    found = estimate(rows, here)
+    if found is None:
+        near = nearest(rows, here).told
+        return experiment, f"Muon in place of AdamW: too far from anything measured: nearest is {near}.\n"
+    made = replace(experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon"))
+    said = f"First of all use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
+    return made, f"{said} All that follows is for Muon.\n"
+
+
+def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
+    """Markdown, and the advised experiment; None if no recipe is advised."""
+    base, here = stable(experiment), setting(experiment)
+    found = answers(base, pilot)
+    heads = ["recipe", "leaves out at most", "saves at an equal loss, by measurements", "by the pilot"]
+    count = len(heads) if pilot is not None else len(heads) - 1
     lines = [
-        f"{experiment.name}: {size:,} parameters, {experiment.steps:,} steps, {each:.3g} tokens a parameter, "
-        f"{cost(experiment):.3g} FLOPs.",
+        f"{experiment.name}: {here.family}, {here.optimizer}, {here.parameters:,} parameters, {experiment.steps:,} steps, "
+        f"{here.tokens_per_parameter:.3g} tokens per parameter, {cost(experiment):.3g} FLOPs.",
         "",
-        markdown(["recipe", "saves at most", "at an equal loss", "measured, nearest first"], body),
+        markdown(heads[:count], [answer.cells[:count] for answer in found]),
         "",
-        f"The rate is stable for {rate:.0%} of the steps. "
-        + (
-            "b, the steps that a grown model is behind for each of the small one's, is assumed: --measure finds out."
-            if pilot is None
-            else "The pilot, which found b (the steps that a grown model is behind for each of the small one's; less than "
-            f"{LEAST} counts as {LEAST}), cost {pilot.flops / cost(experiment):.1%} of the budget."
-        ),
+        *(f"- {answer.source}" for answer in found),
+        "",
     ]
+    if pilot is not None:
+        lines.append(
+            "b: steps that a grown model is behind a run from scratch, for each step of the small model "
+            f"(less than {LEAST} counts as {LEAST}). The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
+        )
     if base is not experiment:
-        own = experiment.optim.schedule
         lines.append(
-            f"All this with optim.schedule=wsd: {own} falls from the first step on, and leaves no time to grow in."
+            f"All this is for optim.schedule=wsd: with {experiment.optim.schedule} the learning rate falls from the first "
+            "step on, which leaves no time to grow in."
         )
-    advised = experiment
-    if experiment.optim.name == "adamw":
-        near = "; ".join(e.told for e in nearest("muon", size, each))
-        lines.append(f"First of all Muon (optim.name=muon; sweep its rate): {near}.")
-        advised = replace(advised, name=f"{advised.name}_muon", optim=replace(advised.optim, name="muon"))
-    gain, tau, best = max(gains, key=lambda g: g[0], default=(0.0, 0.0, RECIPES[0]))
-    if gain > WORTH:
-        lines.append(
-            f"Growing, {best.about}: {gain:.0%}, the less of what was measured nearest and what is expected. After as many "
-            "steps its loss ends higher."
+    best = max(found, key=lambda answer: answer.gain)
+    if best.gain <= WORTH:
+        lines.append(_nothing(found, pilot))
+        return "\n".join(lines) + "\n", None
+    lines.append(
+        f"Try {best.recipe.about}: about {best.gain:.0%} of the FLOPs at an equal loss. After the same number of steps its "
+        "final loss is higher than from scratch."
+    )
+    method = best.recipe.method(base, best.tau)
+    return "\n".join(lines) + "\n", replace(base, name=f"{base.name}_grown", method=method)
+
+
+def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
+    """Why no recipe is advised."""
+    if any(a.measured is not None and a.measured.small_alone_is_cheaper for a in found):
+        return (
+            "Growing is not advised: near this setting the small model alone reached its own loss for less. Train the "
+            "smaller model, or this one for longer."
         )
-        grown = stable(advised)
-        advised = replace(grown, name=f"{advised.name}_grown", method=best.method(grown, tau))
-    else:
-        lines.append("Growing: nothing to gain at this budget.")
-    return "\n".join(lines) + "\n", None if advised is experiment else advised
+    if pilot is not None:
+        return "Growing is not advised: there is nothing to gain at this budget."
+    if all(a.measured is None for a in found):
+        return (
+            "No advice: nothing comparable was measured near this setting. --measure runs a pilot on the model itself."
+        )
+    return "Growing is not advised: no measured saving here has an interval that lies above zero."
 
 
 def stable(experiment: Experiment) -> Experiment:
-    """The same, if its rate is stable for a part of the steps; else with a schedule that is."""
+    """The same, if its learning rate is stable for a part of the steps; otherwise with a schedule that is."""
     if decaying(experiment) < 1:
         return experiment
     return replace(experiment, optim=replace(experiment.optim, schedule="wsd", decay=Optim().decay))
+
+
+def budgeted(experiment: Experiment, flops: float) -> Experiment:
+    """The same with as many steps as ``flops`` pay for.
+
+    Raises:
+      UserError: that is less than one step, or more than can be counted.
+    """
+    each = cost(experiment) / experiment.steps
+    if not each <= flops < each * MOST_STEPS:
+        raise UserError(
+            f"--budget takes FLOPs between those of one step, {each:.3g}, and of {MOST_STEPS:,} steps, "
+            f"{each * MOST_STEPS:.3g}; it is {flops:g}"
+        )
+    return replace(experiment, steps=round(flops / each))
 
 
 def script(config: str, advised: Experiment) -> str:
@@ -266,41 +369,33 @@ def written(value: Any, classes: set) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.advise", description=__doc__)
+    parser = Parser("advise", __doc__)
     parser.add_argument("config", help="a training from scratch: FILE.py:NAME, or FILE.py")
-    parser.add_argument("--budget", type=float, metavar="FLOPS", help="in place of the config's own steps")
     parser.add_argument(
-        "--measure", action="store_true", help="run a pilot: how long does a grown model take to catch up?"
+        "--budget", type=float, metavar="FLOPS", help="compute budget (default: that of the config's steps)"
     )
-    parser.add_argument("--workdir", type=Path, default=Path("runs/advise"), help="of the pilot (default: runs/advise)")
-    parser.add_argument("--write", type=Path, metavar="FILE.py", help="where to write the config that is advised")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
+    parser.add_argument("--measure", action="store_true", help="run a pilot: how far is a grown model behind?")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/advise"), help="folder of the pilot's runs")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE.py", help="write the advised config to this file (default: none)"
+    )
+    parser.add_set()
     arguments = parser.parse_args()
+    if arguments.write is not None and arguments.write.suffix != ".py":
+        raise UserError(f"--write takes the name of a config file, FILE.py, not {arguments.write}")
     experiment = load(arguments.config, arguments.set)
     if not isinstance(experiment.method, Scratch):
         raise UserError(
-            f"{experiment.name} is no training from scratch, but {type(experiment.method).__name__}: name its baseline"
+            f"{experiment.name} is not a training from scratch, but {type(experiment.method).__name__}: name its baseline"
         )
     if arguments.budget is not None:
-        steps = round(experiment.steps * arguments.budget / cost(experiment))
-        if steps < 1:
-            raise UserError(
-                f"--budget {arguments.budget:g} is less than a step, {cost(experiment) / experiment.steps:.3g} FLOPs"
-            )
-        experiment = replace(experiment, steps=steps)
-    found = None
-    if arguments.measure:
-        base, growing = piloted(experiment)
-        flops = cost(base) + sum(map(cost, growing.values()))
-        print(
-            f"the pilot: {1 + len(growing)} runs of {base.steps:,} steps, {flops / cost(experiment):.1%} of the budget",
-            file=sys.stderr,
-        )
-        found = pilot(experiment, arguments.workdir)
-    text, advised = advice(experiment, found)
-    print(text, end="")
+        experiment = budgeted(experiment, arguments.budget)
+    base, said = faster(experiment)
+    text, advised = advice(base, pilot(base, arguments.workdir) if arguments.measure else None)
+    print(f"{said}{text}", end="")
+    advised = advised or (base if base is not experiment else None)
     if arguments.write is not None and advised is not None:
-        arguments.write.write_text(script(arguments.config, advised))
+        write_text(arguments.write, script(arguments.config, advised))
         print(f"config: {arguments.write}")
 
 

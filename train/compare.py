@@ -14,22 +14,25 @@ mean an equal score?
 
 Writes ``compare.md``, ``compare.json``, ``compare.png``, of losses against FLOPs, ``compare_seconds.png``, against wall-clock
 without compiling, and, where layers are dropped, ``compare_keep.png`` into the work directory. Runs that are not judged alike
-(corpus, tokenizer, split, context, evaluation batches) are refused.
+(corpus, tokenizer, split, context, evaluation batches) are refused. A run whose loss stops being a number is marked as
+diverged, and the others go on.
 """
 
-import argparse
-import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from train.commands import Parser
 from train.data.tokenise import digest
-from train.errors import UserError, exits_cleanly
+from train.errors import Diverged, UserError, exits_cleanly
 from train.experiment import Experiment, as_json, load, load_as, warn
+from train.files import write_json, write_text
 from train.finetune import best, finetune, own
 from train.finetuning import FineTuning
 from train.loop.trainer import run
-from train.overrides import numbers
+from train.overrides import numbers, seed_list
+from train.plan.transforms import Import
 from train.results import plots
 from train.results.comparison import Comparison
 from train.results.runs import Run, refuse_unlike
@@ -42,8 +45,10 @@ from train.tasks.zero_shot import Result, evaluate, found
 def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
     """Runs, or reads, every config with every seed, and so those of the frontier; ``configs[0]`` is the baseline.
 
+    A run that diverges is noted, and the others go on; no config runs with a seed with which the baseline diverged.
+
     Raises:
-      UserError: before anything runs, where two have one name, or are not judged alike.
+      UserError: before anything runs, where two have one name, or are not judged alike; or the baseline always diverged.
     """
     every = [*configs, *shorter]
     if len({e.name for e in every}) < len(every):
@@ -51,15 +56,37 @@ def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[in
             f"two runs have one name: {', '.join(e.name for e in every)}; give each its own, such as CONFIG:name=again"
         )
     refuse_unlike([(e.name, as_json(e)) for e in every])
+    diverged: dict[str, list[int]] = {}
 
-    def one(experiment: Experiment, seed: int) -> Run:
-        folder = workdir / f"{experiment.name}-seed{seed}"
-        run(replace(experiment, seed=seed), folder)
-        return Run(experiment.name, seed, folder)
+    def finished(experiment: Experiment, seeds: list[int]) -> list[Run]:
+        runs = [attempt(experiment, seed, workdir, diverged) for seed in seeds]
+        return [run for run in runs if run is not None]
 
     for experiment in shorter:
         warn(experiment)
-    return Comparison([[one(e, s) for s in seeds] for e in configs], [[one(e, s) for s in seeds] for e in shorter])
+    baseline = finished(configs[0], seeds)
+    if not baseline:
+        raise UserError(f"every run of the baseline {configs[0].name} diverged: lower its optim.peak_lr")
+    left = [run.seed for run in baseline]
+    others = [finished(e, left) for e in configs[1:]]
+    frontier = [finished(e, left) for e in shorter]
+    return Comparison([baseline, *filter(None, others)], [*filter(None, frontier)], diverged=diverged)
+
+
+def attempt(experiment: Experiment, seed: int, workdir: Path, diverged: dict[str, list[int]]) -> Run | None:
+    """The finished run; None, and a note in ``diverged``, if its loss stopped being a number, or that of its source."""
+    lost = {f"{name}-seed{s}" for name, seeds in diverged.items() for s in seeds}
+    sources = {phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)}
+    folder = workdir / f"{experiment.name}-seed{seed}"
+    try:
+        if gone := sources & lost:
+            raise Diverged(f"the run {min(gone)} that it grows from diverged")
+        run(replace(experiment, seed=seed), folder)
+    except Diverged as error:
+        print(f"{folder.name} diverged: {error}", file=sys.stderr)
+        diverged.setdefault(experiment.name, []).append(seed)
+        return None
+    return Run(experiment.name, seed, folder)
 
 
 def shortened(experiment: Experiment, fraction: float) -> Experiment:
@@ -112,23 +139,25 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.compare", description=__doc__)
+    parser = Parser("compare", __doc__)
     parser.add_argument(
         "configs", nargs="+", help="FILE.py[:NAME], each with :a.b=c ... of its own; the first is the baseline"
     )
-    parser.add_argument("--seeds", default="0", help="such as 0,1,2")
-    parser.add_argument("--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c")
-    parser.add_argument("--workdir", type=Path, default=Path("runs"))
-    parser.add_argument("--evaluate", default="", metavar="A,B", help="tasks of train.evaluate")
+    parser.add_argument("--seeds", default="0", help="seeds of each config, such as 0,1,2")
     parser.add_argument(
-        "--data", type=Path, default=Path("."), metavar="DIR", help="where their files are (default: here)"
+        "--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c (default: none)"
     )
-    parser.add_argument("--finetune", action="append", default=[], metavar="CONFIG", help="a config of train.finetune")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of every config")
+    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="folder of all runs and of the results")
+    parser.add_argument("--evaluate", default="", metavar="A,B", help="tasks of train.evaluate (default: none)")
+    parser.add_argument(
+        "--data", type=Path, default=Path("."), metavar="DIR", help="folder of the files of these tasks"
+    )
+    parser.add_argument(
+        "--finetune", action="append", default=[], metavar="CONFIG", help="a config of train.finetune (default: none)"
+    )
+    parser.add_set("override fields of every config")
     arguments = parser.parse_args()
-    seeds = numbers(arguments.seeds, int, "--seeds")
-    if not seeds:
-        raise UserError("--seeds needs at least one seed")
+    seeds = seed_list(arguments.seeds)
     configs, shorter = [load(text, arguments.set) for text in arguments.configs], []
     for fraction, *settings in (text.split(":") for text in arguments.frontier.split(",") if text):
         baseline = load(":".join([arguments.configs[0], *settings]), arguments.set)
@@ -145,15 +174,16 @@ def main() -> None:
         scores |= tuned(every, tuning, folder / "finetune")
     comparison = replace(comparison, scores=scores)
     table = comparison.table()
-    (folder / "compare.md").write_text(table)
+    write_text(folder / "compare.md", table)
     summary = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
-    (folder / "compare.json").write_text(json.dumps(summary, indent=1) + "\n")
+    summary["diverged"] = comparison.diverged
+    write_json(folder / "compare.json", summary)
     drawn = [folder / "compare.png", folder / "compare_seconds.png"]
     for path, unit in zip(drawn, ("flops", "run_seconds"), strict=True):
         plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
         drawn.append(folder / "compare_keep.png")
-    print(f"\n{table}\nplots: {', '.join(map(str, drawn))}")
+    print(f"\n{comparison.brief()}\nmore: {folder / 'compare.md'}\nplots: {', '.join(map(str, drawn))}")
 
 
 if __name__ == "__main__":

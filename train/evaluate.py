@@ -17,10 +17,10 @@ tokens (by default, a context). Formats and counts are those of the lm-evaluatio
 models by `train.tasks.harness`.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+from train.commands import Parser
 from train.data.labelled.task import NAMES, Labelled
 from train.data.text import name_of
 from train.errors import UserError, exits_cleanly
@@ -73,17 +73,13 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path, help="a folder")
+    parser = Parser("evaluate", __doc__)
+    parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument("--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada")
-    parser.add_argument(
-        "--data", type=Path, default=Path("."), metavar="DIR", help="where their files are (default: here)"
-    )
-    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes, where MODEL has none")
-    parser.add_argument("--stride", type=int, help="tokens that windows over texts move on by")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all numbers there")
+    parser.add_argument("--data", type=Path, default=Path("."), metavar="DIR", help="folder of their files")
+    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)")
+    parser.add_argument("--stride", type=int, help="tokens between windows over a text (default: the context)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file (default: none)")
     arguments = parser.parse_args()
     names = [name for name in arguments.tasks.split(",") if name]
     if not names:

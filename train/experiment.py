@@ -4,14 +4,16 @@ import dataclasses
 import importlib.util
 import inspect
 import json
+import math
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import optax
 
@@ -28,10 +30,16 @@ from train.state.mesh import How, Mesh
 from train.state.optim import Optim, transformation
 
 T = TypeVar("T")
+Logger: TypeAlias = Literal["wandb", "mlflow"]
+
+# Larger sizes are typing errors: their plans alone would take minutes to make.
+LARGEST, LARGEST_SIZE = {"layers": 2**14}, 2**24
 
 # Fields as `as_json` names them: they change how a run goes and what it writes, not what it computes.
-FREE = frozenset({"log_every", "checkpoint_every", "parallel", "data.Data.cache", "data.Images.cache"})
-FREE |= {"mesh", "mesh.data", "mesh.fsdp", "mesh.tensor"}
+FREE = frozenset(
+    {"log_every", "checkpoint_every", "checkpoint_minutes", "parallel", "data.Data.cache", "data.Images.cache"}
+)
+FREE |= {"loggers", "mesh", "mesh.data", "mesh.fsdp", "mesh.tensor"}
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,20 @@ class Experiment:
     eval_batches: int = 8
     log_every: int = 10
     checkpoint_every: int = 500
+    checkpoint_minutes: float = 0.0  # also after this time since the last checkpoint; 0: by steps alone
+    loggers: tuple[Logger, ...] = ()  # besides the log and TensorBoard; their packages are extras
 
     def __post_init__(self):
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if not 0 <= self.checkpoint_minutes < math.inf:
+            raise ValueError(f"checkpoint_minutes must be 0 or a number of minutes, but is {self.checkpoint_minutes}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed lies between 0 and 2^32 - 1, but is {self.seed}")
+        for name, size in self.model.sizes().items():
+            if size > (most := LARGEST.get(name, LARGEST_SIZE)):
+                raise ValueError(f"model.{name} must be at most {most:,}, but is {size:,}")
         if self.batch % self.accumulate:
             raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
         if self.parallel == "pmap" and (self.mesh.fsdp > 1 or self.mesh.tensor > 1):
@@ -89,7 +104,7 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         plan = experiment.plan
         shapes(plan, len(plan), experiment.tx)
         _ = [phase.cost(experiment.batch) for phase in plan]  # layers that a layer drop names must exist
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:  # such as a fraction of the steps that is no finite number
         raise UserError(f"config {path}: {error}") from error
     warn(experiment)
     return experiment
@@ -99,9 +114,7 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
     """`load`, but for what the experiment would do: the file, and what a function of it makes, a dataclass of this ``kind``."""
     file, *parts = str(text).split(":")
     name = parts.pop(0) if parts and "=" not in parts[0] else None
-    path = Path(file)
-    if not path.is_file() or path.suffix != ".py":
-        raise UserError(f"there is no config {path}: a Python file, .py")
+    path = _file(file)
     made = overridden(_made(path, name, kind), [*overrides, *parts])
     wrong = misfits(made)
     if wrong:
@@ -109,19 +122,50 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
     return path, made
 
 
-def _made(path: Path, name: str | None, kind: type[T]) -> T:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def listed(text: str | Path) -> dict[str, str]:
+    """The names of the experiments in a Python file, and the first line of each one's docstring.
+
+    Raises:
+      UserError: the file is missing or breaks.
+    """
+    path = _file(str(text).partition(":")[0])
+    with _located(path):
+        module = _module(path)
+    found = names(module) or [name for name in ("config",) if hasattr(module, name)]
+    return {name: (inspect.getdoc(getattr(module, name)) or "").partition("\n")[0] for name in found}
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"there is no config {path}: a Python file, .py")
+    return path
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    """An error in the code of the file ``path`` names the file and the line."""
     try:
-        spec.loader.exec_module(module)
-        made = _named(module, name, path, kind)()
+        yield
     except UserError:
         raise
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}, line {lines[-1]}" if lines else path
         raise UserError(f"config {where}: {type(error).__name__}: {error}") from error
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _made(path: Path, name: str | None, kind: type[T]) -> T:
+    with _located(path):
+        made = _named(_module(path), name, path, kind)()
     if not isinstance(made, kind):
         raise UserError(
             f"config {path}: {name or 'config'}() must return {_a(kind.__name__)}, not {type(made).__name__}"

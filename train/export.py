@@ -3,7 +3,6 @@
 Weights, ``config.json``, the tokenizer, and a model card: data, plan, cost and losses, as the run has them.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from jaxgrow.interop.files import RECORD, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.labels import named
 from jaxgrow.models import Config, EncoderConfig, TextConfig
+from train.commands import Parser
 from train.data.labelled.task import Labelled, task
 from train.data.text import tokenizer_of
 from train.errors import UserError, exits_cleanly
@@ -125,12 +125,10 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("export", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("folder", type=Path, help="to be made")
-    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is there")
+    parser.add_argument("folder", type=Path, help="folder to be written")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in that folder")
     arguments = parser.parse_args()
     export(arguments.run, arguments.folder, arguments.overwrite)
     print(f"{arguments.folder}: {arguments.run} for transformers")

@@ -1,29 +1,30 @@
-"""Fine-tunes a model on a task, with each of some rates and seeds:
+"""Fine-tune a model on a task with several learning rates and seeds:
 
 ``python -m train.finetune CONFIG --model MODEL [--lr 1e-5,2e-5] [--seeds 0,1,2] [--workdir DIR] [--set data.path=DIR ...]``
 
 CONFIG is a Python file, or one of the fine-tunings that it names: ``configs/finetune.py:sst2``. MODEL is the folder of a
-finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder, with its tokenizer.
+finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder with its tokenizer.
 
-Each rate and seed is a run in a folder of its own, which `train.pretrain` would run alike: stopped, it goes on by the same
-command; its cost is counted, with that of the run it begins from. Writes ``<name>-<model>.md`` and ``.json`` into the work
-directory: what each scores on the development data, all of them, and the best rate by its mean over the seeds. (Papers choose
-rates so, too: the best of many rates on the data that judge is a little too good.)
+The work directory (``--workdir``, default: runs/finetune) contains one folder for each learning rate and seed. Each is a run as
+of `train.pretrain`: the same command continues it after a stop, and its cost includes the cost of the run that it starts from.
+The scores on the development data are written to ``CONFIG-MODEL.md`` and ``.json`` there: of every run, and the best learning
+rate by its mean over the seeds. (As in papers, the learning rate is chosen on the data that also judge it, so the best score is
+slightly too good.)
 """
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TypeAlias
 
-from train.errors import exits_cleanly
+from train.commands import Parser
+from train.errors import UserError, exits_cleanly
 from train.experiment import load_as, warn
+from train.files import write_json, write_text
 from train.finetuning import FineTuning
 from train.loop.trainer import run
-from train.overrides import numbers
+from train.overrides import numbers, seed_list
 from train.run.workdir import Workdir
 from train.tasks.supervised import score
 
@@ -84,27 +85,31 @@ def _cell(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.finetune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser("finetune", __doc__)
+    parser.add_argument("config", help="FILE.py:NAME, such as configs/finetune.py:sst2")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument(
+        "--lr", default="", help="peak learning rates, such as 1e-5,2e-5 (default: those of the config)"
     )
-    parser.add_argument("config", help="FILE.py:NAME, as configs/finetune.py:sst2")
-    parser.add_argument("--model", type=Path, required=True, help="its folder")
-    parser.add_argument("--lr", default="", help="peak rates in place of the config's, such as 1e-5,2e-5")
-    parser.add_argument("--seeds", default="", help="in place of the config's, such as 0,1,2")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/finetune"))
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
+    parser.add_argument("--seeds", default="", help="seeds, such as 0,1,2 (default: those of the config)")
+    parser.add_argument(
+        "--workdir", type=Path, default=Path("runs/finetune"), help="folder of all runs and of the results"
+    )
+    parser.add_set()
     arguments = parser.parse_args()
     tuning = load_as(FineTuning, arguments.config, arguments.set)[1]
-    if rates := numbers(arguments.lr, float, "--lr"):
-        tuning = replace(tuning, rates=tuple(rates))
-    if seeds := numbers(arguments.seeds, int, "--seeds"):
-        tuning = replace(tuning, seeds=tuple(seeds))
+    rates = tuple(numbers(arguments.lr, float, "--lr")) or tuning.rates
+    seeds = tuple(seed_list(arguments.seeds)) if arguments.seeds else tuning.seeds
+    try:
+        tuning = replace(tuning, rates=rates, seeds=seeds)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     found = finetune(tuning, arguments.model, arguments.workdir)
     text, name = table(tuning, arguments.model, found), f"{tuning.name}-{arguments.model.resolve().name}"
     summary = {"task": tuning.name, "model": str(arguments.model), "best": best(found), "seeds": tuning.seeds}
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
-    (arguments.workdir / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
-    (arguments.workdir / f"{name}.md").write_text(text)
+    write_json(arguments.workdir / f"{name}.json", summary)
+    write_text(arguments.workdir / f"{name}.md", text)
     print(f"\n{text}")
 
 

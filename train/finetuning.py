@@ -1,5 +1,6 @@
 """What a fine-tuning is: a task, and how any model is trained on it."""
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,12 @@ class FineTuning:
             raise ValueError(
                 f"epochs are positive and warmup a part of the steps, but they are {self.epochs}, {self.warmup}"
             )
-        if not self.rates or not all(rate > 0 for rate in self.rates) or not self.seeds:
+        if not self.rates or not all(0 < rate < math.inf for rate in self.rates) or not self.seeds:
             raise ValueError(f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}")
+        for name in ("rates", "seeds"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ, because a repeated run is no replication, but they are {values}")
         if self.saved and (self.lora or self.adapter):
             raise ValueError("what is saved says which adapter it is: name its files, and leave out lora and adapter")
 

@@ -1,14 +1,13 @@
 """Continues texts by a model: ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
 
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder: a GPT-2, a Llama or a
-Qwen2.
+MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder of a decoder: GPT-2,
+Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2, Phi-3, SmolLM 3 or Pythia.
 
 Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and ``--samples`` continues each
 prompt several times. A text goes on until the model ends it, for ``--max-new`` tokens, or until prompt and new tokens fill the
 model's context. The same command gives the same texts.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 
 from jaxgrow import generate
+from train.commands import Parser
 from train.data.text import end_of_text
 from train.errors import UserError, exits_cleanly
 from train.state.opened import opened
@@ -54,28 +54,58 @@ def samples(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path, help="a folder")
+    parser = Parser("generate", __doc__)
+    parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument(
-        "--prompt", nargs="+", action="extend", required=True, metavar="TEXT", help="-: each line that comes in"
+        "--prompt",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="TEXT",
+        help="texts to continue; -: each line of stdin is a prompt",
     )
-    parser.add_argument("--max-new", type=int, default=200, metavar="N", help="tokens of a continuation (default: 200)")
-    parser.add_argument("--temperature", type=float, help="draws tokens; less than 1: likely ones more often")
-    parser.add_argument("--top-k", type=int, metavar="N", help="draws from the likeliest tokens alone")
-    parser.add_argument("--top-p", type=float, metavar="P", help=".. from those that have this probability together")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="of each prompt")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes, where MODEL has none")
-    parser.add_argument("--json", action="store_true", help="prints a JSON object a sample")
+    parser.add_argument("--max-new", type=int, default=200, metavar="N", help="most new tokens of each text")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        help="sample tokens; values below 1 prefer likely tokens (default: take the likeliest token)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, metavar="N", help="sample from the N likeliest tokens (default: from all tokens)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the likeliest tokens with total probability P (default: from all tokens)",
+    )
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="continuations of each prompt")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
+    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each sample")
     a = parser.parse_args()
-    prompts = [line for text in a.prompt for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
+    prompts = [line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])]
     if not prompts:
         raise UserError("--prompt -: no line came in")
     settings = {name: getattr(a, name) for name in ("max_new", "temperature", "top_k", "top_p", "seed")}
     for sample in samples(a.model, prompts, a.samples, a.tokenizer, **settings):
         print(json.dumps(sample) if a.json else sample["text"])
+
+
+def _stdin() -> list[str]:
+    try:
+        return sys.stdin.read().splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt -: the lines are not UTF-8 ({error}); convert them, such as by iconv") from error
+
+
+def _checked(prompt: str) -> str:
+    """The prompt of a command line, which must be UTF-8: Python keeps other bytes as surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--prompt {prompt!r} is not UTF-8; convert it, such as by iconv") from None
+    return prompt
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ alone writes; errors, which are everyone's; and the end of one process, which mu
 """
 
 import atexit
+import itertools
 import json
+import math
 import os
 import secrets
 import socket
@@ -20,12 +22,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from train.errors import UserError
 
 ANSWER = 300.0  # seconds that processes wait for each other at the start, and at the end
+# XLA gives up after 30 and 40 s, but a loaded machine and programs found in a cache separate processes by more.
+PATIENCE = f"--xla_cpu_collective_timeout_seconds={ANSWER:.0f} --xla_cpu_collective_call_terminate_timeout_seconds={ANSWER:.0f}"
 SILENCE = 60  # seconds without a sign of life, after which JAX ends the processes that are left
 BY_HAND = "say where they are by --coordinator, --processes and --process"
 LOST = "another process of this run has ended: see why there; the same command, started again in all, continues"
@@ -50,6 +57,7 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     if by_hand == (None, 1, None) or (by_hand == (None, None, None) and not _in_a_cluster()):
         return
     _check(*by_hand)
+    os.environ["XLA_FLAGS"] = f"{PATIENCE} {os.environ.get('XLA_FLAGS', '')}"  # of two equal flags the last one counts
     what = f"--coordinator {coordinator}" if coordinator else "the processes of this job"
     late = threading.Timer(ANSWER, _end, [_late(what, process, processes), 2])
     late.daemon = True
@@ -109,6 +117,29 @@ def _late(what: str, process: int | None, processes: int | None) -> str:
             f"error: {what}: not all of the {processes} processes came within {ANSWER:g} s; start them at the same time"
         )
     return f"error: {what} does not answer within {ANSWER:g} s: see whether process 0 runs and can be reached"
+
+
+def connect(mesh: jax.sharding.Mesh) -> None:
+    """Connects the processes along every combination of axes of ``mesh``, before they compile programs.
+
+    Gloo makes a connection when the first program needs it, and then waits only 30 s, which no setting changes. Once it is
+    there, the processes wait `ANSWER` seconds for each other.
+    """
+    if jax.process_count() == 1:
+        return
+    names = [name for name, size in mesh.shape.items() if size > 1]
+    for n in range(1, len(names) + 1):
+        for axes in itertools.combinations(names, n):
+            _connect_along(mesh, axes)
+
+
+def _connect_along(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> None:
+    shape, divided = (math.prod(mesh.shape[name] for name in axes),), NamedSharding(mesh, P(axes))
+    add = jax.jit(jnp.sum, in_shardings=divided, out_shardings=NamedSharding(mesh, P()))
+    program = add.lower(jax.ShapeDtypeStruct(shape, np.float32)).compile()
+    ones = jax.make_array_from_callback(shape, divided, lambda part: np.ones(shape, np.float32)[part])
+    gathered(None)  # compiling may have taken different times
+    jax.block_until_ready(program(ones))
 
 
 # --- agreeing ---

@@ -3,13 +3,13 @@
 ``python -m train.maps FILE [--plot FILE.png] [--apply MODEL --out FOLDER]``
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
 import numpy as np
 
 from jaxgrow.interop import CheckpointError, open_checkpoint, orbax
+from train.commands import Parser
 from train.errors import UserError, exits_cleanly
 from train.plan.learning import Maps
 from train.plan.learning import load as load_maps
@@ -33,13 +33,15 @@ def describe(maps: Maps) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.maps", description=__doc__)
+    parser = Parser("maps", __doc__)
     parser.add_argument("file", type=Path, help="maps.npz of a run")
-    parser.add_argument("--plot", type=Path, help="where to draw them")
+    parser.add_argument("--plot", type=Path, help="draw the maps (default: no picture)")
     parser.add_argument(
-        "--apply", type=Path, metavar="MODEL", help="a run, or another checkpoint, to be grown by the maps"
+        "--apply", type=Path, metavar="MODEL", help="run or checkpoint to grow by the maps (default: none)"
     )
-    parser.add_argument("--out", type=Path, help="where the grown model goes: a new Orbax folder")
+    parser.add_argument(
+        "--out", type=Path, help="new Orbax folder for the grown model, needed with --apply (default: none)"
+    )
     arguments = parser.parse_args()
     if (arguments.apply is None) != (arguments.out is None):
         raise UserError("--apply and --out go together: a run to grow, and a folder for the result")

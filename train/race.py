@@ -1,16 +1,19 @@
-"""Grows one checkpoint by several operators and trains each for some steps: the loss right after growing predicts little.
+"""Grow one checkpoint by several operators and train each result for some steps:
 
 ``python -m train.race CONFIG RUN [--by stack,fpi+stack,ligo] [--steps 200] [--seeds 0,1] [--workdir DIR] [--set a.b=c ...]``
 
-CONFIG is that of the large model, RUN a finished run of the small one. A plus joins operators, in turn; ``ligo`` learns its
-maps first, in 100 steps that are counted. The rate stays at its peak after the warm-up, so that no schedule favours an end,
-and losses are read at equal FLOPs: those that the cheapest entrant has spent at its end. Writes ``race.md``, ``race.json`` and
-``race.png``.
+The loss right after growing predicts little about the loss after training, so the operators are compared after training.
+CONFIG is the config of the large model, and RUN the folder of a finished run of the small model. A plus sign applies several
+operators in turn. ``ligo`` first learns its maps in 100 steps, whose cost is counted.
+
+After the warm-up, the learning rate stays at its peak, so that no schedule favours one length. Losses are compared at equal
+FLOPs: those that the cheapest operator has spent at its end.
+
+The work directory (``--workdir``, default: runs/race) contains one folder for each run, and the results: ``race.md``,
+``race.json`` and ``race.png``.
 """
 
-import argparse
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +21,12 @@ from jaxgrow import operators
 from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
+from train.commands import Parser
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, load
+from train.files import write_json, write_text
 from train.loop.trainer import run
-from train.overrides import numbers
+from train.overrides import seed_list
 from train.plan.methods import Growing, GrowTo, Learned, Stage
 from train.plan.plan import shapes
 from train.plan.transforms import differing
@@ -99,30 +104,30 @@ def race(fit: dict[str, Experiment], seeds: list[int], workdir: Path) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.race", description=__doc__)
-    parser.add_argument("config", help="of the large model: FILE.py:NAME, or FILE.py")
-    parser.add_argument("run", type=Path, help="work directory of the small model's run")
+    parser = Parser("race", __doc__)
+    parser.add_argument("config", help="config of the large model: FILE.py:NAME, or FILE.py")
+    parser.add_argument("run", type=Path, help="folder of the small model's finished run")
     names = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
-    parser.add_argument("--by", help=f"of {names}, ligo (default: some that fit the sizes)")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seeds", default="0", help="such as 0,1,2")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/race"))
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field of the config")
+    parser.add_argument("--by", help=f"operators out of {names}, ligo (default: some that fit the sizes)")
+    parser.add_argument("--steps", type=int, default=200, help="training steps after growing, at least 20")
+    parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/race"), help="folder of all runs and of the results")
+    parser.add_set()
     arguments = parser.parse_args()
     if arguments.steps < 20:
         raise UserError(f"--steps must be at least 20, but is {arguments.steps}")
     base = load(arguments.config, arguments.set)
-    seeds = numbers(arguments.seeds, int, "--seeds")
+    seeds = seed_list(arguments.seeds)
     chosen = defaults(base, arguments.run) if arguments.by is None else [by for by in arguments.by.split(",") if by]
-    if not chosen or not seeds:
-        raise UserError("a race needs at least one operator in --by, and one seed in --seeds")
+    if not chosen:
+        raise UserError("a race needs at least one operator in --by")
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
     finished = race(fit, seeds, arguments.workdir)
     ranked = rows(finished)
     text, plot = table(ranked, impossible, seeds), arguments.workdir / "race.png"
-    (arguments.workdir / "race.md").write_text(text)
+    write_text(arguments.workdir / "race.md", text)
     everything = {"ranked": ranked, "impossible": impossible, "seeds": seeds}
-    (arguments.workdir / "race.json").write_text(json.dumps(everything, indent=1) + "\n")
+    write_json(arguments.workdir / "race.json", everything)
     plots.race({by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, plot)
     print(f"\n{text}\nplot: {plot}")
 

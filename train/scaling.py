@@ -4,35 +4,20 @@
 
 RUN is the recipe's name there. By least squares over all seeds, a saving against the frontier is
 
-    a + b log2(parameters) + c log2(tokens a parameter)
+    a + b log2(parameters) + c log2(tokens per parameter)
 
 where what does not differ is left out. Prints what was measured; b and c, so the points that a doubling adds; and the saving
 that is expected at ``--at``, such as ``1e9:20``. Intervals are of 95 % (Student's t), and of the mean over seeds, if the line
 holds so far.
 """
 
-import argparse
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from scipy.stats import t
-
+from train.commands import Parser
 from train.errors import UserError, exits_cleanly
+from train.results.fits import AXES, Measured, fit
 from train.results.runs import markdown
-
-AXES: tuple[str, ...] = ("parameters", "tokens a parameter")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one recipe saved at one size and budget, by seed."""
-
-    at: tuple[float, float]  # parameters, and tokens of each
-    saved: tuple[float, ...]
-    bounds: int  # so many of them are lower bounds: their runs ended below the whole frontier
 
 
 def measured(text: str) -> Measured:
@@ -51,6 +36,10 @@ def measured(text: str) -> Measured:
     if name not in rows:
         raise UserError(f"{path} has no run {name!r}, only {', '.join(rows)}")
     baseline, row = next(iter(rows.values())), rows[name]
+    if row.get("diverged"):
+        raise UserError(
+            f"{name} in {path} diverged with seed {', '.join(map(str, row['diverged']))}: it has no saving to fit"
+        )
     if row["saved_frontier"] is None or None in row["saved_frontier"]:
         raise UserError(
             f"{name} in {path} has no saving against the frontier for each seed: compare with --frontier, and with budgets low "
@@ -58,59 +47,6 @@ def measured(text: str) -> Measured:
         )
     at = row["parameters"], baseline["tokens_per_parameter"]  # that it saves of
     return Measured(at, tuple(row["saved_frontier"]), sum(row["below_frontier"]))
-
-
-@dataclass(frozen=True)
-class Fit:
-    """``mean + slopes (x - centre)``, x in doublings."""
-
-    mean: float
-    slopes: dict[str, float]  # of the axes that differ
-    centre: dict[str, float]
-    covariance: np.ndarray  # of (mean, *slopes)
-    freedom: int
-
-    def half_width(self, weights: np.ndarray) -> float:
-        """Of the 95 % interval of a sum of mean and slopes with these weights."""
-        return float(t.ppf(0.975, self.freedom) * math.sqrt(weights @ self.covariance @ weights))
-
-    def slope(self, axis: str) -> tuple[float, float]:
-        weights = np.array([0.0, *(float(name == axis) for name in self.slopes)])
-        return self.slopes[axis], self.half_width(weights)
-
-    def expected(self, at: tuple[float, float]) -> tuple[float, float]:
-        x = dict(zip(AXES, np.log2(at), strict=True))
-        off = np.array([x[axis] - self.centre[axis] for axis in self.slopes])
-        return float(self.mean + off @ [*self.slopes.values()]), self.half_width(np.array([1.0, *off]))
-
-
-def fit(points: list[Measured]) -> Fit:
-    """
-    Raises:
-      UserError: all are of one size and budget; or sizes and budgets go together, or there is no seed more than unknowns.
-    """
-    x = np.log2([p.at for p in points for _ in p.saved])
-    y = np.array([s for p in points for s in p.saved])
-    # Steps are whole numbers, so that budgets that are meant to be one part a little.
-    axes = [i for i in range(len(AXES)) if np.ptp(x[:, i]) > 0.1]
-    centre = x.mean(0)
-    design = np.concatenate([np.ones((len(x), 1)), (x - centre)[:, axes]], 1)
-    freedom = len(y) - design.shape[1]
-    if not axes or np.linalg.matrix_rank(design, tol=0.1) < design.shape[1] or freedom < 1:
-        raise UserError(
-            f"{len(points)} comparisons of {len(y)} seeds do not tell how a saving changes: compare at two sizes at least, and "
-            "budgets that are not other wherever sizes are, with several seeds"
-        )
-    found, *_ = np.linalg.lstsq(design, y, rcond=None)
-    variance = np.square(y - design @ found).sum() / freedom
-    names = [AXES[i] for i in axes]
-    return Fit(
-        float(found[0]),
-        dict(zip(names, found[1:].tolist(), strict=True)),
-        {AXES[i]: float(centre[i]) for i in axes},
-        variance * np.linalg.inv(design.T @ design),
-        freedom,
-    )
 
 
 def told(points: list[Measured], at: tuple[float, float] | None) -> str:
@@ -131,11 +67,11 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.scaling", description=__doc__)
+    parser = Parser("scaling", __doc__)
     parser.add_argument(
         "comparisons", nargs="+", metavar="RUN=compare.json", help="a recipe, and where it was compared"
     )
-    parser.add_argument("--at", metavar="PARAMETERS:TOKENS", help="where to extrapolate to")
+    parser.add_argument("--at", metavar="PARAMETERS:TOKENS", help="size to extrapolate to (default: none)")
     arguments = parser.parse_args()
     if len(set(arguments.comparisons)) < len(arguments.comparisons):
         raise UserError("a comparison is given twice: its seeds would count as twice as many")

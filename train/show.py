@@ -7,12 +7,12 @@ large. Of a run they are what its ledger counted; of a config what is expected, 
 nor an imported model, which are next to nothing and not known.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from train.commands import Parser
 from train.errors import UserError, exits_cleanly
 from train.experiment import Experiment, load
 from train.plan.plan import states
@@ -64,9 +64,7 @@ def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("show", __doc__)
     parser.add_argument("plans", nargs="+", metavar="CONFIG|RUN", help="FILE.py:NAME, or the folder of a finished run")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf")
     arguments = parser.parse_args()

@@ -1,31 +1,37 @@
-"""Runs a config with every combination of settings, for a comparison is worth what its tuning is:
+"""Run a config with every combination of some settings, because a comparison is only as good as its tuning:
 
 ``python -m train.sweep CONFIG --set optim.peak_lr=5e-3,1e-2,2e-2 [--set optim.warmup=50,100] [--frontier 0.75] [--seeds 0]
-[--halving 0.25,0.5]``
+[--halving 0.25,0.5] [--workdir DIR]``
 
-With ``--frontier``, the config with this fraction of its steps, to tune a point of the frontier. With ``--halving``, every
-combination is first tried with each of these fractions of the steps, fully decayed, and the better half goes on (successive
-halving; Jamieson & Talwalkar, 2016); what that cost is told, too. A setting with one value holds for all. Each run has its own
-folder in ``--workdir`` (default: runs/sweep), so that the same command goes on where it was stopped; runs that a config imports
-must lie there, too. Writes ``<name>.md`` and ``<name>.json``, the best settings first, and
-warns where the best lies at the edge of what was tried.
+``--frontier`` runs the config with this fraction of its steps, to tune a point of the frontier. ``--halving`` first runs every
+combination with each of these fractions of the steps, fully decayed, and keeps the better half each time (successive halving;
+Jamieson & Talwalkar, 2016); the cost of these runs is reported, too. A setting with one value holds for all runs and
+is not part of their names. Write tuples in brackets: ``--set 'model.layers=(1,2),(2,2)'``.
+
+The work directory (``--workdir``, default: runs/sweep) contains one folder for each run. The same command therefore continues
+a stopped sweep. Finished runs of the small model that a config imports must be in the same directory. The results are written
+to ``NAME.md`` and ``NAME.json`` there, the best settings first, with a warning if the best value is the smallest or the largest
+of those that were tried.
 """
 
-import argparse
+import hashlib
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from train.commands import Parser
 from train.compare import shortened
 from train.errors import Diverged, UserError, exits_cleanly
 from train.experiment import Experiment, load
+from train.files import write_json, write_text
 from train.loop.trainer import run
-from train.overrides import numbers
+from train.overrides import numbers, seed_list
 from train.results.runs import Run
 from train.results.sweeping import Tried, table
+
+LONGEST = 200  # bytes of a run's name: file systems allow 255, to which the seed comes
 
 
 def values(settings: Sequence[str]) -> dict[str, list[str]]:
@@ -35,28 +41,48 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
       UserError: one of them, or all, are missing.
     """
     pairs = [text.partition("=") for text in settings]
-    swept = {name: list(dict.fromkeys(v for v in listed.split(",") if v)) for name, _, listed in pairs}
-    if not swept or not all(swept.values()):
+    listed = {name: list(dict.fromkeys(filter(None, parts(values)))) for name, _, values in pairs}
+    if not listed or not all(listed.values()):
         raise UserError("a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2")
-    return swept
+    return listed
+
+
+def parts(values: str) -> list[str]:
+    """``["(1, 2)", "(2, 2)"]`` of ``"(1, 2),(2, 2)"``: divided at the commas that are not within brackets."""
+    found, depth = [""], 0
+    for letter in values:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth <= 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found]
 
 
 def combinations(
-    config: str, swept: dict[str, list[str]], fraction: float | None
+    config: str, listed: dict[str, list[str]], fraction: float | None
 ) -> list[tuple[dict[str, str], Experiment]]:
-    """The experiment of every combination; all are valid, or the sweep does not begin."""
+    """The experiment of every combination, by the settings that differ; all are valid, or the sweep does not begin."""
     out = []
-    for combination in itertools.product(*swept.values()):
-        settings = dict(zip(swept, combination, strict=True))
+    for combination in itertools.product(*listed.values()):
+        settings = dict(zip(listed, combination, strict=True))
         base = load(config, [f"{name}={value}" for name, value in settings.items()])
-        out.append((settings, base if fraction is None else shortened(base, fraction)))
+        swept = {name: value for name, value in settings.items() if len(listed[name]) > 1}
+        out.append((swept, base if fraction is None else shortened(base, fraction)))
     return out
+
+
+def named(experiment: str, settings: dict[str, str]) -> str:
+    """The name of a run: that of its experiment, and the settings that differ; a long one ends in a hash of them."""
+    name = "-".join([experiment, *(f"{field}={value}".replace("/", "_") for field, value in settings.items())])
+    if len(name.encode()) <= LONGEST:
+        return name
+    return f"{name.encode()[: LONGEST - 17].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def attempt(settings: dict[str, str], experiment: Experiment, seed: int, workdir: Path) -> Run | None:
     """The finished run, which is named by its settings; None, if its loss ceased to be a number."""
-    marks = [f"{name}={value}".replace("/", "_") for name, value in settings.items()]
-    name = "-".join([experiment.name, *marks])
+    name = named(experiment.name, settings)
     folder = workdir / f"{name}-seed{seed}"
     try:
         run(replace(experiment, name=name, seed=seed), folder)
@@ -66,23 +92,24 @@ def attempt(settings: dict[str, str], experiment: Experiment, seed: int, workdir
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.sweep", description=__doc__)
+    parser = Parser("sweep", __doc__)
+    parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
+    parser.add_set("values of a field to try", "a.b=c,d,..")
+    parser.add_argument("--frontier", type=float, help="fraction of the config's steps (default: all of them)")
+    parser.add_argument("--seeds", default="0", help="seeds of each combination, such as 0,1,2")
     parser.add_argument(
-        "config", help="FILE.py:NAME, as configs/demo.py:scratch; or FILE.py, with config() -> Experiment"
+        "--halving",
+        default="",
+        help="rising fractions of the steps; the better half is kept after each (default: no shorter runs)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c,d,..", help="values of a field to try")
-    parser.add_argument("--frontier", type=float, help="fraction of the config's steps")
-    parser.add_argument("--seeds", default="0", help="such as 0,1,2")
     parser.add_argument(
-        "--halving", default="", help="fractions of the steps, after each of which the better half goes on"
+        "--workdir", type=Path, default=Path("runs/sweep"), help="folder of all runs and of the results"
     )
-    parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"))
     arguments = parser.parse_args()
-    seeds = numbers(arguments.seeds, int, "--seeds")
-    if not seeds:
-        raise UserError("a sweep needs a seed in --seeds")
-    swept = values(arguments.set)
-    experiments = combinations(arguments.config, swept, arguments.frontier)
+    seeds = seed_list(arguments.seeds)
+    listed = values(arguments.set)
+    swept = {name: each for name, each in listed.items() if len(each) > 1}
+    experiments = combinations(arguments.config, listed, arguments.frontier)
     fractions = numbers(arguments.halving, float, "--halving")
     if fractions != sorted(set(fractions)):
         raise UserError(f"--halving takes fractions that rise, not {arguments.halving}")
@@ -99,13 +126,13 @@ def main() -> None:
         tried = [t for t, _ in rung] + tried
         left = [(t.settings, whole) for t, whole in rung[: -(-len(rung) // 2)] if t.loss < math.inf]
     text, name = table(tried, swept), experiments[0][1].name
-    (arguments.workdir / f"{name}.md").write_text(text)
+    write_text(arguments.workdir / f"{name}.md", text)
     results = [
         {"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]}
         | ({"of the steps": t.fraction} if t.fraction else {})
         for t in tried
     ]
-    (arguments.workdir / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.workdir / f"{name}.json", results)
     print(f"\n{text}")
 
 

@@ -6,12 +6,12 @@ judged. [reconstructed] The two runs are this schedule's pre-analysis. What they
 whoever compares the third run at equal cost adds it, as for any sweep.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
 from jaxgrow.drop import Variance, fit_variance
+from train.commands import Parser
 from train.errors import UserError, exits_cleanly
 from train.experiment import differences
 from train.results.runs import Run
@@ -47,7 +47,7 @@ def fit(baseline: Path, dropped: Path) -> Variance:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m train.variance", description=__doc__)
+    parser = Parser("variance", __doc__)
     parser.add_argument("baseline", type=Path, help="work directory of a run that drops nothing")
     parser.add_argument("dropped", type=Path, help="work directory of the same run with layer dropping")
     arguments = parser.parse_args()

@@ -1,12 +1,13 @@
-"""Layer and token dropping that save time: schedules, sensitivities, gates, and two ways not to run a layer.
+"""Layer and token dropping that save time: schedules, sensitivities, keep masks, and two ways not to run a layer.
 
-`LayerDrop` says how; `gates` draws for a step; `Kept` tells a stack what to run, and `dropping` a Flax model
-that calls its blocks one after the other.
+`LayerDrop` holds the settings, and `gates` draws the keep masks of a step. `Kept` tells a stack which layers to run;
+`dropping` does the same for a Flax model that calls its blocks one after the other.
 """
 
 from jaxgrow.drop.allocation import Sensitivity, allocate, block_list, sensitivity
+from jaxgrow.drop.counts import padded, program_counts, program_odds
 from jaxgrow.drop.execution import Kept, conditional, dropping
-from jaxgrow.drop.sampling import gates, sample, systematic
+from jaxgrow.drop.sampling import gates, independent, sample, systematic
 from jaxgrow.drop.schedules import LayerDrop, Variance, fit_variance, schedule, theta
 from jaxgrow.drop.tokens import TokenDrop, sample_tokens
 
@@ -22,6 +23,10 @@ __all__ = [
     "dropping",
     "fit_variance",
     "gates",
+    "independent",
+    "padded",
+    "program_counts",
+    "program_odds",
     "sample",
     "sample_tokens",
     "schedule",

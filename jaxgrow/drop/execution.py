@@ -20,16 +20,23 @@ from jax import custom_batching, lax
 class Kept:
     """Which layers of a stack one forward pass runs.
 
-    ``layers``: bool [layers], each behind a `lax.cond`; or int32 [kept], their indices in order, of which only the number
-    is static, of a model with stages one such array for each, counted within it; or None, all. ``scale``, float [layers] or
-    None: 1 / keep probability, the factor of what a kept layer adds.
+    ``layers``: bool [layers], each behind a `lax.cond`; or int32 [run], the indices in order of the layers that run, of which
+    only the number is static, of a model with stages one such array for each, counted within it; or None, all. ``scale``,
+    float [layers] or None: 1 / keep probability, the factor of what a kept layer adds. A layer that runs with scale 0 adds
+    nothing, and its gradients are zero: dropped layers that fill up a fixed number of indices (`jaxgrow.drop.counts.padded`).
 
     ========== ============================================= ==================================================================
-    scaling    a kept layer                                  expectation
+    scaling    a kept layer                                  expectation over independent keep masks
     ========== ============================================= ==================================================================
-    block      x + scale (Block(x) - x)                      that of the dense layer, to rounding, for any block
+    block      x + scale (Block(x) - x)                      for any block and any given x, that of the dense layer, to
+                                                             rounding; through a stack of linear blocks that of the dense stack
     sublayer   h = x + scale f(x), h + scale g(h)            biased by (1/p - 1) g f where f, g are linear: as PLD publishes it
     ========== ============================================= ==================================================================
+
+    Masks with a fixed number of kept layers (`jaxgrow.drop.systematic`, which ``execution="gather"`` draws) are not
+    independent. The first column holds for each layer alone, but the factors of two layers have a product whose mean is not
+    1, so that the stack is biased with either scaling. Of four layers x + x/2 with p = 1/2, the dense stack gives 5.0625 x.
+    So do independent masks on average, while masks that keep two layers always give 4 x.
     """
 
     layers: Any  # jax.Array | np.ndarray | tuple of these | None

@@ -109,7 +109,8 @@ class LayerDrop:
     recovery: float = 0.0  # the last fraction of the steps, which keeps every layer
     sensitivity: Sensitivity | None = None  # SBLD: depth by measured sensitivities
     scale: Literal["sublayer", "block", "none"] = "sublayer"
-    execution: Literal["cond", "gather"] = "cond"
+    execution: Literal["cond", "gather", "gather_independent"] = "cond"  # docs/concepts/dropping.md compares them
+    programs: int = 4  # the most train steps that the two of gather compile: their numbers of layers are rounded up
     dropped: Literal["momentum", "freeze"] = "momentum"  # what the optimizer does with layers that no micro-batch ran
 
     def __post_init__(self):
@@ -121,6 +122,8 @@ class LayerDrop:
                 f"time='variance' goes by a variance, and no other time does, but time={self.time!r} has "
                 f"variance={self.variance}; python -m train.variance fits one to two runs"
             )
+        if self.programs < 2:
+            raise ValueError(f"programs must be at least 2 (all layers, and fewer), but is {self.programs}")
         if self.depth == "prefix" and self.scale != "none":
             raise ValueError(f"depth='prefix' never runs the upper layers, so scale must be 'none', not {self.scale!r}")
         if self.gamma < 0:

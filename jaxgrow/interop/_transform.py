@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from tqdm import tqdm
 from jaxgrow._version import __version__
 from jaxgrow.axes import Axes, Params
 from jaxgrow.interop import huggingface
-from jaxgrow.interop.files import RECORD, CheckpointError, extras, inside, read_json, write_json
+from jaxgrow.interop.files import ADAPTER, RECORD, CheckpointError, extras, inside, read_json, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import HuggingFace
 from jaxgrow.interop.replacing import may_become
@@ -130,6 +130,7 @@ def save(
         to="hf",
         overwrite=overwrite,
         settings=settings,
+        beside=lambda part: [],  # an adapter of the template is not one of these parameters
     )
 
 
@@ -140,6 +141,7 @@ def transform(
     record: Mapping[str, Any] | None = None,
     *,
     axes: Axes | None = None,
+    lora: str | Path | None = None,
     **options: Any,
 ) -> int:
     """Grows a checkpoint on disk into another: ``grow(growth, parameters, axes)``, layer by layer.
@@ -150,15 +152,22 @@ def transform(
       growth: as of `jaxgrow.grow`. In layers, what the map of a new layer does not name is not read.
       record: what ``jaxgrow.json`` should say of it, e.g. ``{"operator": "stack", "target": {"layers": 24}}``.
       axes: other names than the config's, as of `jaxgrow.models.Config.paper_axes`.
+      lora: the folder of a LoRA of the source in PEFT's layout, which may be the source itself. It grows by the same growth,
+        and is written beside the grown model, where ``transformers`` finds it.
       options: as of `write`.
 
     Returns:
-      The bytes of the grown parameters.
+      The bytes of the tensors that are written, without the LoRA.
 
     Raises:
-      CheckpointError: as `open_checkpoint` and `write`, or the growth does not fit.
+      CheckpointError: as `open_checkpoint` and `write`, the growth does not fit, or the source holds a LoRA that is not given.
     """
     source = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    if lora is not None:
+        from jaxgrow.interop import peft  # which imports this file
+
+        own = peft.load_beside(lora, source).grown(growth)
+        options["beside"] = lambda part: peft.write_into(part, own, str(folder))
     return write(Grown(source, growth, axes), folder, record or {}, [source], **options)
 
 
@@ -174,6 +183,7 @@ def write(
     progress: bool = False,
     dry_run: bool = False,
     settings: Mapping[str, Any] | None = None,
+    beside: Callable[[Path], list[str]] | None = None,
 ) -> int:
     """Writes a model as a folder, which appears whole or not at all.
 
@@ -190,21 +200,26 @@ def write(
       dry_run: writes nothing; what is wrong with the model or the folder is told all the same.
       settings: what the ``config.json`` of a Hugging Face folder should say that the model does not, such as ``id2label``,
         the labels of classes, or ``pad_token_id`` (`jaxgrow.interop.labels`).
+      beside: writes more files into the new folder, which it is given, and returns their names.
 
     Returns:
-      The bytes of its parameters.
+      The bytes of the tensors that are written.
 
     Raises:
-      CheckpointError: the folder exists, or the architecture has no such model.
+      CheckpointError: the folder exists, the architecture has no such model, or a source holds a LoRA of which nothing is
+        written.
     """
+    if beside is None:
+        for of in roots:
+            _check_no_lora(of.folder)
     root = roots[0] if roots else None
     kind = to or ("hf" if isinstance(root, HuggingFace) else "orbax")
     foreign = root.foreign if root else None
     carried = extras(root.folder) if root and foreign is not None else []
-    size = sum(leaf.size for leaf in source.leaves.values())
-    family = None
+    size, family = source.bytes, None
     if kind == "hf":
         family, foreign = huggingface.family_for(source.config, foreign, settings)
+        size = huggingface.written_bytes(source, family)
     if foreign is not None and root is not None:
         foreign = _in_dtype(foreign, source, root)
     if dry_run:
@@ -231,8 +246,22 @@ def write(
                 bar.update(size)
         for file in carried:
             shutil.copyfile(file, part / file.name)
+        about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return size
+
+
+def _check_no_lora(folder: Path) -> None:
+    """
+    Raises:
+      CheckpointError: the folder holds a LoRA beside the model.
+    """
+    if (folder / ADAPTER[0]).is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter beside its model ({ADAPTER[0]}), which would not fit another model. To grow both, give "
+            f"--lora {folder} to grow, coalesce, decoalesce or prune (in Python: transform(.., lora={str(folder)!r})); to "
+            f"go on without it, move {' and '.join(ADAPTER)} out of the folder"
+        )
 
 
 def _in_dtype(foreign: dict[str, Any], source: Source, root: Source) -> dict[str, Any]:

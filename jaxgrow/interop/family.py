@@ -3,16 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes import Names, axis, is_layers, kind, reads
+from jaxgrow.axes import Names, axis, cut, is_layers, kind, reads
+from jaxgrow.lora import RANK
 from jaxgrow.models import Config
 
 _IN = "_in"  # for ".in", which einops would not take
+Heads: TypeAlias = Literal["divide embed", "must divide embed", "free"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,21 @@ class Stored:
         shape = [_product(a, sizes, plain) for a in axes]
         return (sum(_product(a, sizes) for a in self.beside) or shape[0], *shape[1:])
 
+    def factors(self, names: Names) -> tuple["Stored", "Stored"]:
+        """Where the factors of a LoRA of this kernel are stored: [rank, inputs], and [outputs, rank].
+
+        The outputs are divided among kernels, ordered and multiplied as those of the kernel itself.
+        """
+        kernel = cut(names)
+        read, written = ({kind(axis(n)) for n in of} for of in (kernel.read, kernel.written))
+        marked = {n + _IN for n in read} | (read - written)
+        axes = _top(self.layout)
+        inputs = [a for a in axes if marked & set(a.strip("() ").split())]
+        outputs = [a for a in axes if a not in inputs]
+        module = self.name.removesuffix(".weight")
+        first = Stored(f"{module}.lora_A.weight", " ".join([RANK, *inputs]).replace(_IN, ""))
+        return first, replace(self, name=f"{module}.lora_B.weight", layout=" ".join([*outputs, RANK]))
+
     def _slice(self, sizes: Mapping[str, int]) -> slice:
         """Where this part lies."""
         assert self.part is not None
@@ -144,6 +161,8 @@ class Family:
     inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
     # What is written where there is no ``config.json`` to follow.
     unsaid: Mapping[str, Any] = field(default_factory=dict)
+    # What is written whatever was there, because we store no tensors for anything else: their key: value.
+    always: Mapping[str, Any] = field(default_factory=dict)
     # What follows from our config and is written, but not read: their key: value.
     derived: Callable[[Any], dict[str, Any]] = lambda config: {}
     # Tensors that hold nothing that was learned, as patterns of names: they may be there.
@@ -152,6 +171,8 @@ class Family:
     copies: Callable[[Config], dict[str, str]] = lambda config: {}
     # How names end in older files: how they end now.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    # What parts of names are called in the modules of transformers 5, where files keep the older names. Adapters go by modules.
+    modules: Mapping[str, str] = field(default_factory=dict)
     # Fields of ours that are folded into weights where they are not what the architecture computes.
     folded: tuple[str, ...] = ()
     # What a key of ``fields`` means where it is left out or null: a value, or a function of our fields that are there.
@@ -161,7 +182,7 @@ class Family:
     prefix: str = ""
     # Of how many units a head is: embed / heads, and nothing else; any number, but `transformers` loads no embed that the heads
     # do not divide; any number.
-    heads: Literal["divide embed", "must divide embed", "free"] = "divide embed"
+    heads: Heads | Callable[[Any], Heads] = "divide embed"
 
     def has_head(self, config: Config) -> bool:
         """Whether it predicts what the model does."""
@@ -172,6 +193,12 @@ class Family:
         for old, new in self.renamed.items():
             if name.endswith(old):
                 return name.removesuffix(old) + new
+        return name
+
+    def in_memory(self, name: str) -> str:
+        """The name of a stored tensor in the model that transformers 5 makes of the file."""
+        for old, new in self.modules.items():
+            name = name.replace(old, new)
         return name
 
     def ours(self, theirs: Mapping[str, Any]) -> Config:
@@ -195,6 +222,12 @@ class Family:
         for key, allowed in self.settings.items():
             if theirs.get(key, allowed[0]) not in allowed:
                 wrong.append(f"{key} is {theirs[key]!r}, but {self.architecture} is computed here for {allowed} only")
+        # `transformers` reads this key for every model, whether or not its config class defines it.
+        if theirs.get("is_causal", self.config.causal) != self.config.causal:
+            wrong.append(
+                f"is_causal is {theirs['is_causal']!r}, but {self.architecture} is computed here for "
+                f"{self.config.causal} only"
+            )
         if theirs.get("quantization_config") is not None:
             wrong.append("quantization_config is set: dequantize the model first")
         if not wrong:
@@ -231,10 +264,11 @@ class Family:
           ValueError: heads of a size that this architecture does not have.
         """
         embed, heads, size = config.embed, config.heads, config.head_dim
-        if self.heads == "divide embed" and embed != heads * size:
+        rule = self.heads(config) if callable(self.heads) else self.heads
+        if rule == "divide embed" and embed != heads * size:
             fits = f"heads={embed // size} fits, or " if embed % size == 0 else ""
             wrong = f"{self.architecture} has no setting for head_dim {size} (it would be {embed / heads:g})"
-        elif self.heads == "must divide embed" and embed % heads:
+        elif rule == "must divide embed" and embed % heads:
             wrong = f"transformers loads no {self.architecture} whose {heads} heads do not divide its {embed} units"
             fits = f"embed={embed // heads * heads} or embed={-(-embed // heads) * heads} fits, or "
         else:
@@ -242,26 +276,22 @@ class Family:
         raise ValueError(f"{wrong}; {fits}--to orbax writes any model")
 
     def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The ``config.json`` of a config: the one that is given, with what differs changed.
+        """The ``config.json`` of a config.
+
+        Args:
+          config: of the model.
+          like: a ``config.json`` to follow. Its keys stay as they are, unless the model differs from the one that it describes.
 
         Raises:
-          ValueError: the config is none that this architecture has.
+          ValueError: the architecture has no such model.
         """
         self._storable(config)
-        unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
-        out = unsaid if like is None else dict(like)
-        out |= {"architectures": [self.architecture], "model_type": self.model_type}
-        out |= {key: getattr(config, name) for key, name in self.fields.items()}
-        derived = self.derived(config)
-        # What has the length that it needs is the user's own, such as the labels of classes; but not a list that only says
-        # what the model was.
-        own = {k for k, v in derived.items() if isinstance(v, dict | list) and _alike(out.get(k), v)}
-        if like is not None and any(isinstance(derived[k], list) for k in own):
-            was = self.derived(self.ours(like))
-            own -= {k for k in own if isinstance(derived[k], list) and out[k] == was.get(k)}
-        if "id2label" in own and out.get("problem_type") is not None:  # what these labels are for
-            own.add("problem_type")
-        out |= {k: v for k, v in derived.items() if k not in own}
+        every = self._every(config)
+        if like is None:
+            unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
+            out = unsaid | every | dict(self.always)
+        else:
+            out = {**like, **self._changed(config, like, every), **self.always}
         back = self.ours(out).run_as(config)
         differ = [
             f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"
@@ -272,6 +302,29 @@ class Family:
             raise ValueError(f"{self.architecture} has no setting for {', '.join(differ)}; --to orbax writes any model")
         return out
 
+    def _every(self, config: Config) -> dict[str, Any]:
+        """All keys that describe a config."""
+        fields = {key: getattr(config, name) for key, name in self.fields.items()}
+        return {"architectures": [self.architecture], "model_type": self.model_type} | fields | self.derived(config)
 
-def _alike(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and len(a) == len(b)
+    def _changed(self, config: Config, like: Mapping[str, Any], every: dict[str, Any]) -> dict[str, Any]:
+        """The keys of ``every`` that have another value than ``like`` gives them, spelt out or not."""
+        try:
+            was = self._every(self.ours(like)) | {key: like.get(key) for key in ("architectures", "model_type")}
+        except ValueError:  # another model, whose settings mean something else
+            return every
+        if was["model_type"] != self.model_type:
+            return every
+        changed = {key: value for key, value in every.items() if key not in was or was[key] != value}
+        try:
+            same = self.ours({**like, **changed}).run_as(config) == config
+        except ValueError:
+            same = False
+        # A key that is left out may follow from one that has changed.
+        return changed if same else {**every, **self._own(like, every, was)}
+
+    @staticmethod
+    def _own(like: Mapping[str, Any], every: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
+        """What the user chose and the model does not say, such as the labels of classes."""
+        names = ("id2label", "label2id", "problem_type")
+        return {key: like[key] for key in names if key in like and key in every and every[key] == was.get(key)}

@@ -9,6 +9,7 @@ from typing import Any
 LARGEST_JSON = 10 << 20  # bytes: what is read takes thirty times as much memory at most
 LARGEST_EXTRA = 100 << 20  # bytes of a file that is carried over with a checkpoint: a tokenizer's is a few MB
 RECORD = "jaxgrow.json"
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")  # of a LoRA, as PEFT names them
 _WEIGHTS = (  # of any framework, and what lies beside them
     *(".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".keras", ".msgpack", ".npz", ".ot", ".pdparams"),
     *(".gguf", ".ggml", ".onnx", ".onnx_data", ".onnx.data", ".tflite", ".mlmodel", ".pb", ".index.json"),
@@ -79,14 +80,15 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def extras(folder: Path) -> list[Path]:
-    """What lies beside the weights: a tokenizer, a card, a licence.
+    """What lies beside the weights: a tokenizer, a card, a licence. A LoRA of the model is not among it: it has to grow.
 
     Raises:
       CheckpointError: one of them is a link that leads out of the folder.
     """
     found = []
     for file in sorted(folder.iterdir()):
-        own = file.name in (RECORD, "config.json") or file.name.startswith(".") or file.name.lower().endswith(_WEIGHTS)
+        name = file.name
+        own = name in (RECORD, "config.json", *ADAPTER) or name.startswith(".") or name.lower().endswith(_WEIGHTS)
         if not own and file.is_file() and file.stat().st_size <= LARGEST_EXTRA:
             found.append(inside(folder, file.name))
     return found

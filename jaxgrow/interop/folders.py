@@ -57,11 +57,11 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             new.mkdir()
             made = new.stat()
         yield new
-        _sync(new)
+        sync(new)
         with uninterrupted():
             may_become(target, sources, overwrite)  # it may have been changed meanwhile
             _place(new, target, work / _OLD)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
             lock.close()  # NFS keeps a deleted file that is open
             _remove(work)
     except BaseException as error:
@@ -172,16 +172,17 @@ def _remove(work: Path) -> None:
         time.sleep(pause or 0)
 
 
-def _sync(folder: Path) -> None:
-    """Waits until all of it is on the disk."""
+def sync(folder: Path) -> None:
+    """Waits until all files in ``folder``, and their names, are on the disk."""
     for where, _, names in os.walk(folder, topdown=False):
         for name in names:
             with open(os.path.join(where, name), "rb+") as file:
                 os.fsync(file.fileno())
-        _sync_folder(Path(where))
+        sync_folder(Path(where))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in ``folder`` are on the disk."""
     if os.name == "nt":  # which has no such thing
         return
     handle = os.open(folder, os.O_RDONLY)

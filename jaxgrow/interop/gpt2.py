@@ -1,5 +1,6 @@
 """GPT-2's names. Its kernels lie as ours do, input first; query, key and value are one tensor."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
@@ -36,6 +37,19 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
     return names
 
 
+# The first ones are the same formula.
+_ACTIVATIONS = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh")
+_ACTIVATIONS |= dict.fromkeys(("gelu", "gelu_python"), "gelu")
+
+
+def _activation(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"activation": _ACTIVATIONS[theirs.get("activation_function", "gelu_new")]}
+
+
+def _written(config: GPT2Config) -> dict[str, Any]:
+    return {"activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu"}
+
+
 _GPT2: dict[str, Any] = dict(
     model_type="gpt2",
     config=GPT2Config,
@@ -51,7 +65,7 @@ _GPT2: dict[str, Any] = dict(
     },
     names=_names,
     settings={
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"),  # the same formula
+        "activation_function": tuple(_ACTIVATIONS),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "reorder_and_upcast_attn": (False, True),  # how it is computed, not what
@@ -66,11 +80,13 @@ _GPT2: dict[str, Any] = dict(
     prefix="transformer.",
 )
 
-GPT2LMHeadModel = Family(architecture="GPT2LMHeadModel", fixed={"head": "tokens"}, **_GPT2)
+GPT2LMHeadModel = Family(
+    architecture="GPT2LMHeadModel", fixed={"head": "tokens"}, inferred=_activation, derived=_written, **_GPT2
+)
 GPT2ForSequenceClassification = Family(
     architecture="GPT2ForSequenceClassification",
     fixed={"head": "classes"},
-    inferred=classes,
-    derived=problem,
+    inferred=lambda theirs: _activation(theirs) | classes(theirs),
+    derived=lambda config: _written(config) | problem(config),
     **_GPT2,
 )

@@ -75,6 +75,12 @@ class HuggingFace(Checkpoint):
             tensor = self._fused[1][layer]
         return stored.ours(tensor, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
 
+    @property
+    def bytes(self) -> int:
+        """The size of the stored tensors that hold the leaves."""
+        found = {tensor.name: tensor.size for path in self.leaves for tensor in self._tensors(path)}
+        return sum(found.values())
+
     def tensor(self, stored: Stored, layer: int | None, expert: int = 0) -> safetensors.Tensor:
         """Where one layer of a leaf lies, or one expert of that."""
         return self.tensors[self._name(stored.of_experts(self._sizes)[expert], layer)]
@@ -295,6 +301,11 @@ def _planned(
         return out
 
     return safetensors.Planned(pattern.format(layers=layer), dtype, shape, content)
+
+
+def written_bytes(source: Source, family: Family) -> int:
+    """The size of the tensors that `write` writes."""
+    return sum(tensor.size for tensor in planned(source, family))
 
 
 def write(source: Source, family: Family, foreign: Mapping[str, Any], folder: Path, **options: Any) -> None:

@@ -16,16 +16,24 @@ GPT-NeoX   Pythia: LayerNorm, biases, sublayers in parallel, a quarter of each h
 ========== ==================================================================================================================
 """
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.family import Family, Heads, Stored
 from jaxgrow.interop.labels import classes, problem
+from jaxgrow.interop.rope import (
+    read_heads,
+    read_layered_rope,
+    read_one_window,
+    read_rope,
+    read_windows,
+    written_kinds,
+    written_one_window,
+    written_rope,
+)
 from jaxgrow.models.llama import LlamaConfig, period
 
-_TYPES = {"full_attention": "f", "sliding_attention": "s"}
 _SILU = ("silu", "swish")
 
 # --- names: kernels lie output first ---
@@ -71,6 +79,8 @@ def _names(
             names[f"blocks/{ours}/kernel"] = stored
         if config.experts and part < 3:
             names[f"blocks/{ours}/kernel"] = Stored(f"{layer}{experts[part]}.weight", layout)
+    if config.out_bias:
+        names["blocks/attention/out/bias"] = Stored(f"{layer}self_attn.o_proj.bias", "embed")
     if config.experts:
         names["blocks/mlp/router/kernel"] = Stored(f"{layer}{router}.weight", "experts embed")
     for ours, theirs in _NORMS[config.norms].items():
@@ -130,88 +140,31 @@ def _neox_names(config: LlamaConfig) -> dict[str, Stored]:
 # --- settings ---
 
 
-def read_attention(
-    theirs: Mapping[str, Any], key_heads: int | None = None, theta: float = 10000.0, head_dim: int | None = None
+def _llama(
+    theirs: Mapping[str, Any], key_heads: int | None = None, theta: float = 1e4, head_dim: int | None = None
 ) -> dict[str, Any]:
-    """Heads and rotary positions, which lie at the top (``rope_theta``, ``rope_scaling``) or, since transformers 5, in
-    ``rope_parameters``.
-
-    ``key_heads``, ``head_dim``: what it means to leave them out, if not those of the queries, and an equal part of the width.
-    """
-    heads = theirs["num_attention_heads"]
-    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise ValueError(
-            f"config.json: rope_type is {kind!r}, but only 'default', 'linear' and 'llama3' can be read, and a Phi-3's "
-            "'longrope'"
-        )
-    part = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
-    ours = {
-        "head_dim": theirs.get("head_dim") or head_dim or theirs["hidden_size"] // heads,
-        "kv_heads": theirs.get("num_key_value_heads", key_heads) or heads,
-        "rope_theta": float(rope.get("rope_theta") or theirs.get("rope_theta") or theta),
-        "rotary": float(1.0 if part is None else part),
-    }
-    if kind != "default":
-        ours |= {"rope_factor": float(rope["factor"]), "rope_by": kind}
-    if kind == "llama3":
-        ours["rope_low"] = float(rope["low_freq_factor"])
-        ours["rope_high"] = float(rope["high_freq_factor"])
-        ours["rope_context"] = rope["original_max_position_embeddings"]
-    return ours
+    """Heads, and rotary positions that are the same in all layers."""
+    return read_heads(theirs, key_heads, head_dim) | read_rope(theirs, theta)
 
 
-def read_local_theta(theirs: Mapping[str, Any]) -> float:
-    """Of layers with windows, where ``rope_parameters`` says one of their own; or 0."""
-    rope = (theirs.get("rope_parameters") or {}).get("sliding_attention") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(
-            f"config.json: rope_type of sliding_attention is {rope['rope_type']!r}, but only 'default' can be read there"
-        )
-    return float(rope.get("rope_theta") or 0.0)
+def _biased(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """A Llama's, whose attention may have biases."""
+    biased = theirs.get("attention_bias", False)
+    return _llama(theirs) | {"qkv_bias": biased, "out_bias": biased}
 
 
-def _written(config: LlamaConfig) -> dict[str, Any]:
-    """In the form of transformers 4, which 5 reads too."""
-    scaling: dict[str, Any] = {"rope_type": config.rope_by, "factor": config.rope_factor}
-    if config.rope_by == "llama3":
-        scaling["low_freq_factor"] = config.rope_low
-        scaling["high_freq_factor"] = config.rope_high
-        scaling["original_max_position_embeddings"] = config.rope_context
-    return {
-        "head_dim": config.head_dim,
-        "num_key_value_heads": config.kv_heads,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling if config.rope_factor != 1 else None,
-    }
+def _biased_written(config: LlamaConfig) -> dict[str, Any]:
+    return written_rope(config) | {"attention_bias": config.out_bias}
 
 
-def read_windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096) -> dict[str, Any]:
-    """Kinds of layers, and their window. ``kinds``, ``positions``, ``window``: what it means to leave out the layers' types,
-    the positions and the window."""
-    window = theirs.get("sliding_window", window)
-    types = theirs.get("layer_types")
-    if types is not None:
-        kinds = "".join(_TYPES.get(kind, "?") for kind in types)
-        if "?" in kinds:
-            raise ValueError(
-                f"config.json: layer_types has {types[kinds.index('?')]!r}, not one of {', '.join(_TYPES)}"
-            )
-    layers = theirs["num_hidden_layers"]
-    kinds = "".join(kinds[i % len(kinds)] for i in range(layers))
-    # A window as long as a sequence is none; but local layers may have positions of their own.
-    if window is None or (window >= (theirs.get("max_position_embeddings") or positions) and set(kinds) == {"s"}):
-        kinds = kinds.replace("s", "f")
-    return {"kinds": period(kinds)} | ({"window": window} if "s" in kinds else {})
+def _olmo3(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    # `transformers` gives ``rope_theta`` to the layers that see all tokens alone.
+    rope = read_layered_rope(theirs, 5e5, None, 5e5)
+    return read_heads(theirs) | rope | read_windows(theirs, "sssf", 65536)
 
 
-def written_kinds(config: LlamaConfig) -> dict[str, Any]:
-    """The types of layers, and their window."""
-    types = {letter: name for name, letter in _TYPES.items()}
-    window = {"sliding_window": config.window} if "s" in config.layer_kinds else {}
-    return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
+def _olmo3_written(config: LlamaConfig) -> dict[str, Any]:
+    return written_rope(config) | written_kinds(config)
 
 
 def _qwen_windows(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,92 +175,68 @@ def _qwen_windows(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen2(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return read_attention(theirs) | _qwen_windows(theirs)
+    return _llama(theirs) | _qwen_windows(theirs)
 
 
 def _qwen3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _qwen2(theirs) | read_attention(theirs, head_dim=128)
+    return _llama(theirs, head_dim=128) | _qwen_windows(theirs)
 
 
 def _qwen_written(config: LlamaConfig) -> dict[str, Any]:
-    return _written(config) | written_kinds(config) | {"use_sliding_window": "s" in config.layer_kinds}
+    return written_rope(config) | written_kinds(config) | {"use_sliding_window": "s" in config.layer_kinds}
 
 
 def _mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return (
-        read_attention(theirs, key_heads=8, theta=1e6)
-        | read_windows(theirs, "s", 131072, None)
-        | {"gates_normed": True}
-    )
+    return _llama(theirs, key_heads=8, theta=1e6) | read_one_window(theirs, 131072, None) | {"gates_normed": True}
 
 
 def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError("mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here")
     experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))  # since transformers 5, and before
-    plain = {**theirs, "layer_types": None}  # its windows are of all layers
-    windows = read_windows(plain, "s", 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
-    return read_attention(theirs, key_heads=4) | windows | {"experts": experts}
+    windows = read_one_window(theirs, 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
+    return _llama(theirs, key_heads=4) | windows | {"experts": experts}
 
 
 def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
     windows = {"use_sliding_window": "s" in config.layer_kinds}
-    return _one_window(config) | windows | {"num_local_experts": config.experts, "num_experts": config.experts}
+    return written_one_window(config) | windows | {"num_local_experts": config.experts, "num_experts": config.experts}
 
 
 def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return read_attention(theirs, key_heads=8) | read_windows(theirs, "s", 131072)
+    return _llama(theirs, key_heads=8) | read_one_window(theirs, 131072)
 
 
 def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    rope, long = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}, {}
-    if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):  # as it was called first
-        before = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings", 4096)
-        factor = rope.get("factor") or theirs.get("max_position_embeddings", 4096) / before
-        long = {
-            "rope_by": "longrope",
-            "rope_short": tuple(map(float, rope["short_factor"])),
-            "rope_long": tuple(map(float, rope["long_factor"])),
-            "rope_context": before,
-            "rope_scale": float(rope.get("attention_factor") or _long_scale(factor, before)),
-        }
-        plain = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-        theirs = {**theirs, "rope_parameters": plain, "rope_scaling": None}
-    return read_attention(theirs) | read_windows(theirs, "s", 4096, None) | long
-
-
-def _long_scale(factor: float, before: int) -> float:
-    """Of queries and keys in a context that is longer than before by a factor (Ding et al., 2024)."""
-    if before < 2:
-        raise ValueError(f"config.json: original_max_position_embeddings is {before}, less than 2")
-    return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
+    rope = read_rope({"max_position_embeddings": 4096, **theirs}, rotary=1.0)
+    if rope.get("rope_by", "longrope") != "longrope":
+        raise ValueError(f"rope_type is {rope['rope_by']!r}, but a Phi-3 has 'longrope' only")
+    return read_heads(theirs) | rope | read_one_window(theirs, 4096, None)
 
 
 def _phi3_written(config: LlamaConfig) -> dict[str, Any]:
-    out = _one_window(config) | {"partial_rotary_factor": config.rotary}
-    if config.rope_by != "longrope":
-        return out
-    long = {"type": "longrope", "short_factor": list(config.rope_short), "long_factor": list(config.rope_long)}
-    if config.rope_scale != _long_scale(config.context / config.rope_context, config.rope_context):
-        long["attention_factor"] = config.rope_scale  # transformers 4 takes three keys alone
-    return out | {"rope_scaling": long, "original_max_position_embeddings": config.rope_context}
+    out: dict[str, Any] = written_one_window(config) | {"partial_rotary_factor": config.rotary}
+    if (scaling := out["rope_scaling"]) is not None:
+        # transformers 4 takes no other keys there than the type and the factors.
+        scaling["type"] = scaling.pop("rope_type")
+        out["original_max_position_embeddings"] = scaling.pop("original_max_position_embeddings")
+    return out
 
 
-def _one_window(config: LlamaConfig) -> dict[str, Any]:
-    return _written(config) | {"sliding_window": config.window if "s" in config.layer_kinds else None}
+def _phi3_heads(config: LlamaConfig) -> Heads:
+    """`transformers` expects as many factors of longrope as the width divided by the heads makes, whatever ``head_dim`` is."""
+    return "divide embed" if config.rope_by == "longrope" else "must divide embed"
 
 
 def _smollm3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     layers, every = theirs["num_hidden_layers"], theirs.get("no_rope_layer_interval", 4)
     turned = theirs.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
-    return read_attention(theirs, key_heads=4, theta=2e6) | {
-        "kinds": period("".join("f" if t else "n" for t in turned))
-    }
+    return _llama(theirs, key_heads=4, theta=2e6) | {"kinds": period("".join("f" if t else "n" for t in turned))}
 
 
 def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
     kinds = config.layer_kinds
-    return _written(config) | {
+    return written_rope(config) | {
         "no_rope_layers": [int(kind != "n") for kind in kinds],
         "layer_types": ["full_attention"] * len(kinds),
         "use_sliding_window": False,
@@ -315,35 +244,48 @@ def _smollm3_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _gemma(theirs: Mapping[str, Any], key_heads: int = 16, theta: float = 1e4) -> dict[str, Any]:
-    return read_attention(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
+    return _llama(theirs, key_heads, theta, head_dim=256) | {"embed_scale": theirs["hidden_size"] ** 0.5}
 
 
 def _gemma2(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return _capped(theirs, 50.0, 30.0) | read_windows(theirs, "sf", 8192)
+    caps = {
+        "score_cap": _cap(theirs, "attn_logit_softcapping", 50.0),
+        "logit_cap": _cap(theirs, "final_logit_softcapping", 30.0),
+    }
+    ours = _gemma(theirs, 4)
+    return ours | caps | _score_dim(theirs, ours["head_dim"]) | read_windows(theirs, "sf", 8192)
 
 
 def _gemma3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     pattern = "s" * (theirs.get("sliding_window_pattern", 6) - 1) + "f"
-    ours = _capped(theirs, None, None, theta=1e6) | read_windows(theirs, pattern, 131072)
-    return ours | {"local_theta": read_local_theta(theirs) or float(theirs.get("rope_local_base_freq") or 1e4)}
-
-
-def _capped(
-    theirs: Mapping[str, Any], scores: float | None, logits: float | None, theta: float = 1e4
-) -> dict[str, Any]:
-    ours = _gemma(theirs, 4, theta)
-    scale = theirs.get("query_pre_attn_scalar", 256)
-    return ours | {
-        "score_dim": float(scale) if scale != ours["head_dim"] else 0.0,
-        "score_cap": float(theirs.get("attn_logit_softcapping", scores) or 0.0),
-        "logit_cap": float(theirs.get("final_logit_softcapping", logits) or 0.0),
+    ours = read_heads(theirs, 4, 256) | read_layered_rope(theirs, 1e6, "rope_local_base_freq", 1e4)
+    return {
+        **ours,
+        **_score_dim(theirs, ours["head_dim"]),
+        **read_windows(theirs, pattern, 131072),
+        "embed_scale": theirs["hidden_size"] ** 0.5,
+        # `transformers` has a key for a cap of scores, too, and does not apply it.
+        "logit_cap": _cap(theirs, "final_logit_softcapping", None),
     }
+
+
+def _cap(theirs: Mapping[str, Any], key: str, absent: float | None) -> float:
+    """A cap; null is none, which is 0 here."""
+    cap = theirs.get(key, absent)
+    if cap is not None and not cap > 0:
+        raise ValueError(f"{key} is {cap!r}, but a cap is above 0; null means that there is none")
+    return 0.0 if cap is None else float(cap)
+
+
+def _score_dim(theirs: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    scale = theirs.get("query_pre_attn_scalar", 256)
+    return {"score_dim": float(scale) if scale != head_dim else 0.0}
 
 
 def _gemma2_written(config: LlamaConfig) -> dict[str, Any]:
     scale = config.score_dim or config.head_dim
     return (
-        _written(config)
+        written_rope(config)
         | written_kinds(config)
         | {
             "query_pre_attn_scalar": int(scale) if scale == int(scale) else scale,
@@ -358,14 +300,25 @@ def _gemma3_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _neox(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    like = dict(theirs)
-    like.setdefault("rope_theta", theirs.get("rotary_emb_base", 10000.0))
-    like.setdefault("partial_rotary_factor", theirs.get("rotary_pct", 0.25))
-    return read_attention(like) | {"kv_heads": theirs["num_attention_heads"]}
+    heads = read_heads({**theirs, "num_key_value_heads": None})
+    if theirs["hidden_size"] != heads["head_dim"] * theirs["num_attention_heads"]:
+        raise ValueError(f"head_dim is {heads['head_dim']}, but the heads of a GPT-NeoX divide its width")
+    # `transformers` does not read the usual keys here.
+    like = {**theirs, "rope_theta": theirs.get("rotary_emb_base"), "partial_rotary_factor": theirs.get("rotary_pct")}
+    return heads | read_rope(like, rotary=0.25) | {"activation": _GELUS[theirs.get("hidden_act", "gelu")]}
+
+
+_GELUS = {"gelu": "gelu", "gelu_fast": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def _neox_written(config: LlamaConfig) -> dict[str, Any]:
-    return {"rotary_pct": config.rotary, "rotary_emb_base": config.rope_theta}
+    rope = written_rope(config)
+    return {
+        "rotary_pct": config.rotary,
+        "rotary_emb_base": config.rope_theta,
+        "rope_scaling": rope["rope_scaling"],
+        "hidden_act": next((theirs for theirs, ours in _GELUS.items() if ours == config.activation), None),
+    }
 
 
 # --- families ---
@@ -376,7 +329,7 @@ def _families(
     model_type: str,
     context: int,
     read: Callable[[Mapping[str, Any]], dict[str, Any]],
-    written: Callable[[LlamaConfig], dict[str, Any]] = _written,
+    written: Callable[[LlamaConfig], dict[str, Any]] = written_rope,
     *,
     fixed: Mapping[str, Any] | None = None,
     fields: Mapping[str, str] | None = None,
@@ -422,14 +375,21 @@ def _families(
 
 
 _UNBIASED = {"hidden_act": _SILU, "attention_bias": (False,)}
-_GELU = {"hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,)}
+_FORWARDS = {"use_bidirectional_attention": (False, None)}
+_GELU = {"hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), **_FORWARDS}
 _SHIFTED: dict[str, Any] = dict(
     names=partial(_names, one=1.0), folded=("embed_scale", "query_eps"), absent={"tie_word_embeddings": True}
 )
 
 LLAMA = (
     *_families(
-        "Llama", "llama", 2048, read_attention, settings={**_UNBIASED, "mlp_bias": (False,)}, heads="must divide embed"
+        "Llama",
+        "llama",
+        2048,
+        _biased,
+        _biased_written,
+        settings={"hidden_act": _SILU, "mlp_bias": (False,)},
+        heads="must divide embed",
     ),
     *_families(
         "Qwen2",
@@ -441,7 +401,9 @@ LLAMA = (
         settings={"hidden_act": _SILU},
         heads="free",
     ),
-    *_families("Mistral", "mistral", 131072, _mistral, _one_window, settings={"hidden_act": _SILU}, heads="free"),
+    *_families(
+        "Mistral", "mistral", 131072, _mistral, written_one_window, settings={"hidden_act": _SILU}, heads="free"
+    ),
     *_families(
         "Qwen3",
         "qwen3",
@@ -458,7 +420,7 @@ LLAMA = (
         "mixtral",
         131072,
         _mixtral,
-        _one_window,
+        written_one_window,
         fields={"rms_norm_eps": "eps", "num_experts_per_tok": "active", "router_aux_loss_coef": "balance"}
         | {"num_local_experts": "experts"},
         absent={"rms_norm_eps": 1e-5, "num_experts_per_tok": 2, "num_local_experts": 8, "router_aux_loss_coef": 0.001},
@@ -498,8 +460,13 @@ LLAMA = (
         8192,
         _gemma,
         fixed={"activation": "gelu_tanh"},
-        # Older files have a second key, which may be null.
-        settings={"hidden_act": ("gelu_pytorch_tanh",), "hidden_activation": ("gelu_pytorch_tanh", None)},
+        # The first files say "gelu" and mean its tanh form; later ones have a second key, which may be null.
+        settings={
+            "hidden_act": ("gelu_pytorch_tanh", "gelu"),
+            "hidden_activation": ("gelu_pytorch_tanh", None),
+            "attention_bias": (False,),
+            **_FORWARDS,
+        },
         heads="free",
         **_SHIFTED,
     ),
@@ -521,7 +488,7 @@ LLAMA = (
         _gemma3,
         _gemma3_written,
         fixed={"activation": "gelu_tanh", "norms": "both", "query_norm": "head"},
-        settings={**_GELU, "use_bidirectional_attention": (False, None)},
+        settings=_GELU,
         heads="must divide embed",
         classifier="Gemma3Text",
         **_SHIFTED,
@@ -530,7 +497,19 @@ LLAMA = (
         "Olmo2",
         "olmo2",
         2048,
-        read_attention,
+        _llama,
+        fixed={"norms": "after", "query_norm": "all"},
+        settings=_UNBIASED,
+        absent={"rms_norm_eps": 1e-5},
+        heads="must divide embed",
+        folded=("query_eps",),
+    ),
+    *_families(
+        "Olmo3",
+        "olmo3",
+        65536,
+        _olmo3,
+        _olmo3_written,
         fixed={"norms": "after", "query_norm": "all"},
         settings=_UNBIASED,
         absent={"rms_norm_eps": 1e-5},
@@ -546,7 +525,7 @@ LLAMA = (
         settings={"hidden_act": _SILU},
         absent={"rms_norm_eps": 1e-5},
         names=partial(_names, fused=True),
-        heads="must divide embed",
+        heads=_phi3_heads,
     ),
     *_families(
         "SmolLM3",
@@ -564,12 +543,13 @@ LLAMA = (
         2048,
         _neox,
         _neox_written,
-        fixed={"layer_norm": True, "gated": False, "bias": True, "qkv_bias": True, "activation": "gelu"},
+        fixed={"layer_norm": True, "gated": False, "bias": True, "qkv_bias": True},
         fields={"layer_norm_eps": "eps", "use_parallel_residual": "parallel"},
         absent={"layer_norm_eps": 1e-5, "use_parallel_residual": True},
-        settings={"hidden_act": ("gelu",), "attention_bias": (True,)},
+        settings={"hidden_act": tuple(_GELUS), "attention_bias": (True,)},
         names=_neox_names,
         prefix="gpt_neox.",
+        modules={"embed_out": "lm_head"},
         ignored=("*.rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias"),
         heads="divide embed",
     ),

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.interop.labels import classes, labelled, problem
-from jaxgrow.interop.llama import read_attention, read_local_theta, read_windows, written_kinds
+from jaxgrow.interop.rope import read_heads, read_layered_rope, read_windows, written_kinds
 from jaxgrow.models.modernbert import ModernBERTConfig
 
 
@@ -38,15 +38,18 @@ def _names(config: ModernBERTConfig) -> dict[str, Stored]:
 
 def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
     every = theirs.get("global_attn_every_n_layers") or 3
-    half = theirs.get("local_attention", 128) // 2  # so many on either side, and the token itself
-    local = read_local_theta(theirs) or theirs.get("local_rope_theta", 10000.0)
+    # The tokens on either side, besides the token itself; `transformers` reads the second key as another name of the half.
+    half = theirs.get("sliding_window", theirs.get("local_attention", 128) // 2)
+    if theirs.get("rope_scaling"):
+        raise ValueError("rope_scaling is set, but the frequencies of a ModernBERT are computed unscaled here")
     like = {
         **theirs,
         "sliding_window": half + 1,
         "max_position_embeddings": theirs.get("max_position_embeddings", 8192),
+        "head_dim": None,
+        "num_key_value_heads": None,
     }
-    like.setdefault("rope_theta", theirs.get("global_rope_theta", 160000.0))
-    ours = read_attention(like) | {"local_theta": float(local or 0.0)}
+    ours = read_heads(like) | read_layered_rope(like, 160000.0, "local_rope_theta", 10000.0, key="global_rope_theta")
     return ours | read_windows(like, "f" + "s" * (every - 1), 8192)
 
 

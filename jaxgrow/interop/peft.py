@@ -1,200 +1,438 @@
 """LoRAs in the layout of Hugging Face's PEFT: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-A kernel's factors are ``base_model.model.<module>.lora_A.weight`` [r, in] and ``.lora_B.weight`` [out, r], a layer each, where
-PyTorch computes ``x W.T + alpha / r x A.T B.T``. Modules are named as `jaxgrow.interop.families` has it. So a LoRA that
-somebody has can be read, grown with its model, and written again::
+A LoRA that was trained with PEFT can be read, grown with its model, and written again::
 
-    own, adapter = load("their-lora", config)
-    own_growth = lora.growth(growth, own, config.axes())
-    grown = grow(own_growth, adapter, lora.axes_of(own, config.axes()))
-    save("grown-lora", config.resized(growth), own.resized(own_growth), grown)
+    own = peft.load("their-lora", config)
+    peft.save("grown-lora", own.grown(growth))
+
+The factors of one layer's kernel are ``base_model.model.<module>.lora_A.weight`` [rank, inputs] and ``.lora_B.weight``
+[outputs, rank], where PyTorch computes ``x W.T + scale x A.T B.T``. Modules have the names of the base model
+(`jaxgrow.interop.families`), and outputs are divided among kernels as those of the base model: `Stored.factors` derives the
+layout of the factors from that of the weight.
+
+A `jaxgrow.lora.LoRA` has one rank and one scale. Modules of a smaller rank are filled up with zeros when they are read
+(``rank_pattern``, ``layers_to_transform``), and another scale is multiplied into ``b`` (``alpha_pattern``, ``use_rslora``).
+`save` leaves zeros out, and writes ranks that differ as ``rank_pattern``.
 """
 
-import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.axes import Params, axis, cut
+from jaxgrow import lora
+from jaxgrow._grow import grow, grow_leaf
+from jaxgrow.axes import READ, Kernel, Params, axis, cut, layers_of
 from jaxgrow.interop import safetensors
-from jaxgrow.interop.family import Stored
-from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, write_json
+from jaxgrow.interop._transform import open_checkpoint
+from jaxgrow.interop.families import FAMILIES
+from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.files import ADAPTER, CheckpointError, inside, listed, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import family_for
-from jaxgrow.interop.source import flat, nested
-from jaxgrow.lora import LoRA, kernels
+from jaxgrow.interop.peft_settings import Settings
+from jaxgrow.interop.source import Checkpoint, born, flat, nested
+from jaxgrow.lora import RANK, LoRA
+from jaxgrow.maps import Growth, terms
 from jaxgrow.models import Config
 
-CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
-# What changes the function, and the values with which it does not. Other keys say how the LoRA trained.
-_PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "use_rslora": (False, None),
-    "lora_bias": (False, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "modules_to_save": ([], None),
-    "layer_replication": ([], None),
-}
+(CONFIG, WEIGHTS), PREFIX = ADAPTER, "base_model.model."
+_CARRIED = ("task_type", "auto_mapping", "lora_dropout", "inference_mode")  # from the file that was read
 
 
-class _Place(NamedTuple):
-    """Where a kernel of ours lies in a module of theirs."""
+@dataclass(frozen=True)
+class PeftAdapter:
+    """A LoRA with what PEFT stores beside it.
 
-    module: str  # ours
-    part: int  # of their outputs, where several kernels are one tensor
-    parts: int
-    read: tuple[int, ...]  # sizes
-    written: tuple[int, ...]
+    Attributes:
+      config: of the adapted model. It has the head that the adapter holds.
+      lora: the rank, the scale and the modules.
+      factors: as of `jaxgrow.lora.init`.
+      saved: trained copies of whole leaves of the model, by path (``modules_to_save``). They replace the model's own.
+      about: the ``adapter_config.json`` that was read.
+      family: the architecture whose names the modules have; None: any that stores ``config``.
+      older: whether the modules have the names of transformers 4, where those differ.
+    """
 
-    @property
-    def inputs(self) -> int:
-        return math.prod(self.read)
+    config: Config
+    lora: LoRA
+    factors: Params
+    saved: Mapping[str, np.ndarray] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    family: Family | None = None
+    older: bool = False
 
-    @property
-    def outputs(self) -> int:
-        return math.prod(self.written)
+    def grown(self, growth: Growth) -> "PeftAdapter":
+        """The adapter of the model that has grown by ``growth``.
 
-    @property
-    def rows(self) -> slice:
-        """Its outputs, among those of the module."""
-        return slice(self.part * self.outputs, (self.part + 1) * self.outputs)
+        The factors grow by `jaxgrow.lora.growth`, and whole leaves as those of the model.
+
+        Raises:
+          ValueError: as of `jaxgrow.lora.growth` and `jaxgrow.grow`.
+        """
+        axes, names = self.config.axes(), born(self.config)
+        rules = lora.growth(growth, self.lora, axes)
+        return replace(
+            self,
+            config=self.config.resized(growth),
+            lora=self.lora.resized(rules),
+            factors=grow(rules, self.factors, lora.axes_of(self.lora, axes)),
+            saved={
+                p: np.asarray(grow_leaf(terms(growth, p, names[p][0]), names[p][0], x)) for p, x in self.saved.items()
+            },
+        )
+
+    def merged(self, params: Params) -> Params:
+        """The parameters of the adapted model, without an adapter.
+
+        Args:
+          params: of the base model, which may have another head.
+        """
+        leaves = flat(params) | dict(self.saved)
+        if lost := born(self.config).keys() - leaves:
+            raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
+        return lora.merge(nested({path: leaves[path] for path in born(self.config)}), self.factors, self.lora)
 
 
-def load(folder: str | Path, config: Config) -> tuple[LoRA, Params]:
-    """A LoRA of a model of ``config``, float32 or better.
+class _Names(NamedTuple):
+    """Which names the modules have."""
 
-    Where kernels of ours are one tensor of theirs (a GPT-2's queries, keys and values), each gets the same ``a``.
+    family: Family
+    older: bool  # those of transformers 4
+
+    def of(self, config: Config) -> dict[str, Stored]:
+        """Where our leaves are in the modules."""
+        names = self.family.names(config)
+        return names if self.older else {p: replace(s, name=self.family.in_memory(s.name)) for p, s in names.items()}
+
+
+class _Factors(NamedTuple):
+    """Where the factors of a kernel are stored, one tensor for each layer."""
+
+    module: str  # our module
+    kernel: Kernel
+    a: Stored
+    b: Stored
+
+
+def load(folder: str | Path, config: Config, like: str | Path | Checkpoint | None = None) -> PeftAdapter:
+    """Read a LoRA of a model of ``config``, float32 or better.
+
+    Where several of our kernels are one tensor of the base model (queries, keys and values of a GPT-2), each gets the same
+    ``a``.
 
     Args:
       folder: with the two files.
-      config: of the model that it was made for.
+      config: of the base model. If the adapter holds the head of another task, the result has a config with that head.
+      like: the base model, or its folder, whose names the modules have. Without it, the names in the file decide.
 
     Returns:
-      ``(LoRA, adapter)``, the latter as of `jaxgrow.lora.init`.
+      The adapter.
 
     Raises:
-      CheckpointError: a file that is missing or damaged, a LoRA that is more than one, or one of another model.
+      CheckpointError: a file is missing or damaged, the adapter changes the function in a way that is not computed here, or it
+        belongs to another model.
     """
     folder = Path(folder).expanduser()
-    rank, alpha = _settings(inside(folder, CONFIG))
-    file = inside(folder, WEIGHTS)
+    settings, file = Settings(inside(folder, CONFIG)), inside(folder, WEIGHTS)
     stored = safetensors.header(file)
-    leaves: dict[str, np.ndarray] = {}
-    every = _places(config)
-    for name, places in every.items():
-        if not any(tensor in stored for tensor in _names(name, "A", config) + _names(name, "B", config)):
-            continue
-        of = places[0]
-        a = safetensors.stacked(stored, file, _names(name, "A", config), (rank, of.inputs))
-        b = safetensors.stacked(stored, file, _names(name, "B", config), (of.parts * of.outputs, rank))
-        for place in places:
-            leaves[f"{place.module}/a"] = a.swapaxes(1, 2).reshape(-1, *place.read, rank)
-            leaves[f"{place.module}/b"] = b[:, place.rows].swapaxes(1, 2).reshape(-1, rank, *place.written)
-    known = {tensor for name in every for x in "AB" for tensor in _names(name, x, config)}
-    if unknown := [tensor for tensor in stored if tensor not in known]:
+    stored = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+    config, names = _model(config, like, settings, stored)
+    found = _Found(settings, file, stored)
+    own, factors = _read_factors(found, names, config)
+    saved = _read_saved(found, names, config)
+    if unknown := [name for name in found.tensors if name not in found.known]:
         raise CheckpointError(
-            f"{file} has {listed(unknown)}: the layers of this {type(config).__name__} have no such kernels"
+            f"{file} has {listed(unknown)}. A {names.family.architecture} has no such kernels in its layers, or {CONFIG} does "
+            "not name their modules"
         )
-    if not leaves:
-        raise CheckpointError(f"{file} is empty")
-    return LoRA(rank, alpha, tuple(dict.fromkeys(path.rpartition("/")[0] for path in leaves))), nested(leaves)
+    return PeftAdapter(config, own, factors, saved, settings.about, *names)
 
 
-def _settings(file: Path) -> tuple[int, float]:
-    """``(rank, alpha)``."""
-    about = read_json(file)
-    wrong = [f"{key} {about[key]!r}" for key, plain in _PLAIN.items() if about.get(key) not in plain]
-    kind, rank, alpha = (about.get(key) for key in ("peft_type", "r", "lora_alpha"))
-    if kind == "LORA" and not wrong and type(rank) is int and isinstance(alpha, int | float) and min(rank, alpha) > 0:
-        return rank, float(alpha)
-    said = ", ".join([f"peft_type {kind!r}, r {rank!r}, lora_alpha {alpha!r}", *wrong])
-    raise CheckpointError(f"{file} is of no plain LoRA: {said}; merge it into its model with PEFT, and take that")
-
-
-def _names(name: str, factor: str, config: Config) -> list[str]:
-    """The tensors of a factor, by layers."""
-    return [f"{name.format(layers=layer)}.lora_{factor}.weight" for layer in range(config.layers)]
-
-
-def save(folder: str | Path, config: Config, lora: LoRA, adapter: Params) -> None:
-    """Writes a LoRA for PEFT; the folder appears whole or not at all.
-
-    Where n kernels of ours that have one are one tensor of theirs, their factors lie side by side: then all have n times the
-    rank, filled up with zeros.
-
-    Args:
-      folder: a new one.
-      config: of the model.
-      lora: of the adapter.
-      adapter: as of `jaxgrow.lora.init`.
+def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
+    """Read a LoRA of a checkpoint, as `load` does.
 
     Raises:
-      CheckpointError: the folder exists, or no architecture has such a model, or not such kernels.
+      CheckpointError: as `load`, or the adapter needs a head of which neither it nor the base model has all leaves.
     """
-    leaves = {path: np.asarray(x) for path, x in flat(adapter).items()}
-    mine = set(kernels(lora, config.axes()))
-    groups = {name: [p for p in places if p.module in mine] for name, places in _places(config).items()}
-    if lost := mine - {p.module for places in groups.values() for p in places}:
+    own = load(folder, base.config, base if base.foreign is not None else None)
+    if lost := sorted(born(own.config).keys() - base.leaves.keys() - own.saved.keys()):
         raise CheckpointError(
-            f"{', '.join(sorted(lost))}: no kernel of a layer in PEFT's layout; merge the LoRA (jaxgrow.lora.merge)"
+            f"{folder}: the head of this adapter needs {', '.join(lost)}, which neither it nor {base.folder} has. Load the "
+            "base model with that head in transformers, and save that"
         )
-    rank = lora.rank * max(map(len, groups.values()))
-    tensors: dict[str, np.ndarray] = {}
-    for name, places in groups.items():
-        if places:
-            a, b = _factors(places, leaves, rank, lora.rank)
-            tensors |= dict(zip(_names(name, "A", config), a, strict=True))
-            tensors |= dict(zip(_names(name, "B", config), b, strict=True))
-    modules = sorted({name.partition(".lora_")[0].removeprefix(PREFIX) for name in tensors})
-    about = {"peft_type": "LORA", "r": rank, "lora_alpha": lora.scale * rank, "target_modules": modules, "bias": "none"}
-    about |= {"lora_dropout": 0.0, "fan_in_fan_out": _reads_first(config), "inference_mode": True}
-    planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in tensors.items()]
-    with appearing(Path(folder), [], False) as part:
-        safetensors.write_file(part / WEIGHTS, planned)
-        write_json(part / CONFIG, about)
+    return own
 
 
-def _factors(
-    places: list[_Place], leaves: Mapping[str, np.ndarray], rank: int, own: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """A [layers, rank, in] and B [layers, out, rank] of one module: of each kernel, of rank ``own``, a part."""
-    of, like = places[0], leaves[f"{places[0].module}/a"]
-    a = np.zeros((len(like), rank, of.inputs), like.dtype)
-    b = np.zeros((len(like), of.parts * of.outputs, rank), like.dtype)
-    for i, place in enumerate(places):
-        at = slice(i * own, (i + 1) * own)
-        a[:, at] = leaves[f"{place.module}/a"].reshape(len(like), of.inputs, own).swapaxes(1, 2)
-        b[:, place.rows, at] = leaves[f"{place.module}/b"].reshape(len(like), own, of.outputs).swapaxes(1, 2)
-    return a, b
+class _Found:
+    """The tensors of an adapter, and which of them were read."""
+
+    def __init__(self, settings: Settings, file: Path, tensors: Mapping[str, safetensors.Tensor]):
+        self.settings, self.file, self.tensors = settings, file, tensors
+        self.known: set[str] = set()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        self.known.add(name)
+        return safetensors.stacked(self.tensors, self.file, [name], shape)[0]
+
+    def need(self, names: list[str]) -> None:
+        """
+        Raises:
+          CheckpointError: some of them are missing.
+        """
+        if missing := [name for name in names if name not in self.tensors]:
+            raise CheckpointError(
+                f"{self.file} lacks {listed(missing)}, which belong to it by {CONFIG}; is it the adapter of another model?"
+            )
 
 
-def _stored(config: Config) -> dict[str, Stored]:
-    """Where the kernels of layers lie, by our modules; but for experts and routers, which PEFT has no such LoRA of."""
-    names = family_for(config, None)[0].names(config)
-    kernels = {p.removesuffix("/kernel"): s for p, s in names.items() if p.endswith("/kernel") and "{layers}" in s.name}
-    return {module: s for module, s in kernels.items() if "experts" not in f"{s.name} {s.layout}"}
+def _read_factors(found: _Found, names: _Names, config: Config) -> tuple[LoRA, Params]:
+    settings, sizes, groups = found.settings, config.sizes(), _places(names, config)
+    targets = {
+        (pattern, layer): pattern.format(layers=layer)
+        for pattern, group in groups.items()
+        for layer in range(_layers(group, sizes))
+        if settings.targets(pattern.format(layers=layer))
+    }
+    found.need([f"{module}.lora_{x}.weight" for module in targets.values() for x in "AB"])
+    if not targets:
+        raise CheckpointError(f"{found.file} has no LoRA of a kernel in the layers of a {names.family.architecture}")
+    rank = max(settings.rank(module) for module in targets.values())
+    scale = settings.scale(next(iter(targets.values())))
+    leaves: dict[str, np.ndarray] = {}
+    for (pattern, layer), module in targets.items():
+        own = settings.rank(module)
+        sizes[RANK], times = own, settings.scale(module) / scale
+        for place in groups[pattern]:
+            for leaf, factor, axes in _sides(place):
+                x = found.read(factor.name.format(layers=layer), factor.shape(axes, sizes))
+                x = factor.ours(x, axes, sizes)
+                shape = [rank if axis(n) == RANK else sizes[axis(n)] for n in axes]
+                path = f"{place.module}/{leaf}"
+                if path not in leaves:
+                    leaves[path] = np.zeros((_layers([place], sizes), *shape), x.dtype)
+                part = leaves[path][layer]
+                (part[..., :own] if leaf == "a" else part[:own])[...] = x if leaf == "a" else times * x
+    return LoRA(rank, scale * rank, tuple(dict.fromkeys(path.rpartition("/")[0] for path in leaves))), nested(leaves)
 
 
-def _places(config: Config) -> dict[str, list[_Place]]:
-    """By the names of their modules, with ``{layers}``."""
-    out: dict[str, list[_Place]] = {}
-    stored, sizes = _stored(config), config.sizes()
-    together = Counter(s.name for s in stored.values())
-    for module, names in kernels(LoRA(targets=tuple(stored)), config.axes()).items():
-        kernel, where = cut(names), stored[module]
-        read, written = (tuple(sizes[axis(n)] for n in of) for of in (kernel.read, kernel.written))
-        place = _Place(module, where.part or 0, together[where.name], read, written)
-        out.setdefault(PREFIX + where.name.removesuffix(".weight"), []).append(place)
+def _read_saved(found: _Found, names: _Names, config: Config) -> dict[str, np.ndarray]:
+    """The leaves that the adapter holds whole."""
+    out, sizes = {}, config.sizes()
+    for path, stored in names.of(config).items():
+        if not found.settings.saves(stored.name.rpartition(".")[0]):
+            continue
+        if path == "token_embedding" and getattr(config, "tied", False):
+            raise CheckpointError(
+                f"{found.file} has {stored.name}, but the head of this model is tied to it, and PEFT trains the one without "
+                "the other. Merge the adapter into its model with PEFT (merge_and_unload), and grow the merged model"
+            )
+        axes, shape = born(config)[path]
+        layers = stored.layers(range(shape[0]) if layers_of(axes) else (None,))
+        tensors = [stored.name.format(layers=layer) for layer in layers]
+        found.need(tensors)
+        read = [stored.ours(found.read(n, stored.shape(axes, sizes)), axes, sizes) for n in tensors]
+        out[path] = np.ones(shape, read[0].dtype)  # layers below the first one that is stored
+        out[path][stored.first :] = read if layers_of(axes) else read[0]
     return out
 
 
-def _reads_first(config: Config) -> bool:
-    """Whether their kernels lie input first, as a GPT-2's."""
-    module, stored = next(iter(_stored(config).items()))
-    read = cut(kernels(LoRA(targets=(module,)), config.axes())[module]).read
-    return stored.layout.replace("(", " ").split()[0] == axis(read[0])
+def _sides(place: _Factors) -> Iterator[tuple[str, Stored, tuple[str, ...]]]:
+    """The two factors of one layer's kernel: our leaf, where it is stored, and its axes."""
+    yield "a", place.a, (*place.kernel.read, RANK)
+    yield "b", place.b, (RANK + READ, *place.kernel.written)
+
+
+def _places(names: _Names, config: Config) -> dict[str, list[_Factors]]:
+    """The kernels of layers by the modules of the base model, which have ``{layers}`` in their names.
+
+    Experts and routers are left out: PEFT has no LoRA for them that could be read here.
+    """
+    out: dict[str, list[_Factors]] = {}
+    for path, stored in names.of(config).items():
+        if path.endswith("/kernel") and "{layers}" in stored.name and "experts" not in f"{stored.name} {stored.layout}":
+            axes = born(config)[path][0]
+            of = _Factors(path.removesuffix("/kernel"), cut(axes), *stored.factors(axes))
+            out.setdefault(stored.name.removesuffix(".weight"), []).append(of)
+    return out
+
+
+def _layers(group: list[_Factors], sizes: Mapping[str, int]) -> int:
+    return sizes[axis(group[0].kernel.stacked[0])]
+
+
+# --- whose names the modules have ---
+
+
+def _model(
+    config: Config, like: str | Path | Checkpoint | None, settings: Settings, stored: Mapping[str, Any]
+) -> tuple[Config, _Names]:
+    """The config of the adapted model, and the names that most of the tensors have."""
+    if settings.task is not None and config.predicts != settings.task[0]:
+        config = _with_head(config, settings, stored)
+    modules = {name.partition(".lora_")[0] for name in stored if ".lora_" in name}
+    families = _families(config) if like is None else [_family(config, like)]
+    candidates = [_Names(family, older) for family in families for older in (False, True)]
+
+    def known(names: _Names) -> int:
+        sizes, groups = config.sizes(), _places(names, config)
+        return len(modules & {p.format(layers=i) for p, group in groups.items() for i in range(_layers(group, sizes))})
+
+    return config, max(candidates, key=known)
+
+
+def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) -> Config:
+    """The config with the head of the adapter's task, and as many classes as the head in the file has."""
+    assert settings.task is not None
+    head, modules = settings.task
+    ends = tuple(f"{module}{of}.weight" for module in modules for of in ("", ".out_proj"))
+    shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(ends)]
+    change: Any = getattr(config, "with_head", None)
+    if len(shapes) != 1 or change is None:
+        raise CheckpointError(
+            f"{settings.file}: task_type is {settings.about['task_type']!r}, but there is no head of that task, named "
+            f"{' or '.join(modules)}, for this {type(config).__name__}"
+        )
+    return change(head, shapes[0][0])
+
+
+def _families(config: Config) -> list[Family]:
+    """The architectures that store a model of ``config``.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    out = [family_for(config, None)[0]]
+    for family in FAMILIES.values():
+        try:
+            if family.config is type(config) and family.has_head(config) and family.mixture == out[0].mixture:
+                family.theirs(config)
+                out.append(family)
+        except ValueError:
+            continue
+    return out
+
+
+def _family(config: Config, like: str | Path | Checkpoint) -> Family:
+    """The architecture of a base model, with the head that ``config`` has."""
+    base = like if isinstance(like, Checkpoint) else open_checkpoint(like)
+    return family_for(config, base.foreign)[0]
+
+
+# --- writing ---
+
+
+def save(
+    folder: str | Path, adapter: PeftAdapter, like: str | Path | Checkpoint | None = None, *, overwrite: bool = False
+) -> None:
+    """Write a LoRA for PEFT; the folder appears whole or not at all.
+
+    Where several of our kernels are one tensor of the base model, kernels with equal ``a`` share it. Others lie side by side:
+    then the module has the sum of their ranks.
+
+    Args:
+      folder: to be made.
+      adapter: the LoRA.
+      like: the base model, or its folder, whose names the modules shall have. Without it, ``adapter.family`` decides.
+      overwrite: whether an adapter that is there is replaced, at the end.
+
+    Raises:
+      CheckpointError: the folder exists, no architecture stores such a model, or it has no such kernels in its layers.
+    """
+    if like is not None:
+        adapter = replace(adapter, family=_family(adapter.config, like))
+    with appearing(Path(folder), [], overwrite) as part:
+        write_into(part, adapter)
+
+
+def write_into(folder: Path, adapter: PeftAdapter, base: str | None = None) -> list[str]:
+    """Write the two files into a folder that exists, and return their names.
+
+    ``base`` is the name of the base model that they record.
+
+    Raises:
+      CheckpointError: as `save`.
+    """
+    config, names = adapter.config, _Names(adapter.family or _families(adapter.config)[0], adapter.older)
+    tensors, ranks = _factor_tensors(adapter, names)
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    other = {module: r for module, r in ranks.items() if r != rank}
+    saved, whole = _saved_tensors(adapter, names)
+    about = {key: adapter.about[key] for key in _CARRIED if key in adapter.about}
+    about |= {"peft_type": "LORA", "base_model_name_or_path": base, "target_modules": list(ranks), "bias": "none"}
+    about |= {"r": rank, "lora_alpha": adapter.lora.scale * rank, "fan_in_fan_out": _reads_first(names.family, config)}
+    if other:
+        about |= {"rank_pattern": other, "alpha_pattern": {m: adapter.lora.scale * r for m, r in other.items()}}
+    if whole:
+        about["modules_to_save"] = adapter.about.get("modules_to_save") or whole
+    content = {PREFIX + name: np.ascontiguousarray(x) for name, x in (tensors | saved).items()}
+    planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in content.items()]
+    safetensors.write_file(folder / WEIGHTS, planned)
+    write_json(folder / CONFIG, {"inference_mode": True, "lora_dropout": 0.0, **about})
+    return list(ADAPTER)
+
+
+def _factor_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The tensors of the factors, and the rank of each module that has any."""
+    config, leaves = adapter.config, {path: np.asarray(x) for path, x in flat(adapter.factors).items()}
+    mine, sizes = set(lora.kernels(adapter.lora, config.axes())), config.sizes()
+    groups = {pattern: [p for p in of if p.module in mine] for pattern, of in _places(names, config).items()}
+    if lost := mine - {place.module for group in groups.values() for place in group}:
+        raise CheckpointError(
+            f"{', '.join(sorted(lost))}: a {names.family.architecture} has no such kernel in its layers, so PEFT cannot have a "
+            "LoRA there; merge it (jaxgrow.lora.merge)"
+        )
+    tensors, ranks = {}, {}
+    for pattern, group in groups.items():
+        for layer in range(_layers(group, sizes) if group else 0):
+            a, b = _module(group, leaves, layer, {**sizes, RANK: adapter.lora.rank})
+            live = a.any(1) | b.any(0)
+            if live.any():
+                module = pattern.format(layers=layer)
+                tensors |= {f"{module}.lora_A.weight": a[live], f"{module}.lora_B.weight": b[:, live]}
+                ranks[module] = int(live.sum())
+    if not ranks:
+        raise CheckpointError("the LoRA has no factor that is not zero, so there is nothing to write")
+    return tensors, ranks
+
+
+def _module(
+    group: list[_Factors], leaves: Mapping[str, np.ndarray], layer: int, sizes: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A [rank, inputs] and B [outputs, rank] of one module: the products of its kernels side by side."""
+    a: list[np.ndarray] = []
+    b: list[np.ndarray] = []
+    for place in group:
+        x, y = (s.theirs(leaves[f"{place.module}/{leaf}"][layer], names, sizes) for leaf, s, names in _sides(place))
+        same = next((i for i, other in enumerate(a) if np.array_equal(other, x)), None)
+        if same is None:
+            a.append(x)
+            b.append(y)
+        else:  # each is zero where the other has its outputs
+            b[same] = b[same] + y
+    return np.concatenate(a), np.concatenate(b, 1)
+
+
+def _saved_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The tensors of whole leaves, and their modules."""
+    out: dict[str, np.ndarray] = {}
+    sizes = adapter.config.sizes()
+    for path, x in adapter.saved.items():
+        axes, stored = born(adapter.config)[path][0], names.of(adapter.config)[path]
+        layers = stored.layers(range(len(x)) if layers_of(axes) else (None,))
+        for layer in layers:
+            name = stored.name.format(layers=layer)
+            out[name] = stored.theirs(
+                np.asarray(x) if layer is None else np.asarray(x[layer]), axes, sizes, out.get(name)
+            )
+    return out, sorted({name.rpartition(".")[0] for name in out})
+
+
+def _reads_first(family: Family, config: Config) -> bool:
+    """Whether the base model's kernels have their inputs first, as those of a GPT-2."""
+    layered = {p: s for p, s in family.names(config).items() if p.endswith("/kernel") and "{layers}" in s.name}
+    path, stored = next(iter(layered.items()))
+    return stored.layout.replace("(", " ").split()[0] == axis(cut(born(config)[path][0]).read[0])

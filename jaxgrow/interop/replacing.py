@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.interop import checksums
-from jaxgrow.interop.files import RECORD, CheckpointError, listed, read_json
+from jaxgrow.interop.files import ADAPTER, RECORD, CheckpointError, listed, read_json
 from jaxgrow.interop.huggingface import family_of
 from jaxgrow.models import from_json
 
@@ -66,7 +66,7 @@ def may_become(target: Path, sources: list[Path], overwrite: bool) -> None:
         return
     record = _record(target)
     unknown = list(_unknown(target, record))
-    if record is None and not _hugging_face(target):
+    if record is None and not _hugging_face(target) and not _adapter(target):
         what = "no checkpoint of a model that is known here"
     elif unknown:
         what = "more than a checkpoint"
@@ -94,10 +94,17 @@ def _hugging_face(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _WEIGHTS)
 
 
+def _adapter(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ADAPTER)
+
+
 def _unknown(folder: Path, record: dict[str, Any] | None) -> Iterator[str]:
     """What is no part of a checkpoint; of one that we wrote, what came along is a part."""
     carried = (record or {}).get("files")
-    known = {*_WEIGHTS, *_BESIDE} | {n for n in (carried if isinstance(carried, list) else ()) if isinstance(n, str)}
+    alone = ADAPTER if record is None and not (folder / "config.json").exists() else ()
+    known = {*_WEIGHTS, *_BESIDE, *alone} | {
+        n for n in (carried if isinstance(carried, list) else ()) if isinstance(n, str)
+    }
     for entry in sorted(folder.iterdir()):
         if record is not None and entry.name == _PARAMS and entry.is_dir() and not entry.is_symlink():
             for file in sorted(entry.rglob("*")):

@@ -63,6 +63,16 @@ class Source:
         """The size of every axis."""
         return {axis(n): size for leaf in self.leaves.values() for n, size in zip(leaf.names, leaf.shape, strict=True)}
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has that it computes with."""
+        return sum(int(np.prod(leaf.shape)) for leaf in self.leaves.values()) - self.config.idle
+
+    @property
+    def bytes(self) -> int:
+        """The size of its leaves."""
+        return sum(leaf.size for leaf in self.leaves.values())
+
     def params(self) -> Params:
         """All of it, as a nested dict of NumPy arrays."""
         return nested({path: self._parts(path, [(slice(None),)])[0] for path in self.leaves})

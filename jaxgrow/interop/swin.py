@@ -96,7 +96,7 @@ def _derived(config: SwinConfig) -> dict[str, Any]:
     ratio = config.mlp[0] / config.embed[0]
     if int(ratio * config.embed[0]) < config.mlp[0]:  # rounded down, as `transformers` does
         ratio = math.nextafter(ratio, math.inf)
-    return {  # tuples, for a list of theirs is kept where it is as long
+    return {
         "embed_dim": config.embed[0],
         "hidden_size": config.embed[-1],
         "depths": config.layers,

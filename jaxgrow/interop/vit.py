@@ -19,6 +19,10 @@ _OWN |= {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
 _DINO = {"mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2", "attention_norm": "norm1", "mlp_norm": "norm2"}
 
 
+_ATTENTION = {f"attention.attention.{name}": f"attention.{name[0]}_proj" for name in ("query", "key", "value")}
+_ATTENTION |= {"attention.output.dense": "attention.o_proj"}
+
+
 def _names(model: str, heads: Mapping[str, str], config: ViTConfig, own: Mapping[str, str] = _OWN) -> dict[str, Stored]:
     """``heads``: their names; ``own``: of what is called otherwise in a layer."""
     embeddings, layer = f"{model}.embeddings.", f"{model}.encoder.layer.{{layers}}."
@@ -71,6 +75,8 @@ def _dino_mlp(embed: int, ratio: float, gated: bool) -> int:
 
 def _dino(theirs: Mapping[str, Any]) -> dict[str, Any]:
     gated = theirs.get("use_swiglu_ffn", False)
+    if theirs.get("layerscale_value") == 0:
+        raise ValueError("layerscale_value is 0, but sublayers that begin with a scale of 0 are not computed here")
     return classes(theirs) | {
         "gated": gated,
         "mlp": _dino_mlp(theirs["hidden_size"], theirs.get("mlp_ratio", 4), gated),
@@ -81,8 +87,7 @@ def _dino_written(config: ViTConfig) -> dict[str, Any]:
     ratio = max(1, round(config.mlp * (1.5 if config.gated else 1) / config.embed))
     stages = ["stem", *(f"stage{i + 1}" for i in range(config.layers))]
     out = {"stage_names": stages, "out_features": stages[-1:], "out_indices": [config.layers]}
-    # What pre-training puts in the place of hidden patches is not of a classifier.
-    return labelled(config) | out | {"use_swiglu_ffn": config.gated, "mlp_ratio": ratio, "use_mask_token": False}
+    return labelled(config) | out | {"use_swiglu_ffn": config.gated, "mlp_ratio": ratio}
 
 
 _FIELDS = {
@@ -108,6 +113,7 @@ def _family(architecture: str, model_type: str, distillation: str, heads: Mappin
         absent=_ABSENT,
         settings=_SETTINGS,
         ignored=(f"{model_type}.pooler.*",),
+        modules={"encoder.layer.": "layers.", **_ATTENTION, "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2"},
         fixed={"distillation": distillation},
         inferred=classes,
         derived=labelled,
@@ -128,6 +134,9 @@ Dinov2ForImageClassification = Family(
     absent=_ABSENT | {"patch_size": 14, "layer_norm_eps": 1e-6, "layerscale_value": 1.0},
     settings=_SETTINGS,
     ignored=("dinov2.embeddings.mask_token",),
+    modules=_ATTENTION,
+    # Pre-training puts it in the place of hidden patches; a classifier has no use for it.
+    always={"use_mask_token": False},
     fixed={"distillation": "none", "mean_head": True},
     inferred=_dino,
     derived=_dino_written,

@@ -130,6 +130,22 @@ class Config:
         return {"norm": "layer", "post_norm": False, "alternating": (), "period": 1}
 
     @property
+    def layer_kinds(self) -> str:
+        """A letter for each layer; layers with the same letter compute the same if they have the same weights."""
+        alternating = self.traits["alternating"]
+        return "".join(
+            "ab"[i % 2] if axis in alternating else "a"
+            for axis, n in self.sizes().items()
+            if is_layers(axis)
+            for i in range(n)
+        )
+
+    @property
+    def idle(self) -> int:
+        """How many numbers of the parameters are not read, because a layer that is stacked with others lacks a norm."""
+        return 0
+
+    @property
     def normed(self) -> tuple[str, ...]:
         """The axes that norms average over."""
         return ("embed",)
@@ -138,6 +154,14 @@ class Config:
     def length(self) -> int:
         """The positions that one sample has in the layers, at most."""
         raise NotImplementedError
+
+    def by_length(self) -> tuple[tuple[int, Self], ...]:
+        """``((longest, config), ..)``: the config for samples of up to ``longest`` positions, and more than those before it.
+
+        There are several if positions depend on the length of the sample. Each config ignores the length, so that padding
+        does not change what it computes.
+        """
+        return ((self.length, self),)
 
     def cost(self, length: int) -> Cost:
         """Of a position of a sample that has ``length``."""

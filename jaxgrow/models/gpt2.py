@@ -1,7 +1,8 @@
 """GPT-2 (Radford et al., 2019): a pre-LN decoder with learned positions."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +36,11 @@ class GPT2Config(TextConfig):
     """Sizes are named as their axes are, so that a growth's new sizes are the grown model's config (`resized`)."""
 
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # of the MLP; Cerebras-GPT has the exact form
 
     causal: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
+    later: ClassVar = ("activation",)
 
     @property
     def module(self) -> nn.Module:
@@ -82,7 +85,8 @@ class Block(nn.Module):
         )
         x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD, past=past)), scale)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, name="mlp")
+        activation = partial(jax.nn.gelu, approximate=c.activation == "gelu_tanh")
+        mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, activation, name="mlp")
         return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale)
 
 

@@ -109,6 +109,7 @@ def capped(x: jax.Array, cap: float) -> jax.Array:
     return cap * jnp.tanh(x / cap) if cap else x
 
 
+@jax.named_scope("head")
 def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0) -> jax.Array:
     """``x W``, in float32 or better: one product of two matrices, as in `Linear`."""
     embed, vocab = head_DV.shape
@@ -137,6 +138,7 @@ def vocabulary_loss(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@jax.named_scope("head")
 def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
@@ -150,6 +152,7 @@ def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
     return loss / targets_BT.size, right / targets_BT.size
 
 
+@jax.named_scope("head")
 def vocabulary_scores(
     x_BTD: jax.Array,
     head_DV: jax.Array,
@@ -191,6 +194,7 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     return logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, logits_BSV.argmax(-1) == targets_BS)
 
 
+@jax.named_scope("head")
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
     asked = x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed  # a frozen table has no gradient, and costs none
     x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
@@ -229,6 +233,7 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
     return (loss / count, right / count), ((back_BTD, head, bias), count)
 
 
+@jax.named_scope("head")
 def _loss_backward(dtype, cap, saved, cotangents):
     loss, _ = cotangents  # the share that is right has no gradient
     if isinstance(loss, SymbolicZero):

@@ -3,6 +3,7 @@
 What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or a Pythia of it is in `jaxgrow.interop.llama`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,6 +72,7 @@ class LlamaConfig(TextConfig):
     kv_heads: int = 4
     tied: bool = False
     qkv_bias: bool = False  # Qwen2's
+    out_bias: bool = False  # in attention's output alone
     rope_theta: float = 10000.0
     # A longer context. "linear": all frequencies are divided by ``rope_factor``. "llama3" (Dubey et al., 2024): those of less
     # than ``rope_low`` turns in ``rope_context`` positions are, those of more than ``rope_high`` stay.
@@ -80,7 +82,11 @@ class LlamaConfig(TextConfig):
     rope_context: int = 8192
     # "longrope" (Ding et al., 2024): each is divided by a number of its own, of ``rope_short`` in sequences of up to
     # ``rope_context`` tokens, of ``rope_long`` in longer ones; and queries and keys are multiplied by ``rope_scale``.
-    rope_by: Literal["llama3", "linear", "longrope"] = "llama3"
+    # "yarn" (Peng et al., 2023): as "llama3", but the share of the division grows evenly over the pairs of dimensions between
+    # those of ``rope_high`` and ``rope_low`` turns, which are whole numbers if ``rope_truncated``; and ``rope_scale``.
+    # "dynamic": in sequences of more than ``context`` tokens, up to ``rope_factor`` times as many, the base is greater.
+    rope_by: Literal["llama3", "linear", "longrope", "yarn", "dynamic"] = "llama3"
+    rope_truncated: bool = True
     rope_short: FLOATS = ()
     rope_long: FLOATS = ()
     rope_scale: float = 1.0
@@ -98,7 +104,7 @@ class LlamaConfig(TextConfig):
     query_eps: float = 0.0  # of these; 0: eps
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True  # the MLP
-    bias: bool = False  # in attention's output, the MLP and LayerNorms
+    bias: bool = False  # in attention's output, too, the MLP and LayerNorms
     # A mixture of so many experts in place of the MLP, of which each token goes through ``active`` (`jaxgrow.models.experts`).
     experts: int = 0
     active: int = 2
@@ -114,8 +120,18 @@ class LlamaConfig(TextConfig):
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
     later: ClassVar = (
-        *("rope_by", "rope_short", "rope_long", "rope_scale", "rotary", "kinds", "window", "local_theta"),
-        *("layer_norm", "norms", "parallel", "query_norm"),
+        *(
+            "rope_by",
+            "rope_truncated",
+            "rope_short",
+            "rope_long",
+            "rope_scale",
+            "rotary",
+            "kinds",
+            "window",
+            "local_theta",
+        ),
+        *("out_bias", "layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
         *("experts", "active", "gates_normed", "balance"),
     )
@@ -167,6 +183,11 @@ class LlamaConfig(TextConfig):
         return self.context
 
     @property
+    def longest(self) -> int:
+        """The tokens of the longest sequence that the model reads."""
+        return int(self.context * self.rope_factor) if self.rope_by == "dynamic" else self.context
+
+    @property
     def traits(self) -> dict[str, Any]:
         norm = "layer" if self.layer_norm else "rms"
         return super().traits | {"norm": norm, "post_norm": self.norms != "before", "period": len(period(self.kinds))}
@@ -205,6 +226,18 @@ class LlamaConfig(TextConfig):
         index = layer_sources(growth, kinds) if len(set(kinds)) > 1 else None
         return new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
 
+    def by_length(self) -> tuple[tuple[int, Self], ...]:
+        """Two with "longrope" and a longer context: all positions of a longer sequence are by ``rope_long``."""
+        if self.rope_by == "dynamic":  # up to ``context`` tokens, the base is ``rope_theta``
+            return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
+        if self.rope_by != "longrope":
+            return super().by_length()
+        short = replace(self, rope_context=2 * self.context)  # a cache has room for more tokens than are read
+        long = replace(short, rope_short=self.rope_long)
+        if self.rope_context >= self.context:
+            return ((self.context, short),)
+        return ((self.rope_context, short), (self.context, long))
+
     def cost(self, length: int) -> Cost:
         """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not
         gated; of experts, those of the active ones, and ``2 D E``; scores and head as of a GPT-2. A window spares none."""
@@ -242,8 +275,8 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
         if len({kinds[i] for i in most}) > 1 and row.max() > 0:
             these = ", ".join(f"{i} ({kinds[i]})" for i in most)
             raise ValueError(
-                f"new layer {new} is made alike of the layers {these}, which are of different kinds (`LlamaConfig.kinds`): "
-                "pair layers of one kind, by groups of yours, or layers='far'"
+                f"new layer {new} is made alike of the layers {these}, which are of different kinds: "
+                "pair layers of one kind, by the groups 'alike' or by groups of yours"
             )
     return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
 
@@ -255,18 +288,43 @@ def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray,
     Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a layer give other bits.
     """
     positions = KINDS[kind].positions
-    local, scale = positions == "local" and c.local_theta > 0, 1.0
-    frequency = (c.local_theta if local else c.rope_theta) ** -(np.arange(0, c.turned, 2) / c.turned)
+    local, scale, theta = positions == "local" and c.local_theta > 0, 1.0, c.rope_theta
+    if c.rope_by == "dynamic" and length > c.context:
+        more = c.rope_factor * length / c.context - (c.rope_factor - 1)
+        theta *= more ** (c.turned / (c.turned - 2))
+    frequency = (c.local_theta if local else theta) ** -(np.arange(0, c.turned, 2) / c.turned)
     if positions == "none":
         frequency = np.zeros_like(frequency)
     elif not local and c.rope_by == "longrope":
         frequency, scale = frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short), c.rope_scale
-    elif not local:
-        turns = c.rope_context * frequency / (2 * np.pi)
-        stay = np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1) if c.rope_by == "llama3" else 0.0
-        frequency = frequency * (stay + (1 - stay) / c.rope_factor)
+    elif not local and c.rope_by != "dynamic":
+        stay = {"llama3": _stay_by_turns, "yarn": _stay_by_pairs, "linear": lambda c, frequency: 0.0}[c.rope_by]
+        share = stay(c, frequency)
+        frequency = frequency * (share + (1 - share) / c.rope_factor)
+        scale = c.rope_scale if c.rope_by == "yarn" else 1.0
     angle = np.arange(length)[:, None] * frequency
     return scale * np.cos(angle), scale * np.sin(angle)
+
+
+def _stay_by_turns(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
+    """The share of each frequency that is not divided, linear in its turns in ``rope_context`` positions [R/2]."""
+    turns = c.rope_context * frequency / (2 * np.pi)
+    return np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1)
+
+
+def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
+    """The same, linear in the number of the pair."""
+
+    def pair(turns):
+        """The place among the pairs, not always whole, of the frequency that makes so many turns."""
+        return c.turned * math.log(c.rope_context / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))
+
+    first, last = pair(c.rope_high), pair(c.rope_low)
+    if c.rope_truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, c.turned - 1)
+    steps = last - first or 0.001
+    return 1 - np.clip((np.arange(len(frequency)) - first) / steps, 0, 1)
 
 
 def rotated(x_BTHK, cos_BTI, sin_BTI):
@@ -333,7 +391,7 @@ class Attention(nn.Module):
         else:
             y_BTHK = attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
-        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=c.bias, name="out")(y_BTHK)
+        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=c.bias or c.out_bias, name="out")(y_BTHK)
 
 
 def mlp(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> nn.Module:
@@ -408,8 +466,8 @@ class Llama(nn.Module):
             )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         length = tokens_BT.shape[1]
-        if length > c.context:
-            raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.context}")
+        if length > c.longest:
+            raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.longest}")
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
         places = length + (0 if past is None else past.places)

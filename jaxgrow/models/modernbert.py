@@ -49,6 +49,10 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     def module(self) -> nn.Module:
         return ModernBERT(self)
 
+    @property
+    def idle(self) -> int:
+        return self.embed  # the scale of the norm that the first attention does not have
+
     def cost(self, length: int) -> Cost:
         """A layer as `LlamaConfig.cost`'s, with all T keys; ``2 D D`` and ``2 D V``, or ``2 D C``, at each place that the head
         reads."""

@@ -21,7 +21,7 @@ from jaxgrow.operators.depth import (
     stack,
 )
 from jaxgrow.operators.experts import upcycle, virtual_groups
-from jaxgrow.operators.multilevel import Groups, adjacent, coalesce, decoalesce, far, group_size
+from jaxgrow.operators.multilevel import Groups, adjacent, alike, coalesce, decoalesce, far, group_size
 from jaxgrow.operators.pruning import Units, best, keep, prune
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
@@ -41,6 +41,7 @@ __all__ = [
     "Units",
     "adjacent",
     "aki",
+    "alike",
     "average",
     "best",
     "coalesce",

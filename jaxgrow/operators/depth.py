@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxgrow.axes import beside, is_layers, stages
+from jaxgrow.axes import LAYERS, beside, is_layers, stages
 from jaxgrow.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
 from jaxgrow.matrices import Rows, dense
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
@@ -92,7 +92,7 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Du et al., `Stacking Your Transformers <https://arxiv.org/abs/2405.15319>`_, NeurIPS 2024
     """
-    multiples("g_stack", depth(sizes), sizes, target)
+    multiples("g_stack", (LAYERS,), sizes, target)
     return stack(sizes, target)
 
 
@@ -361,9 +361,9 @@ def _maps(operator: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], A
     Raises:
       ValueError: an axis that is none of layers, or fewer of them, or what ``of`` refuses.
     """
-    axes = depth(sizes)
-    out = {axis: identity(sizes[axis]) for axis in axes}
-    for axis, (old, new) in grown(operator, axes, sizes, target).items():
+    found = grown(operator, (LAYERS,), sizes, target)
+    out = {axis: identity(sizes[axis]) for axis in depth(sizes)}
+    for axis, (old, new) in found.items():
         try:
             out[axis] = of(old, new)
         except ValueError as error:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxgrow.maps import AxisMap, Maps, Rule, Rules, select
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import Sizes, grown, in_turn
+from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
 
 
 def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -35,6 +35,7 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Komatsuzaki et al., `Sparse Upcycling <https://arxiv.org/abs/2212.05055>`_, ICLR 2023
     """
+    sizes, target = whole("upcycle", "sizes", sizes), whole("upcycle", "target", target)
     old, new = grown("upcycle", ("experts",), sizes, {"experts": sizes.get("experts", 0), **target})["experts"]
     return {"experts": select(in_turn(old, new), old)}
 
@@ -64,16 +65,18 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
     References:
       He et al., `Upcycling Large Language Models into Mixture of Experts <https://arxiv.org/abs/2410.07524>`_, 2024
     """
-    experts, units = target.get("experts", 1), sizes["mlp"]
-    if set(target) - {"experts", "mlp"} or sizes.get("experts") != 1:
+    sizes, target = whole("virtual_groups", "sizes", sizes), whole("virtual_groups", "target", target)
+    experts, units = target.get("experts", 1), sizes.get("mlp")
+    if units is None or set(target) - {"experts", "mlp"} or sizes.get("experts") != 1:
         raise ValueError(
-            f"virtual_groups makes experts, of fewer units, of one: of sizes {dict(sizes)}, not {dict(target)}"
+            f"virtual_groups divides the one expert of a model with the axes experts and mlp, and changes no other axis; this "
+            f"model has the sizes {dict(sizes)}, and the target is {dict(target)}"
         )
-    groups, odd = divmod(units, target.get("mlp", units))
-    if odd or experts % groups:
+    groups, odd = divmod(units, max(1, target.get("mlp", units)))
+    if odd or not groups or experts % groups:
         raise ValueError(
             f"virtual_groups divides {units} units into equal parts, and makes whole groups of them, not {experts} experts of "
-            f"{target['mlp']}: mlp={units // 2} and experts={-(-experts // 2) * 2}, say"
+            f"{target.get('mlp', units)}: mlp={units // 2} and experts={-(-experts // 2) * 2}, say"
         )
     part = units // groups
 

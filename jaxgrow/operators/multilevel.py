@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes import beside, kind
+from jaxgrow.axes import LAYERS, beside, kind
 from jaxgrow.maps import AxisMap, blocks, select, swap
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, width
+from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, depth, of_kinds, unknown, whole, width
 
-# A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many.
+# A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many. Of layers also "alike".
 Groups: TypeAlias = Sequence[Sequence[int]] | str
 
 
@@ -57,6 +57,25 @@ def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(i * (old // new), (i + 1) * (old // new))) for i in range(new))
 
 
+def alike(kinds: str) -> tuple[tuple[int, ...], ...]:
+    """Pair each layer with the next one of its kind; the last layer of a kind that has an odd number stays alone.
+
+    Pairs are in the order of their first layers.
+
+    Args:
+      kinds: a letter for each layer, as of `jaxgrow.models.Config.layer_kinds`.
+
+    Returns:
+      The layers of each group.
+
+    Example:
+      >>> alike("sfsfsf")
+      ((0, 2), (1, 3), (4,), (5,))
+    """
+    places = [[i for i, kind in enumerate(kinds) if kind == one] for one in set(kinds)]
+    return tuple(sorted(tuple(same[i : i + 2]) for same in places for i in range(0, len(same), 2)))
+
+
 def decoalesce(
     sizes: Sizes,
     *,
@@ -65,6 +84,7 @@ def decoalesce(
     embed: Groups | None = None,
     mlp: Groups | None = None,
     layers: Groups | None = None,
+    kinds: str | None = None,
 ) -> dict[str, AxisMap]:
     """From the coalesced model back to one of ``sizes``: copies outputs, divides inputs by the group size.
 
@@ -86,13 +106,16 @@ def decoalesce(
       embed: groups of the units of the residual stream; if left out they follow the heads, in as many equal blocks.
       mlp: groups of MLP units; if left out they follow the heads, too, as in the published mapper. Units that are no multiple
         of the heads follow as ``"far"`` groups of the size that all groups of heads have.
-      layers: groups of layers.
+      layers: groups of layers; ``"alike"`` pairs each layer with the next one of its kind (`alike`).
+      kinds: a letter for each layer of the large model, for ``"alike"`` (`jaxgrow.models.Config.layer_kinds`); None: all layers
+        are of one kind.
 
     Returns:
       One map for each axis that changes, from the small to the large model.
 
     Raises:
-      ValueError: groups that are no partition of the axis, or whose query heads do not share the merged keys alike.
+      ValueError: an axis that the model does not have; groups that are no partition of the axis, or whose query heads do not
+        share the merged keys alike.
 
     Example:
       >>> up = decoalesce({"layers": 2, "embed": 8, "heads": 4, "mlp": 16}, heads="far", layers="adjacent")
@@ -103,7 +126,12 @@ def decoalesce(
       Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
       ICLR 2024
     """
+    sizes = whole("decoalesce", "sizes", sizes)
     given = {"embed": embed, "mlp": mlp}
+    asked = {HEADS: heads, **given, LAYERS: layers}
+    absent = [of for of, groups in asked.items() if groups is not None and not of_kinds((of,), sizes)]
+    if wrong := unknown("coalescing takes", (LAYERS, *WIDTHS), sizes, absent):
+        raise ValueError("\n  ".join(wrong))
     growth = _heads(sizes, heads, kv_heads) if heads is not None or kv_heads is not None else {}
     for axis in (axis for axis in width(sizes) if kind(axis) in given):
         if (groups := given[kind(axis)]) is not None:
@@ -111,11 +139,23 @@ def decoalesce(
         elif beside(axis, HEADS) in growth:
             growth[axis] = _following(axis, sizes, growth[beside(axis, HEADS)])
     if layers is not None:
-        growth |= {axis: _partition(axis, sizes[axis], layers) for axis in depth(sizes)}
+        growth |= _layers(sizes, layers, kinds)
     return growth
 
 
-def coalesce(sizes: Sizes, **groups: Groups | None) -> dict[str, AxisMap]:
+def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, AxisMap]:
+    """The maps of the layers of each stage."""
+    axes = depth(sizes)
+    kinds = kinds or "f" * sum(sizes[axis] for axis in axes)
+    growth, begin = {}, 0
+    for axis in axes:
+        end = begin + sizes[axis]
+        growth[axis] = _partition(axis, sizes[axis], alike(kinds[begin:end]) if groups == "alike" else groups)
+        begin = end
+    return growth
+
+
+def coalesce(sizes: Sizes, *, kinds: str | None = None, **groups: Groups | None) -> dict[str, AxisMap]:
     """From a model of ``sizes`` to a smaller one: mean over merged outputs, sum over merged inputs, mean over layers.
 
     ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments, same errors. Zou et al.,
@@ -123,6 +163,7 @@ def coalesce(sizes: Sizes, **groups: Groups | None) -> dict[str, AxisMap]:
 
     Args:
       sizes: of the large model.
+      kinds: as of `decoalesce`.
       groups: as of `decoalesce`.
 
     Returns:
@@ -140,7 +181,7 @@ def coalesce(sizes: Sizes, **groups: Groups | None) -> dict[str, AxisMap]:
       Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
       ICLR 2024
     """
-    return swap(decoalesce(sizes, **groups))
+    return swap(decoalesce(sizes, kinds=kinds, **groups))
 
 
 def group_size(groups: str, size: int | None = None) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from jaxgrow.axes import LAYERS, beside, is_layers, kind
 from jaxgrow.maps import AxisMap, Growth, Rule, Rules, select
 from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, width
+from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
 
 Units: TypeAlias = Mapping[str, ArrayLike]  # by axis: [units], or [layers, units] where each layer has its own
 
@@ -48,6 +48,7 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
 
       Gromov et al., `The Unreasonable Ineffectiveness of the Deeper Layers <https://arxiv.org/abs/2403.17887>`_, ICLR 2025
     """
+    sizes = whole("keep", "sizes", sizes)
     units = {axis: _checked(axis, sizes, np.asarray(found)) for axis, found in kept.items()}
     _reads_as_before(sizes, units)
     each = {axis: found for axis, found in units.items() if found.ndim == 2}
@@ -132,8 +133,9 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
     """
-    axes = (*depth(sizes), *width(sizes))
-    wrong = [f"axis {a!r}: prune() takes {', '.join(axes)}" for a in target if a not in axes]
+    sizes, target = whole("prune", "sizes", sizes), whole("prune", "target", target)
+    axes = of_kinds((LAYERS, *WIDTHS), sizes)
+    wrong = unknown("prune() takes", (LAYERS, *WIDTHS), sizes, target)
     wrong += [
         f"axis {a!r}: prune() cannot take {sizes[a]} to {n}; it leaves 1 .. {sizes[a]}"
         for a, n in target.items()
@@ -188,7 +190,8 @@ def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
 
 def _shapes(axis: str, sizes: Sizes, units: int) -> tuple[tuple[int, ...], ...]:
     """What one number for each unit may have."""
-    return ((units,),) if _alone(axis) else ((units,), (sizes[beside(axis, LAYERS)], units))
+    layers = sizes.get(beside(axis, LAYERS))
+    return ((units,),) if _alone(axis) or layers is None else ((units,), (layers, units))
 
 
 def _alone(axis: str) -> bool:
@@ -200,7 +203,8 @@ def _checked(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
     if axis not in sizes:
         raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sizes)}")
     if units.ndim == 0 or units.size == 0 or units.shape not in _shapes(axis, sizes, units.shape[-1]):
-        whose = "" if _alone(axis) else f", or of each of {sizes[beside(axis, LAYERS)]} layers"
+        layers = sizes.get(beside(axis, LAYERS))
+        whose = "" if _alone(axis) or layers is None else f", or of each of {layers} layers"
         raise ValueError(f"axis {axis!r}: the units that stay are a list{whose}, but have shape {units.shape}")
     if units.min() < 0 or units.max() >= sizes[axis] or (np.diff(units) <= 0).any():
         raise ValueError(

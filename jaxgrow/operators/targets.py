@@ -4,17 +4,22 @@ Where queries share keys, a model has an axis ``kv_heads``, and query head i rea
 new query heads must copy old ones that read what their new key head copies (`sources`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes import is_layers, kind
+from jaxgrow.axes import LAYERS, beside, is_layers, kind
 
 Sizes: TypeAlias = Mapping[str, int]
 Choose: TypeAlias = Callable[[int, int], np.ndarray]
 
 HEADS, KV_HEADS = "heads", "kv_heads"
+WIDTHS = ("embed", HEADS, KV_HEADS, "mlp")  # the kinds of axes that operators widen
+_STACK = (
+    "if each layer is a subtree of its own, stack the layers first, of the parameters and of the axes: "
+    "jaxgrow.stack_layers"
+)
 
 
 def width(sizes: Sizes) -> tuple[str, ...]:
@@ -24,7 +29,12 @@ def width(sizes: Sizes) -> tuple[str, ...]:
       >>> width({"layers": 2, "mlp": 8, "embed": 4, "heads": 2})
       ('embed', 'heads', 'mlp')
     """
-    return tuple(name for of in ("embed", HEADS, KV_HEADS, "mlp") for name in sizes if kind(name) == of)
+    return of_kinds(WIDTHS, sizes)
+
+
+def of_kinds(kinds: Sequence[str], sizes: Sizes) -> tuple[str, ...]:
+    """The axes of these kinds that a model has, in every stage, by kind."""
+    return tuple(name for of in kinds for name in sizes if kind(name) == of)
 
 
 def depth(sizes: Sizes) -> tuple[str, ...]:
@@ -37,18 +47,102 @@ def in_turn(old: int, new: int) -> np.ndarray:
     return np.arange(new) % old
 
 
-def grown(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -> dict[str, tuple[int, int]]:
+def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]) -> list[str]:
+    """A line for each axis of ``asked`` that an operator does not take, or that the model does not have.
+
+    Args:
+      takes: the operator and its verb, for the message.
+      kinds: the kinds of axes that it takes.
+      sizes: the size of every axis of the model.
+      asked: the axes that it is asked to change.
+
+    Example:
+      >>> unknown("stack grows", ("layers",), {"layers": 2, "mlp": 8}, ["mlp"])
+      ["axis 'mlp': stack grows layers"]
+    """
+    axes, has = of_kinds(kinds, sizes), f"the model has no such axis, only {', '.join(sizes)}"
+    takes = (
+        f"{takes} {', '.join(axes)}"
+        if axes
+        else f"{takes} {', '.join(kinds)}, and {has}: name its axes so (jaxgrow.axes)"
+    )
+    # Of an axis of a kind that it takes, but that the model has none of, the second line says all.
+    wrong = [
+        f"axis {a!r}: {takes}" for a in asked if a not in axes and (kind(a) not in kinds or of_kinds((kind(a),), sizes))
+    ]
+    stack = "" if depth(sizes) else f"; {_STACK}"
+    return wrong + [
+        f"axis {a!r}: {has}{stack if is_layers(a) else ''}"
+        for a in asked
+        if a not in sizes and (axes or kind(a) in kinds)
+    ]
+
+
+def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
+    """The sizes of axes as they were given to an operator, as Python's integers.
+
+    Args:
+      operator: its name, for the message.
+      argument: the name of its argument, for the message.
+      of: what it was given.
+
+    Raises:
+      TypeError: it is not a mapping from names of axes to whole numbers.
+
+    Example:
+      >>> whole("stack", "target", {"layers": np.int32(6)})
+      {'layers': 6}
+    """
+    if not isinstance(of, Mapping):
+        raise TypeError(
+            f"{operator}: {argument} is {_brief(of)}, but should be the sizes of axes by their names, such as "
+            '{"layers": 24}' + (", as of jaxgrow.sizes(params, axes) or config.sizes()" if argument == "sizes" else "")
+        )
+    wrong = [
+        f"{axis!r}: {_brief(size)}"
+        for axis, size in of.items()
+        if not isinstance(axis, str) or not isinstance(size, int | np.integer) or isinstance(size, bool)
+    ]
+    if wrong:
+        raise TypeError(f"{operator}: {argument} has {', '.join(wrong)}, but the size of an axis is a whole number")
+    return {axis: int(size) for axis, size in of.items()}
+
+
+def _brief(x: object) -> str:
+    """A wrong argument, for a message."""
+    text = repr(x)
+    return f"{text if len(text) <= 60 else '..'} of type {type(x).__name__}"
+
+
+def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
+    """The axis of the layers that ``axis`` belongs to, for an operator that treats each layer by itself.
+
+    Raises:
+      ValueError: the model has no such axis.
+    """
+    layers = beside(axis, LAYERS)
+    if layers not in sizes:
+        raise ValueError(
+            f"axis {axis!r}: {operator} needs the axis {layers!r} of its layers, but the model has only "
+            f"{', '.join(sizes)}; {_STACK}"
+        )
+    return layers
+
+
+def grown(operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes) -> dict[str, tuple[int, int]]:
     """``{axis: (old, new)}`` of the axes of ``target``, in a fixed order.
 
     Raises:
-      ValueError: an axis that is none of ``axes`` or not the model's, or a target smaller than the model; all in one message.
+      ValueError: an axis that is of none of these ``kinds`` or not the model's, or a target smaller than the model; all in
+        one message.
+      TypeError: as `whole`.
 
     Example:
       >>> grown("stack", ("layers",), {"layers": 2}, {"layers": 4})
       {'layers': (2, 4)}
     """
-    wrong = [f"axis {a!r}: {operator} grows {', '.join(axes)}" for a in target if a not in axes]
-    wrong += [f"axis {a!r}: the model has no such axis, only {', '.join(sizes)}" for a in target if a not in sizes]
+    sizes, target = whole(operator, "sizes", sizes), whole(operator, "target", target)
+    wrong = unknown(f"{operator} grows", kinds, sizes, target)
     wrong += [
         f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce() and prune() make models smaller"
         for a, new in target.items()
@@ -59,13 +153,13 @@ def grown(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -> di
     return {a: (sizes[a], target[a]) for a in sorted(target)}
 
 
-def multiples(operator: str, axes: Sequence[str], sizes: Sizes, target: Sizes) -> dict[str, tuple[int, int]]:
+def multiples(operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes) -> dict[str, tuple[int, int]]:
     """`grown`, where every new size must be a multiple of the old one.
 
     Raises:
       ValueError: as `grown`, or a new size that is no multiple.
     """
-    found = grown(operator, axes, sizes, target)
+    found = grown(operator, kinds, sizes, target)
     wrong = [
         f"axis {a!r}: {operator} needs a multiple of {old}, not {new}: {a}={-(-new // old) * old}, say"
         for a, (old, new) in found.items()

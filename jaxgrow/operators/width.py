@@ -9,10 +9,22 @@ from typing import Literal
 
 import numpy as np
 
-from jaxgrow.axes import beside, kind
+from jaxgrow.axes import LAYERS, beside, kind
 from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.matrices import Matrix, Rows, dense
-from jaxgrow.operators.targets import HEADS, KV_HEADS, Sizes, depth, first, grown, multiples, sources, width
+from jaxgrow.operators.targets import (
+    HEADS,
+    KV_HEADS,
+    WIDTHS,
+    Sizes,
+    depth,
+    first,
+    grown,
+    layers_beside,
+    multiples,
+    sources,
+    width,
+)
 
 MEANS = 32  # old units that a new one of `average` is a mean of, at most
 
@@ -41,7 +53,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
-    index = sources("zero_pad", sizes, grown("zero_pad", width(sizes), sizes, target), _top)
+    index = sources("zero_pad", sizes, grown("zero_pad", WIDTHS, sizes, target), _top)
     growth = {}
     for axis, of in index.items():
         rows, old = select(of, sizes[axis]).write, first(of)
@@ -115,7 +127,7 @@ def _copied(operator: str, sizes: Sizes, target: Sizes, seed: int) -> dict[str, 
     def choose(old: int, new: int) -> np.ndarray:
         return np.concatenate([np.arange(old), rng.integers(0, old, new - old)])
 
-    index = sources(operator, sizes, grown(operator, width(sizes), sizes, target), choose)
+    index = sources(operator, sizes, grown(operator, WIDTHS, sizes, target), choose)
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
@@ -149,7 +161,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
       Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
     """
     layers = depth(sizes)
-    found = grown("aki", (*layers, *width(sizes)), sizes, {**{axis: sizes[axis] for axis in layers}, **target})
+    found = grown("aki", (LAYERS, *WIDTHS), sizes, {**{axis: sizes[axis] for axis in layers}, **target})
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis not in layers}, seed)
     base: dict[str, AxisMap] = {axis: m for axis, m in copies.items() if kind(axis) == "embed"}
     following: dict[str, AxisMap] = dict(base)
@@ -162,6 +174,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     rules = []
     for axis, m in copies.items():
         if axis not in base:
+            layers_beside("aki", axis, sizes)
             own, others = (AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m))
             rules.append(Rule(({**base, axis: own}, {**following, axis: others}), axes=(axis,)))
     return Rules((*rules, Rule((base,))))
@@ -191,7 +204,7 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       Samragh et al., `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization
       <https://arxiv.org/abs/2409.12903>`_, 2024
     """
-    index = sources("hypercloning", sizes, multiples("hypercloning", width(sizes), sizes, target))
+    index = sources("hypercloning", sizes, multiples("hypercloning", WIDTHS, sizes, target))
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
@@ -216,7 +229,7 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
       ValueError: other sizes.
 
     Example:
-      >>> growth = staged({"embed": 4, "heads": 2, "mlp": 8}, {"embed": 8, "heads": 4, "mlp": 16})
+      >>> growth = staged({"layers": 2, "embed": 4, "heads": 2, "mlp": 8}, {"embed": 8, "heads": 4, "mlp": 16})
       >>> len(growth.rules[0].terms)
       2
 
@@ -224,7 +237,7 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
       Shen et al., `Staged Training for Transformer Language Models <https://arxiv.org/abs/2203.06211>`_, ICML 2022
     """
     axes = width(sizes)
-    found = multiples("staged", axes, sizes, target)
+    found = multiples("staged", WIDTHS, sizes, target)
     if set(found) != set(axes) or any(new != 2 * old for old, new in found.values()):
         raise ValueError(f"staged doubles {', '.join(axes)}, all of them, but was asked for {dict(target)}")
     copies = hypercloning(sizes, target)
@@ -242,7 +255,9 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
 
     def rule(terms: tuple[Maps, ...], axis: str, inner: str, outer: str) -> Rule:
         return Rule(
-            terms, axes=(beside(axis, "layers"), axis + inner, beside(axis, "embed") + outer), roles=("kernel",)
+            terms,
+            axes=(layers_beside("staged", axis, sizes), axis + inner, beside(axis, "embed") + outer),
+            roles=("kernel",),
         )
 
     writing = [rule(out_of, axis, ".in", ".out") for axis in units if kind(axis) != KV_HEADS]
@@ -282,11 +297,11 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
       Wang et al., `LEMON: Lossless Model Expansion <https://arxiv.org/abs/2310.07999>`_, ICLR 2024
     """
     rng = np.random.default_rng(seed)
-    found = grown("lemon", width(sizes), sizes, target)
+    found = grown("lemon", WIDTHS, sizes, target)
     growth: dict[str, AxisMap] = {}
     for axis, index in sources("lemon", sizes, found).items():
         old, stream = sizes[axis], beside(axis, "embed")
-        noise = 1 / (target.get(stream, sizes[stream]) ** 0.5 * sizes[beside(axis, "layers")])
+        noise = 1 / (target.get(stream, sizes[stream]) ** 0.5 * sizes[layers_beside("lemon", axis, sizes)])
         if axis == stream:
             index = index[: len(index) // old * old]
         copies, own = np.bincount(index, minlength=old), first(index)
@@ -349,7 +364,7 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
     growth = {}
-    for axis, index in sources("sparkling", sizes, grown("sparkling", width(sizes), sizes, target)).items():
+    for axis, index in sources("sparkling", sizes, grown("sparkling", WIDTHS, sizes, target)).items():
         old = sizes[axis]
         c = (len(index) - old) / old
         alpha = 1 / (1 + 3 * c) ** 0.5 if c <= 1 else 1 / (1 + c)
@@ -391,7 +406,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
     """
     rng = np.random.default_rng(seed)
     layers = depth(sizes)
-    found = grown("average", (*layers, *width(sizes)), sizes, target)
+    found = grown("average", (LAYERS, *WIDTHS), sizes, target)
     growth = {}
     for axis in layers:
         if axis not in found:

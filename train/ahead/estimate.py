@@ -1,11 +1,14 @@
 """What compiled programs take on a machine, at least: memory, time, and what would fit if they do not."""
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from jaxgrow.models.layers import Remat
-from train.ahead.machines import Machine
+from train.ahead.hlo import Collective
+from train.ahead.machines import Chip, Machine
 from train.ahead.rehearsal import Program, Rehearsal
 from train.errors import UserError
 from train.experiment import Experiment
@@ -15,31 +18,66 @@ REMATS = get_args(Remat)  # the later, the less a layer saves
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds of a run of a program that no implementation is below: the largest of the three."""
+    """Seconds of a run of a program that no implementation of this program is below.
 
-    compute: float  # at the utilisation that is assumed
-    memory: float
+    Attributes:
+      parts: seconds of the kernels of each part of the step (`train.ahead.roofline`), the longest first.
+      products: seconds that the products of the model take at the peak of all devices.
+      links: seconds that the links within a host and between hosts are busy.
+    """
+
+    parts: dict[str, float]
+    products: float
     links: float
 
     @property
     def seconds(self) -> float:
-        return max(self.compute, self.memory, self.links)
+        """Kernels run one after the other; what is exchanged may overlap with all of them."""
+        return max(sum(self.parts.values()), self.products, self.links)
 
     @property
     def by(self) -> str:
-        return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
+        """The part that takes longest, or "links" where they are busy for longer than all kernels together."""
+        if self.links >= max(sum(self.parts.values()), self.products) or not self.parts:
+            return "links"
+        return max(self.parts, key=lambda name: self.parts[name])
+
+    @property
+    def utilisation(self) -> float:
+        """Model FLOPs utilisation (MFU) that no run of this program exceeds."""
+        return self.products / self.seconds if self.seconds else 0.0
 
 
-def bound(program: Program, machine: Machine, utilisation: float = 1.0) -> Bound | None:
-    """None for a machine whose figures nobody states."""
+def bound(program: Program, machine: Machine) -> Bound | None:
+    """The least time of a run of a program; None for a machine whose figures its manufacturer does not state."""
     chip = machine.chip
     if not (chip.flops and chip.bandwidth and chip.links):
         return None
-    return Bound(
-        program.flops / len(machine.devices) / (chip.flops * utilisation),
-        program.moved / chip.bandwidth,
-        sum(c.sent for c in program.collectives) / chip.links,
-    )
+    products = program.flops / len(machine.devices) / chip.flops
+    return Bound(program.roofline.parts, products, sum(_seconds(c, chip) for c in program.collectives))
+
+
+def _seconds(c: Collective, chip: Chip) -> float:
+    """Seconds that an exchange takes at least.
+
+    Between hosts, every device of a group sends its share through the adapter of its own: the more of the group are on one
+    host, the more adapters its host has for what all of them send.
+    """
+    inside = c.sent / (chip.links or math.inf)
+    if not c.local or chip.network is None:
+        return inside
+    return max(inside, c.sent / (c.local * chip.network))
+
+
+# What helps where a part of the step takes longest.
+HELP = {
+    "copies of scans": "model.scan_layers=False keeps no stacked copies of what layers save",
+    "optimizer": "a larger batch, or accumulate, spreads an update over more tokens",
+    "links": "fewer micro-batches (accumulate) gather and add less often; mesh.data gathers no parameters, mesh.fsdp does",
+    "head": "a smaller vocabulary, or more layers for the same head: the logits are read and written in float32",
+    "attention": "model.attention=auto uses a fused kernel where the shapes allow it",
+    "other": "model.remat saves or recomputes what lies between the products",
+}
 
 
 def fits(programs: list[Program], machine: Machine) -> bool:
@@ -66,7 +104,48 @@ def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], E
                 accumulate *= 4
 
 
-def fitting(experiment: Experiment, machine: Machine, say) -> list[str] | None:
+def larger(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
+    """``(what is set, the experiment with it)`` that takes more memory and less time, the largest changes first."""
+    remats = REMATS[: REMATS.index(experiment.model.remat) + 1]
+    for accumulate in (experiment.accumulate // 4, experiment.accumulate // 2, experiment.accumulate):
+        for remat in remats:
+            changes = [f"model.remat={remat}"] if remat != experiment.model.remat else []
+            changes += [f"accumulate={accumulate}"] if accumulate != experiment.accumulate else []
+            if changes and accumulate and experiment.batch % accumulate == 0:
+                yield changes, replace(experiment, model=replace(experiment.model, remat=remat), accumulate=accumulate)
+
+
+def using(experiment: Experiment, programs: list[Program], machine: Machine, say: Callable[[str], None]) -> str | None:
+    """A setting that uses the memory that is left and lowers the bound of the plan, with both times; None, if none does.
+
+    Only where at least half of the memory is left, and at most three settings are tried: each compiles the plan again.
+    """
+    before = days(programs, machine)
+    if before is None or max(p.memory for p in programs) > machine.memory / 2:
+        return None
+    for changes, other in itertools.islice(larger(experiment), 3):
+        say(f"{machine.name} has memory left: trying {' '.join(changes)}")
+        found = Rehearsal(other, machine).run()
+        after = days(found, machine)
+        if fits(found, machine) and after is not None and after < before:
+            return (
+                f"{' '.join(changes)} uses the memory that is left: {after:.3g} in place of {before:.3g} days at least"
+            )
+    return None
+
+
+def days(programs: list[Program], machine: Machine, utilisation: float = 1.0) -> float | None:
+    """Days that all programs take at least, or longer, where products reach no more than a part of the peak."""
+    total = 0.0
+    for program in programs:
+        found = bound(program, machine)
+        if found is None:
+            return None
+        total += program.steps * max(found.seconds, found.products / utilisation)
+    return total / 86400
+
+
+def fitting(experiment: Experiment, machine: Machine, say: Callable[[str], None]) -> list[str] | None:
     """The first changes with which every program fits, or None."""
     for changes, other in smaller(experiment, len(machine.devices)):
         say(f"trying {' '.join(changes)}")

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "c64": 8, "c128": 16}
+import numpy as np
+
+BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "c64": 8, "c128": 16}
 _SHAPE = re.compile(r"\b(pred|bf16|[fsuc]\d+)(?:e\w+)?\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\(")
@@ -16,7 +18,8 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _OPERATION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = .*? ([a-z\-]+)\(([^)]*)\)(?:, index=(\d+))?")
 _KERNEL = re.compile(r'custom_call_target="([^"]+)"')
-_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
+_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?|\{\{([\d,]+)\})")
+_PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}?(?:,|$)")
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # as TPUs have it
 
 
@@ -28,6 +31,7 @@ class Collective(NamedTuple):
     devices: int  # that exchange it
     times: int  # a run of the program
     asynchronous: bool = False  # the device computes meanwhile
+    local: int = 0  # how many of these devices are on one host; 0: all of them
 
     @property
     def sent(self) -> float:
@@ -36,19 +40,30 @@ class Collective(NamedTuple):
         return self.times * self.size * share * (2 if self.kind == "all-reduce" else 1)
 
 
-def collectives(text: str, devices: int) -> list[Collective]:
-    """Those of a program for so many devices. What is in a branch counts as if it were taken."""
-    lines = dict(_computations(text))
-    times = _times(lines)
+def collectives(text: str, devices: int, hosts: int = 1) -> list[Collective]:
+    """Those of a program for so many devices on so many hosts. What is in a branch counts as if it were taken."""
+    lines = dict(computations(text))
+    counts = times(lines)
     out = []
     for name, body in lines.items():
         for line in body:
             found = _COLLECTIVE.search(line)
             if found:
-                shapes, kind, start = found.groups()
-                size = _whole(shapes, kind, bool(start), n := _group(line, devices))
-                out.append(Collective(kind, size, n, times[name], bool(start)))
+                kinds, kind, start = found.groups()
+                group = _group(line, devices)
+                whole = _whole(kinds, kind, bool(start), len(group))
+                local = _local(line if kind == "collective-permute" else "", group, devices // hosts)
+                out.append(Collective(kind, whole, len(group), counts[name], bool(start), local))
     return out
+
+
+def _local(line: str, group: list[int], each: int) -> int:
+    """How many devices of a group one host has; 0 where it has all. Of a permutation, 1 where any pair is of two hosts."""
+    if found := _PAIRS.search(line):
+        ids = [int(n) for n in re.findall(r"\d+", found[1])]
+        return 1 if any(a // each != b // each for a, b in zip(ids[::2], ids[1::2], strict=True)) else 0
+    most = max(Counter(device // each for device in group).values())
+    return most if most < len(group) else 0
 
 
 def conditionals(text: str) -> int:
@@ -60,7 +75,7 @@ def kernels(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(_KERNEL.findall(text))))
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+def computations(text: str) -> Iterator[tuple[str, list[str]]]:
     name, body = "", []
     for line in text.splitlines():
         head = None if line.startswith(" ") else _HEAD.match(line)
@@ -73,7 +88,7 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
     yield name, body
 
 
-def _times(lines: dict[str, list[str]]) -> Counter[str]:
+def times(lines: dict[str, list[str]]) -> Counter[str]:
     """How often each computation runs: loops whose count is known, within loops."""
     calls: dict[str, list[tuple[str, int]]] = {}
     for name, body in lines.items():
@@ -128,8 +143,8 @@ def _operations(lines: list[str]) -> dict[str, _Operation]:
 def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
     """Bytes of what is reduced, gathered or scattered, from the type of the instruction."""
     if start and kind != "all-reduce" and shapes.startswith("("):  # what goes in, what comes out, and perhaps more
-        return max(_size(part) for part in itertools.islice(_parts(shapes), 2))
-    total = _size(shapes)
+        return max(size(part) for part in itertools.islice(_parts(shapes), 2))
+    total = size(shapes)
     return total * devices if kind == "reduce-scatter" else total
 
 
@@ -143,18 +158,28 @@ def _parts(shapes: str) -> Iterator[str]:
             begin = i
 
 
-def _size(shapes: str) -> float:
-    out = 0.0
-    for kind, dims in _SHAPE.findall(shapes):
-        each = _BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8
-        out += each * math.prod(int(d) for d in dims.split(",") if d)
-    return out
+def shapes(text: str) -> list[tuple[str, list[int]]]:
+    """``(dtype, sizes)`` of every array in a type."""
+    return [(kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _SHAPE.findall(text)]
 
 
-def _group(line: str, devices: int) -> int:
+def size(text: str) -> float:
+    """Bytes of all arrays in a type."""
+    each = {kind: BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8 for kind, _ in _SHAPE.findall(text)}
+    return sum(each[kind] * math.prod(dims) for kind, dims in shapes(text))
+
+
+def _group(line: str, devices: int) -> list[int]:
+    """The first of the groups of devices that exchange something."""
     if found := _GROUPS.search(line):
-        return int(found[2]) if found[2] else len(found[3].split(","))
+        number, size, dims, order, listed = found.groups()
+        if listed:
+            return [int(n) for n in listed.split(",")]
+        ids = np.arange(int(number) * int(size)).reshape([int(d) for d in dims.split(",")])
+        ids = ids.transpose([int(d) for d in order.split(",")]) if order else ids
+        return ids.reshape(int(number), int(size))[0].tolist()
     if found := _AXES.search(line):
         sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", found[1])}
-        return math.prod(int(part or sizes[axis]) for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2]))
-    return devices
+        named = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
+        return list(range(math.prod(int(part or sizes[axis]) for axis, part in named)))
+    return list(range(devices))

@@ -1,5 +1,6 @@
 """A plan without its machine: every program that it would run is compiled, and shapes stand for the models."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.models import Config
 from train.ahead import hlo
 from train.ahead.machines import Machine
+from train.ahead.roofline import Roofline, kernels, roofline
 from train.data import batches
 from train.data.labelled.task import Labelled
 from train.errors import UserError
@@ -45,10 +47,10 @@ class Program:
     moments: float
     other: float  # batches, other models
     temporary: float  # activations, gradients, what comes out
-    moved: float  # to and from memory, at least: what is there is read, what is temporary written and read, the result written
     collectives: tuple[hlo.Collective, ...]
     conditionals: int
     kernels: tuple[str, ...]  # not XLA's own
+    roofline: Roofline
 
     @property
     def memory(self) -> float:
@@ -112,9 +114,7 @@ class Rehearsal:
     def begin(self, phase: Phase, made: Any) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
 
-    def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any
-    ) -> tuple[Model, Callable[[], float]]:
+    def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx)
@@ -122,7 +122,7 @@ class Rehearsal:
         made, cost = self._compiled(program, arguments, what, 1, 0)
         if made.sensitivity is not None:  # is looked at
             made = replace(made, sensitivity=np.linspace(0, 1, made.config.depth, dtype=np.float32))
-        return made, lambda: cost
+        return made, cost
 
     def train(self, phase: Train, model: Model) -> Model:
         e = self.experiment
@@ -193,9 +193,10 @@ class Rehearsal:
         """Compiles, notes, and returns ``(shapes of the first result, FLOPs)``."""
         self.say(f"compiling: {self._phase.label}, {what}")
         with jax.set_mesh(self.mesh):
-            lowered = program.lower(*arguments)
+            traced = program.trace(*arguments)
+            lowered = traced.lower()
         if cost is None:
-            cost = max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
+            cost = flops.counted(traced.jaxpr.jaxpr).total
         memory, text = self._compiled_once(lowered)
         models = [x for x in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model)) if isinstance(x, Model)]
         parameters = sum(_each((m.params, m.base)) for m in models)
@@ -211,10 +212,10 @@ class Rehearsal:
                 moments,
                 max(0.0, memory.argument_size_in_bytes - parameters - moments),
                 memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
-                memory.argument_size_in_bytes + 2 * memory.temp_size_in_bytes + memory.output_size_in_bytes,
-                tuple(hlo.collectives(text, len(self.machine.devices))),
+                tuple(hlo.collectives(text, len(self.machine.devices), self.machine.hosts)),
                 hlo.conditionals(text),
                 hlo.kernels(text),
+                roofline(kernels(text), self.machine.chip.flops or math.inf, self.machine.chip.bandwidth or math.inf),
             )
         )
         made = lowered.out_info

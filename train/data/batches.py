@@ -79,6 +79,11 @@ def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     return images(data).identity if isinstance(data, Images) else tokens(data).identity
 
 
+def report(data: Data | Images | Labelled) -> list[str]:
+    """Lines that say what was read of a corpus of text; of all else, none."""
+    return tokens(data).report if isinstance(data, Data) else []
+
+
 def labels(data: Data | Images | Labelled) -> list[str]:
     """The names of the classes of images, in the order of their numbers; of all else, none."""
     return list(images(data).classes) if isinstance(data, Images) else []

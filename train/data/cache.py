@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxgrow.interop.folders import sync, sync_folder
 from train.files import lock
 
 PROGRESS = "progress.json"  # a folder that holds it is gone on with when what made it ended early
@@ -36,13 +37,20 @@ def made(folder: Path, make: Callable[[Path], None]) -> Path:
             try:
                 make(work)
                 (work / PROGRESS).unlink(missing_ok=True)
+                sync(work)
                 (work / ".lock").unlink()
                 work.rename(folder)
+                sync_folder(folder.parent)
             except BaseException:
                 if not (work / PROGRESS).exists():
                     shutil.rmtree(work, ignore_errors=True)
                 raise
     return folder
+
+
+def again(folder: Path) -> str:
+    """How to get back files that are damaged in a folder of the cache."""
+    return f"delete the folder {folder}, and the same command makes it again"
 
 
 def _is_at(handle: int, path: Path) -> bool:

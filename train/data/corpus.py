@@ -4,9 +4,9 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,31 @@ from train.errors import UserError
 _HELD_OUT = ("validation", "test")  # splits that judge, the first that is there
 
 
+@dataclass
+class Counts:
+    """What was read of a corpus so far; documents that are empty do not count."""
+
+    files: int = 0
+    documents: int = 0
+    bytes: int = 0  # of the text as UTF-8
+    replaced: int = 0  # characters that are U+FFFD, because they were not UTF-8 or NUL
+    first_replaced: str = ""  # the file with the first one of them
+    file: str = ""  # that is being read
+
+    def add(self, piece: str) -> None:
+        self.bytes += len(piece.encode())
+        if replaced := piece.count("\N{REPLACEMENT CHARACTER}"):
+            self.first_replaced = self.first_replaced or self.file
+            self.replaced += replaced
+
+
 @dataclass(frozen=True)
 class Corpus:
     key: Any  # JSON; changes when the text may have
     train: Iterator[Document]
     valid: Iterator[Document] | None  # None: hold some of ``train`` out
+    counts: Counts = field(default_factory=Counts)
+    skipped: dict[str, list[Path]] = field(default_factory=dict)  # files and folders that are not read, by the reason
 
 
 def stdlib() -> Corpus:
@@ -31,7 +51,8 @@ def stdlib() -> Corpus:
     files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
     if not files:
         raise UserError(f"there is no Python file in the standard library under {root}")
-    return Corpus(_key(files), map(formats.text, files), None)
+    counts = Counts()
+    return Corpus(_key(files), _documents(files, "", counts, lambda file, _: iter([formats.text(file)])), None, counts)
 
 
 def text(path: str, valid_path: str | None, field: str) -> Corpus:
@@ -52,8 +73,25 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
         train, valid = _existing(str(train / "train")), valid or held
     parts = [train] if valid is None else [train, valid]
     key = [field, *(_key(_files(part.resolve())) for part in parts)]
-    documents = [chain.from_iterable(formats.documents(file, field) for file in _files(part)) for part in parts]
-    return Corpus(key, documents[0], documents[1] if valid else None)
+    counts, skipped = Counts(), defaultdict(list)
+    documents = [_documents(_files(part), field, counts) for part in parts]
+    for part in parts:
+        for file, why in _entries(part):
+            if why:
+                skipped[why].append(file)
+    return Corpus(key, documents[0], documents[1] if valid else None, counts, skipped)
+
+
+def _documents(
+    files: Iterable[Path],
+    field: str,
+    counts: Counts,
+    read: Callable[[Path, str], Iterator[Document]] = formats.documents,
+) -> Iterator[Document]:
+    for file in files:
+        counts.files += 1
+        counts.file = str(file)
+        yield from read(file, field)
 
 
 def tfds(name: str, path: str | None, field: str) -> Corpus:
@@ -105,32 +143,47 @@ def _existing(name: str) -> Path:
         raise UserError(f"there is no corpus at {path}")
     if path.is_file() and formats.reader(path) is None:
         raise UserError(
-            f"{path} cannot be trained on, but {formats.NAMES} files can; a .json with one object a line is a .jsonl"
+            f"{path} cannot be trained on, but {formats.NAMES} files can, and {', '.join(formats.NAMED)} files; "
+            "a .json with one object a line is a .jsonl"
         )
     if not _splits(path) and not any(True for _ in _files(path)):
+        found = [suffix for suffix in formats.NAMED if any(path.rglob(f"*{suffix}"))]
         others = sorted({"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()})[:8]
         raise UserError(
-            f"no text in {name}: there are no {formats.NAMES} files" + (f", only {', '.join(others)}" if others else "")
+            f"no text in {name}: there are no {formats.NAMES} files"
+            + (f", only {', '.join(others)}" if others else "")
+            + (f"; {', '.join(found)} files are read if data.path names the file itself" if found else "")
         )
     return path
 
 
 def _files(path: Path) -> Iterator[Path]:
     """Those that hold documents, in the order of their names; a list of all would grow with the corpus."""
+    return (file for file, why in _entries(path) if why is None)
+
+
+def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
+    """Files, and folders that are not read, in the order of their names, and why one is skipped; None: it is not."""
     if path.is_file():
-        yield path
+        yield path, None
     elif shards := _shards(path):
-        yield from shards
+        yield from ((shard, None) for shard in shards)
     elif splits := _splits(path):
         raise UserError(f"{path} holds the splits {', '.join(splits)}; name the folder of one")
     else:
         with os.scandir(path) as entries:
-            found = sorted((e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries)
-        for name, is_folder, is_file in found:
-            if is_folder:
-                yield from _files(path / name)
-            elif is_file and formats.reader(path / name):
-                yield path / name
+            found = sorted((e.name, e.is_dir(follow_symlinks=False), e.is_dir(), e.is_file()) for e in entries)
+        for name, is_folder, leads_to_folder, is_file in found:
+            if name.startswith("."):  # such as ._a.txt, which macOS writes beside a.txt
+                yield path / name, "hidden"
+            elif is_folder:
+                yield from _entries(path / name)
+            elif leads_to_folder:
+                yield path / name, "symlinked folder"
+            elif not is_file:
+                yield path / name, "broken link or no file"
+            else:
+                yield path / name, None if formats.in_folders(path / name) else "of another format"
 
 
 def _key(files: Iterable[Path]) -> str:

@@ -1,10 +1,12 @@
 """Formats: the documents of one file, read piece by piece and row by row, so that none has to fit into memory.
 
-A file of text is one document. JSON Lines hold one a line, Parquet and Arrow one a row, in a field that is named. A document
-that is null or empty has no tokens, and is left out; bytes that are no UTF-8 become U+FFFD. The same documents give the same
-pieces, whatever they are written in.
+A file of text is one document. JSON Lines hold one in each line, and Parquet, Arrow and CSV one in each row, in a named
+field. A document that is null or empty has no tokens, and is left out; bytes that are not UTF-8 become U+FFFD, and UTF-16 is an
+error. The same documents give the same pieces in every format.
 """
 
+import codecs
+import csv
 import gzip
 import io
 import json
@@ -23,22 +25,30 @@ Document: TypeAlias = Iterable[str]  # pieces: all of PIECE characters but the l
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
 
 NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow"
+NAMED = (".md", ".py", ".csv")  # often lie beside a corpus without being part of it
 _ROWS = 64  # of Parquet, in memory at once
 _BUFFER = 1 << 20  # bytes of Parquet: without it, the column of a whole row group is read at once
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def reader(path: Path) -> Reader | None:
-    """What reads a file of that name; None: nothing does."""
+    """The function that reads a file of that name, or None."""
     compressed = path.suffix in _COMPRESSED
     inner = Path(path.stem).suffix if compressed else path.suffix
+    if inner == ".csv":
+        return _csv
     if inner == ".jsonl" or (
         compressed and inner == ".json"
     ):  # as C4's; a .json that is not compressed is rarely a corpus
         return _json_lines
-    if inner == ".txt" or (compressed and inner not in _NO_TEXT):
+    if inner in (".txt", *NAMED) or (compressed and inner not in _NO_TEXT):
         return lambda path, field: iter([text(path)])
     return {".parquet": _parquet, ".arrow": _arrow}.get(path.suffix)
+
+
+def in_folders(path: Path) -> bool:
+    """Whether a file of that name is read if only its folder is named."""
+    return reader(path) is not None and path.suffix not in NAMED
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
@@ -82,9 +92,8 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows, 1))
         return
     with _readable(path), _opened(path) as file:
-        for n, line in enumerate(file, 1):
-            if not line.isspace():
-                yield f"{path}, line {n}", _object(line, f"{path}, line {n}")
+        for where, line in _lines(file, path):
+            yield where, _object(line, where)
 
 
 def _of_tfds(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -115,15 +124,22 @@ def _plain(value: Any) -> Any:
 
 def _json_lines(path: Path, field: str) -> Iterator[Document]:
     with _readable(path), _opened(path) as file:
-        for n, line in enumerate(file, 1):
-            if not line.isspace():
-                yield pieces(_field(line, field, f"{path}, line {n}"))
+        for where, line in _lines(file, path):
+            yield pieces(_field(line, field, where))
+
+
+def _lines(file: Iterable[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
+    """Where each line is, in words, and the line; without a byte-order mark and without empty lines."""
+    for n, line in enumerate(file, 1):
+        content = line.removeprefix(codecs.BOM_UTF8) if n == 1 else line
+        if content.strip():
+            yield f"{path}, line {n}", content
 
 
 def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what = getattr(error, "msg", error)  # json's own text calls every line its first
         raise UserError(f"{where} is no JSON ({what}); mend or delete the line") from error
     if not isinstance(record, dict):
@@ -143,6 +159,28 @@ def _field(line: bytes, field: str, where: str) -> str:
     except UnicodeEncodeError:  # an escape such as \ud83d alone is half a character
         text = _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
     return text
+
+
+# --- CSV ---
+
+
+def _csv(path: Path, field: str) -> Iterator[Document]:
+    """Rows under a line of column names; quoted cells may hold commas and line breaks."""
+    csv.field_size_limit(2**31 - 1)  # a cell may be a whole book
+    with (
+        _readable(path, csv.Error),
+        _opened(path) as file,
+        io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as f,
+    ):
+        rows = csv.reader(f)
+        head = next(rows, [])
+        if field not in head:
+            raise UserError(f"{path} has no column {field!r}, only {', '.join(head) or 'none'}; set data.field")
+        column = head.index(field)
+        for row in rows:
+            if row and len(row) != len(head):
+                raise UserError(f"{path}, line {rows.line_num} has {len(row)} cells, but the header names {len(head)}")
+            yield pieces(row[column] if row else "")
 
 
 # --- Parquet and Arrow ---
@@ -195,8 +233,12 @@ _COMPRESSED: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": l
 _NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # compressed
 
 
-def _opened(path: Path) -> Any:
-    return _COMPRESSED.get(path.suffix, open)(path, "rb")
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    with _COMPRESSED.get(path.suffix, open)(path, "rb") as file:
+        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise UserError(f"{path} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8")
+        yield file
 
 
 @contextmanager

@@ -20,11 +20,12 @@ import numpy as np
 from tqdm import tqdm
 
 from train.data.augment import Augment
-from train.data.cache import made
+from train.data.cache import again, made
 from train.data.corpus import prepared
 from train.data.tokenise import digest
 from train.data.workers import cores
 from train.errors import UserError
+from train.files import read_json, write_json
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -119,7 +120,7 @@ def images(data: Images) -> Split:
         import PIL  # noqa: F401
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError(f"images need Pillow and scikit-learn ({error}): pip install 'jaxgrow[vision]'") from error
+        raise UserError(f"images need Pillow and scikit-learn ({error}): pip install -e '.[vision]'") from error
 
     if data.source == "tfds":
         train, valid = _tfds(data)
@@ -181,7 +182,10 @@ class _Array:
 
 
 def _mapped(folder: Path) -> _Array:
-    pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+    try:
+        pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the images in {folder} are damaged: {error}; {again(folder)}") from error
     return _Array(pixels, labels)
 
 
@@ -199,7 +203,7 @@ def _folder(data: Images) -> _Kept:
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
     made(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
-    about = json.loads((folder / "about.json").read_text())
+    about = read_json(folder / "about.json", again(folder), ("classes", "content"))
     size, channels = store.pixels.shape[2:]
     return _Kept(store, tuple(about["classes"]), size, channels, about["content"])
 
@@ -246,7 +250,7 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
     content = hashlib.sha256(
         "".join(digest(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
     ).hexdigest()
-    (work / "about.json").write_text(json.dumps({"classes": classes, "content": content}))
+    write_json(work / "about.json", {"classes": classes, "content": content})
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:

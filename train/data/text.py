@@ -7,7 +7,8 @@ k-th piece is held out.
 import hashlib
 import json
 import platform
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from train.data import corpus as reading
-from train.data.cache import PROGRESS, made
+from train.data.cache import PROGRESS, again, made
 from train.data.corpus import Corpus
-from train.data.tokenise import Encode, digest, dtype, tokenise
+from train.data.tokenise import Encode, digest, dtype, sequence, tokenise
 from train.data.workers import cores
 from train.errors import UserError
+from train.files import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Data:
 
     ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always there. ``"text"`` is a
     file or folder at ``path``: text (``.txt``, a document a file) and JSON Lines (``.jsonl``), both also compressed
-    (``.gz``, ``.xz``, ``.zst``), Parquet, or what Hugging Face `datasets` wrote with ``save_to_disk``. ``"tfds"`` is the
+    (``.gz``, ``.xz``, ``.zst``), Parquet, or what Hugging Face `datasets` wrote with ``save_to_disk``. Markdown, Python and CSV
+    files (``.md``, ``.py``, ``.csv``) are read if ``path`` is the file itself. ``"tfds"`` is the
     tensorflow-datasets corpus ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
     A document that is empty or null is left out; one that lacks ``field`` is an error.
     """
@@ -58,6 +61,7 @@ class Tokens:
     valid: np.ndarray
     vocab: int
     identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
+    report: list[str]  # one line that says what was read, and warnings
 
 
 def tokens(data: Data) -> Tokens:
@@ -68,26 +72,75 @@ def tokens(data: Data) -> Tokens:
     """
     corpus = _corpus(data)
     every = round(1 / data.valid_fraction)
-    known, vocab, how = ["bytes"], 256, "bytes"
+    known, vocab, how, ends = ["bytes"], 256, "bytes", True
     if data.tokenizer != "bytes":
         files = _tokenizer_files(Path(data.tokenizer).expanduser())
-        vocab = tokenizer(data.tokenizer).get_vocab_size()
+        loaded = tokenizer(data.tokenizer)
+        vocab, ends = loaded.get_vocab_size(), end_of_text(loaded) is not None
         known = [digest(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
-    key = json.dumps(["tokens", known, corpus.key, every], sort_keys=True)
+    key = json.dumps(["tokens and counts", known, corpus.key, every], sort_keys=True)
 
     def make(work: Path) -> None:
         _make(corpus, data, vocab, every, work)
 
     folder = made(Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make)
-    train, valid = (np.memmap(folder / part, dtype(vocab), "r") for part in ("train", "valid"))
-    about = json.loads((folder / "about.json").read_text())
-    if [len(train), len(valid)] != about["tokens"]:
-        raise UserError(
-            f"the tokens in {folder} are damaged: there are not as many as were written; delete that folder"
-        )
+    about = read_json(folder / "about.json", again(folder), ("train", "valid", "tokens", "read"))
+    train, valid = (
+        _mapped(folder, *part, dtype(vocab)) for part in zip(("train", "valid"), about["tokens"], strict=True)
+    )
+    read = about.pop("read")
     identity = {"name": _name(data), "tokenizer": how} | about
-    return Tokens(train, valid, vocab, identity | ({"python": _PYTHON} if data.source == "stdlib" else {}))
+    identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
+    report = [_summary(read, about["tokens"], corpus.skipped)]
+    return Tokens(train, valid, vocab, identity, report + _warnings(read, corpus.skipped, data.tokenizer, ends))
+
+
+def _summary(read: Mapping[str, Any], tokens: Sequence[int], skipped: Mapping[str, Sequence[Path]]) -> str:
+    whys = ", ".join(f"{len(files):,} {why}" for why, files in sorted(skipped.items()))
+    return (
+        f"data: {read['files']:,} files, {read['documents']:,} documents, {read['bytes']:,} bytes, {tokens[0]:,} training and "
+        f"{tokens[1]:,} validation tokens, {read['replaced']:,} replaced characters, "
+        f"{sum(map(len, skipped.values())):,} skipped files" + (f" ({whys})" if whys else "")
+    )
+
+
+def _warnings(read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], tokenizer: str, ends: bool) -> list[str]:
+    warnings = []
+    if read["replaced"]:
+        warnings.append(
+            f"WARNING: {read['replaced']:,} characters are U+FFFD, because they were not UTF-8 or were NUL; the first is in "
+            f"{read['first_replaced']}: convert the file to UTF-8, such as by iconv -f LATIN1 -t UTF-8"
+        )
+    if links := skipped.get("symlinked folder"):
+        warnings.append(
+            f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount what they lead to"
+        )
+    if not ends:
+        warnings.append(
+            f"WARNING: the tokenizer {tokenizer} has no token that ends a document ({', '.join(ENDS)}): documents follow each "
+            "other without a separator; add one of these tokens"
+        )
+    return warnings
+
+
+def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
+    file, size = folder / name, count * np.dtype(kind).itemsize
+    there = file.stat().st_size if file.exists() else 0
+    if there != size:
+        raise UserError(f"{file}, of tokens, is damaged: it has {there} bytes, not {size}; {again(folder)}")
+    return np.memmap(file, kind, "r")
+
+
+def training_text(data: Data) -> Iterator[str]:
+    """The text that ``data`` trains on, in pieces; held-out pieces are left out.
+
+    Raises:
+      UserError: the corpus is missing or unreadable.
+    """
+    for piece, _, held in sequence(_corpus(data), round(1 / data.valid_fraction)):
+        if not held:
+            yield piece
 
 
 _PYTHON = platform.python_version()  # of the embedded corpus, which differs from one to the next
@@ -123,9 +176,10 @@ def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> Non
             held = f"one document in {every} is held out (data.valid_fraction); name more, or text for it (data.valid_path)"
             out = held if part.name == "valid" else "name more text"
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
-    about = {part.name: digest(part) for part in parts}
+    about: dict[str, Any] = {part.name: digest(part) for part in parts}
+    read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
-    (work / "about.json").write_text(json.dumps(about | {"tokens": sizes}))
+    write_json(work / "about.json", about | {"tokens": sizes, "read": read})
 
 
 # --- tokenizers ---
@@ -138,7 +192,7 @@ def tokenizer(name: str) -> Any:
     Raises:
       UserError: there is none.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     if name == "bytes":
         return _byte_tokenizer()
@@ -147,6 +201,9 @@ def tokenizer(name: str) -> Any:
         if path.is_dir():
             loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
             loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+            loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+            if loaded.token_to_id(END) is not None:  # else a text that contains it would be split
+                loaded.add_special_tokens([AddedToken(END, special=True)])
         else:
             loaded = Tokenizer.from_file(str(path))
             loaded.no_truncation()  # of whole documents, to the context of the model that it was saved with

@@ -6,7 +6,6 @@ that was killed skips the pieces it has, which costs only their reading.
 
 import hashlib
 import itertools
-import json
 import multiprocessing
 import os
 from collections import deque
@@ -19,12 +18,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from train.data.cache import PROGRESS
-from train.data.corpus import Corpus
+from train.data.cache import PROGRESS, again
+from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
 from train.data.workers import end_with_parent
 from train.errors import UserError
-from train.files import write_json
+from train.files import read_json, write_json
 
 # Pieces -> ids of each, and the ids that end a document.
 Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], list[int]]]
@@ -52,8 +51,8 @@ def tokenise(corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: i
     """
     done = {"pieces": 0, "train": 0, "valid": 0}
     if (work / PROGRESS).exists():
-        done = json.loads((work / PROGRESS).read_text())
-    stream = itertools.islice(_sequence(corpus, every), done["pieces"], None)
+        done = read_json(work / PROGRESS, again(work), tuple(done))
+    stream = itertools.islice(sequence(corpus, every), done["pieces"], None)
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with bar, open(work / "train", "ab") as train, open(work / "valid", "ab") as valid:
         files = {"train": train, "valid": valid}
@@ -83,23 +82,34 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
     write_json(work / PROGRESS, done)
 
 
-def _sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
+def sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
     """Pieces, whether each ends its document, and whether it is held out."""
-    for n, (piece, ends) in enumerate(_marked(corpus.train), 1):
+    for n, (piece, ends) in enumerate(_marked(corpus.train, corpus.counts), 1):
         yield piece, ends, corpus.valid is None and n % every == 0
-    for piece, ends in _marked(corpus.valid or ()):
+    for piece, ends in _marked(corpus.valid or (), corpus.counts):
         yield piece, ends, True
 
 
-def _marked(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[tuple[str, bool]]:
+    """Pieces, which are counted, and whether each ends its document."""
     for document in documents:
         before = None
-        for piece in document:
+        for piece in _cleaned(document):
+            counts.add(piece)
             if before is not None:
                 yield before, False
             before = piece
         if before is not None:
+            counts.documents += 1
             yield before, True
+
+
+def _cleaned(document: Document) -> Iterator[str]:
+    """The pieces without a byte-order mark at the start, and with U+FFFD in place of NUL, which ends documents of bytes."""
+    for i, piece in enumerate(document):
+        text = piece.removeprefix("\ufeff") if i == 0 else piece
+        if text:
+            yield text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:

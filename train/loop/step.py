@@ -109,6 +109,7 @@ def cut(batch: Tree, windows: int) -> Tree:
     return batch if windows == 1 else jax.tree.map(lambda x: x.reshape(-1, x.shape[1] // windows), batch)
 
 
+@jax.named_scope("optimizer")
 def updated(
     model: Model,
     grads: Tree,

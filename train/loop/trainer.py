@@ -1,6 +1,7 @@
 """Runs a plan: phase after phase, step after step, and every so often a line, an evaluation, a checkpoint."""
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -12,18 +13,19 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxgrow import sharding
+from jaxgrow import flops, sharding
 from jaxgrow.models import Config
 from train.data import batches
 from train.errors import Preempted, UserError
 from train.experiment import Experiment, as_json, differences
-from train.hosts import everywhere, gathered, is_first, once
+from train.hosts import connect, everywhere, gathered, is_first, once
 from train.loop import memory, programs
 from train.loop.inputs import step_plans
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.plan import after, shapes
 from train.plan.training import Train
+from train.run import trackers
 from train.run.checkpoint import Checkpoints
 from train.run.recorder import Recorder
 from train.run.stop import Stop
@@ -37,7 +39,7 @@ def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
 
     Raises:
       UserError: bad input, a loss that is not finite, or another process in the folder.
-      Preempted: SIGTERM came; what was reached is saved.
+      Preempted: SIGTERM or Ctrl-C came, and a checkpoint was saved.
     """
     workdir = Workdir(folder)
     _same("configs", as_json(experiment))
@@ -55,14 +57,19 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
     _same("data", data.identity)
     once(lambda: workdir.begin(experiment, data.identity))
     plan, tx = experiment.plan, experiment.tx
-    with Checkpoints(workdir.checkpoints) as checkpoints, closing(data.training):
+    with Checkpoints(workdir.checkpoints, workdir.log) as checkpoints, closing(data.training):
         restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, mesh)
         models, record = restored or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
         workdir.same_data(record.get("corpus", data.identity), data.identity)
         if restored:
             _say(f"resuming at step {record['step']} of {plan[record['phase']].label}")
+        for line in data.report:
+            _say(line)
         flops = sum(phase.cost(experiment.batch) for phase in plan)
-        with closing(Recorder(workdir.folder, record["ledger"], flops=flops)) as recorder, Stop() as stop:
+        tracked = trackers.opened(experiment, workdir.folder) if is_first() else []
+        name = {"run": experiment.name, "seed": experiment.seed}
+        recording = Recorder(workdir.folder, record["ledger"], flops=flops, trackers=tracked, run=name)
+        with closing(recording) as recorder, Stop() as stop:
             trainer = Trainer(experiment, workdir.folder, mesh, data, checkpoints, recorder, stop, models, record)
             model = trainer.run()
             checkpoints.wait()
@@ -93,6 +100,7 @@ class _Data:
         self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
         self.identity = batches.identity(e.data, e.model)
         self.labels = batches.labels(e.data)
+        self.report = batches.report(e.data)
 
 
 class Trainer:
@@ -117,12 +125,13 @@ class Trainer:
         self.models = models  # those that are still needed
         self.number, self.first = record["phase"], record["step"]  # of the phase, and of the step in it that comes next
         self.validation: dict[str, float] = record["judged"]  # the last one
+        self.saved = time.monotonic()  # when the last checkpoint was begun
 
     def run(self) -> Model:
         """Every phase that is left; returns the model that the plan is for."""
         while self.number < len(self.plan):
             phase = self.plan[self.number]
-            self.recorder.progress.phase(f"{self.experiment.name}: {phase.label}")
+            self.recorder.progress.phase(phase.label)
             model = phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
             self.number, self.first = self.number + 1, 0
@@ -133,6 +142,7 @@ class Trainer:
     def train(self, phase: Train, model: Model) -> Model:
         """``model`` after the steps of ``phase`` that are left."""
         e, tokens, first = self.experiment, self.experiment.batch * phase.length, max(self.first, phase.begin)
+        self.recorder.progress.phase(phase.label, phase.end)
         self.models.pop(phase.name, None)  # the step takes its memory
         modifiers = tuple(m.program() for m in phase.modifiers)
         step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
@@ -148,18 +158,28 @@ class Trainer:
             if done % e.eval_every == 0 or last:
                 self.recorder.flush()
                 self.validate(done, model)
-                loss = self.validation["val_loss"]
-                _say(f"{phase.label}: step {done}, validation loss {loss:.4f}")
-            if done % e.checkpoint_every == 0 or last or stopping:
+                self.recorder.progress.say(done, self.ledger.totals(), val_loss=self.validation["val_loss"])
+            if done % e.checkpoint_every == 0 or last or stopping or self.overdue(done):
                 self.recorder.flush()
                 self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
                 self.save(done, model, notes)
             if stopping:
                 self.checkpoints.wait()
-                raise Preempted(
-                    f"stopped by SIGTERM, saved at step {done} of {phase.label}; the same command continues"
+                said = (
+                    f"stopped by {self.stop.reason}, saved at step {done} of {phase.label}; the same command continues"
                 )
+                raise Preempted(said, self.stop.code)
         return model
+
+    def overdue(self, step: int) -> bool:
+        """Whether ``checkpoint_minutes`` have passed since the last checkpoint, the same in every process.
+
+        Several processes have to agree on it, so they look only when they also write a line of the log.
+        """
+        e = self.experiment
+        if not e.checkpoint_minutes or (jax.process_count() > 1 and step % e.log_every):
+            return False
+        return once(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
 
     def validate(self, step: int, model: Model) -> None:
         """Evaluates ``model`` on the held-out batches, at no cost, and logs it."""
@@ -176,6 +196,7 @@ class Trainer:
         record["groups"] = {phase.label: phase.notes for phase in self.plan if phase.notes is not None}
         record |= {"corpus": self.data.identity, **notes}
         models = after(self.plan, self.number, self.models, model)
+        self.saved = time.monotonic()
         self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
     # --- what else phases ask for ---
@@ -193,15 +214,12 @@ class Trainer:
         count = sum(x.size for x in jax.tree.leaves(params))
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
-    def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any
-    ) -> tuple[Model, Callable[[], float]]:
+    def compute(self, phase: Phase, function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
         with jax.set_mesh(self.mesh):
-            lowered = programs.made(function, phase, self.tx).lower(*arguments)
-            self.begin(phase, lowered.out_info)
-            model = lowered.compile()(*arguments)
-        # As it is written: what is compiled is one device's part. Counting takes longer than most of these programs do.
-        return model, lambda: max(0.0, (lowered.cost_analysis() or {}).get("flops", 0.0))
+            traced = programs.made(function, phase, self.tx).trace(*arguments)
+            self.begin(phase, traced.out_info)
+            model = traced.lower().compile()(*arguments)
+        return model, flops.counted(traced.jaxpr.jaxpr).total
 
     def held_out(self, batches: int) -> Any:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
@@ -228,6 +246,7 @@ def _mesh(experiment: Experiment) -> Mesh:
     for line in sharding.whole(experiment.model.sizes(), mesh):
         _say(f"{experiment.name}: {line}")
     memory.check(experiment, mesh)
+    connect(mesh)
     return mesh
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow.drop import Kept, LayerDrop, gates
+from jaxgrow.drop import Kept, LayerDrop, gates, padded, program_counts
 
 CHUNK = 1024  # steps drawn at once, by one jitted call: the host waits for the device once in so many steps
 
@@ -19,7 +19,7 @@ class Gates:
 
     A pure function of (seed, step, micro-step) and of the sensitivities, the same in every process. Where every layer is
     certain to be kept, what the step runs is None: the dense step. ``layers`` as of `jaxgrow.drop.gates`; those that ran are
-    counted by their ``weights`` (`jaxgrow.flops.weights`).
+    counted by their ``weights`` (`jaxgrow.flops.weights`), the padding of `jaxgrow.drop.counts` included.
     """
 
     def __init__(
@@ -38,6 +38,10 @@ class Gates:
         self._cuts = np.cumsum(depths)[:-1]
         self._chunk: Any = None
         measured = None if sensitivity is None else tuple(np.asarray(sensitivity).tolist())
+        self._counts = None
+        if drop.execution != "cond":
+            costs = tuple(float(part.mean()) for part in np.split(self._weights, self._cuts))  # alike within a stage
+            self._counts = _counts(drop, depths, steps, measured, costs)
         self._draw = _drawing(drop, depths, steps, micro, seed, measured)
         if jax.process_count() > 1:
             multihost_utils.assert_equal(
@@ -51,20 +55,37 @@ class Gates:
         probs, open_ = (x[step - first] for x in self._chunk)
         if (probs >= 1).all():
             return probs, None, float(len(probs))
-        layers = open_
-        if self._drop.execution == "gather":
-            stages = [_indices(part) for part in np.split(open_, self._cuts, axis=-1)]
-            layers = tuple(stages) if len(stages) > 1 else stages[0]
-        scale = None
-        if self._drop.scale != "none":
-            scale = np.broadcast_to((1 / probs).astype(np.float32), open_.shape)
-        kept = Kept(layers, scale, "sublayer" if self._drop.scale == "sublayer" else "block")
-        return probs, kept, float((open_ @ self._weights).mean())
+        scale = 1 / probs if self._drop.scale != "none" else np.ones_like(probs)
+        scaling = "sublayer" if self._drop.scale == "sublayer" else "block"
+        if self._counts is not None:
+            layers, ran = self._padded(open_)
+            return probs, Kept(layers, np.where(open_, scale, 0).astype(np.float32), scaling), ran
+        scale = None if self._drop.scale == "none" else np.broadcast_to(scale.astype(np.float32), open_.shape)
+        return probs, Kept(open_, scale, scaling), float((open_ @ self._weights).mean())
+
+    def _padded(self, open_: np.ndarray) -> tuple[Any, float]:
+        """``(indices of the layers that the step's program runs, of each stage; mean layers run)``."""
+        assert self._counts is not None
+        parts = np.split(open_, self._cuts, axis=-1)
+        enough = (self._counts >= [part.sum(-1).max() for part in parts]).all(1)
+        numbers = self._counts[enough.argmax()]
+        stages = [padded(part, n) for part, n in zip(parts, numbers, strict=True)]
+        weights = np.split(self._weights, self._cuts)
+        ran = sum(float(w[x].sum(-1).mean()) for w, x in zip(weights, stages, strict=True))
+        return tuple(stages) if len(stages) > 1 else stages[0], ran
 
 
-def _indices(open_: np.ndarray) -> np.ndarray:
-    """Of the open gates, int32 [micro, kept]: each micro-step has as many."""
-    return np.stack([np.flatnonzero(g) for g in open_]).astype(np.int32)
+@cache
+def _counts(
+    drop: LayerDrop,
+    depths: tuple[int, ...],
+    steps: int,
+    sensitivity: tuple[float, ...] | None,
+    costs: tuple[float, ...],
+) -> np.ndarray:
+    """`jaxgrow.drop.program_counts`, chosen once for all runs that draw the same."""
+    measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
+    return program_counts(drop, depths, steps, measured, costs)
 
 
 @cache

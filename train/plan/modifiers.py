@@ -17,7 +17,16 @@ import numpy as np
 
 from jaxgrow import flops
 from jaxgrow.axes import Tree
-from jaxgrow.drop import Kept, LayerDrop, TokenDrop, block_list, sample_tokens, schedule
+from jaxgrow.drop import (
+    Kept,
+    LayerDrop,
+    TokenDrop,
+    block_list,
+    program_counts,
+    program_odds,
+    sample_tokens,
+    schedule,
+)
 from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import Config
 from jaxgrow.models.layers import KeptTokens
@@ -136,7 +145,8 @@ class DropLayers(Modifier):
 
     def layers(self, phase: "Train") -> float:
         weights = tuple(flops.weights(phase.config).tolist())
-        return _kept_on_average(self.drop, weights, phase.begin, phase.end, phase.steps)
+        run = _run_on_average if self.drop.execution != "cond" else _kept_on_average
+        return run(self.drop, weights, phase.config.depths, phase.begin, phase.end, phase.steps)
 
     def notes(self, model: Model) -> dict[str, Any]:
         s = self.drop.sensitivity
@@ -164,9 +174,15 @@ class DropLayers(Modifier):
         return _held(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
 
 
+LOOKED_AT = 100  # steps of a phase, evenly, whose mean stands for all
+
+
 @cache  # or a copy of a run would compile this again
-def _kept_on_average(drop: LayerDrop, weights: tuple[float, ...], begin: int, end: int, steps: int) -> float:
-    return float(_expected(drop, weights, steps)(np.linspace(begin + 1, end, 100)).mean())
+def _kept_on_average(
+    drop: LayerDrop, weights: tuple[float, ...], depths: tuple[int, ...], begin: int, end: int, steps: int
+) -> float:
+    """The layers of a step of `cond`, which runs the kept ones."""
+    return float(_expected(drop, weights, steps)(np.linspace(begin + 1, end, LOOKED_AT)).mean())
 
 
 @cache
@@ -176,13 +192,29 @@ def _expected(drop: LayerDrop, weights: tuple[float, ...], steps: int) -> Callab
     return jax.jit(jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum()))
 
 
+@cache
+def _run_on_average(
+    drop: LayerDrop, weights: tuple[float, ...], depths: tuple[int, ...], begin: int, end: int, steps: int
+) -> float:
+    """The layers of a step that gathers, whose program may run more than the kept ones."""
+    any_sensitivity = np.zeros(len(weights), np.float32)
+    costs = [part.mean() for part in np.split(np.array(weights), np.cumsum(depths)[:-1])]  # alike within a stage
+    counts = program_counts(drop, depths, steps, any_sensitivity, costs)
+    times = np.linspace(begin + 1, end, LOOKED_AT)
+    odds = program_odds(drop, depths, steps, times, counts, any_sensitivity)
+    return float((odds @ (counts @ costs)).mean())
+
+
 def _ran(kept: Kept, depths: tuple[int, ...]) -> jax.Array:
-    """The layers that some micro-batch ran, bool [layers], of ``depths`` in each stage."""
+    """The layers that some micro-batch kept, bool [layers], of ``depths`` in each stage."""
     stages = kept.layers if isinstance(kept.layers, tuple) else (kept.layers,)
     if stages[0].dtype == bool:
         return stages[0].reshape(-1, sum(depths)).any(0)
-    ran = [jnp.zeros(n, bool).at[open_.reshape(-1)].set(True) for n, open_ in zip(depths, stages, strict=True)]
-    return jnp.concatenate(ran)
+    run = [jax.nn.one_hot(x, n, dtype=bool).any(-2) for n, x in zip(depths, stages, strict=True)]
+    run = jnp.concatenate(run, -1)
+    if kept.scale is not None:  # zero: a dropped layer that runs as padding
+        run = run & (kept.scale > 0)
+    return run.reshape(-1, sum(depths)).any(0)
 
 
 @dataclass(frozen=True)

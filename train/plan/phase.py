@@ -39,10 +39,11 @@ class Context(Protocol):
         """Opens the phase's account; ``made`` is its model, as shapes."""
         ...
 
-    def compute(
-        self, phase: "Phase", function: Callable[..., Model], *arguments: Any
-    ) -> tuple[Model, Callable[[], float]]:
-        """Opens the phase's account; ``function(phase, tx, *arguments)``, compiled, and what tells its FLOPs, as of XLA."""
+    def compute(self, phase: "Phase", function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+        """Open the phase's account, compile and run ``function(phase, tx, *arguments)``, and return its result and FLOPs.
+
+        The FLOPs are those of `jaxgrow.flops.counted`, which are the same on every platform.
+        """
         ...
 
     def train(self, phase: Any, model: Model) -> Model:

@@ -35,7 +35,7 @@ class Transform(Phase):
 
     def run(self, context: Context) -> Model:
         model, flops = context.compute(self, _applied, context.models)
-        context.ledger.add(flops=flops())
+        context.ledger.add(flops=flops)
         context.validate(0, model)
         return model
 
@@ -55,7 +55,8 @@ class Grouping:
 
     def up(self, large: Config) -> Growth:
         """From the small model to the large one; its `swap` is the way down."""
-        return decoalesce(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers)
+        kinds = large.layer_kinds
+        return decoalesce(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers, kinds=kinds)
 
     def axes(self, config: Config) -> Axes:
         return config.paper_axes() if self.tied == "paper" else config.axes()

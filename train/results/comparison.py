@@ -1,7 +1,7 @@
 """What runs saved against a baseline, over seeds: the frontier first, the curves beside it; rows, tables, what to doubt."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from train.results.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike, spread
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
+ALIKE = 0.03  # two costs are alike if they differ by less than this part
 DECAYED = 0.05  # a last learning rate below this part of the peak
 
 
@@ -25,6 +26,7 @@ class Comparison:
     scores: Mapping[str, list[list[float]]] = field(
         default_factory=dict
     )  # by what they are of: those of all runs, so listed
+    diverged: Mapping[str, list[int]] = field(default_factory=dict)  # seeds by config; not among the runs
 
     def __post_init__(self):
         refuse_unlike([(r.name, r.config) for runs in [*self.runs, *self.frontier] for r in runs])
@@ -52,6 +54,7 @@ class Comparison:
             row: dict[str, Any] = {
                 "run": runs[0].name,
                 "seeds": [r.seed for r in runs],
+                "diverged": self.diverged.get(runs[0].name, []),
                 "parameters": runs[0].parameters,
                 "tokens_per_parameter": mean(r.result["tokens"] / r.parameters for r in runs),
                 "loss": [r.loss for r in runs],
@@ -97,7 +100,10 @@ class Comparison:
     def doubts(self) -> list[str]:
         """What a reader must know before believing a saving, a sentence each."""
         first, seeds, noise = self.runs[0][0], len(self.runs[0]), self.noise()
-        doubts = []
+        doubts = [
+            f"{name} diverged with seed {', '.join(map(str, seeds))}: no saving of it is given."
+            for name, seeds in self.diverged.items()
+        ]
         if not self.frontier:
             doubts.append(
                 "No frontier: savings against runs from scratch that decay over less need --frontier, such as 0.75."
@@ -120,51 +126,75 @@ class Comparison:
                 )
         return doubts
 
+    def results(self) -> list[str]:
+        """The result in words: a line for each config besides the baseline and its shorter runs."""
+        base, *rows = self.rows()
+        count = len(self.runs) - 1
+        return [_told(row, base, rows[count:]) for row in rows[:count]]
+
+    def brief(self) -> str:
+        """Markdown: one row for each config, what to doubt, scores, and the result in words."""
+        parts = [self._against_baseline(), self._about(), "\n".join(self.doubts()), *self._scores(), *self.results()]
+        return "\n\n".join(parts) + "\n"
+
     def table(self) -> str:
-        """Markdown: the runs against the baseline, then along their curves, then what each phase cost."""
-        rows, first = self.rows(), self.runs[0][0]
-        given = any(r.source("flops") for runs in self.runs for r in runs)
-        columns = {
+        """Markdown: `brief`, and the costs along the curves and of each phase."""
+        parts = [self._against_baseline(), self._about(), "\n".join(self.doubts()), self._along()]
+        return "\n\n".join([*parts, *self._scores(), self._phases(), *self.results()]) + "\n"
+
+    @property
+    def _given(self) -> bool:
+        return any(r.source("flops") for runs in self.runs for r in runs)
+
+    def _against_baseline(self) -> str:
+        rows = self.rows()
+        columns: dict[str, Any] = {
             "run": lambda r: r["run"],
             "parameters": lambda r: f"{r['parameters']:,}",
             "tokens a parameter": lambda r: f"{r['tokens_per_parameter']:.1f}",
             "FLOPs": lambda r: f"{r['flops']:.3f}",
-            "final loss": lambda r: spread(r["loss"], "{:.4f}"),
+            "final loss": _loss,
         }
-        if first.classifies:
+        if self.runs[0][0].classifies:
             columns["final accuracy"] = lambda r: _percent(r["accuracy"])
         if self.frontier:
             columns["FLOPs saved against the frontier"] = lambda r: _frontier(r, "saved_frontier")
-            if given:
+            if self._given:
                 columns[".. small model given"] = lambda r: _frontier(r, "saved_frontier_given")
         columns["wall-clock"] = lambda r: f"{r['run_seconds']:.3f}"
         columns["with compiling"] = lambda r: f"{r['seconds']:.3f}"
-        text = _lines(columns, rows)
-        text += (
-            f"\n\nRatios are to {first.name}: {first.cost('flops'):.3g} FLOPs, "
+        lost = [name for name in self.diverged if name not in {row["run"] for row in rows}]
+        return _lines(columns, [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)])
+
+    def _about(self) -> str:
+        first = self.runs[0][0]
+        return (
+            f"Ratios are to {first.name}: {first.cost('flops'):.3g} FLOPs, "
             f"{mean(r.cost('run_seconds') for r in self.runs[0]):.0f} s, "
             f"with compiling {mean(r.cost('seconds') for r in self.runs[0]):.0f} s. "
             f"Seeds: {', '.join(str(r.seed) for r in self.runs[0])}; with several, the mean and in brackets each. "
             "Validation is not counted, everything else is. What is compiled already, by an earlier run or in JAX's cache, "
-            "is not compiled again: wall-clock with compiling depends on the order of the runs.\n\n"
+            "is not compiled again: wall-clock with compiling depends on the order of the runs."
         )
-        text += "\n".join(self.doubts())
+
+    def _along(self) -> str:
         names = {"flops": "FLOPs", "run_seconds": "wall-clock", "seconds": "wall-clock with compiling"}
         along: dict[str, Any] = {"run": lambda r: r["run"]}
         for unit, name in names.items():
             along[f"{name} saved"] = lambda r, unit=unit: _percent(r[f"saved_{unit}"], r[f"saved_{unit}_interval"])
-            if given:
+            if self._given:
                 along[f"{name} saved, small model given"] = lambda r, unit=unit: _percent(
                     r[f"saved_{unit}_given"], r[f"saved_{unit}_given_interval"]
                 )
-        text += "\n\nAlong the curves: what each had spent when it came down to the baseline's final loss to stay.\n\n"
-        text += _lines(along, rows)
-        if self.scores:
-            text += "\n\nWhat the models can do: each seed's, after the mean.\n\n"
-            can: dict[str, Any] = {"run": lambda r: r["run"], "final loss": columns["final loss"]}
-            can |= {name: lambda r, name=name: spread(r["scores"][name], "{:.4f}") for name in self.scores}
-            text += _lines(can, rows)
-        return f"{text}\n\n{self._phases()}\n"
+        said = "Along the curves: what each had spent when it came down to the baseline's final loss to stay."
+        return f"{said}\n\n{_lines(along, self.rows())}"
+
+    def _scores(self) -> list[str]:
+        if not self.scores:
+            return []
+        can: dict[str, Any] = {"run": lambda r: r["run"], "final loss": _loss}
+        can |= {name: lambda r, name=name: spread(r["scores"][name], "{:.4f}") for name in self.scores}
+        return [f"What the models can do: each seed's, after the mean.\n\n{_lines(can, self.rows())}"]
 
     def _phases(self) -> str:
         body = [
@@ -180,7 +210,50 @@ class Comparison:
 
 
 def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    return markdown(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+    return markdown(list(columns), [[_cell(name, cell, row) for name, cell in columns.items()] for row in rows])
+
+
+def _cell(name: str, cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:
+    """Savings of a config that diverged with some seeds would be those of its luckier ones: they are not told."""
+    if row["diverged"] and ("saved" in name or "given" in name):
+        return f"diverged: {len(row['diverged'])} of {len(row['diverged']) + len(row['loss'])} seeds"
+    return cell(row) if row["loss"] or name in ("run", "final loss") else ""
+
+
+def _loss(row: dict[str, Any]) -> str:
+    """The mean and each seed's, then the seeds that diverged."""
+    seeds = ", ".join(map(str, row["diverged"]))
+    parts = [spread(row["loss"], "{:.4f}")] if row["loss"] else []
+    return ", ".join([*parts, f"diverged: seed {seeds}"] if seeds else parts)
+
+
+def _told(row: dict[str, Any], base: dict[str, Any], shorter: list[dict[str, Any]]) -> str:
+    """One line: what a run cost and reached, a run from scratch of the same cost, and what is saved at an equal loss."""
+    text = (
+        f"{row['run']} ends at a loss of {mean(row['loss']):.4f} for {row['flops']:.0%} of the FLOPs of {base['run']}, which "
+        f"ends at {mean(base['loss']):.4f}"
+    )
+    alike = [r for r in shorter if abs(r["flops"] / row["flops"] - 1) < ALIKE]
+    text += "".join(f"; {r['run']}, from scratch at the same cost, ends at {mean(r['loss']):.4f}" for r in alike[:1])
+    return f"Result: {text}. {_saved(row)}"
+
+
+def _saved(row: dict[str, Any]) -> str:
+    if row["diverged"]:
+        return "Some of its seeds diverged: no saving is told."
+    saved = row["saved_frontier"]
+    if saved is None:
+        return "Without --frontier no saving is told."
+    if None in saved:
+        return "It ends above every run from scratch: nothing is saved."
+    value = mean(saved)
+    half = row["saved_frontier_interval"]
+    interval = "" if half is None else f" ± {100 * half:.1f}"
+    seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
+    if value < 0:
+        return f"At an equal loss it costs {-100 * value:.1f} %{interval} more FLOPs than from scratch ({seeds})."
+    bound = "more than " * any(row["below_frontier"])
+    return f"At an equal loss it saves {bound}{100 * value:.1f} %{interval} of the FLOPs ({seeds})."
 
 
 def _milliseconds(runs: Sequence[Run], i: int) -> str:

@@ -1,73 +1,234 @@
-"""What recipes have saved, and where it was measured: here, by the commands of docs/results, or in the literature."""
+"""How much each method saved: the rows of ``evidence.toml``, and what they let expect at a new setting."""
 
 import math
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from train.errors import UserError
+from train.results.fits import Fit, Measured, fit
+from train.results.runs import markdown
+
+FILE = Path(__file__).with_suffix(".toml")
+FAMILIES = {"GPT2": "GPT"}  # as tables call them, if otherwise than the class
+NEAR = 2.0  # a measurement is near a setting if parameters and tokens per parameter both agree to this factor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training from scratch: what decides whether a measurement says anything about it."""
+
+    family: str  # class of the model's config, without "Config"
+    optimizer: str  # "AdamW", "Muon"
+    parameters: float
+    tokens_per_parameter: float
+
+    def distance(self, other: "Setting") -> tuple[bool, bool, float]:
+        """Sorts by family, then by optimizer, then by size and tokens per parameter (a sum of two logarithms)."""
+        size = abs(math.log(self.parameters / other.parameters))
+        tokens = abs(math.log(self.tokens_per_parameter / other.tokens_per_parameter))
+        return self.family != other.family, self.optimizer != other.optimizer, size + tokens
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measured saving of FLOPs, against training from scratch with the same optimizer unless ``against`` says otherwise."""
+    """One measured saving of FLOPs, in per cent, against training from scratch with the same optimizer and final loss."""
 
-    recipe: str
-    parameters: float
+    method: str  # key of the table ``[methods]``
+    family: str
+    parameters: int
     tokens_per_parameter: float
-    saved: float  # a fraction; below 0 where it cost more
-    against: str
-    source: str
-    half_width: float | None = None  # of a 95 % interval over seeds
+    data: str
+    optimizer: str  # of the baseline
+    baseline: Literal["swept", "fixed", "reported"]
+    seeds: int
+    page: str
+    each: tuple[float, ...] = ()  # of each seed
+    mean: float | None = None  # None: no saving can be read
+    interval: float | None = None  # half of the 95 % interval of the mean
+    bounds: int = 0  # number of seeds whose saving is a lower bound
+    given: float | None = None  # the mean if the small model costs nothing
+    given_interval: float | None = None
+    tau: float | None = None  # part of the steps after which the model grows
+    small_alone_is_cheaper: bool = False  # the page says that the small model alone reaches its own loss for less
+    summary: bool = False  # a row of the table on docs/results/index.md
+    note: str = ""
 
-    def distance(self, parameters: float, tokens_per_parameter: float) -> float:
-        """How far from a model and its budget: factors of both, in e-folds."""
-        size = abs(math.log(self.parameters / parameters))
-        return size + abs(math.log(self.tokens_per_parameter / tokens_per_parameter))
+    @property
+    def name(self) -> str:
+        return names()[self.method]
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.family, self.optimizer, self.parameters, self.tokens_per_parameter)
+
+    @property
+    def saved(self) -> str:
+        """``"17.7 % ± 3.5"``; ``"> 31.4 %"`` for a lower bound; each seed in brackets if there is no interval."""
+        if self.mean is None:
+            return "none"
+        text = "> " * bool(self.bounds) + f"{self.mean:.1f} %"
+        if self.interval is not None:
+            return f"{text} ± {self.interval:.1f}"
+        return text if len(self.each) < 2 else f"{text} [{', '.join(f'{x:.1f}' for x in self.each)}]"
 
     @property
     def told(self) -> str:
-        sure = "" if self.half_width is None else f" ± {100 * self.half_width:.0f}"
-        where = f"{_short(self.parameters)} parameters, {self.tokens_per_parameter:.0f} tokens each"
-        return f"{100 * self.saved:.0f} %{sure} ({where}, against {self.against}; {self.source})"
+        """The saving with its setting and its source, for a message."""
+        where = f"{self.family}, {self.optimizer}, {amount(self.parameters)} parameters"
+        seeds = "reported" if self.baseline == "reported" else "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        note = f". {self.note.removesuffix('.')}" * bool(self.note)
+        return (
+            f"{self.saved} ({where}, {self.tokens_per_parameter:.3g} tokens per parameter, {seeds}; {self.page}{note})"
+        )
+
+    def near(self, setting: Setting) -> bool:
+        """Whether family and optimizer are the same, and size and tokens per parameter agree to the factor `NEAR`."""
+        factors = (
+            self.parameters / setting.parameters,
+            self.tokens_per_parameter / setting.tokens_per_parameter,
+        )
+        comparable = (self.family, self.optimizer) == (setting.family, setting.optimizer)
+        return comparable and all(1 / NEAR <= factor <= NEAR for factor in factors)
 
 
-def _short(count: float) -> str:
+def amount(count: float) -> str:
+    """``"94 K"``."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            return f"{count / size:.2g} {unit}" if count < 100 * size else f"{count / size:.0f} {unit}"
     return f"{count:.3g}"
 
 
-OURS = "docs/results"
-EVIDENCE = (
-    Evidence("muon", 94e3, 20, 0.41, "a tuned AdamW frontier", OURS),
-    Evidence("muon", 124e6, 13, 0.33, "tuned Adam, in steps", "modded-nanogpt, 2025"),
-    Evidence("deepen", 94e3, 20, 0.147, "a tuned Muon frontier", OURS, 0.045),
-    Evidence("deepen", 44.5e3, 20, 0.158, "a tuned Muon frontier", OURS, 0.097),
-    Evidence("deepen", 94e3, 20, 0.135, "a tuned AdamW frontier", OURS, 0.159),
-    Evidence("deepen", 355e3, 20, 0.162, "a Muon frontier", f"{OURS}; two seeds, 18 and 14 %"),
-    Evidence("deepen", 94e3, 50, 0.089, "a tuned Muon frontier", OURS, 0.203),
-    Evidence(
-        "deepen", 269e3, 11, 0.197, "a Muon frontier", f"{OURS}; a ModernBERT, two seeds; its half alone is cheaper"
-    ),
-    Evidence("deepen", 692e3, 2.8, 0.128, "a Muon frontier", f"{OURS}; a ViT, two seeds; its half alone is cheaper"),
-    Evidence("halves", 94e3, 20, 0.177, "a tuned Muon frontier", OURS, 0.035),
-    Evidence("halves", 44.5e3, 20, 0.252, "a tuned Muon frontier", OURS, 0.106),
-    Evidence("halves", 163e3, 20, 0.160, "a Muon frontier", f"{OURS}; two seeds, 17 and 15 %"),
-    Evidence("halves", 355e3, 20, 0.173, "a Muon frontier", f"{OURS}; two seeds, 12 and 22 %"),
-    Evidence("halves", 94e3, 50, 0.062, "a tuned Muon frontier", OURS, 0.077),
-    Evidence("halves", 692e3, 2.8, 0.223, "a Muon frontier", f"{OURS}; a ViT, two seeds; its half alone is cheaper"),
-    Evidence(
-        "halves", 269e3, 11, 0.314, "a Muon frontier", f"{OURS}; a ModernBERT, two seeds; its half alone is cheaper"
-    ),
-    Evidence("vcycle", 94e3, 20, 0.139, "a tuned Muon frontier", OURS, 0.094),
-    Evidence("vcycle", 94e3, 20, 0.079, "a tuned AdamW frontier", OURS, 0.212),
-    Evidence("vcycle", 94e3, 50, 0.015, "a tuned Muon frontier", OURS, 0.104),
-    Evidence("vcycle", 269e3, 11, 0.208, "an AdamW frontier", f"{OURS}; a ModernBERT, two seeds"),
-    Evidence("one layer", 94e3, 20, -0.036, "a tuned Muon frontier", f"{OURS}; one seed"),
-    Evidence("one layer", 94e3, 20, 0.318, "AdamW at the loss of 11 tokens each", f"{OURS}; one seed"),
-    Evidence("one layer", 7e9, 100, 0.8, "its loss from scratch, within 0.2 %", "Bu, ICML 2026, as reported"),
-)
+@cache
+def _read() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text())
 
 
-def nearest(recipe: str, parameters: float, tokens_per_parameter: float, count: int = 2) -> list[Evidence]:
-    """Of a recipe, what was measured nearest to a model and its budget."""
-    known = [e for e in EVIDENCE if e.recipe == recipe]
-    return sorted(known, key=lambda e: e.distance(parameters, tokens_per_parameter))[:count]
+def names() -> dict[str, str]:
+    """The methods of the data file and what a table calls them."""
+    return _read()["methods"]
+
+
+@cache
+def evidence() -> tuple[Evidence, ...]:
+    """The rows of the data file, in its order. A mean that a row leaves out is that of its seeds."""
+    rows = []
+    for row in _read()["measured"]:
+        each = tuple(row.get("each", ()))
+        mean = row.get("mean", sum(each) / len(each) if each else None)
+        rows.append(Evidence(**row | {"each": each, "mean": mean}))
+    return tuple(rows)
+
+
+def of(method: str, tau: float | None = None) -> list[Evidence]:
+    """The rows of a method; with ``tau``, those that grow after this part of the steps."""
+    return [e for e in evidence() if e.method == method and (tau is None or e.tau == tau)]
+
+
+def fitted(rows: Sequence[Evidence]) -> Fit:
+    """The regression of the saving (a fraction) on size and tokens per parameter, over all seeds of ``rows``.
+
+    Raises:
+      UserError: the rows do not determine it.
+    """
+    points = [
+        Measured((e.parameters, e.tokens_per_parameter), tuple(x / 100 for x in e.each), e.bounds)
+        for e in rows
+        if e.each
+    ]
+    return fit(points)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The saving (a fraction) that comparable measurements let expect at one setting."""
+
+    saved: float
+    half_width: float | None  # of the 95 % interval of the mean; None if there are too few seeds
+    near: tuple[Evidence, ...]  # the measurements near the setting, nearest first
+    rows: int  # number of comparable measurements
+    regression: bool  # over all of them; otherwise it is the nearest one
+
+    @property
+    def small_alone_is_cheaper(self) -> bool:
+        return any(e.small_alone_is_cheaper for e in self.near)
+
+    @property
+    def lower(self) -> float:
+        """The lower end of the interval; minus infinity without one."""
+        return -math.inf if self.half_width is None else self.saved - self.half_width
+
+    @property
+    def told(self) -> str:
+        """``"15.5 % ± 2.8"``."""
+        return f"{100 * self.saved:.1f} %" + (
+            ", no interval" if self.half_width is None else f" ± {100 * self.half_width:.1f}"
+        )
+
+    @property
+    def source(self) -> str:
+        """Where the number comes from, for a message."""
+        how = (
+            f"regression over size and tokens per parameter of {self.rows} comparisons"
+            if self.regression
+            else "measured"
+        )
+        return f"{how}; nearest: {self.near[0].told}"
+
+
+def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
+    """What ``rows`` of one method let expect at ``setting``.
+
+    Only rows of the same family and optimizer that were measured here count. With several sizes or budgets among them,
+    the estimate is a regression over all their seeds; otherwise it is the nearest row. None if no row is near
+    (`Evidence.near`).
+    """
+    known = [e for e in rows if e.mean is not None and e.baseline != "reported"]
+    comparable = [e for e in known if (e.family, e.optimizer) == (setting.family, setting.optimizer)]
+    near = sorted((e for e in comparable if e.near(setting)), key=lambda e: _order(e, setting))
+    if not near:
+        return None
+    try:
+        saved, half = fitted(comparable).expected((setting.parameters, setting.tokens_per_parameter))
+        return Estimate(saved, half, tuple(near), sum(bool(e.each) for e in comparable), True)
+    except UserError:
+        first = near[0]
+        assert first.mean is not None
+        half = None if first.interval is None else first.interval / 100
+        return Estimate(first.mean / 100, half, tuple(near), len(comparable), False)
+
+
+def nearest(rows: Sequence[Evidence], setting: Setting) -> Evidence:
+    """The row that is least far from ``setting``: of the same family if there is one, then of the same optimizer."""
+    return min((e for e in rows if e.mean is not None), key=lambda e: _order(e, setting))
+
+
+def _order(row: Evidence, setting: Setting) -> tuple:
+    """Nearest first; of several that are equally near, the one with most seeds."""
+    return *row.setting.distance(setting), -row.seeds
+
+
+def summary(folder: str) -> str:
+    """Markdown: the table of docs/results/index.md, a row for each measurement that is marked for it.
+
+    Args:
+      folder: that of the page, to which links are relative.
+    """
+    heads = ["method", "model", "optimizer", "tokens per parameter", "seeds", "FLOPs saved"]
+    body = [
+        [
+            f"[{e.name}]({Path(e.page).relative_to(folder)})",
+            f"{FAMILIES.get(e.family, e.family)}, {amount(e.parameters)}",
+            e.optimizer,
+            f"{e.tokens_per_parameter:.0f}",
+            str(e.seeds),
+            e.saved,
+        ]
+        for e in evidence()
+        if e.summary
+    ]
+    return markdown(heads, body)

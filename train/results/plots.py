@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxgrow import show
@@ -30,6 +33,9 @@ COUNTED: dict[Unit, str] = {
     "run_seconds": "seconds, all phases counted; compiling and validation left out",
     "seconds": "seconds, all phases counted, compiling too; validation left out",
 }
+LETTERS = 115  # of the smallest text, that fit beside each other on a page
+LINE, BAR = 0.16, 0.75  # inches: a line of the smallest text; the largest model of a timeline
+BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # of the baseline's line
 _OTHER = 0.4  # how opaque seeds after the first are
 
 
@@ -37,22 +43,27 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     """Validation loss against what it cost: means over seeds, from three on in bands of their 95 % intervals, and each seed's
     end as a dot.
 
-    Small models are dotted. What is to be held against the dots are the frontier's crosses, by the budgets of which they are.
+    Small models are dotted. The baseline is drawn broad, so that a run that is identical to it can be seen on top. Compare the
+    dots with the crosses of the frontier.
     """
     figure, axes = _wide()
+    small = False
     for i, runs in enumerate(comparison.runs):
         *parts, last = curves(runs, unit)
-        look = _look(i)
+        look = _look(i) | ({} if i else BROAD)
         for curve in (*parts, last):
             own = curve.phase == last.phase  # the full model, also before it was made small
-            style = look["linestyle"] if own else ":"
-            axes.plot(curve.cost, curve.loss, color=look["color"], linestyle=style)
+            small = small or not own
+            style: dict[str, Any] = look if own else look | {"linestyle": ":"}
+            axes.plot(curve.cost, curve.loss, **style)
             if len(runs) >= FEW:
                 low, high = curve.loss - curve.half, curve.loss + curve.half
                 axes.fill_between(curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.lines[-1].set_label(runs[0].name)
         ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
         axes.plot(*ends, "o", color=look["color"], alpha=0.6, markersize=4, markeredgewidth=0)
+    level = mean(r.loss for r in comparison.runs[0])
+    axes.axhline(level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline")
     if comparison.frontier:
         _frontier(axes, comparison, unit)
     finals = [r.loss for runs in [*comparison.runs, *comparison.frontier] for r in runs]
@@ -63,7 +74,17 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     seen = [at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0]
     axes.set_xlim(left=0.9 * min(seen + [r.cost(unit) for runs in comparison.frontier for r in runs]))
     axes.set_xlabel(COUNTED[unit])
-    _finish(figure, axes, comparison.runs[0][0], path)
+    shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
+    _finish(figure, axes, comparison.runs[0][0], path, shared)
+
+
+def _explained(small: bool, bands: bool) -> list[Artist]:
+    """Entries of the legend for styles that are shared by all runs."""
+    found: list[Artist] = [Line2D([], [], color=GREY, linestyle=":", label="small model of the run")] if small else []
+    found.append(Line2D([], [], color=GREY, marker="o", linestyle="", markersize=4, label="end of each seed"))
+    if bands:
+        found.append(Patch(color=GREY, alpha=0.15, linewidth=0, label="95 % interval of the mean"))
+    return found
 
 
 def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
@@ -71,11 +92,15 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     costs = [mean(r.cost(unit) for r in runs) for runs in scratch]
     ends = [mean(r.loss for r in runs) for runs in scratch]
     half = [(len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0 for runs in scratch]
+    for runs in comparison.frontier:
+        for curve in curves(runs, unit):
+            axes.plot(curve.cost, curve.loss, color=GREY, linewidth=0.8)
+    axes.lines[-1].set_label("shorter runs from scratch")
     axes.plot(costs, ends, "x--", color=GREY, zorder=3, label="frontier: scratch, each fully decayed")
     axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
     place: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "transform": axes.get_xaxis_transform()}
     for x, runs in zip(costs, scratch, strict=True):
-        axes.axvline(x, color=GREY, linewidth=0.6, linestyle=":")
+        axes.axvline(x, color=GREY, linewidth=0.6, alpha=0.5)
         part = mean(r.cost("flops") for r in runs) / mean(r.cost("flops") for r in comparison.runs[0])
         axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **place)
 
@@ -118,11 +143,13 @@ def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: P
     for i, (by, seeds) in enumerate(curves.items()):
         for j, (_, points) in enumerate(seeds):
             axes.plot(*np.transpose(points), label=None if j else by, alpha=_OTHER if j else 1, **_look(i))
+    several = any(len(seeds) > 1 for seeds in curves.values())
+    shared: list[Artist] = [Line2D([], [], color=GREY, alpha=_OTHER, label="other seeds")] if several else []
     every = [seed for seeds in curves.values() for seed in seeds]
     axes.set_xscale("symlog", linthresh=min(points[1][0] for _, points in every))
     axes.set_xlim(left=0)
     axes.set_xlabel("FLOPs after the small model")
-    _finish(figure, axes, every[0][0], path)
+    _finish(figure, axes, every[0][0], path, shared)
 
 
 def maps(maps: Maps, path: Path) -> None:
@@ -136,46 +163,93 @@ def maps(maps: Maps, path: Path) -> None:
 
 
 def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
-    """What trains when, for what cost: a row a plan, a bar a phase as wide as its FLOPs and as high as its model is large.
+    """What trains when, for what cost: a row for each plan, a bar for each phase as wide as its FLOPs and as high as its model.
 
-    ``rows``: names, and phases as of a run's ``result.json``. Phases of hardly any FLOPs are lines with their names.
+    Labels of phases that are too narrow for them, and of phases of hardly any FLOPs, stand above the bars, in as many lines as
+    they need not to overlap.
+
+    Args:
+      rows: names, and phases as in a run's ``result.json``.
     """
     whole = sum(p["flops"] for p in rows[0][1])
     largest = max(p["parameters"] for _, phases in rows for p in phases)
     end = max(sum(p["flops"] for p in phases) for _, phases in rows) / whole
-    figure, colours = Figure((WIDTH, 0.6 + 1.3 * len(rows)), dpi=DPI, layout="constrained"), {}
+    colours: dict[str, str] = {}
+    bars = [_bars(phases, whole, largest, end) for _, phases in rows]
+    above = [_lines([b for b in row if not b.inside], end) for row in bars]
+    count = 1 + max((line for labels in above for _, _, line, _ in labels), default=0)
+    figure = Figure((WIDTH, 0.6 + (1.15 + LINE * count) * len(rows)), dpi=DPI, layout="constrained")
     places = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, phases) in zip(places, rows, strict=True):
-        at, marks = 0.0, {}
-        for p in phases:
-            part, high = p["flops"] / whole, p["parameters"] / largest
-            if part < 0.005 * end:
-                marks.setdefault(at, []).append(p["phase"].split()[0])
-            else:
-                model = p["phase"].removeprefix("train ")
-                colour = colours.setdefault(model, LIGHT[len(colours) % len(LIGHT)])
-                axes.bar(at, high, part, align="edge", color=colour, edgecolor="white")
-                texts = [
-                    f"{model}, {_amount(p['parameters'])}\n{part:.0%}",
-                    f"{model}\n{part:.0%}",
-                    f"{model} {part:.0%}",
-                ]
-                fits = (t for t in texts if len(t.split("\n")[0]) < 120 * part / end)  # letters in a row
-                text = next(fits, texts[-1])
-                turned = {"rotation": 90 if text is texts[-1] else 0, "ha": "center", "va": "bottom"}
-                axes.text(at + part / 2, 0.04 if high > 0.5 else high, text, fontsize=SMALL, **turned)
-            at += part
-        for x, kinds in marks.items():
-            axes.axvline(x, color="black", linewidth=0.8)
-            side = {"ha": "right" if x > 0.7 * end else "left", "va": "top"}
-            axes.text(x, 1.33, f" {', '.join(kinds)} ", fontsize=SMALL, **side)
-        axes.set_title(f"{name}: {at:.0%}", fontsize=SMALL + 1, loc="left")
-        axes.set(xlim=(0, end), ylim=(0, 1.35), yticks=[])
+    for axes, (name, _), row, labels in zip(places, rows, bars, above, strict=True):
+        for bar in row:
+            _draw(axes, bar, colours)
+        _label(axes, labels)
+        axes.set_title(f"{name}: {sum(bar.width for bar in row):.0%}", fontsize=SMALL + 1, loc="left")
+        axes.set(xlim=(0, end), ylim=(0, 1.1 + LINE * count / BAR), yticks=[])
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(labelsize=SMALL)
     places[-1].xaxis.set_major_formatter(PercentFormatter(1))
-    places[-1].set_xlabel(f"FLOPs, in parts of those of {rows[0][0]}, {whole:.3g}", fontsize=SMALL + 1)
+    places[-1].set_xlabel(f"FLOPs, as parts of those of the first plan ({whole:.3g})", fontsize=SMALL + 1)
     return figure
+
+
+class _Bar(NamedTuple):
+    """A phase of a timeline."""
+
+    x: float
+    width: float
+    height: float
+    model: str
+    inside: str  # its label, if the bar is wide enough for one
+    above: str  # otherwise; empty if the label is inside
+
+
+def _bars(phases: Sequence[Mapping[str, Any]], whole: float, largest: int, end: float) -> list[_Bar]:
+    found, x = [], 0.0
+    for p in phases:
+        width, model = p["flops"] / whole, p["phase"].removeprefix("train ")
+        texts = [f"{model}, {_amount(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
+        inside = next((t for t in texts if len(max(t.split("\n"), key=len)) < LETTERS * width / end), "")
+        tiny = width < 0.005 * end
+        above = "" if inside else p["phase"].split()[0] if tiny else f"{model} {width:.0%}"
+        found.append(_Bar(x, width, 0.0 if tiny else p["parameters"] / largest, model, inside, above))
+        x += width
+    return found
+
+
+def _draw(axes: "Axes", bar: _Bar, colours: dict[str, str]) -> None:
+    if not bar.height:
+        return
+    colour = colours.setdefault(bar.model, LIGHT[len(colours) % len(LIGHT)])
+    axes.bar(bar.x, bar.height, bar.width, align="edge", color=colour, edgecolor="white")
+    bottom = 0.04 if bar.height > 0.5 else bar.height
+    axes.text(bar.x + bar.width / 2, bottom, bar.inside, fontsize=SMALL, ha="center", va="bottom")
+
+
+def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> None:
+    """Draws what `_lines` found: the texts, each with a stroke down to where its phase begins."""
+    for x, at, line, text in labels:
+        bottom = 1.08 + LINE * line / BAR
+        axes.plot([x, x], [0, bottom + LINE / BAR], color="black", linewidth=0.8)
+        axes.text(at, bottom, text, fontsize=SMALL, va="bottom")
+
+
+def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, str]]:
+    """For the labels above the bars: where their phase begins, where they begin, the line that they are in, and the text.
+
+    From right to left, each label is above all that it would touch, so that no stroke of another one crosses it.
+    """
+    texts: dict[float, list[str]] = {}
+    for bar in bars:
+        texts.setdefault(bar.x, []).append(bar.above)
+    found: list[tuple[float, float, int, str]] = []
+    for x, parts in reversed(texts.items()):
+        text = f" {', '.join(parts)}"
+        width = (len(text) + 1) * end / LETTERS
+        at = max(0.0, min(x, end - width))
+        below = [line for _, other, line, _ in found if other < at + width]
+        found.append((x, at, max(below, default=-1) + 1, text))
+    return found
 
 
 def _amount(parameters: int) -> str:
@@ -222,8 +296,11 @@ def _look(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.")[i // len(COLOURS) % 3]}
 
 
-def _finish(figure: Figure, axes: "Axes", run: Run, path: Path) -> None:
+def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]) -> None:
     axes.set_ylabel(f"validation loss (nats {'an image' if run.classifies else 'a token'})")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=SMALL)  # beside the lines, however many there are
+    handles = [*axes.get_legend_handles_labels()[0], *shared]
+    figure.legend(
+        handles=handles, loc="outside right upper", fontsize=SMALL
+    )  # beside the lines, however many there are
     saved(figure, path)

@@ -7,7 +7,6 @@ the tokenizer of its text, ``tokenizer.json``; of a task, also ``scores.json``; 
 evaluated it.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,12 +18,13 @@ from jax.sharding import Mesh
 
 from jaxgrow.axes import Tree
 from jaxgrow.interop import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
+from jaxgrow.interop.folders import sync
 from jaxgrow.models import Config, from_json
 from jaxgrow.models.patches import PatchConfig, resized_positions
 from train.data import batches, text
 from train.errors import UserError
 from train.experiment import Experiment, as_json, conflicts, differences
-from train.files import lock, write_json
+from train.files import appears_whole, checked_json, lock, read_json, write_json
 from train.hosts import once
 from train.plan.methods import LARGE
 from train.run import checkpoint
@@ -35,6 +35,7 @@ _HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
 _WHERE = ("path", "valid_path", "tokenizer")
 # Of a model's config: what another task may have otherwise.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
+_COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
 _WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
 
 
@@ -55,9 +56,9 @@ class Workdir:
 
     @property
     def begun(self) -> bool:
-        """Whether a run got as far as a line of its log."""
-        some = (self.log.exists() and self.log.stat().st_size) or self.finished or [*self.checkpoints.glob("*")]
-        return bool(some) and self._config.exists()
+        """Whether a run has written a line of its log, a checkpoint or a result."""
+        logged = self.log.exists() and self.log.stat().st_size > 0
+        return logged or self.finished or any(self.checkpoints.glob("*"))
 
     @property
     def finished(self) -> bool:
@@ -65,12 +66,17 @@ class Workdir:
 
     @property
     def config(self) -> dict[str, Any]:
-        return json.loads(self._config.read_text())
+        """
+        Raises:
+          UserError: ``config.json`` is missing or damaged.
+        """
+        copy = "copy the one that the same command writes at the start of a run in another --workdir"
+        return read_json(self._config, f"restore it from a backup, or {copy}", ("name", "model", "data"))
 
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
         """What its last model scores on the data that judge its task, if somebody has asked: split -> metric -> value."""
-        return json.loads(self._scores.read_text()) if self._scores.exists() else None
+        return read_json(self._scores, _COMPUTED_AGAIN) if self._scores.exists() else None
 
     def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
         once(lambda: write_json(self._scores, scores))
@@ -78,18 +84,35 @@ class Workdir:
     @property
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """What its last model scores without training, by what was asked; nothing, if nobody has."""
-        return json.loads(self._evaluated.read_text()) if self._evaluated.exists() else {}
+        return read_json(self._evaluated, _COMPUTED_AGAIN) if self._evaluated.exists() else {}
 
     def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
         write_json(self._evaluated, self.evaluated | results)
 
     @property
     def result(self) -> dict[str, Any]:
-        return json.loads(self._result.read_text())
+        """
+        Raises:
+          UserError: ``result.json`` is missing or damaged.
+        """
+        return read_json(self._result, self.again)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Of the log."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        """The lines of the log of a finished run.
+
+        Raises:
+          UserError: the log is missing or damaged, or lines of it are lost.
+        """
+        content, size = self.log.read_bytes() if self.log.exists() else b"", self.result.get("bytes", 0)
+        if len(content) < size:
+            raise UserError(f"{self.log} is damaged: {len(content)} of its {size} bytes are there; {self.again}")
+        lines = []
+        for n, line in enumerate(content.splitlines(), 1):
+            try:
+                lines.append(checked_json(line, ("phase", "step")))
+            except ValueError as error:
+                raise UserError(f"{self.log} is damaged: line {n}: {error}; {self.again}") from error
+        return lines
 
     def params(self) -> Tree:
         """The parameters that a finished run ended with, as NumPy arrays.
@@ -106,8 +129,8 @@ class Workdir:
 
     @property
     def again(self) -> str:
-        """What brings back parameters that are damaged."""
-        return f"without its {self._result.name} the run's own command writes them again, from its last checkpoint"
+        """How to get back files of a finished run that are damaged."""
+        return f"delete {self._result} and give the command of the run again: it restores its files from the last checkpoint"
 
     # --- claiming ---
 
@@ -177,9 +200,14 @@ class Workdir:
         writes its result."""
         # One process does it on the host, where nothing is compiled.
         orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params)
+        once(lambda: self._end(result, tokenizer))
+
+    def _end(self, result: dict[str, Any], tokenizer: str | None) -> None:
         if tokenizer is not None:
-            once(lambda: text.tokenizer(tokenizer).save(str(self.folder / "tokenizer.json")))
-        once(lambda: write_json(self._result, result))
+            with appears_whole(self.folder / "tokenizer.json") as part:
+                text.tokenizer(tokenizer).save(str(part))
+        sync(self.folder)  # everything that the result is of
+        write_json(self._result, result)
 
 
 def imported(folder: Path, config: Config, mesh: Mesh, headless: bool = False) -> tuple[Model, dict[str, Any] | None]:

@@ -45,11 +45,18 @@ class Optim:
             raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
         if self.base is not None and self.name == "sgd":
             raise ValueError("CompleteP's multipliers are of adamw and muon, not of sgd: leave base out")
-        for name, low, high in (("floor", 0, 1), ("decay", 0, 1), ("b1", 0, 1), ("b2", 0, 1), ("muon_momentum", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} lies between {low} and {high}, but is {getattr(self, name)}")
-        if not (self.peak_lr > 0 and self.clip > 0 and self.muon_rms > 0) or self.warmup < 0:
-            raise ValueError(f"peak_lr, clip and muon_rms are positive and warmup is not negative, but this is {self}")
+        for name in ("floor", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} lies between 0 and 1, but is {getattr(self, name)}")
+        for name in ("b1", "b2", "muon_momentum"):
+            if not 0 <= getattr(self, name) < 1:  # at 1 an average would never move, and its correction divides by 0
+                raise ValueError(f"{name} is at least 0 and less than 1, but is {getattr(self, name)}")
+        for name in ("peak_lr", "clip", "muon_rms"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is positive and finite, but is {getattr(self, name)}")
+        for name in ("weight_decay", "eps", "warmup"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is finite and not negative, but is {getattr(self, name)}")
 
 
 def learning_rate(optim: Optim, steps: int, step: int) -> float:

@@ -1,4 +1,4 @@
-"""Models of ours in the lm-evaluation-harness (``pip install 'jaxgrow[eval]'``), with any of its tasks.
+"""Models of ours in the lm-evaluation-harness (``pip install -e '.[eval]'``), with any of its tasks.
 
     import lm_eval
     from train.tasks.harness import Harness

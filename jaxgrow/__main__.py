@@ -1,0 +1,8 @@
+"""``python -m jaxgrow``: the command ``jaxgrow``."""
+
+import sys
+
+from jaxgrow.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Train a tokenizer on the training text of a config: ``python -m train.tokenizer CONFIG --vocab 8192 --out tokenizer.json``
+
+The tokenizer is a byte-level BPE, so that every text can be encoded and decoded. It is trained on the documents that the config
+trains on; held-out text is left out. For an encoder, it has the special tokens [PAD], [UNK], [CLS], [SEP] and [MASK], and
+encloses a text in [CLS] and [SEP]. For a decoder, <|endoftext|> ends a document.
+
+To train a model on its tokens, name the file, with the same size of the vocabulary::
+
+    python -m train.pretrain CONFIG --set data.tokenizer=tokenizer.json model.vocab=8192
+"""
+
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.models import EncoderConfig
+from train.commands import Parser
+from train.data.text import END, Data, training_text
+from train.errors import UserError, exits_cleanly
+from train.experiment import Experiment, load_as
+from train.files import appears_whole
+
+MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def trained(data: Data, vocab: int, masked: bool) -> Any:
+    """A `tokenizers.Tokenizer` with ``vocab`` tokens, trained on the training text of ``data``.
+
+    Args:
+      data: the corpus; its own tokenizer is not used.
+      vocab: size of the vocabulary, with the special tokens.
+      masked: whether the model is an encoder, which needs other special tokens than a decoder.
+
+    Raises:
+      UserError: the corpus is missing, unreadable, or too small for so many tokens.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    special, alphabet = MASKED if masked else [END], pre_tokenizers.ByteLevel.alphabet()
+    if vocab < len(special) + len(alphabet):
+        raise UserError(f"--vocab is {vocab}, but the bytes and the special tokens need {len(special) + len(alphabet)}")
+    made: Any = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(training_text(data), trainer)
+    if made.get_vocab_size() < vocab:
+        raise UserError(
+            f"the corpus is too small: it gives {made.get_vocab_size()} tokens; lower --vocab {vocab} to that"
+        )
+    if masked:
+        ends = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+        )
+    return made
+
+
+def main() -> None:
+    parser = Parser("tokenizer", __doc__)
+    parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
+    parser.add_argument("--vocab", type=int, required=True, metavar="N", help="size of the vocabulary")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new file, such as tokenizer.json")
+    parser.add_set()
+    arguments = parser.parse_args()
+    experiment = load_as(Experiment, arguments.config, arguments.set)[1]
+    if not isinstance(experiment.data, Data):
+        raise UserError(f"{experiment.name} trains on {type(experiment.data).__name__}; a tokenizer needs Data")
+    if arguments.out.exists():
+        raise UserError(f"{arguments.out} exists already; give another --out")
+    made = trained(experiment.data, arguments.vocab, isinstance(experiment.model, EncoderConfig))
+    with appears_whole(arguments.out) as part:
+        made.save(str(part))
+    print(
+        f"{arguments.out}: {made.get_vocab_size():,} tokens; --set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
+    )
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)
