@@ -1,21 +1,25 @@
-"""Runs configs that have not been run yet, and says what each saved against the first:
+"""Compare training runs at equal loss: run the configs that have not run yet, and report the FLOPs that each saved.
 
 ``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--workdir DIR] [--set a.b=c ...]``
 
-A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. ``--frontier`` also runs the baseline with
-these fractions of its budget, each fully decayed: what one gets from scratch for less, and what savings are read against. A
-config or fraction may have settings of its own, after more colons, on top of those of ``--set`` for all:
-``configs/demo.py:ligo:optim.peak_lr=2e-2``, ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``; a fraction has the
-baseline's, too. What each side needs, `train.sweep` finds.
+A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is the baseline. A config can
+have settings of its own after more colons, such as ``configs/demo.py:ligo:optim.peak_lr=2e-2``. They are applied after the
+settings of ``--set``, which hold for all configs. `train.sweep` finds the best settings of each side.
 
-``--evaluate wikitext2,lambada [--data DIR]`` adds what `train.evaluate` says of each run, and ``--finetune
-configs/finetune.py:sst2`` what each scores once it is fine-tuned (`train.finetune`), by the best rate: does an equal loss
-mean an equal score?
+``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each of these runs decays
+fully. Savings are measured against the line through them. A fraction can have settings of its own in addition to those
+of the baseline: ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``.
 
-Writes ``compare.md``, ``compare.json``, ``compare.png``, of losses against FLOPs, ``compare_seconds.png``, against wall-clock
-without compiling, and, where layers are dropped, ``compare_keep.png`` into the work directory. Runs that are not judged alike
-(corpus, tokenizer, split, context, evaluation batches) are refused. A run whose loss stops being a number is marked as
-diverged, and the others go on.
+``--evaluate wikitext2,lambada [--data DIR]`` adds the scores of `train.evaluate` to each run. ``--finetune
+configs/finetune.py:sst2`` adds the scores after fine-tuning (`train.finetune`) with the best learning rate. These options show
+whether an equal loss means an equal score.
+
+The command writes these files into the work directory: ``compare.md`` (the report), ``compare.json`` (all numbers, for each seed),
+``compare.png`` (loss against FLOPs), ``compare_seconds.png`` (loss against wall-clock time without compilation) and, if layers
+are dropped, ``compare_keep.png``.
+
+It is an error if runs were not evaluated on the same data (corpus, tokenizer, split, context, evaluation batches). A run
+whose loss becomes infinite or NaN is marked as diverged, and the other runs continue.
 """
 
 import sys
@@ -173,8 +177,8 @@ def main() -> None:
     for tuning in tunings:
         scores |= tuned(every, tuning, folder / "finetune")
     comparison = replace(comparison, scores=scores)
-    table = comparison.table()
-    write_text(folder / "compare.md", table)
+    report = comparison.report()
+    write_text(folder / "compare.md", report)
     summary = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
     summary["diverged"] = comparison.diverged
     write_json(folder / "compare.json", summary)
@@ -183,7 +187,7 @@ def main() -> None:
         plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
         drawn.append(folder / "compare_keep.png")
-    print(f"\n{comparison.brief()}\nmore: {folder / 'compare.md'}\nplots: {', '.join(map(str, drawn))}")
+    print(f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, drawn))}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """What runs saved against a baseline, over seeds: the frontier first, the curves beside it; rows, tables, what to doubt."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from train.results.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike, spread
+from train.results.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
 ALIKE = 0.03  # two costs are alike if they differ by less than this part
@@ -101,112 +102,77 @@ class Comparison:
         """What a reader must know before believing a saving, a sentence each."""
         first, seeds, noise = self.runs[0][0], len(self.runs[0]), self.noise()
         doubts = [
-            f"{name} diverged with seed {', '.join(map(str, seeds))}: no saving of it is given."
+            f"{name} diverged with seed {', '.join(map(str, seeds))}, so no saving is given for it."
             for name, seeds in self.diverged.items()
         ]
         if not self.frontier:
-            doubts.append(
-                "No frontier: savings against runs from scratch that decay over less need --frontier, such as 0.75."
-            )
+            doubts.append("No frontier: add --frontier, such as 0.75, to compare with shorter runs from scratch.")
         if seeds == 1:
-            doubts.append("One seed: no noise floor and no confidence interval is known.")
+            doubts.append("One seed: the noise floor and the confidence interval are unknown.")
         else:
-            floor = f"Noise floor: over {seeds} seeds the final loss of {first.name} deviates by {noise['loss']:.4f}"
+            floor = f"Noise floor: the final loss of {first.name} varies over {seeds} seeds by "
+            floor += f"{noise['loss']:.4f} (standard deviation)"
             if noise["budget"] is not None:
-                floor += f", by the frontier's slope {noise['budget']:.1%} of its budget"
+                floor += f", which corresponds to {noise['budget']:.1%} of its budget"
             elif self.frontier:
-                floor += "; its longest shorter run ends no higher, so no budget can be told"
+                floor += "; the longest shorter run ends no higher, so it does not correspond to a budget"
             doubts.append(
-                f"{floor}. ± is half of a 95 % interval: Student's t over the seeds, each against its own baseline."
+                f"{floor}. ± is half of a 95 % interval: Student's t over the seeds, each compared with its own baseline."
             )
         for runs in self.scratch:
             if (rate := max(r.last_rate for r in runs)) > DECAYED:
                 doubts.append(
-                    f"{runs[0].name} is not decayed: it ends at {rate:.0%} of its peak rate; savings against it flatter."
+                    f"{runs[0].name} is not decayed: it ends at {rate:.0%} of its peak learning rate. "
+                    "This makes savings look larger."
                 )
         return doubts
 
     def results(self) -> list[str]:
-        """The result in words: a line for each config besides the baseline and its shorter runs."""
+        """The result in words: a line for each config except the baseline and its shorter runs."""
         base, *rows = self.rows()
         count = len(self.runs) - 1
         return [_told(row, base, rows[count:]) for row in rows[:count]]
 
-    def brief(self) -> str:
-        """Markdown: one row for each config, what to doubt, scores, and the result in words."""
-        parts = [self._against_baseline(), self._about(), "\n".join(self.doubts()), *self._scores(), *self.results()]
-        return "\n\n".join(parts) + "\n"
+    def report(self) -> str:
+        """The comparison as Markdown: one row for each config, scores, phases, caveats, and the result in words."""
+        parts = [self._main(), *self._scores(), self._phases(), *map(_wrapped, [self._about(), *self.doubts()])]
+        return "\n\n".join([*parts, *map(_wrapped, self.results())]) + "\n"
 
-    def table(self) -> str:
-        """Markdown: `brief`, and the costs along the curves and of each phase."""
-        parts = [self._against_baseline(), self._about(), "\n".join(self.doubts()), self._along()]
-        return "\n\n".join([*parts, *self._scores(), self._phases(), *self.results()]) + "\n"
-
-    @property
-    def _given(self) -> bool:
-        return any(r.source("flops") for runs in self.runs for r in runs)
-
-    def _against_baseline(self) -> str:
+    def _main(self) -> str:
         rows = self.rows()
-        columns: dict[str, Any] = {
-            "run": lambda r: r["run"],
-            "parameters": lambda r: f"{r['parameters']:,}",
-            "tokens a parameter": lambda r: f"{r['tokens_per_parameter']:.1f}",
-            "FLOPs": lambda r: f"{r['flops']:.3f}",
-            "final loss": _loss,
-        }
+        columns: dict[str, Any] = {"run": lambda r: r["run"], "FLOPs": lambda r: f"{r['flops']:.3f}", "loss": _loss}
         if self.runs[0][0].classifies:
-            columns["final accuracy"] = lambda r: _percent(r["accuracy"])
+            columns["accuracy"] = lambda r: f"{mean(r['accuracy']):.1%}"
         if self.frontier:
-            columns["FLOPs saved against the frontier"] = lambda r: _frontier(r, "saved_frontier")
-            if self._given:
-                columns[".. small model given"] = lambda r: _frontier(r, "saved_frontier_given")
-        columns["wall-clock"] = lambda r: f"{r['run_seconds']:.3f}"
-        columns["with compiling"] = lambda r: f"{r['seconds']:.3f}"
+            columns["FLOPs saved vs. frontier"] = _frontier
+        columns["time"] = lambda r: f"{r['run_seconds']:.3f}"
         lost = [name for name in self.diverged if name not in {row["run"] for row in rows}]
         return _lines(columns, [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)])
 
     def _about(self) -> str:
         first = self.runs[0][0]
         return (
-            f"Ratios are to {first.name}: {first.cost('flops'):.3g} FLOPs, "
-            f"{mean(r.cost('run_seconds') for r in self.runs[0]):.0f} s, "
-            f"with compiling {mean(r.cost('seconds') for r in self.runs[0]):.0f} s. "
-            f"Seeds: {', '.join(str(r.seed) for r in self.runs[0])}; with several, the mean and in brackets each. "
-            "Validation is not counted, everything else is. What is compiled already, by an earlier run or in JAX's cache, "
-            "is not compiled again: wall-clock with compiling depends on the order of the runs."
+            f"FLOPs and time are relative to {first.name}: {first.cost('flops'):.3g} FLOPs and "
+            f"{mean(r.cost('run_seconds') for r in self.runs[0]):.0f} s (excluding compilation and validation). "
+            f"Values are means over {len(self.runs[0])} seed{'s' * (len(self.runs[0]) > 1)}; compare.json has each seed."
         )
-
-    def _along(self) -> str:
-        names = {"flops": "FLOPs", "run_seconds": "wall-clock", "seconds": "wall-clock with compiling"}
-        along: dict[str, Any] = {"run": lambda r: r["run"]}
-        for unit, name in names.items():
-            along[f"{name} saved"] = lambda r, unit=unit: _percent(r[f"saved_{unit}"], r[f"saved_{unit}_interval"])
-            if self._given:
-                along[f"{name} saved, small model given"] = lambda r, unit=unit: _percent(
-                    r[f"saved_{unit}_given"], r[f"saved_{unit}_given_interval"]
-                )
-        said = "Along the curves: what each had spent when it came down to the baseline's final loss to stay."
-        return f"{said}\n\n{_lines(along, self.rows())}"
 
     def _scores(self) -> list[str]:
         if not self.scores:
             return []
-        can: dict[str, Any] = {"run": lambda r: r["run"], "final loss": _loss}
-        can |= {name: lambda r, name=name: spread(r["scores"][name], "{:.4f}") for name in self.scores}
-        return [f"What the models can do: each seed's, after the mean.\n\n{_lines(can, self.rows())}"]
+        columns: dict[str, Any] = {"run": lambda r: r["run"], "loss": _loss}
+        columns |= {name: lambda r, name=name: f"{mean(r['scores'][name]):.4f}" for name in self.scores}
+        return [_lines(columns, self.rows())]
 
     def _phases(self) -> str:
         body = [
-            [runs[0].name, p["phase"], f"{p['parameters']:,}", f"{p['steps']:,}", f"{p['tokens']:,}",
+            [runs[0].name, p["phase"], f"{p['parameters']:,}", f"{p['steps']:,}",
              f"{p['layers'] / p['steps']:.2f}" if p["steps"] else "", _milliseconds(runs, i),
-             f"{p['flops'] / runs[0].cost('flops'):.1%}", f"{p['seconds']:.1f}", f"{p['compile_seconds']:.1f}"]
+             f"{p['flops'] / runs[0].cost('flops'):.1%}"]
             for runs in self.runs
             for i, p in enumerate(runs[0].result["phases"])
         ]  # fmt: skip
-        head = ["run", "phase", "parameters", "steps", "tokens", "layers run", "ms a step", "FLOPs", "seconds",
-                "of these compiling"]  # fmt: skip
-        return markdown(head, body)
+        return markdown(["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"], body)
 
 
 def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -214,66 +180,70 @@ def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def _cell(name: str, cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:
-    """Savings of a config that diverged with some seeds would be those of its luckier ones: they are not told."""
-    if row["diverged"] and ("saved" in name or "given" in name):
-        return f"diverged: {len(row['diverged'])} of {len(row['diverged']) + len(row['loss'])} seeds"
-    return cell(row) if row["loss"] or name in ("run", "final loss") else ""
+    """One cell. If some seeds of a config diverged, the saving of the others would be biased, so it is not shown."""
+    if row["diverged"] and "saved" in name:
+        return _some_seeds("diverged", len(row["diverged"]), len(row["diverged"]) + len(row["loss"]))
+    return cell(row) if row["loss"] or name in ("run", "loss") else ""
+
+
+def _some_seeds(what: str, count: int, every: int) -> str:
+    return what if count == every else f"{what}: {count} of {every} seeds"
 
 
 def _loss(row: dict[str, Any]) -> str:
-    """The mean and each seed's, then the seeds that diverged."""
+    """The mean over the seeds that finished, then the seeds that diverged."""
     seeds = ", ".join(map(str, row["diverged"]))
-    parts = [spread(row["loss"], "{:.4f}")] if row["loss"] else []
+    parts = [f"{mean(row['loss']):.4f}"] if row["loss"] else []
     return ", ".join([*parts, f"diverged: seed {seeds}"] if seeds else parts)
 
 
 def _told(row: dict[str, Any], base: dict[str, Any], shorter: list[dict[str, Any]]) -> str:
-    """One line: what a run cost and reached, a run from scratch of the same cost, and what is saved at an equal loss."""
+    """The saving at equal loss, the cost and the loss of a run, and the loss of a run from scratch with the same cost."""
     text = (
-        f"{row['run']} ends at a loss of {mean(row['loss']):.4f} for {row['flops']:.0%} of the FLOPs of {base['run']}, which "
-        f"ends at {mean(base['loss']):.4f}"
+        f"Its loss is {mean(row['loss']):.4f} with {row['flops']:.0%} of the FLOPs of {base['run']}, whose loss is "
+        f"{mean(base['loss']):.4f}"
     )
     alike = [r for r in shorter if abs(r["flops"] / row["flops"] - 1) < ALIKE]
-    text += "".join(f"; {r['run']}, from scratch at the same cost, ends at {mean(r['loss']):.4f}" for r in alike[:1])
-    return f"Result: {text}. {_saved(row)}"
+    text += "".join(
+        f"; {r['run']}, from scratch with the same cost, has a loss of {mean(r['loss']):.4f}" for r in alike[:1]
+    )
+    return f"Result: {row['run']} {_saved(row)} {text}."
 
 
 def _saved(row: dict[str, Any]) -> str:
     if row["diverged"]:
-        return "Some of its seeds diverged: no saving is told."
+        return "diverged with some seeds, so no saving is given."
     saved = row["saved_frontier"]
     if saved is None:
-        return "Without --frontier no saving is told."
+        return "has no known saving, because --frontier was not given."
     if None in saved:
-        return "It ends above every run from scratch: nothing is saved."
-    value = mean(saved)
-    half = row["saved_frontier_interval"]
+        return "saved nothing: it ended above every run from scratch."
+    value, half = mean(saved), row["saved_frontier_interval"]
     interval = "" if half is None else f" ± {100 * half:.1f}"
     seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
-    if value < 0:
-        return f"At an equal loss it costs {-100 * value:.1f} %{interval} more FLOPs than from scratch ({seeds})."
-    bound = "more than " * any(row["below_frontier"])
-    return f"At an equal loss it saves {bound}{100 * value:.1f} %{interval} of the FLOPs ({seeds})."
+    amount = f"{'more than ' * any(row['below_frontier'])}{100 * abs(value):.1f} %{interval}"
+    return f"reached its loss with {amount} {'more' if value < 0 else 'fewer'} FLOPs than a run from scratch ({seeds})."
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _milliseconds(runs: Sequence[Run], i: int) -> str:
     times = [t for r in runs if (t := r.step_seconds(i)) is not None]
-    return spread([1000 * t for t in times], "{:.1f}") if times else ""
+    return f"{1000 * mean(times):.1f}" if times else ""
 
 
-def _frontier(row: dict[str, Any], name: str) -> str:
-    """From scratch, a loss below the whole frontier would need more than the whole budget: the saving is a bound."""
-    over = any(row["below_frontier"])
-    return _percent(row[name], row[f"{name}_interval"], over, "above the frontier")
-
-
-def _percent(
-    values: Sequence[float | None], half: float | None = None, at_least: bool = False, unreached: str = "not reached"
-) -> str:
+def _frontier(row: dict[str, Any]) -> str:
+    """The saving with its interval. From three seeds on this is ±; with two seeds it is the range."""
+    values = row["saved_frontier"]
     known = [100 * v for v in values if v is not None]
     if len(known) < len(values):
-        return unreached if not known else f"{unreached}: {len(values) - len(known)} of {len(values)} seeds"
-    text = f"{mean(known):.1f} %" + (f" ± {100 * half:.1f}" if half is not None else "")
-    if len(known) > 1:
-        text += f" [{', '.join(f'{v:.1f} %' for v in known)}]"
-    return "> " * at_least + text.replace("-0.0 %", "0.0 %")
+        return _some_seeds("above the frontier", len(values) - len(known), len(values))
+    text = f"{mean(known):.1f} %"
+    if len(known) == 2:
+        text += f" [{min(known):.1f}, {max(known):.1f}]"
+    elif row["saved_frontier_interval"] is not None:
+        text += f" ± {100 * row['saved_frontier_interval']:.1f}"
+    # A run below the frontier saves more than the frontier can show.
+    return "> " * any(row["below_frontier"]) + text.replace("-0.0", "0.0")
