@@ -119,7 +119,9 @@ def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
     )
     assert record["arguments"] == {"method": method, "target": target, **traits, **({"seed": 3} if seed else {})}
     again = [f"--{axis}={size - 1}" for axis, size in SIZES.items() if axis in target]
-    assert f": {method} cannot take" in refused(capsys, "grow", folder, tmp_path / "c", "--method", method, *again)
+    assert f": {operators.OPERATORS[method].name} cannot take" in refused(
+        capsys, "grow", folder, tmp_path / "c", "--method", method, *again
+    )
 
 
 def test_convert_there_and_back(tmp_path, folder):

@@ -12,6 +12,7 @@ from jaxgrow.models import GPT2Config
 from jaxgrow.operators import (
     DEPTH,
     EXPERTS,
+    OPERATORS,
     WIDTH,
     adjacent,
     aki,
@@ -226,20 +227,32 @@ TWICE = {"embed": 24, "heads": 8, "mlp": 40}
         ),
         (staged, {"embed": 24, "heads": 8}, "all of them, but was asked for {'embed': 24, 'heads': 8}"),
         (g_stack, {"layers": 8}, "axis 'layers': g_stack needs a multiple of 5, not 8"),
-        (midas, {"layers": 7}, "axis 'layers': midas repeats one of equal blocks, but 5 layers are no blocks of 2"),
-        (midas, {"layers": 11}, "but 5 layers are no blocks of 6"),
+        (
+            midas,
+            {"layers": 7},
+            "axis 'layers': midas repeats one of several equal blocks, but 5 layers do not divide into blocks of 2",
+        ),
+        (midas, {"layers": 11}, "but 5 layers do not divide into blocks of 6"),
         (
             solar,
             {"layers": 7},
-            "axis 'layers': solar makes 2 (5 - m) - blend layers of 5; no m gives 7 with a blend of 0",
+            "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, but no m gives 7 with blend 0",
         ),
-        (solar, {"layers": 12}, "no m gives 12 with a blend of 0"),
-        (mslt, {"layers": 11}, "axis 'layers': mslt adds at most as many as there are, not 5 to 11; grow twice"),
-        (lidas, {"layers": 11}, "axis 'layers': lidas adds at most as many as there are, not 5 to 11; grow twice"),
+        (solar, {"layers": 12}, "no m gives 12 with blend 0"),
+        (
+            mslt,
+            {"layers": 11},
+            "axis 'layers': mslt can at most double the 5 layers, but 11 were requested; grow twice",
+        ),
+        (
+            lidas,
+            {"layers": 11},
+            "axis 'layers': lidas can at most double the 5 layers, but 11 were requested; grow twice",
+        ),
         (
             llama_pro,
             {"layers": 11},
-            "axis 'layers': llama_pro adds at most as many as there are, not 5 to 11; grow twice",
+            "axis 'layers': llama_pro can at most double the 5 layers, but 11 were requested; grow twice",
         ),
     ],
 )
@@ -250,7 +263,7 @@ def test_targets_that_an_operator_cannot_reach(operator, target, wrong):
 
 @pytest.mark.parametrize(("new", "blend"), [(6, 1), (9, 3), (6, -2), (5, 6)])
 def test_blends_that_solar_cannot_make(new, blend):
-    with raises(f"no m gives {new} with a blend of {blend}"):
+    with raises(f"no m gives {new} with blend {blend}"):
         solar(LARGE, {"layers": new}, blend)
 
 
@@ -324,10 +337,10 @@ def test_correction_compares_on_the_coarse_level():
 @pytest.mark.parametrize("size", [6.0, "6", None, True, [6]], ids=repr)
 def test_the_size_of_an_axis_is_a_whole_number(operator, size):
     axis = "layers" if operator in DEPTH else "experts" if operator in EXPERTS else "mlp"
-    large = {**LARGE, "experts": 1}
-    with pytest.raises(TypeError, match=f"{operator}: target has '{axis}': .* the size of an axis is a whole number"):
+    large, name = {**LARGE, "experts": 1}, OPERATORS[operator].name
+    with pytest.raises(TypeError, match=f"{name}: target has '{axis}': .* the size of an axis is a whole number"):
         {**DEPTH, **WIDTH, **EXPERTS}[operator](large, {axis: size})
-    with pytest.raises(TypeError, match=f"{operator}: sizes has '{axis}': .* the size of an axis is a whole number"):
+    with pytest.raises(TypeError, match=f"{name}: sizes has '{axis}': .* the size of an axis is a whole number"):
         {**DEPTH, **WIDTH, **EXPERTS}[operator]({**large, axis: size}, {axis: 20})
 
 

@@ -2,24 +2,28 @@
 
 ``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--workdir DIR] [--set a.b=c ...]``
 
-A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is the baseline. A config can
-have settings of its own after more colons, such as ``configs/demo.py:ligo:optim.peak_lr=2e-2``. They are applied after the
-settings of ``--set``, which hold for all configs. `train.sweep` finds the best settings of each side.
+A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is
+the baseline. A config can have settings of its own after more colons, such as
+``configs/demo.py:ligo:optim.peak_lr=2e-2``. They are applied after the settings of ``--set``, which
+hold for all configs. `train.sweep` finds the best settings of each side.
 
-``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each of these runs decays
-fully. Savings are measured against the line through them. A fraction can have settings of its own in addition to those
-of the baseline: ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``.
+``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each
+of these runs decays fully. Savings are measured against the line through them. A fraction can have
+settings of its own in addition to those of the baseline:
+``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``.
 
-``--evaluate wikitext2,lambada [--data DIR]`` adds the scores of `train.evaluate` to each run. ``--finetune
-configs/finetune.py:sst2`` adds the scores after fine-tuning (`train.finetune`) with the best learning rate. These options show
-whether an equal loss means an equal score.
+``--evaluate wikitext2,lambada [--data DIR]`` adds the scores of `train.evaluate` to each run.
+``--finetune configs/finetune.py:sst2`` adds the scores after fine-tuning (`train.finetune`) with
+the best learning rate. These options show whether an equal loss means an equal score.
 
-The command writes these files into the work directory: ``compare.md`` (the report), ``compare.json`` (all numbers, for each seed),
-``compare.png`` (loss against FLOPs), ``compare_seconds.png`` (loss against wall-clock time without compilation) and, if layers
-are dropped, ``compare_keep.png``.
+The command writes these files into the work directory: ``compare.md`` (the report),
+``compare.json`` (all numbers, for each seed), ``compare.png`` (loss against FLOPs),
+``compare_seconds.png`` (loss against wall-clock time without compilation) and, if layers are
+dropped, ``compare_keep.png``.
 
-It is an error if runs were not evaluated on the same data (corpus, tokenizer, split, context, evaluation batches). A run
-whose loss becomes infinite or NaN is marked as diverged, and the other runs continue.
+It is an error if runs were not evaluated on the same data (corpus, tokenizer, split, context,
+evaluation batches). A run whose loss becomes infinite or NaN is marked as diverged, and the other
+runs continue.
 """
 
 import sys
@@ -49,10 +53,12 @@ from train.tasks.zero_shot import Result, evaluate, found
 def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
     """Runs, or reads, every config with every seed, and so those of the frontier; ``configs[0]`` is the baseline.
 
-    A run that diverges is noted, and the others go on; no config runs with a seed with which the baseline diverged.
+    A run that diverges is noted, and the others go on; no config runs with a seed with which the
+    baseline diverged.
 
     Raises:
-      UserError: before anything runs, where two have one name, or are not judged alike; or the baseline always diverged.
+      UserError: before anything runs, where two have one name, or are not judged alike; or the
+        baseline always diverged.
     """
     every = [*configs, *shorter]
     if len({e.name for e in every}) < len(every):

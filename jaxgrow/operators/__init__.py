@@ -1,12 +1,16 @@
 """Published growth operators, each a short function that returns a growth: data for `jaxgrow.grow`.
 
-Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names that the models here use:
-``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads stay whole: their dimensions are another axis. Where
-queries share keys, ``kv_heads`` are an axis, too, and operators keep every query head with its keys.
-Operators of growth also take a ``target``, the new sizes of the axes that grow, and random ones a ``seed``; all raise
-`ValueError` for an axis that they do not grow and for sizes that they cannot reach. LiGO learns its maps: `jaxgrow.ligo`.
+Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names
+that the models here use: ``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads
+stay whole: their dimensions are another axis. Where queries share keys, ``kv_heads`` are an axis,
+too, and operators keep every query head with its keys. Operators of growth also take a ``target``,
+the new sizes of the axes that grow, and random ones a ``seed``; all raise `ValueError` for an axis
+that they do not grow and for sizes that they cannot reach. LiGO learns its maps: `jaxgrow.ligo`.
 """
 
+from jaxgrow.operators import depth as _depth
+from jaxgrow.operators import experts as _experts
+from jaxgrow.operators import width as _width
 from jaxgrow.operators.depth import (
     g_stack,
     g_stack_tokens,
@@ -23,20 +27,24 @@ from jaxgrow.operators.depth import (
 from jaxgrow.operators.experts import upcycle, virtual_groups
 from jaxgrow.operators.multilevel import Groups, adjacent, alike, coalesce, decoalesce, far, group_size
 from jaxgrow.operators.pruning import Units, best, keep, prune
+from jaxgrow.operators.registry import OPERATORS, Operator, operator
 from jaxgrow.operators.targets import Sizes
-from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, net2net, sparkling, staged, zero_pad
+from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, sparkling, staged, zero_pad
 
-DEPTH = {f.__name__: f for f in (stack, interleave, g_stack, mslt, midas, lidas, solar, llama_pro)}
-WIDTH = {f.__name__: f for f in (zero_pad, fpi, aki, average, hypercloning, staged, lemon, sparkling)} | {
-    "net2net": net2net
-}
-EXPERTS = {f.__name__: f for f in (upcycle, virtual_groups)}
+net2net = fpi  # the original name of the same operator
+
+DEPTH, WIDTH, EXPERTS = (
+    {name: found.function for name, found in OPERATORS.items() if found.function.__module__ == module.__name__}
+    for module in (_depth, _width, _experts)
+)
 
 __all__ = [
     "DEPTH",
     "EXPERTS",
+    "OPERATORS",
     "WIDTH",
     "Groups",
+    "Operator",
     "Sizes",
     "Units",
     "adjacent",
@@ -62,6 +70,7 @@ __all__ = [
     "mslt",
     "net2net",
     "new_layers",
+    "operator",
     "prune",
     "solar",
     "sparkling",

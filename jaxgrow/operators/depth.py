@@ -1,8 +1,10 @@
-"""Operators that add layers. Except `llama_pro`, none keeps the function: a copied layer changes it to first order.
+"""Operators that add layers.
 
-Each takes the ``sizes`` of a model and a ``target``, ``{"layers": new number}``, or, of a model with stages, of some of them,
-``{"layers.2": new number}``; layers are counted from 0, ``L`` are old and ``L'`` new. The read maps, which no layer uses, are
-those that invert: ``grow(swap(g), grow(g, s)) == s``.
+Except for `llama_pro`, they do not preserve the function, because a copied layer changes it to
+first order. ``target`` is ``{"layers": new number}``, or ``{"layers.2": new number}`` for one stage
+of a model with stages. Layers are counted from 0; ``L`` is their old and ``L'`` their new number.
+No parameter contracts the ``layers`` axis. Its read maps are chosen to invert the growth:
+``grow(swap(g), grow(g, s)) == s``.
 """
 
 import math
@@ -14,21 +16,29 @@ import numpy as np
 from jaxgrow.axes import LAYERS, beside, is_layers, stages
 from jaxgrow.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
 from jaxgrow.matrices import Rows, dense
+from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
 
 
+@operator(
+    axes=(LAYERS,),
+    preserves="no",
+    source="Gong et al. 2019 (StackBERT)",
+    state="copy",
+    example={"layers": 4},
+    inverts="bitwise",
+)
 def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """``W'_l = W_{l mod L}``: the whole stack again on top (StackBERT, Gong et al., ICML 2019, Eq. 1 of LiGO).
+    """Repeat the stack of layers on top of itself: ``W'_l = W_{l mod L}`` (StackBERT; Eq. 1 of LiGO).
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
+      {arguments}
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them.
+      {raises}
 
     Example:
       >>> stack({"layers": 2}, {"layers": 5})["layers"].write.index[:, 0].tolist()
@@ -41,27 +51,38 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return _maps("stack", sizes, target, lambda old, new: select(np.arange(new) % old, old))
 
 
+@operator(
+    axes=(LAYERS,),
+    preserves="no",
+    source="Chang et al. 2018",
+    state="copy",
+    example={"layers": 4},
+    inverts="bitwise",
+)
 def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMap]:
-    """``W'_l = W_{floor(l L / L')}``: each layer followed by its copies (Chang et al., ICLR 2018; interpolation in LiGO).
+    """Place the copies of each layer directly behind it: ``W'_l = W_{floor(l L / L')}`` ("interpolation" in LiGO).
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
-      period: the model's (`jaxgrow.models.Config.traits`), ``p``: where it divides both numbers of layers, each ``p`` are
-        followed by their copies, ``W'_l = W_{p floor(floor(l / p) L / L') + l mod p}``, so that each is of its source's kind.
+      {arguments}
+      period: number p of consecutive layers that are copied together
+        (`jaxgrow.models.Config.traits`). If p divides both numbers of layers,
+        ``W'_l = W_{p floor(floor(l / p) L / L') + l mod p}``. A copy then has the same kind as its
+        source, for example with or without an attention window.
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them.
+      {raises}
 
     Example:
       >>> interleave({"layers": 2}, {"layers": 4})["layers"].write.index[:, 0].tolist()
       [0, 0, 1, 1]
 
     References:
-      Chang et al., `Multi-level Residual Networks from Dynamical Systems View <https://arxiv.org/abs/1710.10348>`_, ICLR 2018
+      Chang et al.,
+      `Multi-level Residual Networks from Dynamical Systems View <https://arxiv.org/abs/1710.10348>`_,
+      ICLR 2018
     """
 
     def copies(old: int, new: int) -> AxisMap:
@@ -72,18 +93,29 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMa
     return _maps("interleave", sizes, target, copies)
 
 
+@operator(
+    axes=(LAYERS,),
+    sizes="a multiple of the old number",
+    preserves="no",
+    source="Du et al. 2024",
+    state="copy; published: drop",
+    example={"layers": 4},
+    inverts="bitwise",
+)
 def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """`stack`, a whole number of times: G_stack of Du et al. (NeurIPS 2024), who recommend four; when: `g_stack_tokens`.
+    """Repeat the stack of layers a whole number of times, as `stack` does.
+
+    The authors recommend four times. `g_stack_tokens` gives the time of the growth.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
+      {arguments}
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them, or no whole number of times as many.
+      ValueError: a number of layers that is not a multiple of the old one.
+      {raises}
 
     Example:
       >>> g_stack({"layers": 2}, {"layers": 4})["layers"].write.index[:, 0].tolist()
@@ -97,16 +129,17 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 
 def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> float:
-    """For how many tokens to train the small model before `g_stack`, of a training of ``tokens`` in all.
+    """The number of tokens on which to train the small model before `g_stack`.
 
-    ``log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74``, with N the ``parameters`` of the grown model and ``C = 6 N tokens``
-    FLOPs (Du et al., NeurIPS 2024). Fitted to models of billions: for 410 M parameters and 8.2e9 tokens it asks for more than
-    twice the whole training. What exceeds the fraction ``at_most`` of ``tokens`` is cut to it, with a warning.
+    ``log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74``, with N parameters of the grown model and
+    ``C = 6 N tokens`` FLOPs. The formula was fitted to models with billions of parameters. For 410
+    million parameters and 8.2e9 tokens it gives more than twice the complete training. A result
+    above the fraction ``at_most`` of ``tokens`` is reduced to that fraction, with a warning.
 
     Args:
-      parameters: of the grown model.
-      tokens: of the whole training.
-      at_most: the largest part of ``tokens`` to return.
+      parameters: number of parameters of the grown model.
+      tokens: number of tokens of the complete training.
+      at_most: the largest fraction of ``tokens`` to return.
 
     Returns:
       A number of tokens.
@@ -123,27 +156,36 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
     if found <= at_most * tokens:
         return found
     warnings.warn(
-        f"G_stack's formula asks for {found:.3g} tokens of the small model, {found / tokens:.0%} of the training: "
-        f"it was fitted to larger ones; using {at_most:.0%}",
+        f"the formula of G_stack gives {found:.3g} tokens for the small model, {found / tokens:.0%} of the training. It was "
+        f"fitted to larger models; using {at_most:.0%} instead",
         stacklevel=2,
     )
     return at_most * tokens
 
 
+@operator(
+    axes=(LAYERS,),
+    sizes="at most twice the old number",
+    preserves="no",
+    source="Yang et al. 2020",
+    state="copy, asymmetric",
+    example={"layers": 3},
+    inverts="bitwise",
+)
 def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """The top ``L' - L`` layers once more on top: multi-stage layerwise training (Yang et al., 2020).
+    """Repeat the top ``L' - L`` layers on top of the model: multi-stage layerwise training.
 
-    The method then trains the new layers alone, and all of them in a last stage: `jaxgrow.freeze`.
+    The method then trains only the new layers, and all layers in a last stage (`jaxgrow.freeze`).
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
+      {arguments}
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
+      ValueError: more than twice the old number of layers.
+      {raises}
 
     Example:
       >>> mslt({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
@@ -160,34 +202,47 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return _maps("mslt", sizes, target, copies)
 
 
+@operator(
+    axes=(LAYERS,),
+    sizes="one more block, where the old layers divide into such blocks",
+    preserves="no",
+    source="Saunshi et al. 2024",
+    state="copy, asymmetric",
+    example={"layers": 3},
+    inverts="bitwise",
+)
 def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """The middle block of ``b = L' - L`` layers once more, right after itself (MIDAS, Saunshi et al., NeurIPS 2024).
+    """Repeat the middle block of ``b = L' - L`` layers directly behind itself (MIDAS).
 
-    With ``n = L / b`` blocks, it is the ``ceil(n / 2)``-th. Stages as long as `midas_lengths` says.
+    With ``n = L / b`` blocks, the middle block has the number ``ceil(n / 2)``. `midas_lengths`
+    gives the lengths of the stages.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
+      {arguments}
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them, or a number that is not made of equal blocks.
+      ValueError: the old layers do not divide into blocks of ``L' - L``.
+      {raises}
 
     Example:
       >>> midas({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
       [0, 1, 0, 1, 2, 3]
 
     References:
-      Saunshi et al., `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
+      Saunshi et al.,
+      `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
       NeurIPS 2024
     """
 
     def copies(old: int, new: int) -> AxisMap:
         block = new - old
         if block and old % block:
-            raise ValueError(f"midas repeats one of equal blocks, but {old} layers are no blocks of {block}")
+            raise ValueError(
+                f"midas repeats one of several equal blocks, but {old} layers do not divide into blocks of {block}"
+            )
         start = (math.ceil(old / block / 2) - 1) * block if block else 0
         return select([*range(start + block), *range(start, old)], old)
 
@@ -195,11 +250,11 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 
 def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
-    """The fraction of the steps for each of MIDAS's stages: ``T_i = i^power / sum_j j^power``.
+    """The fraction of the training steps for each stage of MIDAS: ``T_i = i^power / sum_j j^power``.
 
     Args:
-      stages: how many there are.
-      power: 1 in proportion to the stage's number; larger: longer last stages.
+      stages: number of stages.
+      power: 1 makes a stage proportional to its number; larger values make the last stages longer.
 
     Returns:
       Fractions that add up to 1.
@@ -209,25 +264,37 @@ def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
       (0.1, 0.2, 0.3, 0.4)
 
     References:
-      Saunshi et al., `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
+      Saunshi et al.,
+      `On the Inductive Bias of Stacking Towards Improving Reasoning <https://arxiv.org/abs/2409.19044>`_,
       NeurIPS 2024
     """
     weights = np.arange(1, stages + 1) ** power
     return tuple((weights / weights.sum()).tolist())
 
 
+@operator(
+    axes=(LAYERS,),
+    sizes="at most twice the old number",
+    preserves="no",
+    source="LIDAS 2025",
+    state="copy, asymmetric",
+    example={"layers": 3},
+    inverts="bitwise",
+)
 def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """The ``L' - L`` layers around the middle once more, in the middle: half from below, half from above (LIDAS, 2025).
+    """Repeat the ``L' - L`` middle layers in the middle of the model (LIDAS).
+
+    Half of the repeated layers come from below the middle, and half from above.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
+      {arguments}
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
+      ValueError: more than twice the old number of layers.
+      {raises}
 
     Example:
       >>> lidas({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
@@ -246,22 +313,32 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return _maps("lidas", sizes, target, copies)
 
 
+@operator(
+    axes=(LAYERS,),
+    sizes="an even number",
+    preserves="no",
+    source="Kim et al. 2023",
+    state="copy",
+    example={"layers": 4},
+    inverts="bitwise",
+)
 def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
-    """``0 .. L - m - 1``, then ``m .. L - 1``: two copies, of which one lacks its last m, the other its first m layers.
+    """Stack two copies of the model, without the top m layers of the lower one and the bottom m layers of the upper one.
 
-    ``L' = 2 (L - m)`` (SOLAR's depth up-scaling, Kim et al., 2023). With ``blend``, the last ``blend`` layers of the lower
-    copy and the first ``blend`` of the upper one are one, their mean, so that ``L' = 2 (L - m) - blend``.
+    The result has the layers ``0 .. L - m - 1`` and then ``m .. L - 1``, so ``L' = 2 (L - m)``
+    (depth up-scaling of SOLAR). With ``blend``, the top ``blend`` layers of the lower copy and the
+    bottom ``blend`` layers of the upper copy are averaged, so ``L' = 2 (L - m) - blend``.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
-      blend: how many layers of the two copies are averaged where they meet.
+      {arguments}
+      blend: number of layers that are averaged where the two copies meet.
 
     Returns:
-      The map of ``layers``, or of each stage's.
+      The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them, or a number that no m gives.
+      ValueError: a number of layers that no m gives.
+      {raises}
 
     Example:
       >>> solar({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
@@ -275,7 +352,7 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
         cut, odd = divmod(2 * old - new - blend, 2)
         if odd or cut < 0 or not 0 <= blend <= old - cut:
             raise ValueError(
-                f"solar makes 2 ({old} - m) - blend layers of {old}; no m gives {new} with a blend of {blend}"
+                f"solar turns {old} layers into 2 ({old} - m) - blend layers, but no m gives {new} with blend {blend}"
             )
         lower, upper = list(range(old - cut)), list(range(cut, old))
         once = old - cut - blend
@@ -290,32 +367,48 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
     return _maps("solar", sizes, target, copies)
 
 
+@operator(
+    axes=(LAYERS,),
+    sizes="at most twice the old number",
+    preserves="yes, bitwise; post-LN models: no",
+    source="Wu et al. 2024",
+    state="asymmetric",
+    preserves_for=lambda growth, form: form.pre_norm,
+    dual=False,  # the zeroed kernels have gradients that are not zero
+    example={"layers": 3},
+    inverts="bitwise",
+)
 def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
-    """A copy that adds nothing after every ``L / (L' - L)`` layers: ``W_out = W_down = 0`` there, biases too.
+    """Insert copies of layers that initially add nothing: ``W_out = W_down = 0``, zero biases.
 
-    Keeps the function of any pre-LN model to the bit; at first only the zeroed kernels have a gradient (LLaMA Pro, Wu et al.,
-    ACL 2024, who train the new layers alone: `jaxgrow.freeze`). LEMON's and bert2BERT's identity blocks are these.
-    ``W_out`` and ``W_down`` are the kernels of layers that write ``embed``; norms and scales are copied. Where a norm follows
-    each sublayer (``post_norm``; OLMo 2, Gemma 2), its scale is zero instead: of a kernel's first small numbers the norm would
-    make whole units.
+    One copy follows after every ``L / (L' - L)`` layers. The operator preserves the function of any
+    pre-LN model bitwise. At first, only the zeroed kernels have a gradient. The authors train only
+    the new layers (`jaxgrow.freeze`). The identity blocks of LEMON and bert2BERT are of this form.
+    ``W_out`` and ``W_down`` are the kernels of layers whose output axis is ``embed``. Norms and
+    scales are copied. If a norm follows each sublayer (``post_norm``; OLMo 2, Gemma 2), its scale
+    is set to zero instead. Otherwise the norm would rescale the output to unit variance after the
+    first small update of the kernel.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"layers": new number}``.
-      post_norm: the model's (`jaxgrow.models.Config.traits`).
+      {arguments}
+      post_norm: whether a norm follows each sublayer (`jaxgrow.models.Config.traits`).
 
     Returns:
-      Two rules: for what layers write into the residual stream, and for all else.
+      Two rules: one for the outputs of layers into the residual stream, and one for the other
+      parameters.
 
     Raises:
-      ValueError: an axis other than ``layers``, or fewer of them, or more than twice as many.
+      ValueError: more than twice the old number of layers.
+      {raises}
 
     Example:
       >>> new_layers(llama_pro({"layers": 4}, {"layers": 6}))
       (2, 5)
 
     References:
-      Wu et al., `LLaMA Pro: Progressive LLaMA with Block Expansion <https://arxiv.org/abs/2401.02415>`_, ACL 2024
+      Wu et al.,
+      `LLaMA Pro: Progressive LLaMA with Block Expansion <https://arxiv.org/abs/2401.02415>`_, ACL
+      2024
     """
 
     def copies(old: int, new: int) -> AxisMap:
@@ -337,13 +430,13 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
 
 
 def new_layers(growth: Growth) -> tuple[int, ...]:
-    """The layers that are not the first copy of their source, counted after the growth: what one may want to train alone.
+    """The indices of the layers that a growth added: all layers except the first copy of each source layer.
 
     Args:
-      growth: by an operator of this module.
+      growth: a growth by an operator of this module.
 
     Returns:
-      Their numbers, in order.
+      Indices in the grown model, in ascending order.
 
     Example:
       >>> new_layers(stack({"layers": 2}, {"layers": 4}))
@@ -355,13 +448,19 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
     return tuple(parts[name].start + int(i) for name in parts for i in np.flatnonzero(every[name]))
 
 
-def _maps(operator: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap]) -> dict[str, AxisMap]:
-    """``of(old, new)`` of the layers of each stage that grows; others stay.
+def _maps(name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap]) -> dict[str, AxisMap]:
+    """The maps of the layers of each stage. Stages that are not in ``target`` keep their layers.
+
+    Args:
+      name: the name of the operator, for error messages.
+      sizes: the size of every axis of the model.
+      target: the new numbers of layers.
+      of: the map from an old to a new number of layers.
 
     Raises:
-      ValueError: an axis that is none of layers, or fewer of them, or what ``of`` refuses.
+      ValueError: an axis that does not stack layers, a smaller number, or an error of ``of``.
     """
-    found = grown(operator, (LAYERS,), sizes, target)
+    found = grown(name, (LAYERS,), sizes, target)
     out = {axis: identity(sizes[axis]) for axis in depth(sizes)}
     for axis, (old, new) in found.items():
         try:
@@ -371,6 +470,6 @@ def _maps(operator: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], A
     return out
 
 
-def _at_most_twice(operator: str, old: int, new: int) -> None:
+def _at_most_twice(name: str, old: int, new: int) -> None:
     if new > 2 * old:
-        raise ValueError(f"{operator} adds at most as many as there are, not {old} to {new}; grow twice")
+        raise ValueError(f"{name} can at most double the {old} layers, but {new} were requested; grow twice")

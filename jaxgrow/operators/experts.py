@@ -9,9 +9,16 @@ import numpy as np
 
 from jaxgrow.maps import AxisMap, Maps, Rule, Rules, select
 from jaxgrow.matrices import Rows
+from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
 
 
+@operator(
+    axes=("experts",),
+    preserves="yes",
+    source="Komatsuzaki et al. 2023",
+    state="copy",
+)
 def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Each expert a copy of an old one, in turn: sparse upcycling of a single one, expert upcycling of several.
 
@@ -40,6 +47,13 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return {"experts": select(in_turn(old, new), old)}
 
 
+@operator(
+    axes=("experts", "mlp"),
+    sizes="experts with fewer mlp units each",
+    preserves="yes, if each token uses a multiple of the number of parts",
+    source="He et al. 2024",
+    state="copy",
+)
 def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
     """A single expert cut into G parts of its units, each part an expert, E / G times over: finer experts of the same cost.
 

@@ -1,7 +1,7 @@
-"""Operators that widen a model: the residual stream (``embed``), ``heads`` as whole units, ``mlp``.
+"""Operators that widen a model: the residual stream, attention heads and MLP units.
 
-Each takes the ``sizes`` of a model and a ``target``, the new sizes of any of these axes. Where queries share keys, ``kv_heads``
-is one of them, and query heads go with their key heads (`jaxgrow.operators.targets.sources`).
+Heads are always copied completely. With GQA, ``kv_heads`` is another axis, and query heads stay
+with their key/value heads (`jaxgrow.operators.targets.sources`).
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 
 from jaxgrow.axes import LAYERS, beside, kind
-from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, select
+from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, by_axes, select
 from jaxgrow.matrices import Matrix, Rows, dense
+from jaxgrow.operators.registry import Form, by_maps, operator
 from jaxgrow.operators.targets import (
     HEADS,
     KV_HEADS,
@@ -26,25 +27,49 @@ from jaxgrow.operators.targets import (
     width,
 )
 
-MEANS = 32  # old units that a new one of `average` is a mean of, at most
+MEANS = 32  # the largest number of old units in a mean of `average`
 
 
+def _lemon_preserves(growth: Growth, form: Form) -> bool:
+    """Rules of `lemon` preserve a pre-LN model, unless a change of ``eps`` or of a norm over heads cannot be represented."""
+    if not isinstance(growth, Rules):
+        return by_maps(growth, form)
+    if growth.eps != 1 and not form.means_stay:
+        return False
+    return form.pre_norm and all(_evenly(growth, axis) for axis in form.normed if axis != "embed")
+
+
+def _evenly(growth: Rules, axis: str) -> bool:
+    """Whether all units of an axis have the same number of copies."""
+    m = by_axes(growth.rules[-1].terms[0]).get((axis,))
+    return m is None or len(set(np.count_nonzero(dense(m.write), 0).tolist())) == 1
+
+
+@operator(
+    axes=WIDTHS,
+    preserves="heads and mlp: yes; embed: no",
+    source="a control; LiGO with C = 0",
+    state="exact",
+    example={"embed": 7, "heads": 5, "mlp": 9},
+    inverts="bitwise",
+)
 def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """``W' = [[W, 0], [0, 0]]``: direct copy into the corner, zeros elsewhere.
+    """Copy the old weights into a corner and fill the rest with zeros: ``W' = [[W, 0], [0, 0]]``.
 
-    Keeps the function for ``heads`` and ``mlp``, not for ``embed``, whose norms count the zeros. New units never move: every
-    gradient of theirs is a product with a zero (LiGO's ``C = 0``, a saddle; Wang et al., ICLR 2023). A control. If fewer
-    queries share a key head, the new key heads are copies: old query heads read them.
+    This preserves the function for ``heads`` and ``mlp``. It does not for ``embed``, because norms
+    count the zeros. The new units never train, because each of their gradients is a product with a
+    zero (a saddle point; LiGO with ``C = 0``). The operator serves as a control. If fewer queries
+    share a key/value head than before, the new key/value heads are copies, because old query heads
+    need them.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow.
+      {arguments}
 
     Returns:
       One map for each axis of ``target``.
 
     Raises:
-      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+      {raises}
 
     Example:
       >>> dense(zero_pad({"mlp": 2}, {"mlp": 3})["mlp"].write).tolist()
@@ -65,25 +90,33 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return growth
 
 
+@operator(
+    axes=WIDTHS,
+    preserves="heads and mlp: yes; embed: no, except for its norms",
+    source="Chen et al. 2016 (Net2Net), 2022 (bert2BERT)",
+    state="exact, asymmetric",
+    example={"heads": 5, "mlp": 13},
+    also="net2net",
+)
 def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
-    """Function-preserving initialisation: new units copy random old ones, their readers share the weight.
+    """Copy random old units into the new ones, and divide the input weights among the copies.
 
-    ``g(i) = i`` for old units, else uniform over them; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, Chen et al.,
-    ACL 2022, section 3.3: Net2Net's map, Chen et al., ICLR 2016, Eq. 2, with whole heads).
+    Function-preserving initialisation: ``g(i) = i`` for old units and a uniformly random old unit
+    for new ones; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, section 3.3). It is the map
+    of Net2Net (Eq. 2) for complete attention heads, so it is also registered as ``net2net``.
 
-    Keeps the function but for norms: exact only if every unit of ``embed`` is copied equally often, which random copies
-    are not; ask `preserves_function`.
+    The function is preserved except for norms: it is exact only if every unit of ``embed`` is
+    copied equally often, which random copies are not. `jaxgrow.preserves_function` tells for a
+    given growth.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow.
-      seed: of the units that are drawn.
+      {arguments}
 
     Returns:
       One map for each axis of ``target``.
 
     Raises:
-      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+      {raises}
 
     Example:
       >>> fpi({"mlp": 2}, {"mlp": 4}, seed=1)["mlp"].write.index[:2, 0].tolist()
@@ -94,63 +127,44 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
 
       Chen et al., `Net2Net <https://arxiv.org/abs/1511.05641>`_, ICLR 2016
     """
-    return _copied("fpi", sizes, target, seed)
-
-
-def net2net(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
-    """`fpi`, by the name of the paper that it came from (Chen et al., ICLR 2016).
-
-    Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow.
-      seed: of the units that are drawn.
-
-    Returns:
-      One map for each axis of ``target``.
-
-    Raises:
-      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
-
-    Example:
-      >>> net2net({"mlp": 2}, {"mlp": 4}, seed=1)["mlp"].new
-      4
-
-    References:
-      Chen et al., `Net2Net <https://arxiv.org/abs/1511.05641>`_, ICLR 2016
-    """
-    return _copied("net2net", sizes, target, seed)
-
-
-def _copied(operator: str, sizes: Sizes, target: Sizes, seed: int) -> dict[str, AxisMap]:
     rng = np.random.default_rng(seed)
 
     def choose(old: int, new: int) -> np.ndarray:
         return np.concatenate([np.arange(old), rng.integers(0, old, new - old)])
 
-    index = sources(operator, sizes, grown(operator, WIDTHS, sizes, target), choose)
+    index = sources("fpi", sizes, grown("fpi", WIDTHS, sizes, target), choose)
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
+@operator(
+    axes=(LAYERS, *WIDTHS),
+    preserves="no, by design",
+    source="Chen et al. 2022",
+    state="asymmetric",
+    example={"embed": 8, "heads": 5, "mlp": 13},
+    inverts="no",
+)
 def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
-    """Advanced knowledge initialisation: `fpi`, but new heads and MLP units come from the *next* layer.
+    """Copy units as `fpi` does, but take new heads and MLP units from the *next* layer.
 
-    ``U^l[:, j] = Ũ^l[:, j]`` for old units, ``Ũ^{l+1}[:, g(j)]`` for new ones, with Ũ of `fpi` and the last layer its own next
-    (bert2BERT, Chen et al., ACL 2022, section 3.4). The residual stream grows as in `fpi`. A ``target`` with ``layers`` then
-    stacks the widened model as often as it fits, and fills up from its top. Never keeps the function, by design: it breaks
-    the symmetry of the copies.
+    Advanced knowledge initialisation: ``U^l[:, j] = Ũ^l[:, j]`` for old units and
+    ``Ũ^{l+1}[:, g(j)]`` for new ones, where Ũ is the result of `fpi`. The last layer is its own
+    next layer. The residual stream grows as in `fpi`. If ``target`` contains ``layers``, the
+    widened model is then stacked completely as often as it fits, and the remaining layers repeat
+    its top layers. The function is never preserved, by design: the operator breaks the symmetry
+    between copies.
 
-    A sum of two terms, the old units of each layer and the new ones of the next.
+    The growth is a sum of two terms, one for the old units of each layer and one for the new units
+    from the next layer.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow, widths and ``layers``.
-      seed: of the units that are drawn.
+      {arguments}
 
     Returns:
-      A rule for each axis that gets new units, and one for all else.
+      One rule for each axis that receives new units, and one rule for the other parameters.
 
     Raises:
-      ValueError: another axis, a smaller size, or query heads that cannot share the keys.
+      {raises}
 
     Example:
       >>> growth = aki({"layers": 2, "embed": 4, "heads": 2, "mlp": 4}, {"mlp": 6})
@@ -180,53 +194,75 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     return Rules((*rules, Rule((base,))))
 
 
+@operator(
+    axes=WIDTHS,
+    sizes="a multiple of the old size",
+    preserves="yes",
+    source="Samragh et al. 2024",
+    state="exact",
+    example={"embed": 8, "heads": 4, "mlp": 12},
+    inverts="bitwise",
+)
 def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """``W' = tile(W, (k, k)) / k``, vectors tiled: k times the width, the same function (Samragh et al., 2024).
+    """Repeat every unit k times and divide the input weights by k: ``W' = tile(W, (k, k)) / k``; vectors are tiled.
 
-    `jaxgrow.symmetry.break_symmetry` adds the paper's noise, which keeps the function too.
+    The model becomes k times wider and computes the same function.
+    `jaxgrow.symmetry.break_symmetry` adds the noise of the paper, which also preserves the
+    function.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow.
+      {arguments}
 
     Returns:
       One map for each axis of ``target``.
 
     Raises:
-      ValueError: an axis that is no width, a smaller size, one that is no multiple, or query heads that cannot
-        share the keys.
+      ValueError: a new size that is not a multiple of the old one.
+      {raises}
 
     Example:
       >>> hypercloning({"mlp": 2}, {"mlp": 4})["mlp"].write.index[:, 0].tolist()
       [0, 1, 0, 1]
 
     References:
-      Samragh et al., `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization
-      <https://arxiv.org/abs/2409.12903>`_, 2024
+      Samragh et al.,
+      `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization <https://arxiv.org/abs/2409.12903>`_,
+      2024
     """
     index = sources("hypercloning", sizes, multiples("hypercloning", WIDTHS, sizes, target))
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
+@operator(
+    axes=WIDTHS,
+    sizes="twice the old size, for all of them",
+    preserves="yes",
+    source="Shen et al. 2022",
+    state="exact",
+    preserves_for=lambda growth, form: True,
+    example={"embed": 8, "heads": 4, "mlp": 12},
+    inverts="bitwise",
+)
 def staged(sizes: Sizes, target: Sizes) -> Rules:
-    """``W' = [[W, 0], [0, W]]``: two copies that do not see each other, until training mixes them; the same function.
+    """Place two copies of the model next to each other: ``W' = [[W, 0], [0, W]]``. Training then mixes the copies.
 
-    Staged Training (Shen et al., ICML 2022), which doubles all of ``embed``, ``heads`` (and ``kv_heads``) and ``mlp``. What is
-    outside of the blocks, or between heads, is tiled, and the final norm, or an untied head, halved, as in `hypercloning`. A
-    sum of two terms.
+    Staged Training doubles ``embed``, ``heads`` (and ``kv_heads``) and ``mlp`` together, and
+    preserves the function. Parameters outside the blocks, and parameters between heads, are tiled.
+    The final norm, or an untied head, is halved, as in `hypercloning`. The growth is a sum of two
+    terms.
 
-    Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs, as in `hypercloning`. So
-    its dual and its swap are those of `hypercloning`, for which reading axes are mapped otherwise than writing ones.
+    Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs,
+    as in `hypercloning`. The dual and the swap of this growth are therefore those of a
+    `hypercloning` whose input axes have other maps than its output axes.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: twice the size of every width.
+      {arguments}
 
     Returns:
-      Rules for the kernels of layers, of two terms each, and one for all else.
+      Rules with two terms each for the kernels of layers, and one rule for the other parameters.
 
     Raises:
-      ValueError: other sizes.
+      {raises}
 
     Example:
       >>> growth = staged({"layers": 2, "embed": 4, "heads": 2, "mlp": 8}, {"embed": 8, "heads": 4, "mlp": 16})
@@ -234,7 +270,9 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
       2
 
     References:
-      Shen et al., `Staged Training for Transformer Language Models <https://arxiv.org/abs/2203.06211>`_, ICML 2022
+      Shen et al.,
+      `Staged Training for Transformer Language Models <https://arxiv.org/abs/2203.06211>`_, ICML
+      2022
     """
     axes = width(sizes)
     found = multiples("staged", WIDTHS, sizes, target)
@@ -265,29 +303,39 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     return Rules((*writing, *reading, Rule((copies,))))
 
 
+@operator(
+    axes=WIDTHS,
+    preserves="yes; in post-LN models and with LayerScale only if embed grows to a multiple",
+    source="Wang et al. 2024",
+    state="copy",
+    preserves_for=_lemon_preserves,
+    example={"heads": 5, "mlp": 13},
+)
 def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rms"] = "layer") -> Growth:
-    """Any width, the same function of a pre-LN model, and no two copies alike (LEMON, Wang et al., ICLR 2024).
+    """Grow to any width, preserve the function of a pre-LN model, and make all copies different.
 
-    Heads and MLP units are copied in turn; the readers of C copies take unequal shares of the weight, ``1/C + noise`` for a
-    copy, the rest for the original. The residual stream is as many tiles as fit and its *mean* in the slots that are left,
-    so that means stay and variances shrink by ``1/eta^2 = D' / (tiles D)``; norms take ``eta gamma`` and ``eta^2 eps``
-    (`Rules.eps`, which `Config.resized` applies), and nothing of the spare slots. The noise has deviation
-    ``1 / (sqrt(D') L)``. Layers are added by `llama_pro`.
+    Heads and MLP units are copied in turn. The input weights of C copies receive unequal shares:
+    ``1/C + noise`` for each copy, and the remainder for the original. The residual stream consists
+    of complete tiles and, in the remaining slots, the *mean* of the units. Its mean therefore stays
+    the same, and its variance shrinks by ``1/eta^2 = D' / (tiles D)``. Norms compensate with
+    ``eta gamma`` and ``eta^2 eps`` (`Rules.eps`, which `Config.resized` applies), and ignore the
+    remaining slots. The noise has standard deviation ``1 / (sqrt(D') L)``. LEMON adds layers with
+    `llama_pro`.
 
-    ``norm="rms"``, of a model with RMSNorm: the spare slots are zero (our extension; the paper has LayerNorm alone), so that
-    mean squares shrink by the same factor. With the other's slots such a model does not keep its function at ragged widths.
+    With ``norm="rms"``, the remaining slots are zero, so that mean squares shrink by the same
+    factor. This is our extension, because the paper covers LayerNorm only. A model with RMSNorm
+    does not preserve its function with the slots of LayerNorm.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow.
-      seed: of the shares of copies.
-      norm: the model's: LayerNorm or RMSNorm.
+      {arguments}
+      norm: the norm of the model, LayerNorm or RMSNorm.
 
     Returns:
-      One map for each axis of ``target``; rules, where ``embed`` grows by no whole number of times.
+      One map for each axis of ``target``; `Rules` if the new size of ``embed`` is not a multiple of
+      the old one.
 
     Raises:
-      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+      {raises}
 
     Example:
       >>> lemon({"layers": 2, "embed": 4}, {"embed": 6}).eps
@@ -326,7 +374,7 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
 
 
 def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
-    """LEMON's map of a residual stream of tiles and slots that are left, and rules for the norms over it."""
+    """The map of LEMON for a residual stream of tiles and remaining slots, and the rules for the norms over it."""
     old, spare = tiles.old, np.zeros((new % tiles.old, tiles.old))
     write, read = (np.concatenate([dense(m), spare]) for m in (tiles.write, tiles.read))
 
@@ -335,26 +383,35 @@ def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Ru
 
     slots = np.concatenate([dense(tiles.write), spare + (norm == "layer") / old])
     scales = Rule(norms((new // old * old / new) ** 0.5), axes=(axis,), roles=("norm scale",))
-    others = Rule(norms(1.0), axes=(axis,), roles=("norm scale", "norm bias"))  # what else norms have: perhaps nothing
+    # what else norms have: perhaps nothing
+    others = Rule(norms(1.0), axes=(axis,), roles=("norm scale", "norm bias"))
     return AxisMap(slots, read), scales, others
 
 
+@operator(
+    axes=WIDTHS,
+    preserves="no; it preserves the scale of activations",
+    source="SPARKLING 2026",
+    state="asymmetric, as published",
+    example={"embed": 8, "heads": 5, "mlp": 13},
+    inverts="no",
+)
 def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """Copies whose readers are scaled to keep the size of activations, not the function (SPARKLING, 2026).
+    """Copy units and scale their input weights so that activations keep their scale, but not the function.
 
-    With ``c = (d' - d) / d``: fan-out ``[y; y~]``, fan-in ``alpha [W, W~]``, ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and
-    ``1 / (1 + c)`` beyond; norm scales copied. At c = 1 it is `hypercloning`. Its recipe goes on with the policy
-    ``asymmetric`` for the optimizer and a second warm-up of the new entries alone.
+    With ``c = (d' - d) / d``, the outputs become ``[y; y~]`` and the inputs ``alpha [W, W~]``,
+    where ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and ``1 / (1 + c)`` otherwise. Norm scales are
+    copied. For c = 1 it equals `hypercloning`. The published recipe continues with the optimizer
+    policy ``asymmetric`` and a second warm-up of the new parameters.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow.
+      {arguments}
 
     Returns:
       One map for each axis of ``target``.
 
     Raises:
-      ValueError: an axis that is no width, a smaller size, or query heads that cannot share the keys.
+      {raises}
 
     Example:
       >>> dense(sparkling({"mlp": 1}, {"mlp": 2})["mlp"].read).tolist()
@@ -374,27 +431,35 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return growth
 
 
+@operator(
+    axes=(LAYERS, *WIDTHS),
+    preserves="no",
+    source="Wang et al. 2023 (LiGO's initialisation)",
+    state="exact",
+    example={"embed": 8, "heads": 5, "mlp": 13, "layers": 5},
+    inverts="no",
+)
 def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> dict[str, AxisMap]:
-    """New units are about a mean of old ones, new layers about a copy: where LiGO's learning begins, unit by unit.
+    """Make each new unit a random mean of old units, and each new layer a noisy copy: the initialisation of LiGO.
 
-    Width ``B = [I; C]`` for writers and readers alike, with rows of C uniform in 0..1 and divided by their sum; depth
-    ``u / sum(u)`` with ``u ~ U(0, noise)``, but 1 at ``l mod L`` (Wang et al., ICLR 2023, the published code's start). What is
-    new begins small, about ``1 / sqrt(n)`` of a unit where it is a mean of n, and no two are alike. Does not keep the
-    function. Deviation: a mean is of 32 random units, of all where there are no more, so that it grows models of any size.
+    In width, ``B = [I; C]`` for output and input axes; the rows of C are uniform in 0..1 and
+    divided by their sum. In depth, ``u / sum(u)`` with ``u ~ U(0, noise)``, except for 1 at
+    ``l mod L``. This is the initialisation of the published code. New units start small, at about
+    ``1 / sqrt(n)`` of the size of a unit if they are means of n units, and no two are equal. The
+    function is not preserved. Deviation: each mean uses 32 random units, or all units if there are
+    fewer, so that the operator can grow models of any size.
 
-    Where queries share keys, new heads are means over groups, each of the heads at its place.
+    With GQA, new heads are means over groups, each of the heads at the same position of its group.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: the new sizes of the axes that grow, ``layers`` too.
-      seed: of the rows that are drawn.
-      noise: what of the other layers is mixed into a copied one.
+      {arguments}
+      noise: the largest weight of the other layers in a copied layer, relative to its source.
 
     Returns:
       One map for each axis of ``target``.
 
     Raises:
-      ValueError: a smaller size, or query heads that cannot share the keys.
+      {raises}
 
     Example:
       >>> rows = dense(average({"mlp": 2}, {"mlp": 3})["mlp"].write)
@@ -426,7 +491,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
 
 
 def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator) -> AxisMap:
-    """``[I; C]``: first copies are the old units, others a mean of some at the same place of a group."""
+    """``[I; C]``: the first copies are the old units, the others are means of units at the same position of a group."""
     count = min(MEANS, old // group)
     of, weight = np.repeat(index[:, None], count, 1), np.zeros((len(index), count))
     weight[:, 0] = 1
@@ -439,18 +504,18 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
 
 
 def _top(old: int, new: int) -> np.ndarray:
-    """The sources of ``[I; 0]``; of the zeros, any."""
+    """The sources of ``[I; 0]``. The sources of the zero rows do not matter."""
     return np.minimum(np.arange(new), old - 1)
 
 
 def _halves(m: AxisMap) -> tuple[np.ndarray, np.ndarray]:
-    """The old units, and the new ones, as masks."""
+    """Two masks: the old units and the new units."""
     assert isinstance(m.write, Rows)
     old = first(m.write.index[:, 0])
     return old, ~old
 
 
 def _some(m: Matrix, keep: np.ndarray) -> Rows:
-    """The rows of ``m`` that are kept; the others are zero."""
+    """The rows of ``m`` where ``keep`` is true; the other rows are zero."""
     assert isinstance(m, Rows)
     return Rows(m.index, m.weight * keep[:, None], m.old)

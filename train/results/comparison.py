@@ -27,7 +27,8 @@ class Comparison:
     scores: Mapping[str, list[list[float]]] = field(
         default_factory=dict
     )  # by what they are of: those of all runs, so listed
-    diverged: Mapping[str, list[int]] = field(default_factory=dict)  # seeds by config; not among the runs
+    # seeds by config; not among the runs
+    diverged: Mapping[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self):
         refuse_unlike([(r.name, r.config) for runs in [*self.runs, *self.frontier] for r in runs])
@@ -40,11 +41,13 @@ class Comparison:
     def rows(self) -> list[dict[str, Any]]:
         """One row a config. A saving is one minus a ratio of costs, one number a seed, in pairs with the baseline's.
 
-        ``saved_frontier``: of the budget from which scratch, fully decayed, ends at the run's own loss; a lower bound where
-        that is below the whole frontier (``below_frontier``), None where it is above, null for all without a frontier.
-        ``saved_{unit}``: of what the baseline had spent when its curve reached its final loss to stay, the same of the run's
-        curve; None if it never did. ``.._given``: the small model that a growth begins from costs nothing. ``.._interval``:
-        half the width of the 95 % confidence interval of the mean (Student's t over seeds), where there is one.
+        ``saved_frontier``: of the budget from which scratch, fully decayed, ends at the run's own
+        loss; a lower bound where that is below the whole frontier (``below_frontier``), None where
+        it is above, null for all without a frontier. ``saved_{unit}``: of what the baseline had
+        spent when its curve reached its final loss to stay, the same of the run's curve; None if it
+        never did. ``.._given``: the small model that a growth begins from costs nothing.
+        ``.._interval``: half the width of the 95 % confidence interval of the mean (Student's t
+        over seeds), where there is one.
         """
         baseline = {r.seed: r for r in self.runs[0]}
         budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}
@@ -88,7 +91,8 @@ class Comparison:
     def noise(self) -> dict[str, float | None]:
         """The standard deviation of the baseline's final loss over seeds, and the part of its budget that buys as much.
 
-        The latter by the frontier's slope at the baseline: loss against log FLOPs, between its two longest budgets.
+        The latter by the frontier's slope at the baseline: loss against log FLOPs, between its two
+        longest budgets.
         """
         losses = [r.loss for r in self.runs[0]]
         deviation, budget = stdev(losses) if len(losses) > 1 else None, None

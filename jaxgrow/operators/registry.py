@@ -1,0 +1,131 @@
+"""The registry of growth operators.
+
+The decorator `operator` records the properties of a growth operator once. The command line, its
+help, the table in the documentation and the tests of the laws read them from here, so a new
+operator needs no other registration.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from jaxgrow.axes import Axes
+from jaxgrow.maps import Growth, Rules, preserves_function
+
+Function = TypeVar("Function", bound=Callable[..., Growth])
+Inverse: TypeAlias = Literal["bitwise", "rounded", "no"]
+
+
+class Form(Protocol):
+    """The properties of a model on which it depends whether a growth preserves its function: a `jaxgrow.models.Config`."""
+
+    @property
+    def pre_norm(self) -> bool: ...
+    @property
+    def means_stay(self) -> bool: ...
+    @property
+    def normed(self) -> tuple[str, ...]: ...
+    def axes(self) -> Axes: ...
+
+
+def by_maps(growth: Growth, form: Form) -> bool:
+    """Whether the maps of a growth preserve the function. Rules are not judged by this criterion."""
+    return not isinstance(growth, Rules) and preserves_function(growth, form.axes(), form.normed)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A published growth operator and its properties, as given to `operator`.
+
+    Attributes:
+      function: ``(sizes, target, ...) -> Growth``.
+      axes: the kinds of axes that it can grow.
+      sizes: which new sizes it can reach, for help texts; empty if all.
+      preserves: whether it preserves the function of a pre-LN model, for help texts and tables.
+      source: the publication.
+      state: the policies of `jaxgrow.grow_optimizer` that keep an optimizer's state meaningful.
+      preserves_for: whether a growth by this operator preserves the function of a given model, up
+        to rounding.
+      example: new sizes for a small model with 2 layers, ``embed`` 4, ``heads`` 2 and ``mlp`` 6, on
+        which the laws are tested.
+      inverts: whether ``swap`` of such a growth inverts it: bitwise, up to rounding, or not.
+      dual: whether gradients grow by the dual of the growth where the function is preserved.
+    """
+
+    function: Callable[..., Growth]
+    axes: tuple[str, ...]
+    preserves: str
+    source: str
+    state: str
+    sizes: str = ""
+    preserves_for: Callable[[Growth, Form], bool] = by_maps
+    example: Mapping[str, int] | None = None
+    inverts: Inverse = "rounded"
+    dual: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def __call__(self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any) -> Growth:
+        """The growth. Options that the function does not take are ignored, such as ``seed`` for one without randomness."""
+        takes = inspect.signature(self.function).parameters
+        return self.function(sizes, target, **{name: value for name, value in options.items() if name in takes})
+
+
+OPERATORS: dict[str, Operator] = {}
+
+_ARGUMENTS = {
+    "sizes": "the size of every axis of the model, such as ``jaxgrow.sizes(params, axes)`` or ``config.sizes()``.",
+    "target": "the new sizes of the axes that grow; other axes keep their size.",
+    "seed": "random seed for the choices described above. Equal seeds give equal growths.",
+}
+_RAISES = (
+    "ValueError: an axis that the operator cannot grow or that the model does not have, a size that it cannot reach, or query "
+    "heads that cannot be divided among the key/value heads."
+)
+
+
+def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Function]:
+    """Register a growth operator, and complete its docstring with the arguments that all operators share.
+
+    A docstring may contain the line ``{arguments}``. It is replaced by the description of
+    ``sizes``, ``target`` and ``seed``. The line ``{raises}`` is replaced by the errors that all
+    operators have in common.
+
+    Args:
+      also: a second name for the same operator.
+      **properties: the fields of `Operator`, except ``function``.
+
+    Returns:
+      A decorator that returns the function unchanged, apart from its docstring.
+
+    Raises:
+      ValueError: the name is taken.
+
+    Example:
+      >>> OPERATORS["net2net"] is OPERATORS["fpi"]
+      True
+    """
+
+    def register(function: Function) -> Function:
+        found = Operator(function, **properties)
+        for name in filter(None, (found.name, also)):
+            if name in OPERATORS:
+                raise ValueError(f"operator {name!r} is registered twice: by {OPERATORS[name].function} and {function}")
+            OPERATORS[name] = found
+        function.__doc__ = _completed(function.__doc__ or "", inspect.signature(function))
+        return function
+
+    return register
+
+
+def _completed(text: str, signature: inspect.Signature) -> str:
+    lines = [f"{name}: {about}" for name, about in _ARGUMENTS.items() if name in signature.parameters]
+    filled = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        replacement = {"{arguments}": lines, "{raises}": [_RAISES]}.get(line.strip())
+        filled += [line] if replacement is None else [indent + new for new in replacement]
+    return "\n".join(filled)
