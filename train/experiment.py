@@ -65,6 +65,8 @@ class Experiment:
     loggers: tuple[Logger, ...] = ()  # besides the log and TensorBoard; their packages are extras
 
     def __post_init__(self):
+        if self.name in ("", ".", "..") or {"/", "\0"} & {*str(self.name)}:
+            raise ValueError(f"name is the name of a folder in runs/, so it cannot be {self.name!r}")
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
