@@ -61,6 +61,9 @@ def scale_by_muon_and_adam(
     Five iterations of Newton and Schulz come near ``U V.T``, with Nesterov's momentum. A full matrix then moves by ``rms`` at
     each entry, in root mean square, which is about what Adam does: one rate and one decay serve both.
 
+    Differs from `optax.contrib.muon` in the leaves that Adam updates: there they have Nesterov's momentum, too, because
+    ``nesterov`` is passed on to Adam. Here they have that of Adam without it. The updates of matrices are the same.
+
     Args:
       matrices: as of `dimension_numbers`; leaves of other paths are Adam's.
       momentum: the decay of a matrix's momentum.

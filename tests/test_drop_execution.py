@@ -449,6 +449,50 @@ def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
     np.testing.assert_array_equal(jax.jit(lambda p: dropped(p, x, ones > 0, ones))(params), expected)
 
 
+def test_dropout_of_kept_layers_draws_the_numbers_of_the_whole_model(stranger):
+    """Also where the layers above or below are dropped: the numbers depend on the layer, not on its place."""
+    params, x = stranger
+    rest = dict(train=True, rngs={"dropout": jax.random.key(3)})
+    ones = np.ones(3, np.float32)
+
+    def gradient(apply):
+        return jax.jit(jax.grad(lambda p: jnp.square(apply(p)).sum()))(params)
+
+    whole = gradient(lambda p: Loop().apply({"params": p}, x, **rest))
+    chex.assert_trees_all_close(gradient(lambda p: dropped(p, x, ones > 0, ones, **rest)), whole, rtol=1e-5, atol=1e-6)
+    fewer = {k: v for k, v in params.items() if k != "layer1"}
+    expected = jax.jit(lambda p: Half().apply({"params": p}, x, **rest))(fewer)
+    found = jax.jit(lambda p: dropped(p, x, np.array([True, False, True]), **rest))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Twice(nn.Module):
+    """One layer that is called twice, so that its second call must draw other numbers."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = Noise(name="layer")
+        return layer(layer(x))
+
+
+class Noise(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dropout(0.5, deterministic=False)(jnp.ones_like(x))
+
+
+def test_a_layer_that_is_called_again_draws_other_numbers():
+    with dropping(Noise, Kept(np.array([True, True]))):
+        y = np.asarray(Twice().apply({}, jnp.zeros(64), rngs={"dropout": jax.random.key(0)}))
+    assert set(y) == {0.0, 2.0, 4.0}  # 2 is what only one of the calls adds
+
+
+def test_forward_mode_is_refused(stranger):
+    params, x = stranger
+    with pytest.raises(TypeError, match="jvp"):
+        jax.jvp(lambda x: dropped(params, x, np.array([True, True, False])), (jnp.asarray(x),), (jnp.ones_like(x),))
+
+
 def test_block_scaling_of_a_strangers_model(stranger):
     params, x = stranger
     one = jax.jit(Loop(1).apply)({"params": params}, x)

@@ -98,7 +98,7 @@ def conditional(apply: Callable) -> Callable:
     forward nor its backward pass runs, and nothing is written for it; its gradients are exactly zero. (`lax.cond` under
     plain differentiation saves, in a scan, a copy of all weights, and writes zeros wherever a kept layer saves something.)
     What a kept layer computes for its backward pass is saved: all of it, or what `jax.checkpoint` around ``apply`` says.
-    Reverse mode only.
+    Only reverse mode is supported: `jax.jvp` raises a TypeError.
 
     Args:
       apply: ``(w, x) -> x``, one layer.
@@ -254,6 +254,10 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
     zero, unscaled, where the block is dropped. With "sublayer" scaling the block takes the scale as its second argument.
     Variables that a block would write (batch statistics, sown values) are not kept. Initialise outside.
 
+    A kept block draws the same random numbers, such as those of dropout, as in the model without this context. A module that
+    is called several times draws others from its second call on. Only reverse mode is supported: `jax.jvp`, `jax.jacfwd` and
+    `jax.hessian` of a model in this context raise a TypeError.
+
     Args:
       block: the class of the model's blocks.
       kept: their gates, bool [layers], and what kept ones are scaled by, as ``Kept(gates, 1 / probs)``.
@@ -281,6 +285,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
         raise ValueError("dropping() takes gates, bool [layers]; indices of kept layers are for run_stack")
     open_, calls, inside = unbatched(kept.layers), 0, False
     whole: Any = {}  # the model's parameters
+    called: set[tuple[str, ...]] = set()
 
     def intercept(call, args, kwargs, context):
         nonlocal calls, whole
@@ -300,7 +305,8 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
             raise ValueError(f"{block.__name__} is called more than {len(open_)} times, but there are no more gates")
         alone = module.clone(parent=None, name=None)
         assert module.scope is not None  # a module that is called is bound
-        keys = {name: module.make_rng(name) for name in module.scope.rngs if name != "params"}
+        keys = _random_streams(module, again=module.path in called)
+        called.add(module.path)
         x, name, args, kwargs = _changed(module, args, kwargs)
         # Arrays become arguments of what is differentiated; a flag stays the Python value that the block may branch on.
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -350,6 +356,13 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
             f"{block.__name__} was called {calls} times, but there are {len(open_)} gates; a scanned stack "
             "calls its block once: hand Kept to run_stack instead"
         )
+
+
+def _random_streams(module: nn.Module, again: bool) -> dict[str, Any]:
+    """What the module draws its random numbers from: the same streams as outside of `dropping`, unless it is called again."""
+    assert module.scope is not None  # a module that is called is bound
+    streams = {name: stream for name, stream in module.scope.rngs.items() if name != "params"}
+    return {name: module.make_rng(name) for name in streams} if again else streams
 
 
 def _sliced(module: nn.Module, whole: Any) -> bool:
