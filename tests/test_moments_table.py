@@ -8,6 +8,7 @@ import inspect
 import warnings
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,17 +132,93 @@ OTHER = {  # those that wrap others: (optimizer, what refuses copy, what refuses
     "flatten": (optax.flatten(optax.adam(0.1)), OTHERS, OTHERS),
     "mechanize": (optax.contrib.mechanize(optax.adam(0.1)), OTHERS, OTHERS),
 }
+ADAM = optax.adam(0.1)
+FURTHER = {  # those that need more than a learning rate, and have a state
+    "trace": (optax.trace(0.9), None, None),
+    "ema": (optax.ema(0.9), None, None),
+    "sgd": (optax.sgd(0.1, 0.9, nesterov=True), None, None),
+    "add_noise": (optax.add_noise(0.1, 0.5, 0), None, None),
+    "scale_by_schedule": (optax.scale_by_schedule(optax.constant_schedule(0.1)), None, None),
+    "scale_by_learning_rate": (optax.scale_by_learning_rate(optax.constant_schedule(0.1)), None, None),
+    "sign_sgd": (optax.sign_sgd(optax.constant_schedule(0.1)), None, None),
+    "scale_by_zoom_linesearch": (optax.scale_by_zoom_linesearch(5), FAILED, FAILED),
+    "scale_by_backtracking_linesearch": (optax.scale_by_backtracking_linesearch(5), FAILED, FAILED),
+    "conditionally_mask": (optax.conditionally_mask(ADAM, lambda step, **_: step > 2), None, None),
+    "conditionally_transform": (optax.conditionally_transform(ADAM, lambda step, **_: step > 2), None, None),
+    "selective_transform": (
+        optax.selective_transform(ADAM, freeze_mask={"w": True, "v": False, "u": False}),
+        None,
+        None,
+    ),
+    "partition": (optax.partition({"a": ADAM, "b": optax.trace(0.9)}, {"w": "a", "v": "b", "u": "a"}), None, None),
+    "named_chain": (optax.named_chain(("a", ADAM), ("b", optax.trace(0.9))), None, OWN),
+    "snapshot": (optax.snapshot("norm", optax.tree.norm), OTHERS, OTHERS),
+    "measure_with_ema": (optax.measure_with_ema(optax.tree.norm, 0.9), FAILED, FAILED),
+    "adaptive_grad_clip": (optax.chain(optax.adaptive_grad_clip(0.1), ADAM), OTHERS, OTHERS),
+    "schedule_free": (optax.contrib.schedule_free(optax.adam(0.1, b1=0.0), 0.1), None, None),
+    "split_real_and_imaginary": (optax.contrib.split_real_and_imaginary(ADAM), None, None),
+}
 CASES = {
     **{
         name: (tx, REFUSED.get(name), REFUSED.get(name) or (OWN if name in ONLY_COPIED else None))
         for name, tx in OPTIMIZERS.items()
     },
     **OTHER,
+    **FURTHER,
+}
+# They have no state.
+WITHOUT_STATE = {
+    "add_decayed_weights",
+    "centralize",
+    "clip",
+    "clip_by_block_rms",
+    "clip_by_global_norm",
+    "freeze",
+    "fromage",
+}
+WITHOUT_STATE |= {"identity", "keep_params_nonnegative", "normalize", "normalize_by_update_norm", "polyak_sgd", "scale"}
+WITHOUT_STATE |= {"scale_by_param_block_norm", "scale_by_param_block_rms", "scale_by_polyak", "scale_by_sign"}
+WITHOUT_STATE |= {"scale_by_trust_ratio", "set_to_zero", "stateless", "stateless_with_tree_map"}
+# Other tests cover them; `inject_stateful_hyperparams` is deprecated.
+ELSEWHERE = {
+    "inject_stateful_hyperparams",
+    "chain",
+    "lookahead",
+    "with_extra_args_support",
+    "sam",
+    "dpsgd",
+    "differentially_private_aggregate",
 }
 
 
 def test_every_optimizer_of_optax_is_in_the_table():
     assert set(OPTIMIZERS) == {*REFUSED, *ONLY_COPIED, *GROWN}
+
+
+def test_every_function_that_makes_an_optimizer_is_in_a_list():
+    """By its return annotation. An optimizer that a new version of optax adds fails here."""
+    makers = {
+        name
+        for module in (optax, optax.contrib)
+        for name, make in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_") and "GradientTransformation" in str(inspect.signature(make).return_annotation)
+    }
+    assert makers <= {*CASES, *WITHOUT_STATE, *ELSEWHERE}
+
+
+@pytest.mark.usefixtures("promoting")
+def test_what_needs_gradients_of_each_sample_grows_its_seed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the seed, which it still asks for
+        tx = optax.contrib.dpsgd(0.1, 1.0, 0.1, 0)
+    state = tx.init(SMALL)
+    chex.assert_trees_all_equal(grow_optimizer(tx, state, GROWTH, SMALL, AXES, "exact"), state)
+
+
+def test_the_parameters_that_sam_returns_to_grow_with_them():
+    tx = optax.contrib.sam(optax.adam(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)))
+    grown = grow_optimizer(tx, tx.init(SMALL), GROWTH, SMALL, AXES, "exact")
+    chex.assert_trees_all_equal(grown.cache, grow(GROWTH, SMALL, AXES))
 
 
 def stepped(tx, state, params, seed, growth=None, size=1.0):
