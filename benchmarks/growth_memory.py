@@ -1,0 +1,84 @@
+"""The memory that a device needs to grow one leaf of a large model, from programs that are compiled for eight H100s.
+
+    python -m benchmarks.growth_memory [--on h100:8] [--json FILE.json]      # pip install -e '.[aot]'
+
+Nothing is run. Each row grows one kernel, sharded by `jaxgrow.sharding.RULES`. The bound: a device needs
+its parts of the source and of the result, and one slice of the source that is at most as large as its part.
+"""
+
+import argparse
+import json
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.common import environment, save
+from jaxgrow import compose, grow
+from jaxgrow.axes import axis
+from jaxgrow.maps import Growth
+from jaxgrow.operators import aki, hypercloning, stack
+from jaxgrow.sharding import spec
+from train.ahead.machines import Machine, described
+from train.state.mesh import Mesh
+
+LEAVES = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed")}
+SEVEN = {"layers": 32, "embed": 4096, "mlp": 11008}
+HALF = {"layers": 40, "embed": 4096, "mlp": 14336}
+WIDE = {"embed": 5120, "mlp": 13824}
+
+
+def growths() -> dict[str, tuple[dict[str, int], Growth]]:
+    """By name, the sizes of the source and the growth."""
+    deep, to_70b = stack(SEVEN, {"layers": 40}), {"embed": 8192, "mlp": 28672}
+    return {
+        "7B to 13B, AKI and stack": (SEVEN, compose(deep, aki(SEVEN, WIDE))),
+        "half a 70B to 70B, HyperCloning and stack": (HALF, stack(HALF, {"layers": 80}) | hypercloning(HALF, to_70b)),
+    }
+
+
+def row(machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp: int) -> dict[str, Any]:
+    """Bytes of a device, of one leaf."""
+    names, count = LEAVES[leaf], len(machine.devices)
+    mesh = Mesh(1, fsdp, count // fsdp).over(list(machine.devices))
+    shape = tuple(sizes[axis(name)] for name in names)
+    where = jax.sharding.NamedSharding(mesh, spec(names, shape, mesh))
+    x = jax.ShapeDtypeStruct(shape, np.float32, sharding=where)
+    with jax.set_mesh(mesh):
+        program = jax.jit(partial(_grown, growth, names)).lower(x)
+    memory = program.compile().memory_analysis()
+    return {
+        "leaf": f"{leaf} {shape}",
+        "mesh": f"fsdp={fsdp} tensor={count // fsdp}",
+        "source": memory.argument_size_in_bytes,
+        "result": memory.output_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes,
+    }
+
+
+def _grown(growth: Growth, names: tuple[str, ...], x: jax.Array) -> jax.Array:
+    """The grown leaf."""
+    return grow(growth, {"kernel": x}, {"kernel": names})["kernel"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on", default="h100:8", help="machine, as of train.preflight")
+    parser.add_argument("--json", help="where to write the result")
+    a = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")  # no device is needed
+    machine, rows = described(a.on), []
+    for name, (sizes, growth) in growths().items():
+        for leaf in LEAVES:
+            for fsdp in (len(machine.devices), 2):
+                found = {"growth": name} | row(machine, sizes, growth, leaf, fsdp)
+                found["within"] = found["temporary"] <= found["source"]
+                print(json.dumps(found), flush=True)
+                rows.append(found)
+    if a.json:
+        save(a.json, {"on": a.on, "rows": rows} | environment("jax", "jaxlib"))
+
+
+if __name__ == "__main__":
+    main()
