@@ -24,14 +24,21 @@ from jaxgrow.models.adapters import Adapter, AdapterCost
 from jaxgrow.models.config import Config, Cost
 
 
-def forward(config: Config, tokens: int, length: int | None = None, layers: float | None = None) -> float:
+def forward(
+    config: Config, tokens: int, length: int | None = None, layers: float | None = None, *, at_once: int | None = None
+) -> float:
     """FLOPs of a forward pass. What a position costs is in the family's ``cost``.
+
+    The head is counted as in training. That of a BERT or ModernBERT that predicts tokens is counted at the masked positions
+    alone (the part ``config.masked`` of all), although a call without ``places`` returns logits of every position.
 
     Args:
       config: of the model.
       tokens: how many positions, of all samples together.
       length: positions of a sample; the config's, if left out.
       layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left out.
+      at_once: how many positions a device computes at once, by which a mixture of experts has more or fewer empty rows
+        (`jaxgrow.models.experts.blocks`); very many, if left out.
 
     Returns:
       Floating-point operations.
@@ -41,7 +48,7 @@ def forward(config: Config, tokens: int, length: int | None = None, layers: floa
       >>> forward(GPT2Config(), tokens=1024) / 1e9
       274.81079808
     """
-    cost = _cost(config, length or config.length)
+    cost = _cost(config, length or config.length, at_once)
     return float(tokens) * ((config.depth if layers is None else layers) * cost.layer + cost.outside)
 
 
@@ -67,6 +74,7 @@ def train(
     frozen: int = 0,
     drop: TokenDrop | None = None,
     adapter: LoRA | Adapter | None = None,
+    at_once: int | None = None,
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
@@ -83,6 +91,7 @@ def train(
       frozen: how many layers at the bottom do not train.
       drop: which tokens go around which layers.
       adapter: what trains in place of all that is below the head.
+      at_once: how many positions a device computes at once, as of `forward`.
 
     Returns:
       Floating-point operations.
@@ -98,13 +107,14 @@ def train(
     length = length or config.length
     if isinstance(adapter, Adapter):
         config = replace(config, adapter=adapter)
-    cost = _cost(config, length)
-    total = 3 * forward(config, tokens, length, layers) - tokens * cost.first
+    cost = _cost(config, length, at_once)
+    total = 3 * forward(config, tokens, length, layers, at_once=at_once) - tokens * cost.first
     if frozen:
         total -= tokens * cost.spared(frozen)
     if drop is not None:
         (begin, end), kept = drop.middle(config.depth), drop.kept(length)
-        saved = tokens * (cost.layer - kept / length * _cost(config, kept).layer)
+        some = None if at_once is None else at_once * kept // length
+        saved = tokens * (cost.layer - kept / length * _cost(config, kept, some).layer)
         total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
     if adapter is not None:
         if frozen or drop is not None:
@@ -115,7 +125,7 @@ def train(
                 "known: train all of it"
             )
         axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
-        sizes, each = config.sizes() | depth, config.active_sizes() | depth
+        sizes, each = config.sizes() | depth, config.active_sizes(at_once) | depth
         own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes, each)
         of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
         if isinstance(adapter, LoRA):
@@ -127,10 +137,10 @@ def train(
     return total
 
 
-def _cost(config: Config, length: int) -> Cost:
-    """The family's, with that of its adapters."""
-    cost = config.cost(length)
-    return cost if config.adapter is None else cost._replace(layer=cost.layer + sum(config.adapter.cost(config.embed)))
+def _cost(config: Config, length: int, at_once: int | None) -> Cost:
+    """The family's, with that of its adapters and of rows without a token."""
+    cost, own = config.cost(length), sum(config.adapter.cost(config.embed)) if config.adapter else 0.0
+    return cost._replace(layer=cost.layer + own + config.empty(at_once))
 
 
 def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) -> float:

@@ -20,8 +20,9 @@ RULES: Mapping[str, str] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
+    "experts": "expert",
 }
-BATCH = ("data", "fsdp")
+BATCH = ("data", "fsdp", "expert")
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 

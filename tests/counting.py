@@ -1,13 +1,10 @@
 """Counting the matrix products of a program, which knows nothing of the cost formula."""
 
-from math import prod
-
 import jax
 import jax.numpy as jnp
 
 from jaxgrow import flops
 from jaxgrow.models import EncoderConfig
-from jaxgrow.models.experts import blocks
 
 
 def programs(config, **passes):
@@ -32,14 +29,6 @@ def programs(config, **passes):
         return config.module.apply({"params": p}, t, targets=targets, **passes)
 
     return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (params, tokens)
-
-
-def empty(config, tokens: int) -> int:
-    """2 x multiply-adds of a forward pass in rows of experts' blocks that no token is in."""
-    if not getattr(config, "experts", 0):
-        return 0
-    assignments = tokens * config.active
-    return 2 * 3 * config.layers * config.embed * config.mlp * (prod(blocks(assignments, config.experts)) - assignments)
 
 
 def products(jaxpr) -> float:

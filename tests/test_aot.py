@@ -75,6 +75,18 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
 
 
+def test_experts_over_eight_h100s_exchange_tokens_and_no_kernels():
+    e = load(
+        "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
+    )
+    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
+    assert len(exchanges) >= 4 and all(c.asynchronous for c in exchanges)  # there and back, in both passes
+    gathered = [c.size for c in found.collectives if c.kind in ("all-gather", "reduce-scatter")]
+    assert max(gathered, default=0) < 1e5  # the router; a kernel of one expert has 3.1e6 bytes
+    assert found.temporary < 3 * GB
+
+
 def test_it_grows_to_13b_where_it_lies():
     """No device ever has all of it: beside its part of the source, of the model between two operators and of the result, one
     leaf's part."""

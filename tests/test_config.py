@@ -122,12 +122,6 @@ def test_set_overrides_one_field(tmp_path, override, where, value):
     assert len(differences(as_json(base), as_json(experiment))) == 1
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "'a\\0'"])
-def test_a_name_that_no_folder_can_have_is_refused(path, name):
-    with pytest.raises(UserError, match=r"name is the name of a folder in runs/, so it cannot be"):
-        load(path, [f"name={name}"])
-
-
 def test_overrides_are_applied_in_order(path):
     assert load(path, ["steps=3", "steps=5", "method.up.0.lr=3"]).steps == 5
     assert load(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr == 3 * load(path).optim.peak_lr
@@ -186,7 +180,6 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.peak_rl=1", "Optim has no field 'peak_rl'; did you mean optim.peak_lr?"),
         ("optim.warmu=1", "did you mean optim.warmup or"),
         ("stepz=1", "Experiment has no field 'stepz'; did you mean steps"),
-        ("optim.base=" + 150 * "-", f"expected Config or None, but got '{100 * '-'}' and 50 more characters"),
         ("lr=1", "Experiment has no field 'lr'; did you mean optim.peak_lr or method.down.0.lr or method.up.0.lr"),
         ("optim.lr=1", "Optim has no field 'lr'; did you mean optim.peak_lr or"),
         ("model.fsdp=1", "GPT2Config has no field 'fsdp'; did you mean mesh.fsdp?"),
@@ -220,7 +213,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.muon_rms=1e999", "muon_rms is positive and finite, but is inf"),
         ("optim.weight_decay=-1", "weight_decay is finite and not negative, but is -1.0"),
         ("optim.weight_decay=1e999", "weight_decay is finite and not negative, but is inf"),
-        ("optim.eps=-1e-8", "eps is positive and finite, but is -1e-08"),
+        ("optim.eps=-1e-8", "eps is finite and not negative, but is -1e-08"),
         ("optim.warmup=-1", "warmup is finite and not negative, but is -1"),
         ("optim.floor=1.5", "floor lies between 0 and 1, but is 1.5"),
         ("data.valid_fraction=0.7", "valid_fraction lies between 0 and 0.5, but is 0.7"),

@@ -47,25 +47,8 @@ TEXTS = (
     "lambda: 1",
     "__import__('os')",
 )
-PATHS = ("~", "~nobody", "/", "..", "/dev/null", "a" * 300, "a/" * 2000, "'\\0'")
-ODD = (
-    "--",
-    "--help",
-    ",",
-    "1,-1",
-    "ligo,ligo",
-    "0.5,0.5",
-    "5e-324",
-    "１",
-    "1_000",
-    "-0",
-    " 1",
-    "\n",
-    "(1,2),(2,2)",
-    "(1,",
-)
 NESTED = ("[]", "()", "(1,)", "1,2", "{}", "{[]}", "{1:2}", "{1,[]}", "[", "(" * 2000, "-" * 3000 + "1", "9" * 5000)
-VALUES = (*NUMBERS, *TEXTS, *PATHS, *ODD, *NESTED)
+VALUES = (*NUMBERS, *TEXTS, *NESTED)
 
 
 def experiments(folder):
@@ -101,7 +84,7 @@ def test_1000_settings(tmp_path):
     assert 50 < accepted < 500  # neither everything nor nothing is refused
 
 
-# Of each command: arguments that are right, and options with a value, of which the test makes up to two wrong.
+# Of each command: arguments that are right, and options with a value, of which the test makes one or two wrong.
 CONFIG, ABSENT, FILE = "{config}", "{folder}/absent", "{folder}/a.txt"
 COMMANDS = {
     "pretrain": ([CONFIG], ["--set", "--coordinator", "--processes", "--process", "--workdir"]),
@@ -120,7 +103,6 @@ COMMANDS = {
     "preflight": ([CONFIG, "--on", "nothing"], ["--set", "--on", "--utilisation"]),
     "scaling": ([ABSENT], ["--at"]),
     "show": ([ABSENT, "--out", "{folder}/a.png"], ["--out"]),
-    "tokenizer": ([CONFIG, "--vocab", "300", "--out", "{folder}/t.json"], ["--set", "--vocab", "--out"]),
     "variance": ([ABSENT, ABSENT], []),
 }
 
@@ -146,7 +128,6 @@ def command(tmp_path, monkeypatch):
         monkeypatch.setattr(importlib.import_module(f"train.{name}"), "run", reached)
     monkeypatch.setattr(importlib.import_module("train.advise"), "faster", reached)
     monkeypatch.setattr(importlib.import_module("train.preflight"), "Rehearsal", reached)
-    monkeypatch.setattr(importlib.import_module("train.tokenizer"), "trained", reached)
 
     def call(name: str, arguments: list[str]) -> tuple[int | None, str]:
         filled = [a.replace("{config}", config).replace("{folder}", str(tmp_path)) for a in arguments]
@@ -170,7 +151,7 @@ def test_300_command_lines(command):
         name = list(COMMANDS)[i % len(COMMANDS)]
         right, options = COMMANDS[name]
         arguments = list(right)
-        for option in chance.sample(options, min(len(options), chance.randint(0, 2))):
+        for option in chance.sample(options, min(len(options), chance.randint(1, 2))):
             value = chance.choice(VALUES)
             if option == "--set":
                 value = f"{chance.choice(['steps', 'batch', 'optim.peak_lr', 'model.layers', 'data', 'a.b'])}={value}"

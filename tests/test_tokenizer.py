@@ -63,9 +63,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path, run):
     for options, says in (
         (["--vocab", 200], "--vocab is 200, but the bytes and the special tokens need 257"),
         (["--vocab", 99999], r"the corpus is too small: it gives \d+ tokens; lower --vocab 99999 to that"),
-        (["--vocab", 10**30], r"--vocab must be at most 16,777,216, but is 1,000,"),
         (["--vocab", 280, "--out", tmp_path / "there.json"], "there.json exists already; give another --out"),
-        (["--vocab", 280, "--out", tmp_path / "absent" / "own.json"], "there is no folder .*absent for --out"),
     ):
         with pytest.raises(UserError, match=says):
             run("--out", tmp_path / "own.json", *options)

@@ -32,9 +32,6 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = sys.argv[1:] if args is None else args
-        for argument in given:
-            if argument.startswith("--") and argument.endswith("=--"):  # which argparse reads as an empty list
-                self.error(f"argument {argument.removesuffix('=--')}: -- is not a value")
         return super().parse_known_args([*_one_each(given)], namespace)
 
 

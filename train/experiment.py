@@ -39,7 +39,7 @@ LARGEST, LARGEST_SIZE = {"layers": 2**14}, 2**24
 FREE = frozenset(
     {"log_every", "checkpoint_every", "checkpoint_minutes", "parallel", "data.Data.cache", "data.Images.cache"}
 )
-FREE |= {"loggers", "mesh", "mesh.data", "mesh.fsdp", "mesh.tensor"}
+FREE |= {"loggers", "mesh", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.expert"}
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,6 @@ class Experiment:
     loggers: tuple[Logger, ...] = ()  # besides the log and TensorBoard; their packages are extras
 
     def __post_init__(self):
-        if self.name in ("", ".", "..") or {"/", "\0"} & {*str(self.name)}:
-            raise ValueError(f"name is the name of a folder in runs/, so it cannot be {self.name!r}")
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
@@ -79,7 +77,7 @@ class Experiment:
                 raise ValueError(f"model.{name} must be at most {most:,}, but is {size:,}")
         if self.batch % self.accumulate:
             raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
-        if self.parallel == "pmap" and (self.mesh.fsdp > 1 or self.mesh.tensor > 1):
+        if self.parallel == "pmap" and max(self.mesh.fsdp, self.mesh.tensor, self.mesh.expert) > 1:
             raise ValueError("pmap keeps all of a model on every device: set parallel=mesh to divide it")
 
     @cached_property

@@ -62,7 +62,7 @@ def checked_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
     if not content.strip():
         raise ValueError("it is empty")
     try:
-        value = json.loads(content.decode())  # json itself would take NUL bytes for UTF-32
+        value = json.loads(content)
     except RecursionError:
         raise ValueError("its lists are nested too deeply") from None
     except ValueError as error:

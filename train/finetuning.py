@@ -52,12 +52,7 @@ class FineTuning:
                 f"epochs are positive and warmup a part of the steps, but they are {self.epochs}, {self.warmup}"
             )
         if not self.rates or not all(0 < rate < math.inf for rate in self.rates) or not self.seeds:
-            raise ValueError(
-                "finetune needs positive, finite learning rates (--lr, or rates) and at least one seed (--seeds, or seeds), "
-                f"but they are {self.rates} and {self.seeds}"
-            )
-        if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
-            raise ValueError(f"a seed is a number between 0 and 2^32 - 1, but seeds has {wrong[0]}")
+            raise ValueError(f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}")
         for name in ("rates", "seeds"):
             values = getattr(self, name)
             if len(set(values)) < len(values):

@@ -16,7 +16,6 @@ T = TypeVar("T")
 # Metadata of a field that came later than runs that people have: ``config.json`` has it only where it is not the default,
 # so that these runs go on, and are compared.
 LATER = {"later": True}
-LONGEST = 100  # characters of a value that an error message quotes
 
 
 def numbers(text: str, kind: type, what: str) -> list:
@@ -172,8 +171,7 @@ def _parse(text: str, hint: Any, name: str) -> Any:
     for value in _readings(text):
         if _fits(value, hint):
             return float(value) if type(value) is int and int not in _options(hint) else value
-    shown = repr(text) if len(text) <= LONGEST else f"{text[:LONGEST]!r} and {len(text) - LONGEST:,} more characters"
-    raise UserError(f"--set {name}: expected {_spell(hint)}, but got {shown}")
+    raise UserError(f"--set {name}: expected {_spell(hint)}, but got {text!r}")
 
 
 def _readings(text: str) -> Iterator[Any]:

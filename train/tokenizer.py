@@ -16,8 +16,8 @@ from jaxgrow.models import EncoderConfig
 from train.commands import Parser
 from train.data.text import END, Data, training_text
 from train.errors import UserError, exits_cleanly
-from train.experiment import LARGEST_SIZE, Experiment, load_as
-from train.files import write_text
+from train.experiment import Experiment, load_as
+from train.files import appears_whole
 
 MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -38,8 +38,6 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
     special, alphabet = MASKED if masked else [END], pre_tokenizers.ByteLevel.alphabet()
     if vocab < len(special) + len(alphabet):
         raise UserError(f"--vocab is {vocab}, but the bytes and the special tokens need {len(special) + len(alphabet)}")
-    if vocab > LARGEST_SIZE:
-        raise UserError(f"--vocab must be at most {LARGEST_SIZE:,}, but is {vocab:,}")
     made: Any = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -71,10 +69,9 @@ def main() -> None:
         raise UserError(f"{experiment.name} trains on {type(experiment.data).__name__}; a tokenizer needs Data")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already; give another --out")
-    if not arguments.out.parent.is_dir():
-        raise UserError(f"there is no folder {arguments.out.parent} for --out {arguments.out}; make it first")
     made = trained(experiment.data, arguments.vocab, isinstance(experiment.model, EncoderConfig))
-    write_text(arguments.out, made.to_str(pretty=True))
+    with appears_whole(arguments.out) as part:
+        made.save(str(part))
     print(
         f"{arguments.out}: {made.get_vocab_size():,} tokens; --set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
     )

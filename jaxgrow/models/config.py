@@ -167,6 +167,17 @@ class Config:
         """Of a position of a sample that has ``length``."""
         raise NotImplementedError
 
+    def empty(self, at_once: int | None = None) -> float:
+        """FLOPs that a layer computes for each position besides `cost`: in a mixture of experts, in rows without a token.
+
+        Args:
+          at_once: the positions that a device computes at once; None: very many.
+
+        Returns:
+          FLOPs of the forward pass; below 0 if experts have a capacity that drops tokens.
+        """
+        return 0.0
+
     # --- what follows from it ---
 
     def init(self, key: jax.Array) -> Params:
@@ -182,9 +193,9 @@ class Config:
         own = self.adapter.sizes() if self.adapter else {}
         return {name: size for name, size in self.integers().items() if kind(name) not in self.no_axes} | own
 
-    def active_sizes(self) -> dict[str, int]:
-        """Of every axis, as many as one position goes through: all, but of experts."""
-        return self.sizes()
+    def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
+        """The part of every axis that one position computes: all of it, except of experts. ``at_once``: as of `empty`."""
+        return dict(self.sizes())
 
     def integers(self) -> dict[str, int]:
         """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""

@@ -23,7 +23,7 @@ from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
-from jaxgrow.models.experts import EXPERTS, Experts
+from jaxgrow.models.experts import EXPERTS, Experts, rows
 from jaxgrow.models.layers import (
     KEPT,
     MLP,
@@ -110,6 +110,8 @@ class LlamaConfig(TextConfig):
     active: int = 2
     gates_normed: bool = True
     balance: float = 0.01
+    capacity: float = 0.0  # of each expert, in relation to its share of the assignments; 0: no token is dropped
+    z_loss: float = 0.0  # of the router
     embed_scale: float = 1.0  # of the embeddings: Gemma's, the root of ``embed`` as it was born
     score_dim: float = 0.0  # scores are divided by its root; 0: head_dim
     score_cap: float = 0.0  # c tanh(score / c), where not 0
@@ -117,6 +119,7 @@ class LlamaConfig(TextConfig):
 
     causal: ClassVar = True
     first_norm: ClassVar[bool] = True  # before the attention of the first layer
+    run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
     later: ClassVar = (
@@ -133,7 +136,7 @@ class LlamaConfig(TextConfig):
         ),
         *("out_bias", "layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
-        *("experts", "active", "gates_normed", "balance"),
+        *("experts", "active", "gates_normed", "balance", "capacity", "z_loss"),
     )
 
     def __post_init__(self):
@@ -157,6 +160,8 @@ class LlamaConfig(TextConfig):
                 f"LlamaConfig: experts are gated MLPs without biases, of which a token goes through {self.active} at most; "
                 f"there are {self.experts}"
             )
+        if (self.capacity or self.z_loss) and not self.experts:
+            raise ValueError("LlamaConfig: capacity and z_loss are settings of experts, but experts is 0")
         if not self.kinds or set(self.kinds) - KINDS.keys():
             raise ValueError(
                 f"LlamaConfig: kinds is {self.kinds!r}, but has a letter of {', '.join(KINDS)} for each layer"
@@ -199,8 +204,12 @@ class LlamaConfig(TextConfig):
     def integers(self) -> dict[str, int]:
         return {name: n for name, n in super().integers().items() if name != "active" and (n or name != EXPERTS)}
 
-    def active_sizes(self) -> dict[str, int]:
-        return super().active_sizes() | {EXPERTS: self.active}
+    def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
+        if not self.experts:
+            return super().active_sizes()
+        tokens = at_once or 2**15 * self.experts  # as many as fill all blocks
+        computed = rows(tokens * self.active, self.experts, self.capacity)
+        return super().active_sizes() | {EXPERTS: computed / tokens}
 
     @property
     def turned(self) -> int:
@@ -248,6 +257,10 @@ class LlamaConfig(TextConfig):
         kernels = 2 * self.embed * (2 * width + 2 * keys + mlp)
         seen = mean_keys(length) if self.causal else length
         return Cost(kernels + 4 * seen * width, head, table=head if self.ties else 0)
+
+    def empty(self, at_once: int | None = None) -> float:
+        computed = self.active_sizes(at_once).get(EXPERTS, self.active)
+        return 2 * 3 * self.embed * self.mlp * (computed - self.active)
 
 
 def period(kinds: str) -> str:
@@ -399,7 +412,7 @@ def mlp(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: 
     inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
     if c.experts:
         own = c.experts, c.active, c.gates_normed, c.balance
-        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, name=name)
+        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, c.capacity, c.z_loss, name=name)
     return MLP(c.embed, c.mlp, *inits, dtype, activation, gated=c.gated, bias=c.bias, name=name)
 
 

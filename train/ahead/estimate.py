@@ -88,8 +88,9 @@ def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], E
     """``(what is set, the experiment with it)``, the cheapest changes first, that need less memory."""
     mesh = experiment.mesh
     meshes = [([], mesh)]
-    if devices > mesh.fsdp * mesh.tensor and experiment.parallel == "mesh":
-        fsdp = devices // mesh.tensor
+    inner = mesh.tensor * mesh.expert
+    if devices > mesh.fsdp * inner and experiment.parallel == "mesh":
+        fsdp = devices // inner
         meshes.append(([f"mesh.data=1 mesh.fsdp={fsdp}"], replace(mesh, data=1, fsdp=fsdp)))
     for sharded, mesh in meshes:
         for remat in REMATS[REMATS.index(experiment.model.remat) :]:

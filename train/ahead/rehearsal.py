@@ -30,7 +30,7 @@ from train.plan.phase import Phase
 from train.plan.plan import after
 from train.plan.training import Train
 from train.run.ledger import Ledger
-from train.state.mesh import divided, replicated
+from train.state.mesh import batch_devices, divided, replicated
 from train.state.model import Model, shardings
 
 
@@ -131,7 +131,7 @@ class Rehearsal:
         batch = self._batch(e.batch)
         # Phases look at numbers that a model has, as Adam's count: there they are 0.
         known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
-        setting = Setting(self.models, phase.begin, e.batch, e.accumulate, e.seed)
+        setting = Setting(self.models, phase.begin, e.batch, e.accumulate, e.seed, batch_devices(self.mesh))
         plans = step_plans(phase, known, setting)
         for steps, same in _kinds(phase, plans):
             most = max(same, key=lambda plan: plan.layers)  # `gather` has a program for each number of them

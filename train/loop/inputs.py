@@ -32,7 +32,7 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
         lr = learning_rate(phase.optim, phase.steps, step)
         given = [source(step) for source in sources]
         layers = next((g.layers for g in given if g.layers is not None), phase.config.depth)
-        flops = phase.flops(tokens, layers) + phase.fixed_flops + sum(g.flops for g in given)
+        flops = phase.flops(tokens, layers, setting.at_once(tokens)) + phase.fixed_flops + sum(g.flops for g in given)
         log = {"lr": lr, "layers": layers} | {name: x for g in given for name, x in g.log.items()}
         inputs = StepInputs(np.float32(lr), np.uint32(number), np.uint32(setting.seed), tuple(g.inputs for g in given))
         return StepPlan(inputs, flops, layers, log)

@@ -47,7 +47,8 @@ def check(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
     if has is None or (needs := state(experiment, mesh)) <= has:
         return
     devices = list(mesh.devices.flat)
-    other = Mesh(1, len(devices) // experiment.mesh.tensor, experiment.mesh.tensor)
+    tensor, expert = experiment.mesh.tensor, experiment.mesh.expert
+    other = Mesh(1, len(devices) // (tensor * expert), tensor, expert)
     way = "take more devices, or a smaller model"
     if experiment.parallel == "mesh" and (least := state(replace(experiment, mesh=other), other.over(devices))) <= has:
         way = f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it is {least / GB:.3g} GB"

@@ -30,7 +30,7 @@ from train.run.checkpoint import Checkpoints
 from train.run.recorder import Recorder
 from train.run.stop import Stop
 from train.run.workdir import Workdir, imported
-from train.state.mesh import put, rows
+from train.state.mesh import batch_devices, put, rows
 from train.state.model import Model
 
 
@@ -146,7 +146,9 @@ class Trainer:
         self.models.pop(phase.name, None)  # the step takes its memory
         modifiers = tuple(m.program() for m in phase.modifiers)
         step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
-        plans = step_plans(phase, model, Setting(self.models, first, e.batch, e.accumulate, e.seed))
+        plans = step_plans(
+            phase, model, Setting(self.models, first, e.batch, e.accumulate, e.seed, batch_devices(self.mesh))
+        )
         notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)

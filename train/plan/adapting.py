@@ -62,8 +62,10 @@ class Adapt(Train):
             return 0.0
         return muon.flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
 
-    def flops(self, tokens: int, layers: float | None = None) -> float:
-        return flops.train(self.config, tokens, self.window, layers, adapter=self.adapter, **self._savings)
+    def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
+        return flops.train(
+            self.config, tokens, self.window, layers, adapter=self.adapter, at_once=at_once, **self._savings
+        )
 
     def start(
         self, models: Models, tx: optax.GradientTransformation, key: jax.Array, saved: Sequence[Params] = ()

@@ -47,6 +47,11 @@ class Setting(NamedTuple):
     samples: int  # of a batch
     accumulate: int  # micro-batches of a step
     seed: int
+    devices: int = 1  # among which a batch is divided
+
+    def at_once(self, tokens: int) -> int:
+        """How many of a batch's tokens a device computes at once."""
+        return tokens // (self.accumulate * self.devices)
 
 
 @dataclass(frozen=True)

@@ -81,15 +81,15 @@ class Train(Phase):
         """Of a step besides, whatever its batch: Muon's products. AdamW's update has none."""
         return muon.flops(self.config.axes(), self.config.sizes()) if self.optim.name == "muon" else 0.0
 
-    def flops(self, tokens: int, layers: float | None = None) -> float:
-        """Of a step, without what modifiers compute besides."""
-        return flops.train(self.config, tokens, self.window, layers, **self._savings)
+    def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
+        """Of a step, without what modifiers compute besides; ``at_once``: as of `jaxgrow.flops.forward`."""
+        return flops.train(self.config, tokens, self.window, layers, at_once=at_once, **self._savings)
 
     @cached_property
     def token_cost(self) -> float:
         """FLOPs a token, expected: those of the layers kept on average."""
         layers = [n for m in self.modifiers if (n := m.layers(self)) is not None]
-        return self.flops(1, *layers)
+        return self.flops(1, layers[0] if layers else None)
 
     def cost(self, samples: int) -> float:
         return (self.end - self.begin) * (samples * self.length * self.token_cost + self.fixed_flops)

@@ -97,8 +97,7 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
             axes.plot(curve.cost, curve.loss, color=GREY, linewidth=0.8)
     axes.lines[-1].set_label("shorter runs from scratch")
     axes.plot(costs, ends, "x--", color=GREY, zorder=3, label="frontier: scratch, each fully decayed")
-    bars = "95 % interval of a mean of the frontier" if any(half) else None
-    axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3, label=bars)
+    axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
     place: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "transform": axes.get_xaxis_transform()}
     for x, runs in zip(costs, scratch, strict=True):
         axes.axvline(x, color=GREY, linewidth=0.6, alpha=0.5)

@@ -17,18 +17,20 @@ How = Literal["mesh", "pmap"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """How many devices share what: ``data x fsdp x tensor`` of them, and the batch is divided among the first two.
+    """How many devices share what: ``data x fsdp x tensor x expert`` of them; the batch is divided among all but ``tensor``.
 
     ``fsdp`` divides parameters and optimizer state by the width of the residual stream, and gathers them layer by layer;
-    ``tensor`` divides heads, units of MLPs and the vocabulary (`jaxgrow.sharding`).
+    ``tensor`` divides heads, units of MLPs and the vocabulary (`jaxgrow.sharding`); ``expert`` divides the experts of a
+    mixture, whose devices exchange tokens (`jaxgrow.models.experts.Experts`).
     """
 
     data: int = 0  # 0: as many as are left
     fsdp: int = 1
     tensor: int = 1
+    expert: int = 1
 
     def __post_init__(self):
-        for name, least in (("data", 0), ("fsdp", 1), ("tensor", 1)):
+        for name, least in (("data", 0), ("fsdp", 1), ("tensor", 1), ("expert", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"mesh.{name} must be at least {least}, but is {getattr(self, name)}")
 
@@ -38,17 +40,20 @@ class Mesh:
         Raises:
           ValueError: they are another number.
         """
-        data = self.data or max(1, len(devices) // (self.fsdp * self.tensor))
-        shape = (data, self.fsdp, self.tensor)
+        data = self.data or max(1, len(devices) // (self.fsdp * self.tensor * self.expert))
+        names, shape = (AXIS, "fsdp", "tensor"), (data, self.fsdp, self.tensor)
+        if self.expert > 1:  # other meshes have no such axis
+            names, shape = (*names, "expert"), (*shape, self.expert)
         if math.prod(shape) != len(devices):
+            expert = f" x expert={self.expert}" if self.expert > 1 else ""
             raise ValueError(
-                f"a mesh of data={self.data or 'any'} x fsdp={self.fsdp} x tensor={self.tensor} does not take {len(devices)} "
-                "devices: set mesh.data, mesh.fsdp and mesh.tensor so that their product is that"
+                f"a mesh of data={self.data or 'any'} x fsdp={self.fsdp} x tensor={self.tensor}{expert} does not take "
+                f"{len(devices)} devices: set mesh.data, mesh.fsdp and mesh.tensor so that their product is that"
             )
         if how == "pmap":
             return jax.sharding.Mesh(np.array(devices), (AXIS,))
-        kinds = (AxisType.Auto,) * 3
-        return jax.sharding.Mesh(np.array(devices).reshape(shape), (AXIS, "fsdp", "tensor"), axis_types=kinds)
+        kinds = (AxisType.Auto,) * len(shape)
+        return jax.sharding.Mesh(np.array(devices).reshape(shape), names, axis_types=kinds)
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
@@ -60,13 +65,18 @@ def divided(mesh: jax.sharding.Mesh, dim: int = 0) -> NamedSharding:
     return NamedSharding(mesh, P(*[None] * dim, tuple(a for a in BATCH if a in mesh.axis_names)))
 
 
+def batch_devices(mesh: jax.sharding.Mesh) -> int:
+    """Among how many devices a batch is divided."""
+    return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
+
+
 def rows(batch: int, mesh: jax.sharding.Mesh) -> np.ndarray:
     """Of a batch, those that lie on devices of this process. Where ``tensor`` spans processes, others have the same.
 
     Raises:
       ValueError: the batch cannot be divided equally among the devices.
     """
-    devices = math.prod(mesh.shape.get(a, 1) for a in BATCH)
+    devices = batch_devices(mesh)
     if batch % devices:
         raise ValueError(f"a batch of {batch} cannot be divided among {devices} devices; use a multiple of {devices}")
     parts = divided(mesh).addressable_devices_indices_map((batch,))

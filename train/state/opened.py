@@ -1,7 +1,5 @@
 """Models of text that somebody has, with their tokenizers: to be judged and used."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +10,6 @@ from jaxgrow.interop import CheckpointError, open_checkpoint
 from jaxgrow.models import Config, TextConfig
 from train.data import text
 from train.errors import UserError
-from train.run.workdir import Workdir
 from train.state.mesh import Mesh
 
 
@@ -39,15 +36,10 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
     if not isinstance(config, TextConfig) or config.predicts != "tokens":
         what = "images" if not isinstance(config, TextConfig) else config.predicts
         raise UserError(f"{folder} is a {type(config).__name__} of {what}: this is for models that predict tokens")
-    if tokenizer:
-        loaded = text.tokenizer(tokenizer)
-    else:
-        with _recoverable(folder):
-            loaded = text.tokenizer_of(Path(folder).expanduser())
+    loaded = text.tokenizer(tokenizer) if tokenizer else text.tokenizer_of(Path(folder).expanduser())
     fits(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
-    with _recoverable(folder):
-        return TextModel(config, source.shard(devices), loaded, devices)
+    return TextModel(config, source.shard(devices), loaded, devices)
 
 
 def config_of(folder: str | Path) -> Config:
@@ -68,15 +60,7 @@ def fits(tokenizer: Any, config: TextConfig) -> None:
 
 
 def _source(folder: str | Path) -> Any:
-    with _recoverable(folder):
-        return open_checkpoint(folder)
-
-
-@contextmanager
-def _recoverable(folder: str | Path) -> Iterator[None]:
-    """The message of an error about a damaged file of a finished run ends with the way to get the file back."""
     try:
-        yield
-    except (CheckpointError, UserError) as error:
-        run = Workdir(folder)
-        raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
+        return open_checkpoint(folder)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error

@@ -51,10 +51,10 @@ class Optim:
         for name in ("b1", "b2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:  # at 1 an average would never move, and its correction divides by 0
                 raise ValueError(f"{name} is at least 0 and less than 1, but is {getattr(self, name)}")
-        for name in ("peak_lr", "eps", "clip", "muon_rms"):  # eps = 0 makes the update of a zero gradient NaN
+        for name in ("peak_lr", "clip", "muon_rms"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is positive and finite, but is {getattr(self, name)}")
-        for name in ("weight_decay", "warmup"):
+        for name in ("weight_decay", "eps", "warmup"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is finite and not negative, but is {getattr(self, name)}")
 

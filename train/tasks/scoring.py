@@ -14,7 +14,7 @@ from tqdm import tqdm
 from jaxgrow.models import EncoderConfig, TextConfig
 from train.data.masking import vocabulary
 from train.data.text import begin_of_text, end_of_text
-from train.state.mesh import put, rows
+from train.state.mesh import batch_devices, put, rows
 from train.state.opened import TextModel
 
 POSITIONS = 1 << 14  # of a batch, at most
@@ -125,7 +125,7 @@ class Scorer:
     def _scored(self, batch: "list[_Line]") -> tuple[np.ndarray, np.ndarray]:
         """``(cross-entropy, whether it is the likeliest)`` of the targets of each line, [lines, targets]."""
         mesh = self.model.mesh
-        parts = mesh.shape["data"] * mesh.shape["fsdp"]
+        parts = batch_devices(mesh)
         samples = -(-min(self._samples(len(batch[0].tokens)), _at_least(len(batch))) // parts) * parts
         length = _padded(len(batch[0].tokens), self.config)
         tokens, targets = (

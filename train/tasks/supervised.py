@@ -16,7 +16,7 @@ from train.data.images import Images, images
 from train.data.labelled.metrics import accuracy
 from train.data.labelled.task import Labelled, Prepared, task
 from train.errors import UserError
-from train.state.mesh import Mesh, put, rows
+from train.state.mesh import Mesh, batch_devices, put, rows
 
 POSITIONS = 1 << 14  # of a batch, at most
 
@@ -69,7 +69,7 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
 
 def outputs(config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh) -> np.ndarray:
     """Of all examples, in order; the last batch is filled up with the last example."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    parts = batch_devices(mesh)
     size = min(len(examples), max(1, POSITIONS // config.length))
     size = -(-size // parts) * parts
     mine, out = rows(size, mesh), []
