@@ -48,6 +48,7 @@ def row(machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp
     with jax.set_mesh(mesh):
         program = jax.jit(partial(_grown, growth, names)).lower(x)
     memory = program.compile().memory_analysis()
+    assert memory is not None  # every compiler here reports it
     return {
         "leaf": f"{leaf} {shape}",
         "mesh": f"fsdp={fsdp} tensor={count // fsdp}",
