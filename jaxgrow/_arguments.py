@@ -13,7 +13,20 @@ from jaxgrow._version import __version__
 from jaxgrow.interop.safetensors import SHARD
 
 TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
-AXES = ("layers", "embed", "heads", "kv_heads", "mlp")
+# The axes that an option names, and what their units are.
+AXES = {
+    "layers": "layers",
+    "embed": "features of the residual stream (the hidden size)",
+    "heads": "query heads",
+    "kv_heads": "key and value heads",
+    "mlp": "units of each MLP (the intermediate size)",
+}
+MODEL = "a model: a Hugging Face folder with safetensors, a finished run, or a folder that this command wrote"
+_FOLDERS = {
+    "SRC": f"{MODEL}; it is only read",
+    "BEFORE": "the model whose weight is 1 - alpha",
+    "UP": "the model whose weight is alpha, of the same sizes",
+}
 DATA = "text, for the tokenizer.json in {}; or token ids, as .npy; for a model of images: images, as .npy"
 COMPLETION = "print a script with which a shell completes commands, options and methods"
 _STARTUP = "For bash: jaxgrow completion bash >> ~/.bash_completion; for zsh: jaxgrow completion zsh >> ~/.zshrc"
@@ -29,12 +42,15 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     def command(name: str, help: str, *folders: str, writes: bool = True, **more: Any) -> argparse.ArgumentParser:
         p = commands.add_parser(name, help=help, description=help, **more)
         for folder in folders:
-            p.add_argument(folder.lower(), metavar=folder, type=Path)
+            p.add_argument(folder.lower(), metavar=folder, type=Path, help=_FOLDERS.get(folder, MODEL))
         if writes:
             p.add_argument("dst", metavar="DST", type=Path, help="a folder to be made")
             p.add_argument("--to", choices=["hf", "orbax"], help="the kind of DST (default: that of the source)")
             p.add_argument(
-                "--dtype", choices=DTYPES, help="the dtype of the numbers in DST (default: as in the source)"
+                "--dtype",
+                choices=DTYPES,
+                help="the dtype of the parameters in DST; they are computed in float32 or better and rounded once, at the end "
+                "(default: the dtype of the source)",
             )
             p.add_argument(
                 "--shard-size",
@@ -67,7 +83,8 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
             "--tied",
             choices=["norm", "paper"],
             default="norm",
-            help="what takes the factor of a tied head",
+            help="where a tied embedding's missing factor goes: 'norm' puts it into the final norm, so that decoalesce keeps "
+            "the function; 'paper' scales the embedding, as the published code does (default: norm)",
         )
         _lora(p)
     p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
@@ -82,13 +99,24 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument("--method", choices=sorted(methods), required=True)
         _sizes(p)
         if not writes:
-            p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units")
+            p.add_argument(
+                "--seed", type=int, metavar="N", help="the random seed of methods that choose units (default: 0)"
+            )
             p.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf")
             p.set_defaults(noise=None)
             continue
-        p.add_argument("--experts", type=int, metavar="N", help="how many, of upcycle and virtual_groups")
-        p.add_argument("--active", type=int, metavar="N", help="how many of these a token goes through (default: 2)")
-        p.add_argument("--seed", type=int, metavar="N", help="of methods that draw units, of routers, and of --noise")
+        p.add_argument(
+            "--experts", type=int, metavar="N", help="the number of experts that upcycle and virtual_groups make"
+        )
+        p.add_argument(
+            "--active", type=int, metavar="N", help="the number of experts that each token goes through (default: 2)"
+        )
+        p.add_argument(
+            "--seed",
+            type=int,
+            metavar="N",
+            help="random seed of drawn units, routers, and --noise (default: 0)",
+        )
         p.add_argument(
             "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
         )
@@ -106,6 +134,7 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     p = command("report", "compare the functions of two models on the same inputs", "A", "B", writes=False)
     p.add_argument("--data", type=Path, metavar="FILE", help=f"{DATA.format('A')} (default: random inputs)")
     command("convert", "write a model as another kind of folder, in another dtype or other files", "SRC")
+    command("architectures", "list the architectures of transformers whose checkpoints are supported", writes=False)
     p = commands.add_parser("completion", help=COMPLETION, description=COMPLETION, epilog=_STARTUP)
     p.add_argument("shell", choices=["bash", "zsh"])
     p.set_defaults(run=runs["completion"], command="completion", commands=commands.choices)
@@ -123,8 +152,8 @@ def _lora(p: argparse.ArgumentParser) -> None:
 
 
 def _sizes(p: argparse.ArgumentParser) -> None:
-    for axis in AXES:
-        about = "the new size; of a model with stages N,N,.."
+    for axis, what in AXES.items():
+        about = f"the new number of {what}; of a model with stages (Swin) one for each stage, as 2,2,18,2"
         p.add_argument(f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help=about)
 
 

@@ -64,10 +64,10 @@ def rounding(growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf]
     )
     half = {path: leaf for path, leaf in made.items() if leaf.dtype.itemsize < 4}
     by_growth = _names(leaf.dtype for path, leaf in half.items() if noise or not _in_powers(growth, path, leaf.names))
-    way_out = "so that the function is kept approximately: `report` says how far; --dtype float32 keeps it"
+    way_out = "`jaxgrow report` measures the difference, and --dtype float32 avoids it"
     if narrower:
-        return [f"{narrower} rounds every number, {way_out}"]
-    return [f"{by_growth} rounds what is multiplied by no power of two, {way_out}"] if by_growth else []
+        return [f"{narrower} rounds every number; {way_out}"]
+    return [f"{by_growth} rounds what is multiplied by no power of two; {way_out}"] if by_growth else []
 
 
 def _names(dtypes: Iterable[np.dtype]) -> str:

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache, partial
@@ -23,6 +23,7 @@ from jaxgrow._completion import script
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import LAYERS, beside, is_layers, kind
 from jaxgrow.interop import (
+    FAMILIES,
     Cast,
     CheckpointError,
     Grown,
@@ -38,7 +39,8 @@ from jaxgrow.interop.files import RECORD
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.replacing import may_become
 from jaxgrow.interop.safetensors import SHARD
-from jaxgrow.maps import Growth, Rules
+from jaxgrow.interop.upcycled import Single
+from jaxgrow.maps import AxisMap, Growth, Rules
 from jaxgrow.models import Config
 from jaxgrow.operators.targets import depth, width
 from jaxgrow.report import preservation, rms
@@ -68,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     a = parser(COMMANDS).parse_args(argv)
     try:
+        if (getattr(a, "seed", None) or 0) < 0:
+            raise UsageError(f"--seed {a.seed}: a seed is a non-negative number")
         with interrupting():
             if a.run not in (_report, _prune):
                 jax.config.update(
@@ -119,14 +123,24 @@ def _coalesce(a: argparse.Namespace) -> None:
         growth = operators.coalesce(source.sizes(), kinds=source.config.layer_kinds, **groups)
     if groups.get("layers") == "alike":  # for the way back, which the small model does not tell
         groups["layers"] = operators.alike(source.config.layer_kinds)
-    _transform(a, source, growth, groups | {"tied": a.tied})
+    _transform(a, source, growth, groups | {"tied": a.tied}, groups=_named_groups(groups, growth))
+
+
+def _named_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]) -> list[str]:
+    """A note for each axis of heads whose groups by name are not pairs, because its size is odd."""
+    notes = []
+    for axis, m in growth.items():
+        name, size = groups.get("heads", groups.get("kv_heads")), m.old // m.new
+        if kind(axis) in ("heads", "kv_heads") and name in ("far", "adjacent") and size > 2:
+            notes.append(f"{m.old} {axis} make no pairs, so {name} merged groups of {size} (as {name}:{size} does)")
+    return notes
 
 
 def _decoalesce(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     groups = _grouped(a)
     if groups.get("layers") == "alike":
-        raise CheckpointError(
+        raise UsageError(
             f"--layers alike: the kinds of the large model's layers are not known; give the groups that {RECORD} of the "
             "coalesced model names, as --layers 0+2,1+3"
         )
@@ -170,7 +184,7 @@ def _show(a: argparse.Namespace) -> None:
     sizes, kept = source.config.resized(growth).sizes(), keeps(growth, source.config, a.method)
     if a.json:
         return _say({"src": str(a.src), "out": str(a.out), "arguments": arguments, "sizes": sizes, "keeps": kept})
-    print(f"{a.out}: the maps to {_spelt(sizes)}\nthe function is {'kept' if kept else 'changed'}")
+    print(f"{a.out}: the maps to {_spelt(sizes)}\n{_kept(kept)}")
 
 
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
@@ -182,6 +196,7 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
         options["seed"] = a.seed or 0
     elif a.seed is not None and a.noise is None:
         raise UsageError(f"--seed: {a.method} draws nothing; leave it out")
+    _check_stages(source, target)
     with _as_typed():
         growth = method(source.sizes(), target, **options)
     return growth, {"method": a.method, "target": target, **options}
@@ -197,8 +212,10 @@ def _upcycle(a: argparse.Namespace) -> None:
         raise UsageError(f"{a.method} makes experts: give --experts, as --experts 8")
     if a.noise is not None:
         raise UsageError("--noise: routers of experts get noise of their own, by --seed; leave it out")
+    if not 0 < active <= a.experts:
+        raise UsageError(f"--active {active}: a token goes through 1 to {a.experts} of the {a.experts} experts")
     target = _possible({"experts": a.experts, **_given(a)})
-    sizes = {**source.sizes(), "experts": 1}
+    sizes = Single(source).sizes()
     with _as_typed():
         growth = operators.EXPERTS[a.method](sizes, target)
     grown = Upcycled(_wide(a, source), growth, active, seed)
@@ -213,6 +230,7 @@ def _prune(a: argparse.Namespace) -> None:
     sizes, target, alternating = source.sizes(), _target(a), source.config.traits["alternating"]
     if a.by and a.layers is None:
         raise UsageError(f"--by {a.by} says which layers go: give --layers")
+    _check_stages(source, target)
     inputs, what = _inputs.of_data(source, a.data)
     rng = np.random.default_rng(0)
     drawn = {
@@ -294,6 +312,14 @@ def _completion(a: argparse.Namespace) -> None:
     print(script(a.commands, a.shell), end="")
 
 
+def _architectures(a: argparse.Namespace) -> None:
+    found = {name: family.model_type for name, family in FAMILIES.items()}
+    if a.json:
+        return _say(found)
+    for name, model_type in sorted(found.items()):
+        print(f"{name}  (model_type {model_type})")
+
+
 def _report(a: argparse.Namespace) -> None:
     first, second = open_checkpoint(a.a), open_checkpoint(a.b)
     inputs, what = _inputs.of_both(first, second, a.data)
@@ -314,6 +340,7 @@ COMMANDS = {
     "prune": _prune,
     "report": _report,
     "convert": _convert,
+    "architectures": _architectures,
     "completion": _completion,
 }
 
@@ -341,6 +368,21 @@ def _possible(target: dict[str, int]) -> dict[str, int]:
         if size > LARGEST:
             raise UsageError(f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}")
     return target
+
+
+def _check_stages(source: Source, target: Mapping[str, int]) -> None:
+    """
+    Raises:
+      CheckpointError: one size is given for an axis that each stage of the model has.
+    """
+    for axis in target:
+        stages = [name for name in source.sizes() if kind(name) == axis]
+        if axis not in stages and stages:
+            sizes = ",".join(str(target[axis]) for _ in stages)
+            option = f"--{axis.replace('_', '-')}"
+            raise CheckpointError(
+                f"{option} {target[axis]}: this model has {len(stages)} stages; give a size for each, as {option} {sizes}"
+            )
 
 
 def _run(source: Source) -> Any:
@@ -396,7 +438,9 @@ def _as_typed() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = re.sub(rf"\b({'|'.join(AXES)})=(\d+)", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", str(error))
+        axes = "|".join((*AXES, "experts"))
+        text = re.sub(rf"\b({axes})=(\d+)", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", str(error))
+        text = text.replace('layers="alike"', "--layers alike")
         said = CheckpointError(text)
         for note in getattr(error, "__notes__", []):  # what became of DST
             said.add_note(note)
@@ -423,7 +467,8 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         assert lora is not None
         return _write_lora(a, lora, root, said["lora"])
     paper = arguments.get("tied") == "paper"
-    grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
+    with _as_typed():
+        grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
     kept = keeps(growth, root.config, arguments.get("method", "")) and not paper
     if (noise := arguments.get("noise")) is not None:
         if isinstance(growth, Rules) or not kept:
@@ -484,9 +529,10 @@ def _write(
         print(f"{a.dst}: {_amount(source, size)}, in {seconds:.1f} s{peak}; how it was made: {RECORD}")
     if lora := said.get("lora"):
         print(f"with its LoRA: {lora['modules']} modules of rank {lora['rank']}")
+    notes = said.get("notes", [])
     if said:
-        print("the function is kept" if said["keeps"] else "the function is changed")
-    for note in said.get("notes", []):
+        print(_kept(said["keeps"], notes))
+    for note in (*notes, *said.get("groups", [])):
         print(f"note: {note}")
 
 
@@ -498,6 +544,13 @@ def _put(
     options |= {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": dry_run}
     with _as_typed():
         return write(source, a.dst, record, roots, progress=True, **options)
+
+
+def _kept(kept: bool, rounded: Sequence[str] = ()) -> str:
+    """Whether the function is kept; ``rounded``: notes about numbers that are rounded."""
+    if not kept:
+        return "the function is changed"
+    return "the function is kept up to rounding" if rounded else "the function is kept"
 
 
 def _say(about: dict[str, Any]) -> None:

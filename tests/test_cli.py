@@ -213,7 +213,9 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("grow", "--method", "hypercloning", "--mlp", "50"), "needs a multiple of 20, not 50: --mlp 60, say"),
         (("grow", "--method", "aki", "--heads", "8", "--embed", "24", "--noise", "9"), "which aki does not make here"),
         (("grow", "--method", "fpi", "--mlp", "25", "--noise", "inf"), "--noise inf is no number of decibels"),
-        (("grow", "--method", "fpi", "--mlp", "25", "--seed", "-1"), "non-negative"),
+        (("grow", "--method", "fpi", "--mlp", "25", "--seed", "-1"), "--seed -1: a seed is a non-negative number"),
+        (("decoalesce", "--layers", "alike"), "--layers alike: the kinds of the large model's layers are not known"),
+        (("coalesce", "--layers", "far:3"), "name the groups instead, or their size: far:2, or --layers alike"),
         (("coalesce", "--heads", "0+1,1+2"), "axis 'heads': the groups must hold each of its 4 units exactly once"),
         (("coalesce", "--heads", "0+1+4,2+3"), "outside 0 .. 3: [4]"),
         (("decoalesce", "--heads", "0+1,2+3"), "--heads: 2 groups, but the source has 4 heads"),
@@ -228,7 +230,14 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, folder, capsys, arguments, message):
     command, *options = arguments
-    usage = ("no groups", "--noise inf", "nothing to grow", "--seed: stack", "convert needs")  # wrong for any SRC
+    usage = (
+        "no groups",
+        "--noise inf",
+        "nothing to grow",
+        "--seed",
+        "convert needs",
+        "--layers alike",
+    )  # wrong for any SRC
     status = 2 if message.startswith(usage) else 1
     assert message in refused(capsys, command, folder, tmp_path / "b", *options, status=status)
     assert not list(tmp_path.iterdir())
@@ -271,6 +280,46 @@ def test_version_and_what_each_method_takes_and_keeps(capsys):
     assert told.keys() == METHODS.keys()
     assert "layers" in told["stack"] and told["stack"].endswith("no")
     assert "kv-heads" in told["hypercloning"] and told["hypercloning"].endswith("yes")
+
+
+def test_all_architectures_are_listed(capsys):
+    run("architectures")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(interop.FAMILIES)
+    assert "LlamaForCausalLM  (model_type llama)" in lines
+    run("architectures", "--json")
+    assert json.loads(capsys.readouterr().out)["GPT2LMHeadModel"] == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "about"),
+    [
+        ("coalesce", "--tied", "where a tied embedding's missing factor goes"),
+        ("convert", "--dtype", "rounded once, at the end (default: the dtype of the source)"),
+        ("grow", "--layers", "the new number of layers; of a model with stages (Swin) one for each stage, as 2,2,18,2"),
+        ("prune", "src", "a Hugging Face folder with safetensors, a finished run, or a folder that this command wrote"),
+    ],
+)
+def test_help_explains_each_option(command, option, about):
+    actions = parser(COMMANDS)._subparsers._group_actions[0].choices[command]._actions
+    found = next(a for a in actions if option in (a.dest, *a.option_strings))
+    assert about in found.help
+
+
+def test_every_argument_has_help():
+    for name, command in parser(COMMANDS)._subparsers._group_actions[0].choices.items():
+        for action in command._actions:
+            assert action.help or action.choices or action.type is float, (name, action.dest)
+
+
+def test_heads_that_make_no_pairs_are_told(tmp_path, capsys):
+    """As the 25 heads of GPT-2 XL, which become five, and the nine of SmolLM2-135M, which become three."""
+    nine = saved(tmp_path / "nine", replace(CONFIG, embed=27, heads=9, mlp=18))
+    run("coalesce", nine, tmp_path / "b", "--heads", "far")
+    assert "note: 9 heads make no pairs, so far merged groups of 3 (as far:3 does)" in capsys.readouterr().out
+    run("coalesce", nine, tmp_path / "c", "--heads", "far:3", "--json")
+    assert json.loads(capsys.readouterr().out)["groups"] == []
+    chex.assert_trees_all_equal(interop.load(tmp_path / "b")[1], interop.load(tmp_path / "c")[1])
 
 
 DRY = {
@@ -469,9 +518,10 @@ def test_half_precision_grows_exactly_by_powers_of_two_and_otherwise_says_so(tmp
 def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, folder, capsys):
     arguments = ("--method", "hypercloning", "--embed", "36", "--heads", "12", "--mlp", "60")
     run("grow", folder, tmp_path / "a", *arguments, "--dtype", "bfloat16")
-    assert "note: bfloat16 rounds every number" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the function is kept up to rounding\nnote: bfloat16 rounds every number" in said
     run("grow", folder, tmp_path / "wide", *arguments)
-    assert "note" not in capsys.readouterr().out
+    assert "the function is kept\n" in (said := capsys.readouterr().out) and "note" not in said
     run("convert", tmp_path / "wide", tmp_path / "b", "--dtype", "bfloat16")
     chex.assert_trees_all_equal(interop.load(tmp_path / "a")[1], interop.load(tmp_path / "b")[1])
     run("interpolate", tmp_path / "b", tmp_path / "a", tmp_path / "mix", "--alpha", "0.3", "--dtype", "float32")
@@ -495,7 +545,7 @@ def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     command = [sys.executable, "-m", "jaxgrow.cli", "grow", str(folder), str(tmp_path), "--method", "stack"]
     root = str(Path(interop.__file__).parents[2])
     again = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
-    assert (again.returncode, again.stdout) == (2, "")
+    assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"
 
 

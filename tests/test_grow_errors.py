@@ -187,7 +187,7 @@ def test_what_follows_the_heads_divides_into_as_many_blocks_or_groups_as_large()
 @pytest.mark.parametrize("operator", DEPTH.values(), ids=DEPTH)
 def test_layers_are_only_added_and_nothing_else(operator):
     name = operator.__name__
-    with raises(f"axis 'layers': {name} cannot take 5 to 4; coalesce() and prune() make models smaller"):
+    with raises(f"axis 'layers': {name} cannot take 5 to 4; coalesce and prune make models smaller"):
         operator(LARGE, {"layers": 4})
     with raises(f"axis 'mlp': {name} grows layers"):
         operator(LARGE, {"layers": 10, "mlp": 40})
@@ -199,7 +199,7 @@ def test_layers_are_only_added_and_nothing_else(operator):
 def test_widths_are_only_widened_and_nothing_else(operator):
     both = operator in (aki, average)  # which add layers, too
     name, axes = operator.__name__, "layers, embed, heads, mlp" if both else "embed, heads, mlp"
-    with raises(f"axis 'mlp': {name} cannot take 20 to 19; coalesce() and prune() make models smaller"):
+    with raises(f"axis 'mlp': {name} cannot take 20 to 19; coalesce and prune make models smaller"):
         operator(LARGE, {"mlp": 19})
     with raises(f"axis 'vocab': {name} grows {axes}", "axis 'vocab': the model has no such axis, only layers, heads"):
         operator(LARGE, {"vocab": 6})

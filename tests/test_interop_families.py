@@ -512,9 +512,11 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     assert "a model without its head; load it as BertForMaskedLM" in capsys.readouterr().err
 
 
-def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path):
+def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
     folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"depths": [4, 2]})
     np.save(tmp_path / "images.npy", given(interop.open_checkpoint(folder).config))
+    assert cli.main(["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "8"]) == 1
+    assert "this model has 2 stages; give a size for each, as --layers 8,8" in capsys.readouterr().err
     run("prune", folder, tmp_path / "b", "--layers", "2,1", "--mlp", "6,12", "--data", tmp_path / "images.npy")
     assert_alike(tmp_path / "b")
 
@@ -565,11 +567,18 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
     for architecture, words, told in (
         ("Qwen3ForCausalLM", "upcycle --experts 8", "Qwen3MoeForCausalLM has no setting for kinds sf (it would be s)"),
         ("Qwen2ForCausalLM", "upcycle --experts 8", "MixtralForCausalLM has no setting for qkv_bias True"),
-        ("GPT2LMHeadModel", "upcycle --experts 8", "experts are made of a dense model of Llama's kin; this GPT2Config"),
-        ("MixtralForCausalLM", "upcycle --experts 8", "this LlamaConfig has 4 experts already"),
-        ("GPTNeoXForCausalLM", "upcycle --experts 8", "experts are gated MLPs without biases"),
-        ("LlamaForCausalLM", "upcycle --experts 2 --active 3", "a token goes through 3 at most; there are 2"),
-        ("LlamaForCausalLM", "upcycle --experts 8 --active 0", "a token goes through 0 at most; there are 8"),
+        ("GPT2LMHeadModel", "upcycle --experts 8", "a dense decoder of the Llama kind, but this GPT2Config"),
+        ("MixtralForCausalLM", "upcycle --experts 8", "has 4 experts already"),
+        ("GPTNeoXForCausalLM", "upcycle --experts 8", "experts are made of gated MLPs without biases"),
+        ("BertForMaskedLM", "virtual_groups --experts 4 --mlp 4", "but this BERTConfig is none"),
+        ("Swinv2ForImageClassification", "virtual_groups --experts 4 --mlp 4", "but this SwinConfig is none"),
+        (
+            "ModernBertForMaskedLM",
+            "virtual_groups --experts 4",
+            "no architecture stores a ModernBERTConfig that predicts",
+        ),
+        ("LlamaForCausalLM", "upcycle --experts 2 --active 3", "--active 3: a token goes through 1 to 2"),
+        ("LlamaForCausalLM", "upcycle --experts 8 --active 0", "--active 0: a token goes through 1 to 8"),
         ("LlamaForCausalLM", "upcycle --experts 2000000", "--experts 2000000: no model has more than 1,048,576"),
         ("LlamaForCausalLM", "upcycle --experts 8 --noise 10", "routers of experts get noise of their own"),
         ("LlamaForCausalLM", "upcycle", "give --experts, as --experts 8"),
@@ -578,7 +587,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         if not (tmp_path / architecture).exists():
             made(tmp_path / architecture, architecture)
         arguments = ["grow", str(tmp_path / architecture), str(tmp_path / "b"), "--method", *words.split()]
-        assert cli.main(arguments) == (2 if told.startswith(("--experts", "give", "routers")) else 1), words
+        assert cli.main(arguments) == (2 if told.startswith(("--", "give", "routers")) else 1), words
         assert told in capsys.readouterr().err, words
     assert not (tmp_path / "b").exists()
 
@@ -706,7 +715,7 @@ def test_layers_are_paired_with_those_of_their_kind(tmp_path, architecture, more
     arguments = ("coalesce", folder, tmp_path / "b", "--layers")
     for groups in ("far", "adjacent"):
         assert cli.main([str(a) for a in (*arguments, groups)]) != 0
-        assert "pair layers of one kind, by the groups 'alike' or by groups of yours" in capsys.readouterr().err
+        assert "to coalesce layers of one kind, give --layers alike, or groups" in capsys.readouterr().err
     run(*arguments, "alike")
     assert_alike(tmp_path / "b")
     assert interop.open_checkpoint(tmp_path / "b").config.layer_kinds == kinds

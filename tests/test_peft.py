@@ -191,19 +191,19 @@ def test_the_modules_of_transformers_4(tmp_path):
 
 
 REFUSED = {
-    "peft_type": ("LOHA", "peft_type 'LOHA'"),
-    "bias": ("all", "bias 'all'"),
-    "lora_bias": (True, "lora_bias True"),
+    "peft_type": ("LOHA", 'peft_type "LOHA"'),
+    "bias": ("all", 'bias "all"'),
+    "lora_bias": (True, "lora_bias true"),
     "layer_replication": ([[0, 2]], "layer_replication"),
     "trainable_token_indices": ([1], "trainable_token_indices"),
     "target_parameters": (["mlp.experts"], "target_parameters"),
-    "use_qalora": (True, "use_qalora True"),
+    "use_qalora": (True, "use_qalora true"),
     "alora_invocation_tokens": ([1, 2], "alora_invocation_tokens"),
     "a_key_of_another_version": ({"scale": 2}, "a_key_of_another_version"),
-    "init_lora_weights": ("pissa", "init_lora_weights is 'pissa'. This method changes the weights of the base model"),
+    "init_lora_weights": ("pissa", 'init_lora_weights is "pissa". This method changes the weights of the base model'),
     "r": (0, "r is 0, but should be a positive number"),
-    "lora_alpha": ("8", "lora_alpha is '8', but should be a positive number"),
-    "rank_pattern": ({"q_proj": 2.5}, r"rank_pattern\['q_proj'\] is 2.5"),
+    "lora_alpha": ("8", 'lora_alpha is "8", but should be a positive number'),
+    "rank_pattern": ({"q_proj": 2.5}, r'rank_pattern\["q_proj"\] is 2.5'),
     "alpha_pattern": ({"(": 2}, r"alpha_pattern has .* not a regular expression"),
     "target_modules": (7, "target_modules is 7, but should be a list of names"),
     "layers_to_transform": (["1"], "layers_to_transform is .* but should be numbers of layers"),
@@ -247,7 +247,7 @@ def test_every_setting_of_peft_is_read_has_no_effect_or_is_refused(plain, tmp_pa
 @pytest.mark.parametrize("how", ["pissa", "pissa_niter_4", "olora"])
 def test_adapters_that_change_the_base_model_are_refused(tmp_path, plain, how):
     trained(plain / "base", tmp_path / "lora", init_lora_weights=how)
-    with pytest.raises(CheckpointError, match=f"'{how}'.*path_initial_model_for_weight_conversion"):
+    with pytest.raises(CheckpointError, match=f'"{how}".*path_initial_model_for_weight_conversion'):
         peft.load(tmp_path / "lora", interop.open_checkpoint(plain / "base").config)
 
 

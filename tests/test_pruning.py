@@ -611,7 +611,7 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
     [
         ((), "nothing to prune: give the new size of an axis, as --layers 24"),
         (("--mlp", 8, "--by", "angular"), "--by angular says which layers go: give --layers"),
-        (("--layers", 7), "axis 'layers': prune() cannot take 6 to 7; it leaves 1 .. 6"),
+        (("--layers", 7), "axis 'layers': prune cannot take 6 to 7; it leaves 1 .. 6"),
         (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
         (("--embed", 6), "head_dim 3"),  # which no GPT2LMHeadModel has
     ],

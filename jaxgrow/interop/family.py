@@ -10,9 +10,17 @@ import numpy as np
 from einops import rearrange
 
 from jaxgrow.axes import Names, axis, cut, is_layers, kind, reads
+from jaxgrow.interop.files import spelt
 from jaxgrow.lora import RANK
 from jaxgrow.models import Config
 
+_KINDS: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list",
+}
 _IN = "_in"  # for ".in", which einops would not take
 Heads: TypeAlias = Literal["divide embed", "must divide embed", "free"]
 
@@ -221,13 +229,10 @@ class Family:
             values[name] = self._typed(name, value, key, wrong)
         for key, allowed in self.settings.items():
             if theirs.get(key, allowed[0]) not in allowed:
-                wrong.append(f"{key} is {theirs[key]!r}, but {self.architecture} is computed here for {allowed} only")
+                wrong.append(self._other(key, theirs[key], allowed))
         # `transformers` reads this key for every model, whether or not its config class defines it.
         if theirs.get("is_causal", self.config.causal) != self.config.causal:
-            wrong.append(
-                f"is_causal is {theirs['is_causal']!r}, but {self.architecture} is computed here for "
-                f"{self.config.causal} only"
-            )
+            wrong.append(self._other("is_causal", theirs["is_causal"], (self.config.causal,)))
         if theirs.get("quantization_config") is not None:
             wrong.append("quantization_config is set: dequantize the model first")
         if not wrong:
@@ -245,7 +250,15 @@ class Family:
             if values["embed"] % values["heads"]:
                 raise ValueError(f"{values['embed']} units are no {values['heads']} equal heads")
             values["head_dim"] = values["embed"] // values["heads"]
-        return self.config(**values, **self.fixed)
+        try:
+            return self.config(**values, **self.fixed)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
+
+    def _other(self, key: str, value: Any, allowed: Sequence[Any]) -> str:
+        """The message about a setting that is not computed here."""
+        others = " or ".join(map(spelt, allowed))
+        return f"{key} is {spelt(value)}, but {self.architecture} is computed here only with {others}"
 
     def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
         """The value of a field of ours, or a line more in ``wrong``."""
@@ -253,9 +266,9 @@ class Family:
         if type(value) is int and kind is float and abs(value) < 1 << 127:  # float32's
             value = float(value)
         if isinstance(kind, type) and type(value) is not kind:
-            wrong.append(f"{key} is {value!r}, not {kind.__name__}")
+            wrong.append(f"{key} is {spelt(value)}, but should be {_KINDS[kind]}")
         elif type(value) is int and not 0 < value < 1 << 31:
-            wrong.append(f"{key} is {value}, no size")
+            wrong.append(f"{key} is {spelt(value)}, but a size is a whole number from 1 to {(1 << 31) - 1}")
         return value
 
     def _storable(self, config: Config) -> None:

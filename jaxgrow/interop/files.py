@@ -20,6 +20,20 @@ class CheckpointError(ValueError):
     """What is wrong with a checkpoint or with what was asked of it: the file, the tensor, the axis, and the way out."""
 
 
+def spelt(value: Any) -> str:
+    """A value as JSON spells it, for messages about a JSON file.
+
+    Example:
+      >>> spelt(None), spelt(True), spelt("gelu")
+      ('null', 'true', '"gelu"')
+    """
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a value with too many levels"
+    return text if len(text) <= 100 else f"{text[:100]}.."
+
+
 def listed(*names: Sequence[str], separator: str = ", ", most: int = 20) -> str:
     """The first ones of each list, and how many more there are."""
     out: list[str] = []

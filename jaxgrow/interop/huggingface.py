@@ -1,5 +1,6 @@
 """Hugging Face folders: ``config.json`` and safetensors, read as a `Source` and written from one."""
 
+import difflib
 import hashlib
 import itertools
 import re
@@ -17,7 +18,7 @@ from jaxgrow.axes import axis, layers_of
 from jaxgrow.interop import safetensors
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
-from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, write_json
+from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, spelt, write_json
 from jaxgrow.interop.source import Checkpoint, Leaf, Source, born
 from jaxgrow.models import Config
 
@@ -195,7 +196,12 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
             way_out += f'write ["{family.architecture}"] there: the head is the table of tokens'
         else:
             way_out += f"load it as {family.architecture} in transformers, and save that"
-    raise CheckpointError(f"{file}: architectures is {named!r}{way_out}; supported: {', '.join(FAMILIES)}")
+    if not way_out and (near := difflib.get_close_matches(str(architecture), FAMILIES, n=1)):
+        way_out = f", which is not supported; the nearest one that is supported is {near[0]}"
+    raise CheckpointError(
+        f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists all "
+        "that are supported"
+    )
 
 
 def family_for(
@@ -217,7 +223,7 @@ def family_for(
         named = f"{family.model_type} that predicts {config.predicts}"
         candidates = [f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)]
         candidates = [family] if family.has_head(config) else candidates
-    wrong = [] if candidates else [f"no architecture stores a {named}"]
+    wrong = [] if candidates else [f"no architecture stores a {named}{' and has experts' if mixture else ''}"]
     for family in candidates:
         try:
             said = family.theirs(config, foreign)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from jaxgrow.interop.family import Family, Heads, Stored
+from jaxgrow.interop.files import spelt
 from jaxgrow.interop.labels import classes, problem
 from jaxgrow.interop.rope import (
     read_heads,
@@ -210,7 +211,7 @@ def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     rope = read_rope({"max_position_embeddings": 4096, **theirs}, rotary=1.0)
     if rope.get("rope_by", "longrope") != "longrope":
-        raise ValueError(f"rope_type is {rope['rope_by']!r}, but a Phi-3 has 'longrope' only")
+        raise ValueError(f"rope_type is {spelt(rope['rope_by'])}, but a Phi-3 has longrope only")
     return read_heads(theirs) | rope | read_one_window(theirs, 4096, None)
 
 
@@ -273,7 +274,7 @@ def _cap(theirs: Mapping[str, Any], key: str, absent: float | None) -> float:
     """A cap; null is none, which is 0 here."""
     cap = theirs.get(key, absent)
     if cap is not None and not cap > 0:
-        raise ValueError(f"{key} is {cap!r}, but a cap is above 0; null means that there is none")
+        raise ValueError(f"{key} is {spelt(cap)}, but a cap is above 0; null means that there is none")
     return 0.0 if cap is None else float(cap)
 
 

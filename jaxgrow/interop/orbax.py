@@ -22,7 +22,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow import __version__
 from jaxgrow.axes import Params
 from jaxgrow.interop.checksums import NAME, damage, seal
-from jaxgrow.interop.files import RECORD, CheckpointError, read_json, write_json
+from jaxgrow.interop.files import RECORD, CheckpointError, read_json, spelt, write_json
 from jaxgrow.interop.huggingface import family_of
 from jaxgrow.interop.source import Checkpoint, Leaf, Loaded, Source, flat, nested
 from jaxgrow.models import Config, from_json
@@ -47,7 +47,7 @@ class Orbax(Loaded, Checkpoint):
         self.foreign = record.get("huggingface")  # ``config.json`` of where it came from
         if self.foreign is not None:
             if not isinstance(self.foreign, dict):
-                raise CheckpointError(f"{about}: huggingface is {self.foreign!r:.100}, no config.json")
+                raise CheckpointError(f"{about}: huggingface is {spelt(self.foreign)}, but should be a config.json")
             family_of(self.foreign, about)
         try:
             config = from_json(record["config"])

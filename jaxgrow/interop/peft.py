@@ -30,7 +30,7 @@ from jaxgrow.interop import safetensors
 from jaxgrow.interop._transform import open_checkpoint
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
-from jaxgrow.interop.files import ADAPTER, CheckpointError, inside, listed, write_json
+from jaxgrow.interop.files import ADAPTER, CheckpointError, inside, listed, spelt, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.peft_settings import Settings
@@ -293,7 +293,7 @@ def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) ->
     change: Any = getattr(config, "with_head", None)
     if len(shapes) != 1 or change is None:
         raise CheckpointError(
-            f"{settings.file}: task_type is {settings.about['task_type']!r}, but there is no head of that task, named "
+            f"{settings.file}: task_type is {spelt(settings.about['task_type'])}, but there is no head of that task, named "
             f"{' or '.join(modules)}, for this {type(config).__name__}"
         )
     return change(head, shapes[0][0])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.interop.files import CheckpointError, read_json
+from jaxgrow.interop.files import CheckpointError, read_json, spelt
 
 # These keys describe the training or the origin of an adapter. They do not change what it computes.
 WITHOUT_EFFECT = (
@@ -42,7 +42,7 @@ class Settings:
         ]
         kind = self.about.get("peft_type")
         if kind != "LORA" or others:
-            wrong = ", ".join([f"peft_type {kind!r}", *(f"{key} {self.about[key]!r}" for key in others)])
+            wrong = ", ".join([f"peft_type {spelt(kind)}", *(f"{key} {spelt(self.about[key])}" for key in others)])
             raise CheckpointError(
                 f"{file} is not a LoRA that can be read here: {wrong}. Merge it into its model with PEFT "
                 "(merge_and_unload), and grow the merged model"
@@ -60,7 +60,7 @@ class Settings:
         self._stacks = [self._pattern("layers_pattern", name) for name in names]
         self._by_root = self.about.get("use_rslora") or False
         if type(self._by_root) is not bool:
-            raise CheckpointError(f"{file}: use_rslora is {self._by_root!r}, but should be true or false")
+            raise CheckpointError(f"{file}: use_rslora is {spelt(self._by_root)}, but should be true or false")
 
     def rank(self, module: str) -> int:
         """The rank of a module's LoRA."""
@@ -90,7 +90,7 @@ class Settings:
         how = self.about.get("init_lora_weights", True)
         if how not in _INITIALISATIONS:
             raise CheckpointError(
-                f"{self.file}: init_lora_weights is {how!r}. This method changes the weights of the base model before it "
+                f"{self.file}: init_lora_weights is {spelt(how)}. This method changes the weights of the base model before it "
                 "trains, so the adapter alone is not the difference to them. Convert the adapter with PEFT "
                 "(save_pretrained with path_initial_model_for_weight_conversion), or merge it into its model "
                 "(merge_and_unload)"
@@ -100,9 +100,11 @@ class Settings:
         """The values of modules whose names end as a pattern says."""
         found = self.about.get(key) or {}
         if not isinstance(found, dict):
-            raise CheckpointError(f"{self.file}: {key} is {found!r}, but should be an object of patterns and numbers")
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(found)}, but should be an object of patterns and numbers"
+            )
         return {
-            self._pattern(key, rf"(.*\.)?({pattern})$"): _positive(self.file, f"{key}[{pattern!r}]", value, *kinds)
+            self._pattern(key, rf"(.*\.)?({pattern})$"): _positive(self.file, f"{key}[{spelt(pattern)}]", value, *kinds)
             for pattern, value in found.items()
         }
 
@@ -111,7 +113,7 @@ class Settings:
             return re.compile(text)
         except (re.error, TypeError, RecursionError, OverflowError) as error:
             raise CheckpointError(
-                f"{self.file}: {key} has {text!r}, which is not a regular expression: {error}"
+                f"{self.file}: {key} has {spelt(text)}, which is not a regular expression: {error}"
             ) from None
 
     def _modules(self, key: str) -> re.Pattern[str] | tuple[str, ...]:
@@ -124,7 +126,7 @@ class Settings:
     def _names(self, key: str) -> tuple[str, ...]:
         names = self.about.get(key) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise CheckpointError(f"{self.file}: {key} is {names!r}, but should be a list of names")
+            raise CheckpointError(f"{self.file}: {key} is {spelt(names)}, but should be a list of names")
         return tuple(names)
 
     def _indices(self) -> list[int]:
@@ -132,7 +134,9 @@ class Settings:
         found = self.about.get("layers_to_transform")
         layers = [] if found is None else found if isinstance(found, list) else [found]
         if not all(type(layer) is int for layer in layers):
-            raise CheckpointError(f"{self.file}: layers_to_transform is {found!r}, but should be numbers of layers")
+            raise CheckpointError(
+                f"{self.file}: layers_to_transform is {spelt(found)}, but should be numbers of layers"
+            )
         return layers
 
 
@@ -145,5 +149,5 @@ def _matches(of: Any, module: str) -> bool:
 
 def _positive(file: Path, key: str, value: Any, *kinds: type) -> Any:
     if type(value) not in (kinds or (int, float)) or not 0 < value < 1 << 31:
-        raise CheckpointError(f"{file}: {key} is {value!r}, but should be a positive number")
+        raise CheckpointError(f"{file}: {key} is {spelt(value)}, but should be a positive number")
     return value

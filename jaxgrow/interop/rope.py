@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxgrow.interop.files import spelt
 from jaxgrow.models.llama import LlamaConfig, period
 
 TYPES = {"full_attention": "f", "sliding_attention": "s"}
@@ -88,7 +89,9 @@ def read_layered_rope(
     full = {**(nested.get("full_attention") or {}), **(theirs.get("rope_scaling") or {})}
     local = nested.get("sliding_attention") or {}
     if _kind(local) != "default":
-        raise ValueError(f"rope_type of sliding_attention is {_kind(local)!r}, but only 'default' is computed there")
+        raise ValueError(
+            f'rope_type of sliding_attention is {spelt(_kind(local))}, but only "default" is computed there'
+        )
     for rope in (full, local, theirs):
         if rope.get("partial_rotary_factor") not in (None, 1):
             raise ValueError(
@@ -118,14 +121,14 @@ def _scaling(rope: Mapping[str, Any], context: int | None, before: int | None) -
     if kind == "su":  # the first name of longrope
         kind = "longrope"
     if kind not in _SCALINGS:
-        raise ValueError(f"rope_type is {kind!r}, but only {', '.join(_SCALINGS)} can be read")
+        raise ValueError(f"rope_type is {spelt(kind)}, but only {', '.join(_SCALINGS)} can be read")
     if kind == "default":
         return {}
     if kind in ("linear", "dynamic"):
         return {"rope_by": kind, "rope_factor": float(rope["factor"])}
     before = before or rope.get("original_max_position_embeddings") or context
     if before is None or before < 2:
-        raise ValueError(f"original_max_position_embeddings is {before}, but rope_type {kind!r} needs 2 or more")
+        raise ValueError(f"original_max_position_embeddings is {spelt(before)}, but rope_type {kind} needs 2 or more")
     ours: dict[str, Any] = {"rope_by": kind, "rope_context": before}
     longer = (context or before) / before
     if kind == "longrope":
@@ -217,7 +220,7 @@ def read_windows(theirs: Mapping[str, Any], kinds: str, positions: int, window: 
     if types is not None:
         unknown = [kind for kind in types if kind not in TYPES]
         if unknown:
-            raise ValueError(f"layer_types has {unknown[0]!r}, not one of {', '.join(TYPES)}")
+            raise ValueError(f"layer_types has {spelt(unknown[0])}, not one of {', '.join(TYPES)}")
         kinds = "".join(TYPES[kind] for kind in types)
     layers = theirs["num_hidden_layers"]
     kinds = "".join(kinds[i % len(kinds)] for i in range(layers))

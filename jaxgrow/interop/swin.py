@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.files import spelt
 from jaxgrow.interop.labels import classes, labelled
 from jaxgrow.models.swin import SwinConfig
 
@@ -67,7 +68,7 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
     windows = windows[: len(depths)]  # `transformers` leaves four by default
     embed = _sizes("embed_dim", [first * 2**s for s in range(len(depths))])
     if not isinstance(ratio, int | float) or not 0 < ratio < 1 << 20:
-        raise ValueError(f"mlp_ratio is {ratio!r}, no ratio")
+        raise ValueError(f"mlp_ratio is {spelt(ratio)}, but should be a number above 0")
     if len(heads) != len(depths) or len({(*divmod(d, h),) for d, h in zip(embed, heads, strict=True)}) > 1:
         raise ValueError(f"num_heads {heads} make no heads of one size of the widths {embed}")
     return {
@@ -88,7 +89,7 @@ def _sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
     """
     known = isinstance(values, list | tuple) and len(values) in range(1, 17)
     if not known or not all(type(n) is int and least <= n < 1 << 31 for n in values):
-        raise ValueError(f"{key} is {values!r}, no list of sizes")
+        raise ValueError(f"{key} is {spelt(values)}, but should be a list of sizes")
     return tuple(values)
 
 

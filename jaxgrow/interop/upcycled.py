@@ -23,14 +23,15 @@ class Single(Source):
     def __init__(self, source: Source):
         config = source.config
         if not isinstance(config, LlamaConfig) or config.experts:
-            has = f"{config.experts} experts already" if isinstance(config, LlamaConfig) else "no such form"
+            has = f"has {config.experts} experts already" if isinstance(config, LlamaConfig) else "is none"
             raise CheckpointError(
-                f"experts are made of a dense model of Llama's kin; this {type(config).__name__} has {has}"
+                f"experts are made of a dense decoder of the Llama kind, but this {type(config).__name__} {has}"
             )
-        try:
-            self.config = replace(config, experts=1, active=1)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
+        if not config.gated or config.bias:
+            raise CheckpointError(
+                "experts are made of gated MLPs without biases, as in Llama or Qwen; this model has others"
+            )
+        self.config = replace(config, experts=1, active=1)
         self._source = source
         like = source.leaves["blocks/mlp/up/kernel"].dtype
         dtypes = {path: leaf.dtype for path, leaf in source.leaves.items()} | {ROUTER: like}

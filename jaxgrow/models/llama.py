@@ -288,8 +288,8 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
         if len({kinds[i] for i in most}) > 1 and row.max() > 0:
             these = ", ".join(f"{i} ({kinds[i]})" for i in most)
             raise ValueError(
-                f"new layer {new} is made alike of the layers {these}, which are of different kinds: "
-                "pair layers of one kind, by the groups 'alike' or by groups of yours"
+                f"new layer {new} would be made in equal parts of the layers {these}, which are of different kinds; to "
+                'coalesce layers of one kind, give layers="alike", or groups of your own'
             )
     return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
 

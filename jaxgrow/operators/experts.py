@@ -83,8 +83,9 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
     experts, units = target.get("experts", 1), sizes.get("mlp")
     if units is None or set(target) - {"experts", "mlp"} or sizes.get("experts") != 1:
         raise ValueError(
-            f"virtual_groups divides the one expert of a model with the axes experts and mlp, and changes no other axis; this "
-            f"model has the sizes {dict(sizes)}, and the target is {dict(target)}"
+            "virtual_groups divides the one expert of a model with the axes experts and mlp, and changes no other axis; this "
+            f"model has {sizes.get('experts', 'no axis')} experts and the axes {', '.join(sizes)}, and the target has "
+            f"{', '.join(target)}"
         )
     groups, odd = divmod(units, max(1, target.get("mlp", units)))
     if odd or not groups or experts % groups:

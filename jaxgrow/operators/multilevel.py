@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes import LAYERS, beside, kind
+from jaxgrow.axes import LAYERS, beside, is_layers, kind
 from jaxgrow.maps import AxisMap, blocks, select, swap
 from jaxgrow.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, depth, of_kinds, unknown, whole, width
@@ -283,7 +283,10 @@ def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
         except ValueError as error:
             raise ValueError(f"axis {axis!r}: {error}") from None
         what = f"{groups} pairs" if each == 2 else f"{groups.partition(':')[0]} groups of {each}"
-        _divides(f"axis {axis!r}: {what}", size, each, f"name the groups instead, or their size: far:{_least(size)}")
+        by_kind = ', or layers="alike"' if is_layers(axis) else ""
+        _divides(
+            f"axis {axis!r}: {what}", size, each, f"name the groups instead, or their size: far:{_least(size)}{by_kind}"
+        )
         groups = (far if groups.startswith("far") else adjacent)(size, size // each)
     count = np.zeros(size, int)
     of = np.zeros(size, int)

@@ -137,7 +137,7 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
     axes = of_kinds((LAYERS, *WIDTHS), sizes)
     wrong = unknown("prune() takes", (LAYERS, *WIDTHS), sizes, target)
     wrong += [
-        f"axis {a!r}: prune() cannot take {sizes[a]} to {n}; it leaves 1 .. {sizes[a]}"
+        f"axis {a!r}: prune cannot take {sizes[a]} to {n}; it leaves 1 .. {sizes[a]}"
         for a, n in target.items()
         if a in axes and not 1 <= n <= sizes[a]
     ]

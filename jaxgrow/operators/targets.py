@@ -144,7 +144,7 @@ def grown(operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes) -> d
     sizes, target = whole(operator, "sizes", sizes), whole(operator, "target", target)
     wrong = unknown(f"{operator} grows", kinds, sizes, target)
     wrong += [
-        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce() and prune() make models smaller"
+        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce and prune make models smaller"
         for a, new in target.items()
         if a in sizes and new < sizes[a]
     ]
