@@ -465,7 +465,7 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         said["lora"] = {"rank": lora.lora.rank, "modules": len(lora.lora.targets)}
     if a.lora_only:
         assert lora is not None
-        return _write_lora(a, lora, root, said["lora"])
+        return _write_lora(a, lora, root, growth, said["lora"])
     paper = arguments.get("tied") == "paper"
     with _as_typed():
         grown: Source = Grown(_wide(a, root), growth, root.config.paper_axes() if paper else None)
@@ -478,7 +478,7 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
     notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
-    files = None if lora is None else lambda part: peft.write_into(part, lora, str(a.dst))
+    files = None if lora is None else lambda part: peft.write_into(part, lora, made, str(a.dst))
     _write(a, made, arguments, root, files=files, keeps=kept, notes=notes, **said)
 
 
@@ -493,14 +493,16 @@ def _lora(a: argparse.Namespace, root: Any, growth: Growth) -> peft.PeftAdapter 
         return own.grown(growth)
 
 
-def _write_lora(a: argparse.Namespace, lora: peft.PeftAdapter, root: Any, about: dict[str, Any]) -> None:
+def _write_lora(
+    a: argparse.Namespace, lora: peft.PeftAdapter, root: Any, growth: Growth, about: dict[str, Any]
+) -> None:
     """Writes a LoRA without its model."""
     sources = [root.folder, a.lora]
     if a.dry_run:
         may_become(a.dst, sources, a.overwrite)
     else:
         with appearing(a.dst, sources, a.overwrite) as part:
-            peft.write_into(part, lora)
+            peft.write_into(part, lora, Grown(root, growth))
     if a.json:
         return _say({"dst": str(a.dst), "written": not a.dry_run, "lora": about, "sizes": lora.config.sizes()})
     nothing = "; nothing was written (--dry-run)" if a.dry_run else ""

@@ -89,13 +89,13 @@ def check(tmp_path, base, growth=None, **settings):
     """Read, merge, grow, write: PEFT gives the same weights before and after."""
     expected = trained(base, tmp_path / "lora", **settings)
     source = interop.open_checkpoint(base)
-    own = peft.load(tmp_path / "lora", source.config)
+    own = peft.load(tmp_path / "lora", source.config, like=base)
     config, params = interop.load(base)
     assert_same(written(tmp_path / "merged", base, own.config, own.merged(params)), expected, source.family)
     if growth is None:
         growth = operators.stack(config.sizes(), {axis: config.sizes()[axis] + 1 for axis in depth(config.sizes())})
     interop.transform(source, tmp_path / "large", growth)
-    peft.save(tmp_path / "large-lora", own.grown(growth))
+    peft.save(tmp_path / "large-lora", own.grown(growth), like=tmp_path / "large")
     grown = grow(growth, own.merged(params), own.config.axes())
     assert_same(
         written(tmp_path / "grown", base, own.config.resized(growth), grown),
@@ -149,6 +149,54 @@ def test_ranks_scales_and_layers_as_peft_reads_them(tmp_path, which):
     about = read_json(tmp_path / "large-lora" / peft.CONFIG)
     assert ("rank_pattern" in about) == ("pattern" in which and "modules" not in which)
     assert bool(own.saved) == (which == "whole modules")
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", *FUSED, *SLOW])
+def test_a_dora_grows_with_its_model(tmp_path, architecture):
+    own = check(tmp_path, made(tmp_path / "base", architecture), use_dora=True)
+    assert own.gains.keys() == set(own.lora.targets)
+    assert all(np.abs(gain - 1).max() > 0.01 for gain in own.gains.values())
+    assert read_json(tmp_path / "large-lora" / peft.CONFIG)["use_dora"] is True
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "target"),
+    [
+        ("LlamaForCausalLM", "hypercloning", {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}),
+        ("Qwen3ForCausalLM", "lemon", {"mlp": 30}),
+        ("GPT2LMHeadModel", "net2net", {"mlp": 60}),
+        ("LlamaForCausalLM", "llama_pro", {"layers": 4}),
+    ],
+)
+def test_a_dora_grows_by_copies_in_width_and_depth(tmp_path, architecture, method, target):
+    """Norms of grown kernels are other ones, and the magnitudes follow them."""
+    base = made(tmp_path / "base", architecture)
+    config = interop.open_checkpoint(base).config
+    of: dict = lemon_options(config) if method == "lemon" else {"seed": 0} if method == "net2net" else {}
+    growth = (operators.WIDTH | operators.DEPTH)[method](config.sizes(), target, **of)
+    check(tmp_path, base, growth, use_dora=True, rank_pattern={r".*\.0\..*": 3})
+
+
+def test_a_dora_of_some_modules_and_one_that_cannot_grow(tmp_path, capsys):
+    base = made(tmp_path / "base", "LlamaForCausalLM")
+    check(tmp_path, base, use_dora=True, layers_to_transform=[1], target_modules=["q_proj", "down_proj"])
+    source = interop.open_checkpoint(base)
+    with pytest.raises(CheckpointError, match=r"use_dora is true.* give the folder of the base model"):
+        peft.load(tmp_path / "lora", source.config)
+    own = peft.load(tmp_path / "lora", source.config, like=source)
+    with pytest.raises(CheckpointError, match=r"the adapter is a DoRA.* give its folder"):
+        peft.save(tmp_path / "alone", replace(own, family=None))
+    coalesced = ("coalesce", base, tmp_path / "b", "--heads", "far", "--lora", tmp_path / "lora")
+    assert run(*coalesced) == 1
+    assert (
+        "this growth adds outputs (or layers) to which the DoRA gives different magnitudes" in capsys.readouterr().err
+    )
+    uneven = ("grow", base, tmp_path / "b", "--method", "lemon", "--embed", 16, "--lora", tmp_path / "lora")
+    assert run(*uneven) == 1
+    assert (
+        "some outputs of layer 1 have only zero weights, by whose norm a DoRA would divide" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_fused_kernel_keeps_its_rank(tmp_path):
@@ -277,11 +325,13 @@ def run(*words):
 WIDER = ("--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)
 
 
-@pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Qwen3ForCausalLM"])
-def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "dora"), [("Phi3ForCausalLM", False), ("Qwen3ForCausalLM", False), ("Qwen3ForCausalLM", True)]
+)
+def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, dora):
     """The two results are the same LoRA; PEFT and transformers load both, and the logits stay."""
     base = made(tmp_path / "base", architecture)
-    trained(base, tmp_path / "lora")
+    trained(base, tmp_path / "lora", use_dora=dora)
     grow_it = ("grow", base, "--method", "hypercloning", *WIDER, "--lora", tmp_path / "lora")
     assert run(*grow_it, tmp_path / "dry", "--dry-run") == 0
     assert "with its LoRA: 7 modules of rank 2" in capsys.readouterr().out and not (tmp_path / "dry").exists()

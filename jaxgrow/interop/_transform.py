@@ -163,12 +163,13 @@ def transform(
       CheckpointError: as `open_checkpoint` and `write`, the growth does not fit, or the source holds a LoRA that is not given.
     """
     source = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    grown = Grown(source, growth, axes)
     if lora is not None:
         from jaxgrow.interop import peft  # which imports this file
 
         own = peft.load_beside(lora, source).grown(growth)
-        options["beside"] = lambda part: peft.write_into(part, own, str(folder))
-    return write(Grown(source, growth, axes), folder, record or {}, [source], **options)
+        options["beside"] = lambda part: peft.write_into(part, own, grown, str(folder))
+    return write(grown, folder, record or {}, [source], **options)
 
 
 def write(

@@ -12,7 +12,8 @@ layout of the factors from that of the weight.
 
 A `jaxgrow.lora.LoRA` has one rank and one scale. Modules of a smaller rank are filled up with zeros when they are read
 (``rank_pattern``, ``layers_to_transform``), and another scale is multiplied into ``b`` (``alpha_pattern``, ``use_rslora``).
-`save` leaves zeros out, and writes ranks that differ as ``rank_pattern``.
+`save` leaves zeros out, and writes ranks that differ as ``rank_pattern``. The magnitudes of a DoRA are kept as gains
+(`jaxgrow.interop.dora`), for which the kernels of the base model are read.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ import numpy as np
 from jaxgrow import lora
 from jaxgrow._grow import grow, grow_leaf
 from jaxgrow.axes import READ, Kernel, Params, axis, cut, layers_of
-from jaxgrow.interop import safetensors
+from jaxgrow.interop import dora, safetensors
 from jaxgrow.interop._transform import open_checkpoint
 from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
@@ -34,7 +35,7 @@ from jaxgrow.interop.files import ADAPTER, CheckpointError, inside, listed, spel
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.huggingface import family_for
 from jaxgrow.interop.peft_settings import Settings
-from jaxgrow.interop.source import Checkpoint, born, flat, nested
+from jaxgrow.interop.source import Checkpoint, Source, born, flat, nested
 from jaxgrow.lora import RANK, LoRA
 from jaxgrow.maps import Growth, terms
 from jaxgrow.models import Config
@@ -51,6 +52,7 @@ class PeftAdapter:
       config: of the adapted model. It has the head that the adapter holds.
       lora: the rank, the scale and the modules.
       factors: as of `jaxgrow.lora.init`.
+      gains: of a DoRA, the factor of each output of the kernels, [layers, *outputs] by module; empty for a LoRA.
       saved: trained copies of whole leaves of the model, by path (``modules_to_save``). They replace the model's own.
       about: the ``adapter_config.json`` that was read.
       family: the architecture whose names the modules have; None: any that stores ``config``.
@@ -60,6 +62,7 @@ class PeftAdapter:
     config: Config
     lora: LoRA
     factors: Params
+    gains: Mapping[str, np.ndarray] = field(default_factory=dict)
     saved: Mapping[str, np.ndarray] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     family: Family | None = None
@@ -71,7 +74,7 @@ class PeftAdapter:
         The factors grow by `jaxgrow.lora.growth`, and whole leaves as those of the model.
 
         Raises:
-          ValueError: as of `jaxgrow.lora.growth` and `jaxgrow.grow`.
+          ValueError: as of `jaxgrow.lora.growth` and `jaxgrow.grow`, or the growth makes no DoRA of a DoRA.
         """
         axes, names = self.config.axes(), born(self.config)
         rules = lora.growth(growth, self.lora, axes)
@@ -80,6 +83,13 @@ class PeftAdapter:
             config=self.config.resized(growth),
             lora=self.lora.resized(rules),
             factors=grow(rules, self.factors, lora.axes_of(self.lora, axes)),
+            gains={
+                module: dora.grown(
+                    gain, terms(growth, f"{module}/kernel", names[f"{module}/kernel"][0]), kernel, module
+                )
+                for module, gain in self.gains.items()
+                for kernel in [cut(names[f"{module}/kernel"][0])]
+            },
             saved={
                 p: np.asarray(grow_leaf(terms(growth, p, names[p][0]), names[p][0], x)) for p, x in self.saved.items()
             },
@@ -94,7 +104,9 @@ class PeftAdapter:
         leaves = flat(params) | dict(self.saved)
         if lost := born(self.config).keys() - leaves:
             raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
-        return lora.merge(nested({path: leaves[path] for path in born(self.config)}), self.factors, self.lora)
+        merged = lora.merge(nested({path: leaves[path] for path in born(self.config)}), self.factors, self.lora)
+        kernels = {module: cut(born(self.config)[f"{module}/kernel"][0]) for module in self.gains}
+        return nested(dora.multiplied(flat(merged), self.gains, kernels))
 
 
 class _Names(NamedTuple):
@@ -117,6 +129,12 @@ class _Factors(NamedTuple):
     a: Stored
     b: Stored
 
+    @property
+    def magnitude(self) -> Stored:
+        """Where the magnitudes of a DoRA are stored, one for each output."""
+        name = self.b.name.replace("lora_B.weight", "lora_magnitude_vector")
+        return replace(self.b, name=name, layout=self.b.layout.removesuffix(f" {RANK}"))
+
 
 def load(folder: str | Path, config: Config, like: str | Path | Checkpoint | None = None) -> PeftAdapter:
     """Read a LoRA of a model of ``config``, float32 or better.
@@ -127,7 +145,8 @@ def load(folder: str | Path, config: Config, like: str | Path | Checkpoint | Non
     Args:
       folder: with the two files.
       config: of the base model. If the adapter holds the head of another task, the result has a config with that head.
-      like: the base model, or its folder, whose names the modules have. Without it, the names in the file decide.
+      like: the base model, or its folder, whose names the modules have. Without it, the names in the file decide. A DoRA
+        needs it: its magnitudes are norms of the kernels of the base model.
 
     Returns:
       The adapter.
@@ -140,16 +159,18 @@ def load(folder: str | Path, config: Config, like: str | Path | Checkpoint | Non
     settings, file = Settings(inside(folder, CONFIG)), inside(folder, WEIGHTS)
     stored = safetensors.header(file)
     stored = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
-    config, names = _model(config, like, settings, stored)
+    base = open_checkpoint(like) if isinstance(like, str | Path) else like
+    config, names = _model(config, base, settings, stored)
     found = _Found(settings, file, stored)
     own, factors = _read_factors(found, names, config)
+    gains = _read_gains(found, names, config, own, factors, base) if settings.dora else {}
     saved = _read_saved(found, names, config)
     if unknown := [name for name in found.tensors if name not in found.known]:
         raise CheckpointError(
             f"{file} has {listed(unknown)}. A {names.family.architecture} has no such kernels in its layers, or {CONFIG} does "
             "not name their modules"
         )
-    return PeftAdapter(config, own, factors, saved, settings.about, *names)
+    return PeftAdapter(config, own, factors, gains, saved, settings.about, *names)
 
 
 def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
@@ -158,7 +179,7 @@ def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
     Raises:
       CheckpointError: as `load`, or the adapter needs a head of which neither it nor the base model has all leaves.
     """
-    own = load(folder, base.config, base if base.foreign is not None else None)
+    own = load(folder, base.config, base)
     if lost := sorted(born(own.config).keys() - base.leaves.keys() - own.saved.keys()):
         raise CheckpointError(
             f"{folder}: the head of this adapter needs {', '.join(lost)}, which neither it nor {base.folder} has. Load the "
@@ -219,6 +240,34 @@ def _read_factors(found: _Found, names: _Names, config: Config) -> tuple[LoRA, P
     return LoRA(rank, scale * rank, tuple(dict.fromkeys(path.rpartition("/")[0] for path in leaves))), nested(leaves)
 
 
+def _read_gains(
+    found: _Found, names: _Names, config: Config, own: LoRA, factors: Params, base: Source | None
+) -> dict[str, np.ndarray]:
+    """The gains of a DoRA; 1 in layers that have none."""
+    if base is None:
+        raise CheckpointError(
+            f"{found.settings.file}: use_dora is true. The magnitudes of a DoRA are norms of the kernels of its base model: "
+            "give the folder of the base model (in Python: like=)"
+        )
+    out, leaves, sizes = {}, flat(factors), config.sizes()
+    for pattern, group in _places(names, config).items():
+        targets = [i for i in range(_layers(group, sizes)) if found.settings.targets(pattern.format(layers=i))]
+        for place in group if targets else ():
+            axes, stored = place.kernel.written, place.magnitude
+            gain = np.ones((_layers([place], sizes), *(sizes[axis(n)] for n in axes)), np.float32)
+            for layer in targets:
+                found.need([name := stored.name.format(layers=layer)])
+                magnitude = stored.ours(found.read(name, stored.shape(axes, sizes)), axes, sizes)
+                gain[layer] = magnitude / _norms(place, base, layer, own, leaves)
+            out[place.module] = gain
+    return out
+
+
+def _norms(place: _Factors, base: Source, layer: int, own: LoRA, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+    a, b = (np.asarray(leaves[f"{place.module}/{leaf}"][layer]) for leaf in "ab")
+    return dora.norms(base, place.module, place.kernel, layer, own, a, b)
+
+
 def _read_saved(found: _Found, names: _Names, config: Config) -> dict[str, np.ndarray]:
     """The leaves that the adapter holds whole."""
     out, sizes = {}, config.sizes()
@@ -268,13 +317,13 @@ def _layers(group: list[_Factors], sizes: Mapping[str, int]) -> int:
 
 
 def _model(
-    config: Config, like: str | Path | Checkpoint | None, settings: Settings, stored: Mapping[str, Any]
+    config: Config, base: Checkpoint | None, settings: Settings, stored: Mapping[str, Any]
 ) -> tuple[Config, _Names]:
     """The config of the adapted model, and the names that most of the tensors have."""
     if settings.task is not None and config.predicts != settings.task[0]:
         config = _with_head(config, settings, stored)
     modules = {name.partition(".lora_")[0] for name in stored if ".lora_" in name}
-    families = _families(config) if like is None else [_family(config, like)]
+    families = _families(config) if base is None or base.foreign is None else [_family(config, base)]
     candidates = [_Names(family, older) for family in families for older in (False, True)]
 
     def known(names: _Names) -> int:
@@ -316,10 +365,20 @@ def _families(config: Config) -> list[Family]:
     return out
 
 
-def _family(config: Config, like: str | Path | Checkpoint) -> Family:
+def _family(config: Config, base: Checkpoint) -> Family:
     """The architecture of a base model, with the head that ``config`` has."""
-    base = like if isinstance(like, Checkpoint) else open_checkpoint(like)
     return family_for(config, base.foreign)[0]
+
+
+def _check_base(adapter: PeftAdapter, base: Source | None) -> None:
+    """
+    Raises:
+      CheckpointError: a DoRA without its base model.
+    """
+    if adapter.gains and base is None:
+        raise CheckpointError(
+            "the adapter is a DoRA, whose magnitudes are norms of the kernels of its base model: give its folder (like=)"
+        )
 
 
 # --- writing ---
@@ -336,34 +395,44 @@ def save(
     Args:
       folder: to be made.
       adapter: the LoRA.
-      like: the base model, or its folder, whose names the modules shall have. Without it, ``adapter.family`` decides.
+      like: the base model, or its folder, whose names the modules shall have. Without it, ``adapter.family`` decides. A DoRA
+        needs it.
       overwrite: whether an adapter that is there is replaced, at the end.
 
     Raises:
       CheckpointError: the folder exists, no architecture stores such a model, or it has no such kernels in its layers.
     """
-    if like is not None:
-        adapter = replace(adapter, family=_family(adapter.config, like))
+    base = open_checkpoint(like) if isinstance(like, str | Path) else like
+    if base is not None:
+        adapter = replace(adapter, family=_family(adapter.config, base))
+    _check_base(adapter, base)
     with appearing(Path(folder), [], overwrite) as part:
-        write_into(part, adapter)
+        write_into(part, adapter, base)
 
 
-def write_into(folder: Path, adapter: PeftAdapter, base: str | None = None) -> list[str]:
+def write_into(folder: Path, adapter: PeftAdapter, of: Source | None, base: str | None = None) -> list[str]:
     """Write the two files into a folder that exists, and return their names.
 
-    ``base`` is the name of the base model that they record.
+    Args:
+      folder: the folder.
+      adapter: the LoRA.
+      of: its base model, whose kernels the magnitudes of a DoRA are computed with.
+      base: the name of the base model that the files record.
 
     Raises:
       CheckpointError: as `save`.
     """
+    _check_base(adapter, of)
     config, names = adapter.config, _Names(adapter.family or _families(adapter.config)[0], adapter.older)
-    tensors, ranks = _factor_tensors(adapter, names)
+    tensors, ranks = _factor_tensors(adapter, names, of)
     rank = Counter(ranks.values()).most_common(1)[0][0]
     other = {module: r for module, r in ranks.items() if r != rank}
     saved, whole = _saved_tensors(adapter, names)
     about = {key: adapter.about[key] for key in _CARRIED if key in adapter.about}
     about |= {"peft_type": "LORA", "base_model_name_or_path": base, "target_modules": list(ranks), "bias": "none"}
     about |= {"r": rank, "lora_alpha": adapter.lora.scale * rank, "fan_in_fan_out": _reads_first(names.family, config)}
+    if adapter.gains:
+        about["use_dora"] = True
     if other:
         about |= {"rank_pattern": other, "alpha_pattern": {m: adapter.lora.scale * r for m, r in other.items()}}
     if whole:
@@ -375,7 +444,9 @@ def write_into(folder: Path, adapter: PeftAdapter, base: str | None = None) -> l
     return list(ADAPTER)
 
 
-def _factor_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def _factor_tensors(
+    adapter: PeftAdapter, names: _Names, base: Source | None
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The tensors of the factors, and the rank of each module that has any."""
     config, leaves = adapter.config, {path: np.asarray(x) for path, x in flat(adapter.factors).items()}
     mine, sizes = set(lora.kernels(adapter.lora, config.axes())), config.sizes()
@@ -389,7 +460,11 @@ def _factor_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.n
     for pattern, group in groups.items():
         for layer in range(_layers(group, sizes) if group else 0):
             a, b = _module(group, leaves, layer, {**sizes, RANK: adapter.lora.rank})
-            live = a.any(1) | b.any(0)
+            live: np.ndarray = a.any(1) | b.any(0)
+            if adapter.gains and base is not None:
+                magnitudes = _magnitudes(group, adapter, leaves, layer, base)
+                live = live | (np.arange(len(live)) == 0) if magnitudes else np.zeros_like(live)
+                tensors |= magnitudes
             if live.any():
                 module = pattern.format(layers=layer)
                 tensors |= {f"{module}.lora_A.weight": a[live], f"{module}.lora_B.weight": b[:, live]}
@@ -397,6 +472,35 @@ def _factor_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.n
     if not ranks:
         raise CheckpointError("the LoRA has no factor that is not zero, so there is nothing to write")
     return tensors, ranks
+
+
+def _magnitudes(
+    group: list[_Factors], adapter: PeftAdapter, leaves: Mapping[str, np.ndarray], layer: int, base: Source
+) -> dict[str, np.ndarray]:
+    """The magnitudes of one layer's module of a DoRA; nothing if the module adds nothing, or its kernel is not changed.
+
+    Raises:
+      CheckpointError: some outputs of the module read nothing, and others do.
+    """
+    out: dict[str, np.ndarray] = {}
+    sizes = adapter.config.sizes()
+    gains = [adapter.gains[place.module][layer] for place in group]
+    norms = [_norms(place, base, layer, adapter.lora, leaves) for place in group]
+    unchanged = all(
+        (gain == 1).all() and not leaves[f"{p.module}/b"][layer].any() for p, gain in zip(group, gains, strict=True)
+    )
+    if unchanged or not any(norm.any() for norm in norms):
+        return out
+    if not all(norm.all() for norm in norms):
+        raise CheckpointError(
+            f"{group[0].module}: some outputs of layer {layer} have only zero weights, by whose norm a DoRA would divide. "
+            "Merge the DoRA into its model with PEFT (merge_and_unload), and grow the merged model"
+        )
+    for place, gain, norm in zip(group, gains, norms, strict=True):
+        stored = place.magnitude
+        name = stored.name.format(layers=layer)
+        out[name] = stored.theirs(gain * norm, place.kernel.written, sizes, out.get(name))
+    return out
 
 
 def _module(

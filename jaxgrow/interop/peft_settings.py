@@ -15,7 +15,7 @@ WITHOUT_EFFECT = (
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),  # each matters with its own initialisation only
 )
 _READ = (
-    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "target_modules"),
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "target_modules"),
     *("exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save", "init_lora_weights"),
 )
 # With these the base model keeps its weights. All others subtract the first product of the factors from them.
@@ -58,9 +58,7 @@ class Settings:
         stacks = self.about.get("layers_pattern")
         names = (stacks,) if isinstance(stacks, str) else self._names("layers_pattern")
         self._stacks = [self._pattern("layers_pattern", name) for name in names]
-        self._by_root = self.about.get("use_rslora") or False
-        if type(self._by_root) is not bool:
-            raise CheckpointError(f"{file}: use_rslora is {spelt(self._by_root)}, but should be true or false")
+        self._by_root, self.dora = self._flag("use_rslora"), self._flag("use_dora")
 
     def rank(self, module: str) -> int:
         """The rank of a module's LoRA."""
@@ -95,6 +93,12 @@ class Settings:
                 "(save_pretrained with path_initial_model_for_weight_conversion), or merge it into its model "
                 "(merge_and_unload)"
             )
+
+    def _flag(self, key: str) -> bool:
+        value = self.about.get(key) or False
+        if type(value) is not bool:
+            raise CheckpointError(f"{self.file}: {key} is {spelt(value)}, but should be true or false")
+        return value
 
     def _patterns(self, key: str, *kinds: type) -> dict[re.Pattern[str], Any]:
         """The values of modules whose names end as a pattern says."""
