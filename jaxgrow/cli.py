@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -390,7 +390,7 @@ def _run(source: Source) -> Any:
     return partial(_program(source.config), _wide_params(source))
 
 
-@cache  # models of one config share it
+@lru_cache(maxsize=4)  # models of one config share it; each holds a compiled program
 def _program(config: Config) -> Any:
     return jax.jit(lambda params, inputs: config.module.apply({"params": params}, inputs, observe=rms))
 

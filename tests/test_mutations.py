@@ -18,9 +18,10 @@ import tiny
 from checkpoints import CONFIG, change, saved
 
 import jaxgrow.report
-from jaxgrow import interop
+from jaxgrow import cli, interop
 from jaxgrow.cli import main
 from jaxgrow.interop import CheckpointError, Loaded
+from jaxgrow.interop.source import born
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, from_json
 
 MEMORY = 500_000  # kB that all mutations together may add to the peak
@@ -194,6 +195,12 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
                 shutil.rmtree(tmp_path / "b")
     assert {0, 1} == set(ended)  # it takes both
     assert peak() - before < MEMORY
+
+
+def test_caches_of_configs_are_bounded():
+    """A process that reads many models keeps the shapes and programs of the last ones only."""
+    assert born.cache_info().maxsize == 64
+    assert cli._program.cache_info().maxsize == 4
 
 
 def again(home: Path) -> None:

@@ -7,7 +7,7 @@ of a checkpoint is then: open it, wrap it, write it.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,7 @@ class Interpolated(Source):
 # --- trees by path ---
 
 
-@cache
+@lru_cache(maxsize=64)
 def born(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
     """``{path: (axis names, shape)}`` of a config's parameters, without making any.
 

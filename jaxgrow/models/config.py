@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin
 
 import jax
@@ -327,7 +327,7 @@ def _boxed(config: Config, key: jax.Array) -> Any:
     return config.module.init(key, config.example)["params"]
 
 
-@cache
+@lru_cache(maxsize=64)
 def _axes(config: Config) -> Axes:
     return split(jax.eval_shape(partial(_boxed, config), jax.random.key(0)))[1]
 
