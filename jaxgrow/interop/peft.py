@@ -460,7 +460,7 @@ def _factor_tensors(
     for pattern, group in groups.items():
         for layer in range(_layers(group, sizes) if group else 0):
             a, b = _module(group, leaves, layer, {**sizes, RANK: adapter.lora.rank})
-            live: np.ndarray = a.any(1) | b.any(0)
+            live = np.logical_or(a.any(1), b.any(0))
             if adapter.gains and base is not None:
                 magnitudes = _magnitudes(group, adapter, leaves, layer, base)
                 live = live | (np.arange(len(live)) == 0) if magnitudes else np.zeros_like(live)
