@@ -112,4 +112,4 @@ def predicted(
     head_axes, head_shape = ("embed" + READ, "vocab"), (config.embed, config.vocab)
     head_DV = table_VD.T if config.tied else module.param("head_kernel", named(INIT, *head_axes), head_shape)
     bias_V = module.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (config.vocab,))
-    return token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap)
+    return token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap, positions=config.head_positions)

@@ -172,5 +172,5 @@ class GPT2(nn.Module):
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each, positions=c.head_positions)
         return (said, more) if observe else said
