@@ -90,7 +90,7 @@ def ceiling(machine: Machine, batch: int) -> dict[str, float]:
     least = roofline(kernels(compiled.as_text() or ""), machine.chip.flops, machine.chip.bandwidth)
     cost = flops.train(C, batch * C.context) / machine.chip.flops
     parts = {name: seconds * 1e3 for name, seconds in least.parts.items()}
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return {"milliseconds": least.seconds * 1e3, "mfu": cost / least.seconds, "gigabytes": held / 1e9, **parts}
 
