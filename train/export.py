@@ -15,14 +15,13 @@ from jaxgrow.interop.labels import named
 from jaxgrow.models import Config, EncoderConfig, TextConfig
 from train.commands import Parser
 from train.data.labelled.task import Labelled, task
+from train.data.special import special_tokens
 from train.data.text import tokenizer_of
 from train.errors import UserError, exits_cleanly
 from train.run.workdir import Workdir
 
-# What a tokenizer is asked for, by the names that its tokens may have.
+# The roles of special tokens, by the names that tokens of the role may have.
 _ROLES = {
-    "bos_token": ("<|begin_of_text|>", "<s>", "<|endoftext|>"),
-    "eos_token": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
     "pad_token": ("<pad>", "[PAD]"),
     "unk_token": ("<unk>", "[UNK]"),
     "cls_token": ("[CLS]", "<s>"),
@@ -63,6 +62,7 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     """Writes the tokenizer as `transformers` reads it; returns what ``config.json`` says of it."""
     tokenizer = tokenizer_of(run)
     tokenizer.save(str(folder / "tokenizer.json"))
+    special = special_tokens(tokenizer, run)
     masked = isinstance(config, EncoderConfig)
     roles = {role for role in _ROLES if masked or role not in _OF_MASKED}
     named = {
@@ -70,11 +70,13 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
         for role, names in _ROLES.items()
         if role in roles and (name := next((n for n in names if tokenizer.token_to_id(n) is not None), None))
     }
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.length, **named}
+    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}  # such texts have other roles
+    ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
+    named |= {role.removesuffix("_id"): tokenizer.id_to_token(i) for role, i in ends.items() if i is not None}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.length, **named, **special.names}
+    about |= {} if special.template is None else {"chat_template": special.template}
     write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
-    return {
-        f"{role}_id": tokenizer.token_to_id(name) for role, name in named.items() if role in ("bos_token", "eos_token")
-    }
+    return {role: i for role, i in ends.items() if i is not None}
 
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
