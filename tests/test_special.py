@@ -1,6 +1,6 @@
 """Special tokens of published tokenizers: `transformers` and the lm-evaluation-harness are the references.
 
-Vocabularies are tiny. Names of special tokens, post-processors and the files beside the tokenizer are as published.
+Vocabularies are tiny. Names of special tokens, post-processors and the files next to the tokenizer are as published.
 """
 
 import json
@@ -27,7 +27,7 @@ PAIRS = (("", "Once upon"), ("", " a time"), ("Once upon", " a time"), ("Once up
 
 @dataclass(frozen=True)
 class Published:
-    """A tokenizer: its kind, special tokens, post-processor, and the files beside it.
+    """A tokenizer: its kind, special tokens, post-processor, and the files next to it.
 
     Tokens of ``model`` are names here; they are written as numbers.
     """
@@ -35,7 +35,7 @@ class Published:
     special: tuple[str, ...]
     settings: dict[str, Any]  # tokenizer_config.json
     model: dict[str, Any]  # generation_config.json
-    begin: str | None = None  # what the post-processor puts before a text
+    begin: str | None = None  # token that the post-processor puts before a text
     pieces: bool = False  # a vocabulary of SentencePiece, not of bytes
     after: str | None = None
     config: dict[str, Any] = field(default_factory=dict)  # config.json

@@ -4,10 +4,10 @@ MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, o
 Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2, OLMo 3, Phi-3, SmolLM 3 or GPT-NeoX (Pythia).
 
 Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and ``--samples`` continues each
-prompt several times. A text goes on until the model ends it, until a string of ``--stop``, for ``--max-new`` tokens, or until
+prompt several times. A text ends where the model ends it, before a string of ``--stop``, after ``--max-new`` tokens, or where
 prompt and new tokens fill the model's context. ``--chat`` puts each prompt into the chat template of the model, and prints the
 answer. The same command gives the same texts. The last line, on stderr, is the time of compiling, which the first call for a
-range of lengths needs, and that of generation.
+range of lengths needs, and the time of generation.
 """
 
 import json
@@ -40,7 +40,7 @@ class Asked:
     Args:
       count: continuations of each prompt.
       stop: strings that end a text; they are not part of it.
-      chat: whether prompts are messages of a user, for the model's chat template.
+      chat: whether prompts are messages of a user, which the model's chat template encloses.
       cut: whether the beginning of a prompt is cut off if the prompt does not fit into the context.
       stream: function that gets each new part of the only text.
     """

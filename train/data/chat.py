@@ -24,7 +24,7 @@ def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
             "the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); leave out --chat"
         )
     environment = _environment()
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError  # pyright: ignore[reportMissingImports]
 
     try:
         template = environment.from_string(special.template)
@@ -35,9 +35,9 @@ def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
 
 def _environment() -> Any:
     try:
-        from jinja2 import TemplateError, nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2 import TemplateError, nodes  # pyright: ignore[reportMissingImports]
+        from jinja2.ext import Extension, loopcontrols  # pyright: ignore[reportMissingImports]
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError("chat templates need jinja2: pip install jinja2") from error
 

@@ -1,6 +1,6 @@
 """Special tokens: which tokens begin and end the texts of a model, and its chat template.
 
-The files beside a tokenizer decide, as in `transformers`:
+The files next to a tokenizer decide, as in `transformers`:
 
 =================== ==========================================================================
 generated texts end ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``
@@ -46,7 +46,7 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
 
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
-      folder: the folder of its files; None: there is no other file than the tokenizer's own.
+      folder: the folder of its files; None: the tokenizer is the only file.
 
     Raises:
       UserError: one of the files is damaged.
@@ -126,7 +126,7 @@ def _named(own: Sequence[dict[str, Any]], role: str) -> str | None:
 
 
 def _of_role(tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict[str, Any]], role: str) -> int | None:
-    """The token that begins or ends texts; the model's files decide if those of the tokenizer do not have the role."""
+    """The token that begins or ends texts; the model's files decide if the tokenizer's files do not have the role."""
     if any(f"{role}_token" in file for file in own):
         name = _named(own, f"{role}_token")
         return None if name is None else tokenizer.token_to_id(name)

@@ -14,7 +14,7 @@ class Stopping:
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
       strings: stop strings.
-      prompts: the tokens of each prompt, if the decoder depends on what is before a text; by default none.
+      prompts: the tokens of each prompt, if the decoder depends on the text before; None: the decoder sees new tokens only.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str], prompts: Sequence[Sequence[int]] | None = None):
@@ -47,7 +47,7 @@ class Stopping:
         return text[: len(text) - max(ends, default=0)]
 
     def _stop(self, text: str) -> int | None:
-        """Where the first stop string begins; None: there is none."""
+        """Where the first stop string begins; None: there is not any."""
         found = [place for string in self.strings if (place := text.find(string)) >= 0]
         return min(found, default=None)
 
