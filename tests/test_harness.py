@@ -82,7 +82,11 @@ def of_the_hub(folder):
     asked = [{"question": f"Why {a}?", "choices": c, "answerKey": "B"} for a, c in zip(PIECES, CHOICES, strict=True)]
     for name, split, records in (
         ("allenai/ai2_arc/ARC-Easy", "test", asked),
-        ("EleutherAI/wikitext_document_level/wikitext-2-raw-v1", "test", [{"page": page} for page in PAGES]),
+        (
+            "EleutherAI/wikitext_document_level/wikitext-2-raw-v1",
+            "test",
+            [{"page": PAGES[0].removesuffix("\n")}, {"page": PAGES[1]}],
+        ),
     ):
         path = folder / name
         lines(path / f"{split}.jsonl", records)
