@@ -109,7 +109,9 @@ def main() -> None:
         "--few-shot", type=int, metavar="N", help="examples before each question of lm-eval (default: the task's own)"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="most questions of each task of lm-eval (default: all)")
-    parser.add_argument("--include", type=Path, metavar="DIR", help="folder of YAML files with more tasks for lm-eval")
+    parser.add_argument(
+        "--include", type=Path, metavar="DIR", help="folder of YAML files with more tasks for lm-eval (default: none)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file (default: none)")
     a = parser.parse_args()
     names = [name for name in a.tasks.split(",") if name]
