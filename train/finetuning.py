@@ -18,6 +18,7 @@ from train.data.text import name_of
 from train.experiment import Experiment
 from train.plan.adapting import loaded
 from train.plan.methods import FineTune
+from train.state.heads import keeps, learned
 from train.state.opened import config_of
 from train.state.optim import Optim
 from train.tasks.supervised import prepared
@@ -71,6 +72,7 @@ class FineTuning:
             data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
         task = prepared(data, config)
         model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
+        new = model != config or not keeps(learned(folder), task.of_head, task.head)
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
         adapter, saved = self.lora or self.adapter, tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
@@ -84,7 +86,7 @@ class FineTuning:
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), model != config, length, self.drop, self.freeze, **own),
+            method=FineTune(str(folder), new, length, self.drop, self.freeze, **own),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),

@@ -88,7 +88,7 @@ def _run(asked: Experiment, workdir: Workdir, profile: int) -> dict[str, Any]:
             result = recorder.record() | about | {"corpus": data.identity}
             if data.labels:
                 result |= {"labels": data.labels}
-    workdir.finish(result, model.config, model.params, getattr(experiment.data, "tokenizer", None))
+    workdir.finish(result, model.config, model.params, getattr(experiment.data, "tokenizer", None), data.head)
     return once(lambda: result)
 
 
@@ -111,6 +111,7 @@ class _Data:
         self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
         self.identity = batches.identity(e.data, e.model)
         self.labels = batches.labels(e.data)
+        self.head = batches.head(e.data, e.model)
         self.report = batches.report(e.data)
 
 

@@ -195,11 +195,20 @@ class Workdir:
 
     # --- ending ---
 
-    def finish(self, result: dict[str, Any], config: Config, params: Tree, tokenizer: str | None) -> None:
-        """Exports the run's last model, with its tokenizer if it is of text, and then, for it makes the run a finished one,
-        writes its result."""
+    def finish(
+        self,
+        result: dict[str, Any],
+        config: Config,
+        params: Tree,
+        tokenizer: str | None,
+        head: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Exports the run's last model, and its tokenizer if it is of text, and then writes the result.
+
+        The result comes last because it marks the run as finished. ``head`` records the task and the labels of the head.
+        """
         # One process does it on the host, where nothing is compiled.
-        orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params)
+        orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params, head)
         once(lambda: self._end(result, tokenizer))
 
     def _end(self, result: dict[str, Any], tokenizer: str | None) -> None:

@@ -70,6 +70,8 @@ class Encoder:
                 f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise it to as many"
             )
         self.dtype = dtype(self.vocab)
+        # A RoBERTa finds positions by its own padding, whatever the tokenizer has.
+        self.own_pad = isinstance(model, EncoderConfig) and model.first_position > 0
         frame = self._of_an_encoder() if isinstance(model, EncoderConfig) else self._of_a_decoder()
         if frame is None:
             wanted = (

@@ -105,7 +105,7 @@ def _article(record: Any) -> Any:
 
 def _articles(file: Path) -> list[Any]:
     try:
-        articles = json.loads("".join(formats.text(file)))["data"]
+        articles = json.loads(formats.whole(file))["data"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again") from error
     if not isinstance(articles, list):
