@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, checkpoint, cola, squad, tuning
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, tuning
 
 from jaxgrow import flops, interop, operators
 from jaxgrow.freeze import Freeze
@@ -73,11 +73,6 @@ def test_every_family_fine_tunes(home, family):
         checkpoint(home / family, FAMILIES[family])
     found = command.finetune(tuning(home / "cola"), home / family, home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.5
-
-
-def spans(home):
-    data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
-    return FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)
 
 
 def test_a_bert_finds_spans(home):

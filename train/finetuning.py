@@ -12,8 +12,9 @@ from jaxgrow.freeze import Freeze
 from jaxgrow.lora import LoRA
 from jaxgrow.models import Adapter, Config, TextConfig
 from jaxgrow.models.patches import PatchConfig
-from train.data.images import Images
+from train.data.images import Images, images
 from train.data.labelled.task import Labelled, Prepared
+from train.data.processor import normal_in
 from train.data.text import name_of
 from train.experiment import Experiment
 from train.plan.adapting import loaded
@@ -70,6 +71,8 @@ class FineTuning:
         config, data = config_of(folder), self.data
         if isinstance(config, TextConfig) and isinstance(data, Labelled):
             data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
+        if isinstance(config, PatchConfig) and isinstance(data, Images):
+            data = _as_before(data, folder, config)
         task = prepared(data, config)
         model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
         new = model != config or not keeps(learned(folder), task.of_head, task.head)
@@ -93,6 +96,14 @@ class FineTuning:
             eval_batches=max(1, len(next(iter(task.valid.values()))) // self.batch),
             checkpoint_every=max(1, round(each)),
         )
+
+
+def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:
+    """The images with the channels and the normalisation that the model in ``folder`` was trained with."""
+    if images(data).shape[2] != config.channels:
+        data = replace(data, channels=config.channels)
+    normal = normal_in(folder)
+    return data if data.mean or normal is None else replace(data, mean=normal.mean, std=normal.std)
 
 
 def _model(config: Config, task: Prepared) -> Config:

@@ -18,7 +18,7 @@ from train.errors import UserError
 _PIECE = 4  # bytes of English text to a piece of a word
 _CHUNK = 4096  # texts that are tokenised at once
 _BEGINS = ("<s>", "<|begin_of_text|>")
-_PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
+PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
 
 
 class Frame(NamedTuple):
@@ -120,7 +120,7 @@ class Encoder:
         end = end_of_text(self._loaded)
         if end is None:
             return None
-        begin, pad = self._first(_BEGINS), self._first(_PADS)
+        begin, pad = self._first(_BEGINS), self._first(PADS)
         # Any token but the end may be padding (`jaxgrow.interop.labels`).
         return Frame(() if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad)
 

@@ -61,6 +61,12 @@ class Labelled:
             raise ValueError("data.source=files needs data.path, the folder of the task's files")
 
 
+def labelled_of(about: Mapping[str, Any]) -> Labelled:
+    """The data of a run, as its ``config.json`` has them."""
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in about.items()}
+    return Labelled(**fields)
+
+
 Score = Callable[[np.ndarray], dict[str, float]]
 
 
@@ -194,8 +200,10 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     examples = {split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()}
 
     def judged(split: str, outputs: np.ndarray) -> dict[str, float]:
-        said = squad.answers(read[split], questions[split], outputs, 0.0 if about.unanswerable else None)
-        return squad.score(about, questions[split], said)
+        found = squad.best_answers(read[split], questions[split], outputs)
+        said = found.at(0.0 if about.unanswerable else None)
+        more = squad.thresholds(questions[split], found) if about.unanswerable else {}
+        return squad.score(about, questions[split], said) | more
 
     scores = {split: partial(judged, split) for split in read}
     return _prepared(data, encoder, examples, scores, "spans", 2, ())
