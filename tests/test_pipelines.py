@@ -61,16 +61,18 @@ def test_raw_texts_are_classified_as_the_run_reported(home, family):
 def test_pairs_and_numbers(home, family):
     checkpoint(home / family, FAMILIES[family])
     rng = np.random.default_rng(0)
-    rows = [{"a": "".join(rng.choice([*"abc"], 4)), "b": "".join(rng.choice([*"abc"], 3))} for _ in range(80)]
+    rows = [{"a": "".join(rng.choice([*"abc"], 4)), "b": "".join(rng.choice([*"abc"], 3))} for _ in range(320)]
     rows = [row | {"score": row["a"].count("a") / 2} for row in rows]
     (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = Labelled("table", str(home / "pairs.jsonl"), text=("a", "b"), label="score", number=True, length=12)
-    folder, reported = exported(tuning(home, name="pairs", data=replace(data, valid_path=data.path)), home, family)
+    folder, reported = exported(
+        tuning(home, name="pairs", data=replace(data, valid_path=data.path), epochs=4), home, family
+    )
     classify = hf.pipeline("text-classification", model=str(folder), device="cpu")
     said = classify([{"text": row["a"], "text_pair": row["b"]} for row in rows], function_to_apply="none")
     found = np.array([one["score"] for one in said])
     assert metrics.pearson(found, np.array([row["score"] for row in rows])) == pytest.approx(
-        reported["pearson"], abs=1e-5
+        reported["pearson"], abs=1e-4
     )
 
 

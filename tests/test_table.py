@@ -2,14 +2,17 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from finetunings import FAMILIES, checkpoint, tuning
 from pyarrow import parquet
 from test_tasks import BERT, GPT2, saved
 
+from train import finetune, predict
 from train.data.labelled import metrics, table
 from train.data.labelled.task import Labelled, task
 from train.errors import UserError
@@ -168,6 +171,31 @@ def test_the_command_line_names_columns(tmp_path):
     said = overridden(data("x", text=("a",)), ["text=a,b", "label=c", "labels=yes,no"])
     assert (said.text, said.label, said.labels) == (("a", "b"), "c", ("yes", "no"))
     assert overridden(data("x"), ["text=premise"]).text == ("premise",)
+
+
+# --- predictions ---
+
+
+def test_rows_without_labels_are_predicted_from_the_command_line(tmp_path, monkeypatch, capsys):
+    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
+    rows = [{"title": "ab"[i % 2] * 4, "kind": ("good", "bad")[i % 2]} for i in range(160)]
+    (tmp_path / "train.csv").write_text(csv(rows))
+    own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
+    [scores] = finetune.finetune(replace(own, epochs=3), tmp_path / "gpt2", tmp_path / "runs")[1e-2]
+    assert scores["valid"]["accuracy"] == 1.0
+    (tmp_path / "new.jsonl").write_text(jsonl([{"title": "aaaa"}, {"title": "bbbb", "kind": "bad"}]))
+    run = tmp_path / "runs" / "mine-gpt2-lr0.01-seed0"
+    monkeypatch.setattr(
+        "sys.argv", ["predict", str(run), str(tmp_path / "new.jsonl"), "--out", str(tmp_path / "out.tsv")]
+    )
+    predict.main()
+    lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+    assert [line[0] for line in lines] == ["prediction", "good", "bad"]
+    assert lines[0][1:] == ["bad", "good"]
+    assert float(lines[1][2]) > 0.5
+    assert "accuracy: 1.0000" in capsys.readouterr().err
+    with pytest.raises(UserError, match="is not the folder of a finished fine-tuning"):
+        predict.predict(tmp_path / "gpt2", tmp_path / "new.jsonl")
 
 
 # --- encodings ---

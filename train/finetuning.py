@@ -18,6 +18,7 @@ from train.data.processor import normal_in
 from train.data.text import name_of
 from train.experiment import Experiment
 from train.plan.adapting import loaded
+from train.plan.best import Best
 from train.plan.methods import FineTune
 from train.state.heads import keeps, learned
 from train.state.opened import config_of
@@ -47,6 +48,8 @@ class FineTuning:
     adapter: Adapter | None = None
     saved: tuple[str, ...] = ()  # files that runs left, in place of both: one to go on from, several to fuse
     accumulate: int = 1
+    dropout: float = 0.0  # of the outputs of attention and MLPs (`train.plan.dropout`)
+    best: Best | None = None  # keep the best evaluation, and perhaps stop early; None: the last one
 
     def __post_init__(self):
         if not self.epochs > 0 or not 0 <= self.warmup < 1:
@@ -81,7 +84,11 @@ class FineTuning:
         adapter, saved = self.lora or self.adapter, tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
         if saved:
             adapter, _ = loaded(saved, config)
-        own: Any = {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
+        best = self.best
+        if best is not None and best.evaluations is None:
+            best = replace(best, evaluations=max(1, round(self.epochs)))
+        own: Any = {"dropout": self.dropout, "best": best}
+        own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         return Experiment(
             name=f"{self.name}-{folder.name}-lr{rate:g}",
             model=model,

@@ -80,7 +80,7 @@ def check_inputs(
         raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
     if kept is not None and (kept_tokens is not None or frozen):
         raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-    if "mask" in inputs and (kept is not None or kept_tokens is not None):
+    if "mask" in inputs and ((kept is not None and kept.layers is not None) or kept_tokens is not None):
         raise ValueError(
             "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
         )

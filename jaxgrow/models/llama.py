@@ -439,7 +439,7 @@ class Block(nn.Module):
             y_BTD = sublayer(c, *inits, self.dtype, name=name)(h_BTD, *more)
             if c.norms != "before":
                 y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
-            return rescaled(adapted(self, name, y_BTD), scale)
+            return rescaled(adapted(self, name, y_BTD), scale, name)
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
         return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)

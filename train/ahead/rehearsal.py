@@ -103,6 +103,7 @@ class Rehearsal:
         except ValueError as error:
             raise UserError(f"{machine.name}: {error}") from error
         self.ledger, self.models = Ledger(), {}
+        self.validation, self.best = {"val_loss": 0.0, "val_accuracy": 0.0}, {}
         self.programs: list[Program] = []
         self._phase: Phase = experiment.plan[0]
         self._judged: set[Config] = set()

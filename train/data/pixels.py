@@ -29,7 +29,7 @@ def normalised(image: Image.Image, mean: Sequence[float] = (), std: Sequence[flo
     x = np.asarray(image, np.float32) / 255
     if mean:
         x = x[..., None] if x.ndim == 2 else x
-        return (x - np.float32(mean)) / np.float32(std)
+        return (x - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     return (2 * x - 1)[..., None] if x.ndim == 2 else (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
 
 

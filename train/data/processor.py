@@ -32,8 +32,8 @@ def usual(channels: int) -> Normal:
 def described(data: Images, size: int, channels: int) -> dict[str, Any]:
     """The file for a model that was validated on images of ``size`` pixels a side.
 
-    `transformers` converts every image to colours, so that gray images have three equal channels. Square images are processed as
-    in validation. `transformers` rounds the longer side of others to a whole pixel before it crops them.
+    `transformers` converts every image to colours, so that gray images have three equal channels. Square images are processed
+    as in validation. `transformers` rounds the longer side of others to a whole pixel before it crops them.
     """
     own = Normal(data.mean, data.std) if data.mean else usual(channels)
     mean, std = (list(part) * (3 // len(part)) for part in own)

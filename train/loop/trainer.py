@@ -139,6 +139,7 @@ class Trainer:
         self.models = models  # those that are still needed
         self.number, self.first = record["phase"], record["step"]  # of the phase, and of the step in it that comes next
         self.validation: dict[str, float] = record["judged"]  # the last one
+        self.best: dict[str, Any] = record.get("best", {})
         self.saved = time.monotonic()  # when the last checkpoint was begun
 
     def run(self) -> Model:
@@ -149,6 +150,8 @@ class Trainer:
             model = phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
             self.number, self.first = self.number + 1, 0
+            if phase.stops(self):
+                self.number += [p.after_early_stop for p in self.plan[self.number :]].index(True)
         return self.models[self.plan[-1].writes]
 
     # --- training ---
@@ -211,7 +214,7 @@ class Trainer:
         """A checkpoint at ``step`` of the phase."""
         record = {"phase": self.number, "step": step, "ledger": self.recorder.record(), "judged": self.validation}
         record["groups"] = {phase.label: phase.notes for phase in self.plan if phase.notes is not None}
-        record |= {"corpus": self.data.identity, **notes}
+        record |= {"corpus": self.data.identity, **notes} | ({"best": self.best} if self.best else {})
         models = after(self.plan, self.number, self.models, model)
         self.saved = time.monotonic()
         self.checkpoints.save(self.ledger.steps, models, self.data.training, record)

@@ -23,6 +23,8 @@ from train.errors import UserError
 JUDGING = ("validation", "valid", "dev", "test")  # names of the validation split; the first one that exists is used
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 _COMPRESSED = ("", ".gz", ".xz", ".zst")
+OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
+OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
 _KNOWN = ", ".join(_SUFFIXES)
 
 
@@ -65,15 +67,12 @@ def read(asked: Asked) -> tuple[dict[str, Rows], Glue]:
     parts = {split: list(rows(path)) for split, path in _files(asked).items()}
     labels = () if asked.number else asked.labels or _names(parts["train"], asked)
     title = asked.path.name
-    metrics = {"pearson": pearson, "spearman": spearman} if asked.number else _METRICS
+    metrics = OF_NUMBERS if asked.number else OF_CLASSES
     about = Glue(title, labels, Columns(asked.texts, asked.label), metrics, spelled=labels)
     found = {split: Rows(texts(part, asked.texts), _targets(part, asked, about)) for split, part in parts.items()}
     if len(found) == 1:
         found = _held_out(found["train"], asked.valid_fraction, asked.path)
     return found, about
-
-
-_METRICS = {"accuracy": accuracy, "macro_f1": macro_f1}
 
 
 def rows(path: Path) -> Iterator[Row]:

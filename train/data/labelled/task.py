@@ -173,6 +173,11 @@ def asked(data: Labelled) -> table.Asked:
     return table.Asked(_folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction)
 
 
+def examples_of(rows: glue.Rows, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
+    """Rows as ``model`` reads them."""
+    return _examples(_texts(rows, encoder, data.length), rows.labels, data, model, encoder)
+
+
 def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
     room = encoder.frame.room(len(rows.texts), length)
     first, *others = map(encoder.tokens, rows.texts)
