@@ -60,7 +60,7 @@ def test_training_stops_early_and_goes_on_after_a_kill(home, tmp_path):
 
 def test_the_adapter_that_is_kept_is_the_best_one(home, tmp_path):
     own = LoRA(rank=2, targets=("*/mlp/*",))
-    run(experiment(home, Best(evaluations=3), lora=own), tmp_path / "best")
+    run(experiment(home, Best(evaluations=6), lora=own), tmp_path / "best")
     run(experiment(home, lora=own), tmp_path / "last")
     best, last = (
         saved_in(tmp_path / name / "lora.npz").params["blocks"]["mlp"]["up"]["a"] for name in ("best", "last")
