@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
 from train.data.masking import BYTES
-from train.data.text import ENDS, end_of_text, tokenizer
+from train.data.text import ENDS, end_of_text, folder_of, tokenizer
 from train.data.tokenise import digest, dtype
 from train.errors import UserError
 
@@ -62,6 +62,7 @@ class Encoder:
         self.vocab, self.identity = 256, "bytes"
         self.piece = _PIECE if name == "bytes" else 1
         self._loaded: Any = None
+        self._folder = folder_of(name)
         if name != "bytes":
             self._loaded = tokenizer(name)
             self.vocab, self.identity = self._loaded.get_vocab_size(), _identity(Path(name).expanduser())
@@ -117,7 +118,7 @@ class Encoder:
     def _of_a_decoder(self) -> Frame | None:
         if self._loaded is None:
             return Frame((), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
-        end = end_of_text(self._loaded)
+        end = end_of_text(self._loaded, self._folder)
         if end is None:
             return None
         begin, pad = self._first(_BEGINS), self._first(PADS)
