@@ -7,14 +7,17 @@ On all devices of this host, without a network: tokens are random, text is the s
 process of its own, so that its memory is its own and its failure nobody else's. Results are appended as they come, and those in
 FILE are not measured again: after a cut, the same command goes on. What no longer fits into the minutes is said, and left out.
 
-1. the real training step of GPT-2 124M, T = 1024, bfloat16, by batch and remat: tokens a second, and MFU, the model's FLOPs
-   over the peak (the aim is 0.45)
+1. the real training step of GPT-2 124M, T = 1024, bfloat16, for each of `VARIANTS`, and the last one at other batches: tokens a
+   second, and MFU by the model's FLOPs, with the causal half of attention, and as nanoGPT counts them, with all of it
 2. steps that run 12, 9 and 6 of 12 layers over the dense step, against the ratio of FLOPs (the aim is within 5 %)
 3. the most memory that such steps took, over what the program compiled here says; and the one compiled for a description
-4. attention, forward and backward, as models compute it (on a GPU by cuDNN), over XLA's own
-5. the step by `pmap` over that on a mesh; what it asks of the host (`benchmarks.scale`; the aim is below 500 microseconds)
-6. growing a 124M to 350M, in width by LEMON and in depth by stacking, over copying the result
-7. `train.pretrain` of a small GPT by a V-cycle, and by one that drops layers, over training from scratch: time, FLOPs, loss
+4. growing leaves with the shapes of a 7B model, in width and depth, over copying the result
+5. generation: new tokens a second
+6. `train.pretrain` of a small GPT by a V-cycle, and by one that drops layers, over training from scratch: time, FLOPs, loss
+7. attention, forward and backward, as models compute it (on a GPU by cuDNN), over XLA's own
+8. the step by `pmap` over that on a mesh; what it asks of the host (`benchmarks.scale`; the aim is below 500 microseconds)
+
+Each part has a time limit of its own, and together they fit into the minutes: a part that hangs costs no other one.
 """
 
 import argparse
@@ -34,11 +37,12 @@ import numpy as np
 
 from benchmarks.common import Rows, alone, between, environment, summary
 from benchmarks.scale import TINY, Loop, StepAlone, experiment, host_work, over_devices, step_times
-from jaxgrow import flops, grow, operators, sizes
+from jaxgrow import flops, grow, operators
 from jaxgrow.drop import Kept, LayerDrop
+from jaxgrow.generation import generate
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.models.attention import attention
-from jaxgrow.models.layers import Remat
+from train import engine
 from train.ahead.machines import Machine, described, present
 from train.data.text import Data
 from train.experiment import load
@@ -46,13 +50,15 @@ from train.loop import programs
 from train.loop.step import StepInputs
 from train.loop.trainer import run
 from train.plan.modifiers import DropLayers
+from train.state.mesh import Mesh
 from train.state.model import Model
 
 
 @dataclass(frozen=True)
 class Sizes:
     model: GPT2Config
-    grown: GPT2Config
+    grown: tuple[dict[str, int], dict[str, int]]  # sizes of the leaves that grow, and those that they grow to
+    generated: tuple[int, int, int]  # prompts, tokens of each, new ones
     batches: tuple[int, ...]  # of each device; the first should be a good one
     lengths: tuple[int, ...]  # of attention
     tokens: int  # .. in all
@@ -63,10 +69,21 @@ class Sizes:
 
 
 BASE = GPT2Config(dtype="bfloat16")  # 124M
+# How the step is run, from the library's default to what takes the most memory and the least time (docs/results/speed.md).
+VARIANTS: dict[str, dict[str, Any]] = {
+    "layers scanned, products saved": {},
+    "unrolled": {"scan_layers": False},
+    "unrolled, head of 8192": {"scan_layers": False, "head_positions": 8192},
+    "unrolled, nothing computed again": {"scan_layers": False, "remat": "none"},
+}
+FASTEST = "unrolled, nothing computed again"
+# Four of the 32 layers of a Llama 7B, and the width of a 13B.
+OF_7B = {"layers": 4, "embed": 4096, "mlp": 11008}
 REAL = Sizes(
     model=BASE,
-    grown=replace(BASE, layers=24, embed=1024, heads=16, mlp=4096),
-    batches=(32, 64, 16, 128),
+    grown=(OF_7B, {"layers": 5, "embed": 5120, "mlp": 13824}),
+    generated=(32, 128, 256),
+    batches=(32, 64),
     lengths=(1024, 4096),
     tokens=16 * 1024,
     small=GPT2Config(vocab=256, context=256, layers=8, embed=384, heads=6, mlp=1536, dtype="bfloat16"),
@@ -77,8 +94,9 @@ REAL = Sizes(
 _TINY = GPT2Config(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 REHEARSED = Sizes(
     model=_TINY,
-    grown=replace(_TINY, layers=4, embed=24, heads=3, mlp=48),
-    batches=(2,),
+    grown=({"layers": 2, "embed": 4, "mlp": 8}, {"layers": 3, "embed": 6, "mlp": 12}),
+    generated=(2, 3, 4),
+    batches=(2, 4),
     lengths=(8,),
     tokens=16,
     small=_TINY,
@@ -102,9 +120,9 @@ def clocked(work: Callable[[], Any], steps: int) -> Callable[[], float]:
     return seconds
 
 
-def throughput(s: Sizes, batch: int, remat: Remat) -> dict[str, Any]:
+def throughput(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
     """Of the real step; what it peaks at is in `memory`, which compiles nothing anew."""
-    machine, config = present(), replace(s.model, remat=remat)
+    machine, config = present(), replace(s.model, **VARIANTS[variant])
     loop = _loop(config, batch)
     loop.seconds(s.steps)
     seconds = [loop.seconds(s.steps) for _ in range(s.rounds)]
@@ -112,19 +130,28 @@ def throughput(s: Sizes, batch: int, remat: Remat) -> dict[str, Any]:
         "tokens_per_second": summary([loop.tokens / t for t in seconds]),
         "seconds": summary(seconds),
     }
-    if machine.chip.flops:
-        cost = flops.train(config, loop.tokens) / len(machine.devices) / machine.chip.flops
-        row["mfu"] = summary([cost / t for t in seconds])
-    return row
+    if not machine.chip.flops:
+        return row | {"mfu": f"no figures of {jax.devices()[0].device_kind} (train/ahead/machines.py)"}
+    peak = machine.chip.flops * len(machine.devices)
+    counts = {"mfu": flops.train(config, loop.tokens), "mfu_by_nanogpt": nanogpt_flops(config, loop.tokens)}
+    return row | {name: summary([cost / peak / t for t in seconds]) for name, cost in counts.items()}
+
+
+def nanogpt_flops(config: GPT2Config, tokens: int) -> float:
+    """FLOPs of a training step as nanoGPT counts them (PaLM, appendix B): ``6 N + 12 L H K T`` a token. N are all parameters
+    but the position embeddings, and attention has its whole square."""
+    leaves = jax.tree.leaves(jax.eval_shape(config.init, jax.random.key(0)))
+    parameters = sum(x.size for x in leaves) - config.context * config.embed
+    return tokens * (6 * parameters + 12 * config.layers * config.heads * config.head_dim * config.context)
 
 
 def _loop(config: Config, batch: int) -> Loop:
     return Loop(experiment(config, batch * len(jax.devices())), jax.devices())
 
 
-def dropped(s: Sizes, batch: int, remat: Remat) -> dict[str, Any]:
+def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
     """Time of steps that run some of the layers over that of the dense one: with its quartiles, and over the ratio of FLOPs."""
-    config, layers = replace(s.model, remat=remat), s.model.layers
+    config, layers = replace(s.model, **VARIANTS[variant]), s.model.layers
     loop = _loop(config, batch)
     e = experiment(config, batch * len(jax.devices()))
     data, model = next(loop.data), loop.model
@@ -156,14 +183,15 @@ def dropped(s: Sizes, batch: int, remat: Remat) -> dict[str, Any]:
     return rows
 
 
-def memory(s: Sizes, batch: int, remat: Remat, ahead: bool) -> dict[str, Any]:
+def memory(s: Sizes, batch: int, variant: str, ahead: bool) -> dict[str, Any]:
     """Gigabytes of a device: what was most in use, and what the compiled step says; ``ahead``, compiled for a description."""
-    loop = _loop(replace(s.model, remat=remat), batch)
+    config = replace(s.model, **VARIANTS[variant])
+    loop = _loop(config, batch)
     loop.seconds(s.steps)
     used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     here = present()
     machine = described(here.name) if ahead else Machine("here", here.chip, here.devices)
-    e = experiment(replace(s.model, remat=remat), batch * len(jax.devices()))
+    e = experiment(config, batch * len(jax.devices()))
     (program,) = StepAlone(e, machine).programs_of_steps()
     row: dict[str, Any] = {"said": program.memory / 1e9}
     return row | ({"peak": used / 1e9, "peak_over_said": used / program.memory} if used else {})
@@ -187,10 +215,10 @@ def attended(s: Sizes, length: int) -> dict[str, Any]:
     return {name: {"seconds": summary(times[name]), "over_xla": summary(over[name])} for name in times}
 
 
-def mapped(s: Sizes, batch: int, remat: Remat) -> dict[str, Any]:
+def mapped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
     """The step on all devices over a mesh and by `pmap`."""
     count = len(jax.devices())
-    loops = over_devices([count], replace(s.model, remat=remat), batch * count)
+    loops = over_devices([count], replace(s.model, **VARIANTS[variant]), batch * count)
     return step_times(loops, s.rounds, s.steps)
 
 
@@ -202,11 +230,13 @@ def host(s: Sizes) -> dict[str, Any]:
 
 
 def grown(s: Sizes) -> dict[str, Any]:
-    """Growing a model on one device against copying what comes out: seconds, gigabytes of the result a second."""
-    old, axes = sizes(s.model.init(jax.random.key(0)), s.model.axes()), s.model.axes()
-    wide = operators.lemon(old, {"embed": s.grown.embed, "heads": s.grown.heads, "mlp": s.grown.mlp})
-    deep = operators.stack({"layers": s.model.layers}, {"layers": s.grown.layers})
-    source = jax.jit(lambda: s.model.init(jax.random.key(0)))()
+    """Growing leaves of layers on one device against copying what comes out: seconds, gigabytes of the result a second."""
+    old, new = s.grown
+    axes = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed"), "norm": ("layers", "embed.in")}
+    width = {name: size for name, size in new.items() if name != "layers"}
+    wide, deep = operators.aki(old, width), operators.stack(old, {"layers": new["layers"]})
+    shapes = {name: tuple(old[n.removesuffix(".in")] for n in names) for name, names in axes.items()}
+    source = {name: jax.random.normal(jax.random.key(0), shape) for name, shape in shapes.items()}
     grower = jax.jit(lambda p: grow(deep, grow(wide, p, axes), axes))
     result = grower(source)
     copier = jax.jit(lambda p: jax.tree.map(jnp.copy, p))
@@ -217,6 +247,15 @@ def grown(s: Sizes) -> dict[str, Any]:
         name: {"seconds": summary(t), "gigabytes_per_second": size / statistics.median(t)} for name, t in times.items()
     }
     return {"gigabytes": size, **rows, "grow_over_copy": summary(over["grow"])}
+
+
+def generated(s: Sizes) -> dict[str, Any]:
+    """New tokens a second, the reading of the prompts included."""
+    prompts, length, new = s.generated
+    params = jax.jit(lambda: s.model.init(jax.random.key(0)))()
+    texts = [[1] * length] * prompts
+    seconds = clocked(lambda: generate(s.model, params, texts, max_new=new), 1)
+    return {"tokens_per_second": summary([prompts * new / seconds() for _ in range(s.rounds)])}
 
 
 def trained(s: Sizes, batch: int) -> dict[str, Any]:
@@ -237,35 +276,30 @@ def trained(s: Sizes, batch: int) -> dict[str, Any]:
 
 
 def named(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What it measures, and on which devices."""
+    """What it measures, on which devices, and with which flags of XLA."""
     row = function(*arguments)
-    return {"device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}", **row}
+    devices = jax.devices()
+    about = {"device": f"{len(devices)} x {devices[0].device_kind}", "xla": engine.recorded(Mesh().over(devices))}
+    return {**about, **row}
 
 
-def measurements(s: Sizes, found: Rows):
-    """``(name, seconds that it may take, function, its arguments)``; later ones look at earlier results."""
-    remats: tuple[Remat, ...] = ("products", "projections")
-    tried: dict[tuple[int, Any], str]
-    tried = {(batch, remat): f"step, {batch} a device, {remat}" for remat in remats for batch in s.batches}
-    for (batch, remat), name in tried.items():
-        yield name, 80, throughput, (s, batch, remat)
-
-    def speed(case: tuple[int, str]) -> float:
-        done = tried[case] in found and "failed" not in found[tried[case]]
-        return found[tried[case]]["tokens_per_second"]["median"] if done else 0.0
-
-    best = max(tried, key=speed)
-    for remat in remats:
-        batch = max(s.batches, key=lambda batch, remat=remat: speed((batch, remat)))
-        yield f"layer dropping, {remat}", 200, dropped, (s, batch, remat)
-    yield "memory", 60, memory, (s, *best, False)
-    yield "memory, said ahead", 90, memory, (s, *best, True)
+def measurements(s: Sizes):
+    """``(name, seconds that it may take, function, its arguments)``, the most valuable first."""
+    first, *others = s.batches
+    for variant in VARIANTS:
+        yield f"step, {first} a device, {variant}", 110, throughput, (s, first, variant)
+    for batch in others:
+        yield f"step, {batch} a device, {FASTEST}", 110, throughput, (s, batch, FASTEST)
+    yield "layer dropping", 200, dropped, (s, first, "layers scanned, products saved")
+    yield "memory", 60, memory, (s, first, FASTEST, False)
+    yield "memory, said ahead", 90, memory, (s, first, FASTEST, True)
+    yield "growth of leaves of a 7B", 80, grown, (s,)
+    yield "generation", 80, generated, (s,)
+    yield "training", 200, trained, (s, 64 if s is REAL else 8)
     for length in s.lengths:
         yield f"attention, T = {length}", 40, attended, (s, length)
-    yield "pmap and mesh", 90, mapped, (s, *best)
+    yield "pmap and mesh", 80, mapped, (s, first, FASTEST)
     yield "host", 60, host, (s,)
-    yield "growth", 60, grown, (s,)
-    yield "training", 240, trained, (s, 64 if s is REAL else 8)
 
 
 def main() -> None:
@@ -278,7 +312,7 @@ def main() -> None:
     found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
     with tempfile.TemporaryDirectory() as programs_of_all:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = programs_of_all  # of each process that follows
-        for name, seconds, function, arguments in measurements(REHEARSED if a.rehearse else REAL, found):
+        for name, seconds, function, arguments in measurements(REHEARSED if a.rehearse else REAL):
             left = end - time.monotonic()
             if name in found:
                 continue
@@ -286,7 +320,7 @@ def main() -> None:
                 print(f"{name}: left out, it may take {seconds} s and {max(0, left):.0f} are left", flush=True)
                 continue
             try:
-                row = named(function, *arguments) if a.rehearse else alone(named, function, *arguments, seconds=left)
+                row = named(function, *arguments) if a.rehearse else alone(named, function, *arguments, seconds=seconds)
             except (TimeoutError, RuntimeError) as error:
                 row = {"failed": str(error)}
             found.add(name, row)

@@ -79,6 +79,13 @@ def squad2() -> FineTuning:
     return replace(squad1(), name="squad2", data=replace(squad1().data, task="squad2"))
 
 
+def table() -> FineTuning:
+    """Labelled text of your own: ``--set data.path=FILE data.text=COLUMN data.label=COLUMN``."""
+    return FineTuning(
+        name="table", data=Labelled("table", "table.csv", length=128), epochs=3, batch=32, rates=(1e-5, 2e-5, 5e-5)
+    )
+
+
 def cifar10() -> FineTuning:
     """A ViT, DeiT or CaiT, at 32 pixels a side; ``--set data.size=224`` for one that was trained so."""
     return FineTuning(

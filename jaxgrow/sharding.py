@@ -23,6 +23,7 @@ RULES: Mapping[str, str] = {
     "experts": "expert",
 }
 BATCH = ("data", "fsdp", "expert")
+CONTEXT = "context"  # the axis of the mesh that divides the positions of each sample
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
@@ -131,10 +132,23 @@ def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RUL
 
 def constrained(tree: Tree, specs: Tree) -> Tree:
     """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without a mesh that XLA divides work
-    over, ``tree``."""
-    if AxisType.Auto not in jax.sharding.get_abstract_mesh().axis_types:
+    over, ``tree``. Axes of the mesh that traced code is mapped over divide nothing here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if AxisType.Auto not in mesh.axis_types:
         return tree
+    if AxisType.Manual in mesh.axis_types:
+        specs = jax.tree.map(lambda s: only(s, _automatic(mesh)), specs)
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
+
+
+def only(spec: P, axes: Sequence[str]) -> P:
+    """``spec``, without what other axes of the mesh than these divide.
+
+    Example:
+      >>> only(P("fsdp", None, "tensor"), ["tensor"])
+      P(None, None, 'tensor')
+    """
+    return P(*[over if over in axes else None for over in spec])
 
 
 def split_batch(x: jax.Array) -> jax.Array:
@@ -144,6 +158,29 @@ def split_batch(x: jax.Array) -> jax.Array:
     """
     over = batch_axes(len(x))
     return jax.lax.with_sharding_constraint(x, P(over)) if over else x
+
+
+def split_sequences(x: jax.Array) -> jax.Array:
+    """`split_batch`, with positions, the second axis, divided among the devices of `CONTEXT`, as far as they divide; for traced
+    code."""
+    if sequence_parts(x.shape[1]) == 1:
+        return split_batch(x)
+    return jax.lax.with_sharding_constraint(x, P(batch_axes(len(x)) or None, CONTEXT))
+
+
+def split_groups(x: jax.Array) -> jax.Array:
+    """An array with a part for each device that has samples or positions of its own on the first axis; for traced code."""
+    mesh = jax.sharding.get_abstract_mesh()
+    over = tuple(a for a in (*BATCH, CONTEXT) if a in _automatic(mesh))
+    parts = math.prod(mesh.shape[a] for a in over)
+    return jax.lax.with_sharding_constraint(x, P(over)) if over and len(x) % parts == 0 else x
+
+
+def sequence_parts(positions: int) -> int:
+    """Among how many devices so many positions are divided: 1, where they do not divide; for traced code."""
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = mesh.shape[CONTEXT] if CONTEXT in _automatic(mesh) else 1
+    return 1 if positions % devices else devices
 
 
 def gathered(x: jax.Array, names: Names) -> jax.Array:

@@ -62,3 +62,9 @@ def tuning(path: Path, **changes) -> FineTuning:
         name="cola", data=Labelled("cola", str(path), length=14), epochs=1, batch=16, rates=(1e-2,), optim=OPTIM
     )
     return FineTuning(**values | changes)
+
+
+def spans(home: Path) -> FineTuning:
+    """The fine-tuning on `squad`."""
+    data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
+    return FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)

@@ -84,6 +84,37 @@ def test_on_a_mesh_each_device_attends_for_its_samples_and_heads(as_on_a_tpu, ax
 
 
 @pytest.mark.parametrize(
+    "axes", [{"context": 4}, pytest.param({"fsdp": 2, "context": 2}, marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_ring_attention_is_that_of_the_whole_sequence(axes, causal):
+    """Two query blocks on each device, grouped queries, and gradients."""
+    q, k, v = arrays(64, 4, 2, 8, "float32", samples=2)
+
+    def loss(q, k, v):
+        y = attention(q, k, v, causal=causal)
+        return jnp.square(y).sum(), y
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    alone = run(q, k, v)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    with jax.set_mesh(mesh), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RING_QUERIES", 8)
+        found = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_ring_attention_refuses_what_it_does_not_compute():
+    q, k, v = arrays(8, 2, 2, 8, "float32")
+    with (
+        jax.set_mesh(jax.make_mesh((4,), ("context",), (AxisType.Auto,))),
+        pytest.raises(ValueError, match="context=1"),
+    ):
+        jax.eval_shape(lambda: attention(q, k, v, causal=True, mask_BS=np.ones((len(q), 8), bool)))
+
+
+@pytest.mark.parametrize(
     ("by", "on", "given", "says"),
     [
         (

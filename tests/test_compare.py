@@ -434,13 +434,18 @@ def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
     with pytest.raises(TypeError):  # .. but of other files
         compare.judged([[run]], ["ptb"], tmp_path)
-    monkeypatch.undo()
+
+
+@pytest.mark.filterwarnings("default")  # the harness has some of its own
+def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
+    pytest.importorskip("lm_eval")
+    run = Run("small", 0, small_run)
     question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
     (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
     (labels := tmp_path / "valid-labels.lst").write_text("0\n")
-    right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, accuracy"][0][0]
+    right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
     labels.write_text("1\n")  # which are read beside the questions
-    assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, accuracy": [[1 - right]]}
+    assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
 
 
 @pytest.mark.slow  # `test_finetune` has the command that it calls

@@ -11,15 +11,17 @@ import pytest
 import runs
 import tensorflow_datasets as tfds
 
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+from jaxgrow.models import BERTConfig, GPT2Config
 from train import evaluate as command
-from train.data.text import begin_of_text, end_of_text, tokenizer, tokenizer_of
+from train.data.text import end_of_text, tokenizer, tokenizer_of
 from train.errors import UserError
 from train.run.workdir import Workdir
 from train.state.mesh import Mesh
 from train.state.opened import TextModel, opened
+from train.tasks.benchmarks import _manager
+from train.tasks.perplexity import files_of, perplexity
+from train.tasks.published import PUBLISHED
 from train.tasks.scoring import Request, Scorer
-from train.tasks.zero_shot import TASKS, evaluate
 
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
@@ -68,7 +70,7 @@ def test_the_tokenizer_of_bytes_gives_the_bytes_that_models_were_trained_on():
     assert of_bytes.encode(text).ids == list(text.encode())
     assert of_bytes.decode(list(text.encode())) == text
     assert of_bytes.get_vocab_size() == 256
-    assert begin_of_text(of_bytes) == end_of_text(of_bytes) == 0
+    assert end_of_text(of_bytes) == 0
 
 
 @pytest.mark.parametrize("stride", [None, 16, 5, 1])
@@ -81,7 +83,7 @@ def test_windows_score_every_token_once_with_the_context_that_a_stride_leaves(gp
 
 
 def test_scores_are_those_of_one_pass_whatever_is_scored_together(gpt):
-    requests = [*gpt.windows(TEXT), *gpt.windows(TEXT, 3), gpt.continuation("In the", " beginning"), *gpt.windows("a")]
+    requests = [*gpt.windows(TEXT), *gpt.windows(TEXT, 3), gpt.after([*b"In the"], [*b" beginning"]), *gpt.windows("a")]
     for request, score in zip(requests, gpt(requests), strict=True):
         loss, right = losses(gpt, request.tokens)
         assert score.loss == pytest.approx(loss[request.begin - 1 : request.end - 1].sum(), rel=1e-5)
@@ -99,7 +101,7 @@ def test_what_is_likeliest_is_greedy(gpt):
 
 
 def test_a_masked_model_hides_each_token_in_turn(bert):
-    request = bert.continuation("ab", " cd")
+    request = bert.after([*b"ab"], [*b" cd"])
     assert request.tokens.tolist() == [0, *b"ab cd", 0]
     expected = 0.0
     for place in range(request.begin, request.end):
@@ -112,24 +114,11 @@ def test_a_masked_model_hides_each_token_in_turn(bert):
     assert score.loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_continuation_is_tokenised_with_its_context():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocab = {c: i for i, c in enumerate(["Ġ", "a", "b", "Ġb", "<s>", "</s>"])}
-    merging = Tokenizer(models.BPE(vocab, [("Ġ", "b")]))
-    merging.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    scores = Scorer(TextModel(LlamaConfig(**SIZES, kv_heads=1), {}, merging, Mesh().over(jax.devices())))
-    for context, continuation in (("a", " b"), ("a ", "b")):  # the blank is the continuation's, either way
-        request = scores.continuation(context, continuation)
-        assert request.tokens.tolist() == [4, 1, 3]  # begins with what only begins texts
-        assert (request.begin, request.end) == (2, 3)
-
-
 def test_of_what_is_too_long_the_end_is_scored(gpt, bert):
-    request = gpt.continuation("x" * 100, "the end")
+    request = gpt.after([*b"x"] * 100, [*b"the end"])
     assert bytes(request.tokens.tolist()).decode() == "xxxxxxxxxxthe end"
     assert (request.begin, request.end) == (10, 17)
-    masked = bert.continuation("x" * 100, "the end")
+    masked = bert.after([*b"x"] * 100, [*b"the end"])
     assert len(masked.tokens) == 16
     assert (masked.begin, masked.end) == (8, 15)
 
@@ -144,7 +133,7 @@ def test_texts_of_all_lengths_share_a_few_programs(gpt, monkeypatch):
         return np.zeros(targets.shape), np.ones(targets.shape, bool)
 
     monkeypatch.setattr(scoring, "_program", seen)
-    gpt([gpt.continuation("", "x" * n) for n in range(1, 17) for _ in range(3)])
+    gpt([gpt.after([0], [*b"x"] * n) for n in range(1, 17) for _ in range(3)])
     assert len(shapes) == 1
     assert next(iter(shapes))[0] % len(jax.devices()) == 0
 
@@ -160,101 +149,74 @@ def lines(path, records):
 def test_perplexities_of_a_text(gpt, tmp_path):
     (tmp_path / "wiki.test.raw").write_text(TEXT)
     (tmp_path / "mine.txt").write_text("other text")
-    found = evaluate(gpt, ["wikitext2", str(tmp_path / "mine.txt"), "bits_per_byte"], tmp_path)
     nats = sum(score.loss for score in gpt(gpt.windows(TEXT)))
-    result, size = found["wikitext2"], len(TEXT.encode())
+    result, size = perplexity(gpt, files_of("wikitext2", tmp_path)), len(TEXT.encode())
     assert (result["tokens"], result["words"], result["bytes"]) == (size, 14, size)
     assert result["perplexity"] == pytest.approx(math.exp(nats / size))
     assert math.log(result["perplexity_by_word"]) == pytest.approx(nats / 14)
     assert result["bits_per_byte"] == pytest.approx(nats / size / math.log(2))
-    assert found["bits_per_byte"]["bytes"] == found[str(tmp_path / "mine.txt")]["bytes"] == 10
+    assert (
+        files_of("bits_per_byte", tmp_path) == files_of(str(tmp_path / "mine.txt"), tmp_path) == [tmp_path / "mine.txt"]
+    )
+    assert perplexity(gpt, [tmp_path / "mine.txt"])["bytes"] == 10
 
 
-def test_the_last_word(gpt, tmp_path):
-    lines(tmp_path / "lambada" / "lambada_test.jsonl", [{"text": "one two three"}, {"text": "a b c"}])
-    result = evaluate(gpt, ["lambada"], tmp_path)["lambada"]
-    scores = gpt([gpt.continuation("one two", " three"), gpt.continuation("a b", " c")])
-    assert result["perplexity"] == pytest.approx(math.exp((scores[0].loss + scores[1].loss) / 2))
-    assert result["accuracy"] == np.mean([s.greedy for s in scores])
-    assert result["questions"] == 2
+@pytest.mark.parametrize("stride", [0, 17])
+def test_a_stride_lies_within_the_context(gpt, tmp_path, stride):
+    with pytest.raises(UserError, match=f"--stride is {stride}, not between 1 and the context of 16 tokens"):
+        perplexity(gpt, [tmp_path / "any"], stride)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "bert"])
-def test_minimal_pairs(kind, request, tmp_path):
-    judge = request.getfixturevalue(kind)
-    pairs = [("the cat is", "the cat are"), ("they are", "they is"), ("she ran", "her ran")]
-    scores = judge([judge.continuation("", s) for pair in pairs for s in pair])
-    right = [scores[2 * i].loss < scores[2 * i + 1].loss for i in range(3)]
-    for name, of in (("agreement", pairs[:2]), ("case", pairs[2:])):
-        lines(tmp_path / "blimp" / f"{name}.jsonl", [{"sentence_good": a, "sentence_bad": b} for a, b in of])
-    result = evaluate(judge, ["blimp"], tmp_path)["blimp"]
-    assert result["by"] == {"agreement": np.mean(right[:2]), "case": float(right[2])}
-    assert result["accuracy"] == np.mean(list(result["by"].values()))
-    # The control: with each pair the other way round, what was right is wrong.
-    for name, of in (("agreement", pairs[:2]), ("case", pairs[2:])):
-        lines(tmp_path / "blimp" / f"{name}.jsonl", [{"sentence_good": b, "sentence_bad": a} for a, b in of])
-    turned = evaluate(judge, ["blimp"], tmp_path)["blimp"]
-    assert turned["by"] == {name: 1 - share for name, share in result["by"].items()}
+def test_texts_that_are_missing_or_empty_are_named(gpt, tmp_path):
+    with pytest.raises(
+        UserError, match=r"ptb needs ptb.test.txt or ptb.valid.txt, perhaps compressed, in .*nothing is down"
+    ):
+        files_of("ptb", tmp_path)
+    (tmp_path / "ptb.test.txt").write_text("")
+    with pytest.raises(UserError, match="there is no text in"):
+        perplexity(gpt, files_of("ptb", tmp_path))
 
+
+def test_a_masked_model_has_no_perplexity_of_a_text(bert, tmp_path):
+    (tmp_path / "ptb.test.txt").write_text(TEXT)
+    with pytest.raises(UserError, match="a masked model has no perplexity of running text"):
+        perplexity(bert, files_of("ptb", tmp_path))
+
+
+# --- files of the harness's tasks ---
 
 ARC = {"stem": "Why?", "choices": [{"text": "so", "label": "A"}, {"text": "because", "label": "B"}]}
-SWAG = {"activity_label": "Run", "ctx_a": "A man [x] runs.", "ctx_b": "he"}
-QUESTIONS = {  # task -> file, records, the texts that are compared, which is right
-    "piqa": ("valid.jsonl", {"goal": "Open", "sol1": "pull", "sol2": "push", "label": 1}, "Question: Open\nAnswer:"),
-    "hellaswag": (
-        "hellaswag_val.jsonl",
-        SWAG | {"endings": ["stops", "flies [title] up"], "label": 1},
-        "Run: A man runs. He",
-    ),
-    "arc_easy": ("ARC-Easy-Test.jsonl", {"question": ARC, "answerKey": "B"}, "Question: Why?\nAnswer:"),
-}
-ENDINGS = {"piqa": (" pull", " push"), "hellaswag": (" stops", " flies. up"), "arc_easy": (" so", " because")}
-
-
-@pytest.mark.parametrize("task", QUESTIONS)
-def test_multiple_choice(gpt, task, tmp_path):
-    name, record, context = QUESTIONS[task]
-    lines(tmp_path / name, [record])
-    read = list(TASKS[task].read(tmp_path / name))
-    assert [q[:3] for q in read] == [(context, ENDINGS[task], 1)]
-    a, b = (score.loss for score in gpt([gpt.continuation(context, ending) for ending in ENDINGS[task]]))
-    result = evaluate(gpt, [task], tmp_path)[task]
-    assert result["accuracy"] == float(b < a)
-    first, second = (len(ending) - 1 for ending in ENDINGS[task])
-    assert result["accuracy_normalised"] == float(b / second < a / first)
-
-
+OF_THE_HUB = {"question": "Why?", "choices": {"text": ["so", "because"], "label": ["A", "B"]}, "answerKey": "B"}
+PIQA = {"goal": "Open", "sol1": "pull", "sol2": "push", "label": 1}
+PAIR = {"sentence_good": "they are", "sentence_bad": "they is"}
 TEXTS = tfds.features.Text
 CHOICES = {"text": TEXTS(), "label": tfds.features.ClassLabel(names=["A", "B"])}
-SETS = {  # task -> folder, name, split, features, a record; as tensorflow-datasets has them
-    "lambada": ("", "lambada", "test", {"passage": TEXTS()}, {"passage": "one two three"}),
-    "blimp": (
-        "agreement",
-        "blimp",
-        "train",
-        {name: TEXTS() for name in ("sentence_good", "sentence_bad", "UID")},
-        {"sentence_good": "they are", "sentence_bad": "they is", "UID": "agreement"},
+SETS = {  # dataset -> folder, name, split, features, a record; as tensorflow-datasets has them; as the hub has it
+    "EleutherAI/lambada_openai": (
+        *("", "lambada", "test", {"passage": TEXTS()}, {"passage": "one two three"}),
+        {"text": "one two three"},
     ),
-    "piqa": (
-        "",
-        "piqa",
-        "validation",
-        {"goal": TEXTS(), "sol1": TEXTS(), "sol2": TEXTS(), "label": np.int64},
-        QUESTIONS["piqa"][1],
+    "nyu-mll/blimp": (
+        *("agreement", "blimp", "train", {name: TEXTS() for name in (*PAIR, "UID")}, PAIR | {"UID": "agreement"}),
+        PAIR,
     ),
-    "arc_easy": (
-        "ARC-Easy",
-        "ai2_arc",
-        "test",
+    "baber/piqa": (
+        *("", "piqa", "validation", {name: TEXTS() for name in ("goal", "sol1", "sol2")} | {"label": np.int64}, PIQA),
+        PIQA,
+    ),
+    "allenai/ai2_arc": (
+        *("ARC-Easy", "ai2_arc", "test"),
         {"question": TEXTS(), "choices": tfds.features.Sequence(CHOICES), "answerKey": CHOICES["label"]},
-        {"question": "Why?", "choices": {"text": ["so", "because"], "label": ["A", "B"]}, "answerKey": "B"},
+        OF_THE_HUB,
+        OF_THE_HUB
+        | {"choices": {"text": ["so", "because"], "label": ["0", "1"]}, "answerKey": "1"},  # of the same order
     ),
 }
 
 
-@pytest.mark.parametrize("task", SETS)
-def test_sets_of_tensorflow_datasets_are_read_as_their_files_are(gpt, task, tmp_path):
-    folder, name, split, features, record = SETS[task]
+@pytest.mark.parametrize("dataset", SETS)
+def test_sets_of_tensorflow_datasets_have_the_columns_of_the_hub(dataset, tmp_path):
+    folder, name, split, features, record, expected = SETS[dataset]
 
     class Written(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version("1.0.0")
@@ -270,43 +232,26 @@ def test_sets_of_tensorflow_datasets_are_read_as_their_files_are(gpt, task, tmp_
             raise NotImplementedError
 
     Written.name = name
-    Written(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
-    published = {"lambada": {"text": "one two three"}, "arc_easy": QUESTIONS["arc_easy"][1]}.get(task, record)
-    file = QUESTIONS[task][0] if task in QUESTIONS else "agreement.jsonl"
-    lines(tmp_path / "files" / file, [published] * 3)
-    theirs, ours = (evaluate(gpt, [task], tmp_path / where)[task] for where in ("tfds", "files"))
-    assert theirs.pop("files") != ours.pop("files") and theirs == ours and ours["questions"] == 3
+    Written(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    published = PUBLISHED[dataset]
+    [file] = [f for pattern in published.splits[split] for f in tmp_path.glob(pattern.format(name=folder))]
+    assert list(published.read(file)) == [expected] * 3
 
 
-@pytest.mark.parametrize(
-    "task, name, content, says",
-    [
-        ("sudoku", None, None, "there is no task 'sudoku'"),
-        ("ptb", None, None, "ptb needs ptb.test.txt or ptb.valid.txt, perhaps compressed, in"),
-        ("ptb", "ptb.test.txt", "", "there is no text in"),
-        ("lambada", "x.jsonl", "{", "line 1 is no JSON"),
-        ("lambada", "x.jsonl", '{"txt": "a b"}', "line 1: text is missing; there are txt"),
-        ("lambada", "x.jsonl", '{"text": "one"}', "line 1 is one word"),
-        (
-            "piqa",
-            "valid.jsonl",
-            '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}',
-            "the label is 2, but there are 2",
-        ),
-        ("blimp", "x.jsonl", "", "has no questions"),
-    ],
-)
-def test_bad_tasks_are_refused_in_one_line(gpt, tmp_path, task, name, content, says):
-    if name:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=says):
-        evaluate(gpt, [task], tmp_path)
+def test_arc_as_it_was_published_has_the_columns_of_the_hub(tmp_path):
+    (tmp_path / "arc.jsonl").write_text(json.dumps({"question": ARC, "answerKey": "B"}) + "\n")
+    assert list(PUBLISHED["allenai/ai2_arc"].read(tmp_path / "arc.jsonl")) == [OF_THE_HUB]
+    (tmp_path / "arc.jsonl").write_text(json.dumps({"question": ARC, "answerKey": "C"}) + "\n")
+    with pytest.raises(UserError, match="line 1: the answer is 'C', but the choices are A, B"):
+        list(PUBLISHED["allenai/ai2_arc"].read(tmp_path / "arc.jsonl"))
 
 
-def test_a_masked_model_has_no_perplexity_of_a_text(bert, tmp_path):
-    (tmp_path / "ptb.test.txt").write_text(TEXT)
-    with pytest.raises(UserError, match="a masked model has no perplexity of running text"):
-        evaluate(bert, ["ptb"], tmp_path)
+def test_an_article_begins_with_its_title(tmp_path):
+    first = " \n = Du Fu = \n \n He = was = a poet . \n = = Life = = \n = = = Youth = = = \n text \n"
+    second = " = A = B = \n text \n"
+    (tmp_path / "wiki.test.raw").write_text(first + second)
+    articles = PUBLISHED["EleutherAI/wikitext_document_level"].read(tmp_path / "wiki.test.raw")
+    assert [article["page"] for article in articles] == [first[:-1], second]
 
 
 # --- the command ---
@@ -326,6 +271,13 @@ def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monk
     assert found["perplexity"] == pytest.approx(
         math.exp(sum(s.loss for s in mine(mine.windows(TEXT))) / len(TEXT.encode()))
     )
+
+
+def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    _manager.cache_clear()
+    with pytest.raises(UserError, match=r"are lm-eval's: pip install -e '.\[eval\]'"):
+        command.judged(small_run, ["piqa"], tmp_path)
 
 
 def test_what_cannot_be_judged_is_said(small_run, tmp_path):
@@ -354,5 +306,5 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
             log_p = theirs(window[:, :-1]).logits.log_softmax(-1).gather(2, window[:, 1:, None])
         nats -= float(log_p[0, done - end :].sum())
         done = end
-    ours = evaluate(Scorer(opened(tmp_path / "gpt", "bytes")), ["ptb"], tmp_path, stride)["ptb"]
+    ours = perplexity(Scorer(opened(tmp_path / "gpt", "bytes")), [tmp_path / "ptb.test.txt"], stride)
     assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import jax
@@ -10,11 +11,12 @@ import pytest
 import runs
 
 from jaxgrow import generate
-from jaxgrow.interop import load, save
+from jaxgrow.interop import FAMILIES, load, save
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import generate as command
 from train.data.text import tokenizer
 from train.errors import UserError, exits_cleanly
+from train.tasks.stopping import Stopping
 
 SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 
@@ -91,6 +93,9 @@ def test_a_finished_run_is_a_model(small_run, run):
         (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, not above 0"),
         (["--prompt", "a", "--temperature", "1", "--top-p", "2"], "top_p is 2.0, not above 0 and up to 1"),
         (["--prompt", "a", "--max-new", "0"], "max_new is 0, less than 1"),
+        (["--prompt", "a", "--min-p", ".1"], "min_p is 0.1, but the likeliest token is taken"),
+        (["--prompt", "a", "--repetition-penalty", "-1"], "repetition_penalty is -1.0, not above 0"),
+        (["--prompt", "a", "b", "--stream"], "--stream prints one text while it is generated: give one --prompt"),
         (["--prompt", "a", "--samples", "0"], "--samples is 0, less than 1"),
         (["--prompt", "a", "--samples", "2"], "--samples 2: the likeliest tokens are the same each time"),
     ],
@@ -112,6 +117,102 @@ def test_models_of_something_else_are_refused(tmp_path, run):
         run(written(tmp_path / "vit", image), "--prompt", "a")
     with pytest.raises(UserError, match="there is no folder"):
         run(tmp_path / "none", "--prompt", "a")
+
+
+# --- stop strings, streaming, chats, long prompts ---
+
+
+def test_a_text_ends_before_a_stop_string(gpt, run):
+    [whole] = [json.loads(run(gpt, "--prompt", "ab", "--max-new", 20, "--json"))]
+    new = whole["text"][2:]
+    stop = new[3:5]
+    sample = json.loads(run(gpt, "--prompt", "ab", "--max-new", 20, "--json", "--stop", "never there", stop))
+    assert sample["text"] == "ab" + new[: new.index(stop)]
+    assert sample["ended"] and sample["tokens"] < whole["tokens"]
+
+
+def test_a_stop_string_in_the_prompt_ends_nothing(gpt, run):
+    plain = run(gpt, "--prompt", "ab", "--max-new", 8)
+    assert run(gpt, "--prompt", "ab", "--max-new", 8, "--stop", "ab") == plain
+
+
+@pytest.mark.parametrize("stop", [[], ["--stop", "q#"]])
+def test_a_streamed_text_is_the_same(gpt, run, stop):
+    arguments = (gpt, "--prompt", "ab", "--max-new", 30, *stop)
+    assert run(*arguments, "--stream") == run(*arguments)
+
+
+def test_parts_of_a_stream_come_as_the_text_grows(gpt):
+    parts = []
+    [sample], timing = command.samples(gpt, ["ab"], command.Asked(stream=parts.append), max_new=30)
+    assert "ab" + "".join(parts) == sample["text"]
+    assert sum(bool(part) for part in parts) > 1
+    assert timing.tokens == sample["tokens"]
+
+
+def test_no_part_of_a_stop_string_is_streamed():
+    stopping = Stopping(tokenizer("bytes"), ["END", "D!"])
+    for text, settled in (
+        ("a EN", "a "),
+        ("a E", "a "),
+        ("a EM", "a EM"),
+        ("a END of", "a "),
+        ("aD", "a"),
+        ("aD!", "a"),
+    ):
+        assert stopping.settled(np.frombuffer(text.encode(), np.uint8)) == settled
+    assert stopping.settled(np.frombuffer("aä".encode()[:-1], np.uint8)) == "a"  # half of a character
+
+
+def test_the_time_of_compiling_is_reported(gpt, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["generate", str(gpt), "--prompt", "ab", "--max-new", "3"])
+    command.main()
+    assert re.fullmatch(
+        r"compiled in \d+\.\d s; generated \d tokens in \d+\.\d s(, [\d.]+ tokens/s)?\n", capsys.readouterr().err
+    )
+
+
+def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
+    long = "".join(chr(ord("a") + i % 26) for i in range(60))
+    with pytest.raises(UserError, match="prompt 0 has 60 tokens, which leaves no place in the model's context of 48"):
+        run(gpt, "--prompt", long)
+    cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))
+    assert cut["text"] == run(gpt, "--prompt", long[-40:], "--max-new", 8)[:-1]
+    assert run(gpt, "--prompt", "ab", "--cut", "--max-new", 8) == run(gpt, "--prompt", "ab", "--max-new", 8)
+    half = json.loads(
+        run(gpt, "--prompt", long, "--cut", "--max-new", 400, "--json")
+    )  # new tokens get half of the context
+    assert half["text"].startswith(long[-24:]) and (half["ended"] or half["tokens"] == 24)
+
+
+def test_a_chat_is_the_template_of_the_model(gpt, tmp_path, run):
+    pytest.importorskip("jinja2")
+    model = written(tmp_path / "chat", GPT2Config(**SIZES))
+    with pytest.raises(UserError, match="the model has no chat template"):
+        run(model, "--prompt", "hi", "--chat")
+    template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
+    settings = {"chat_template": template, "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    answer = run(model, "--prompt", "hi", "--chat", "--max-new", 8)
+    config, params = load(model)
+    [tokens] = generate(config, params, [[0, *b"<user>hi<a>"]], max_new=8, end=0)
+    assert answer == tokenizer("bytes").decode(tokens.tolist()) + "\n"
+    (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}")
+    with pytest.raises(UserError, match="the chat template of the model failed: no user"):
+        run(model, "--prompt", "hi", "--chat")
+
+
+def test_every_family_of_decoders_is_named():
+    names = {
+        "gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "mistral": "Mistral",
+        "mixtral": "Mixtral", "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3_text": "Gemma 3", "olmo2": "OLMo 2",
+        "olmo3": "OLMo 3", "phi3": "Phi-3", "smollm3": "SmolLM 3", "gpt_neox": "GPT-NeoX",
+    }  # fmt: skip
+    decoders = {family.model_type for name, family in FAMILIES.items() if name.endswith(("ForCausalLM", "LMHeadModel"))}
+    assert decoders == {*names}
+    for family in decoders - {"gpt2", "llama"}:
+        assert names[family] in generate.__doc__
+    assert all(name in command.__doc__ for name in names.values())
 
 
 # --- beside transformers ---

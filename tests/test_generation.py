@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from scipy import stats
 
 from jaxgrow import generate, generation, sharding
-from jaxgrow.generation import Sampling, drawn, least_logits
+from jaxgrow.generation import WATCHED, Sampling, drawn, least_logits, penalized
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.models.layers import Past
 
@@ -138,6 +138,9 @@ FAMILIES = {
     "gemma 3": LlamaConfig(
         **SIZES, **GEMMA, kinds="ssf", window=5, local_theta=100.0, rope_by="linear", rope_factor=8.0
     ),
+    "gemma": LlamaConfig(**SIZES, tied=True, activation="gelu_tanh", embed_scale=2.5),
+    "qwen 3 moe": LlamaConfig(**SIZES, experts=4, active=2, query_norm="head", gates_normed=False),
+    "olmo 3": LlamaConfig(**SIZES, norms="after", query_norm="all", kinds="sssf", window=5),
     "olmo 2": LlamaConfig(**SIZES, norms="after", query_norm="all"),
     "phi 3": LlamaConfig(**SIZES, **LONGROPE),
     "smollm 3": LlamaConfig(**SIZES, kinds="fffn"),
@@ -209,6 +212,78 @@ def test_a_text_stops_where_it_ends_and_others_go_on():
     for before, tokens in zip(plain, found, strict=True):
         assert tokens == before[: before.index(end) + 1 if end in before else None]
     assert len(found[0]) <= 3 and len({len(tokens) for tokens in found}) == 2
+
+
+def test_each_of_several_tokens_ends_a_text():
+    plain = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9))
+    ends = [plain[0][4], plain[1][2]]
+    found = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9, end=ends))
+    for before, tokens in zip(plain, found, strict=True):
+        first = min(before.index(end) for end in ends if end in before)
+        assert tokens == before[: first + 1]
+
+
+# --- watching ---
+
+
+@pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
+def test_a_watched_text_is_the_same_and_is_seen_as_it_grows(settings):
+    plain = lists(generate(GPT, params(GPT), PROMPTS, max_new=21, seed=3, **settings))
+    seen = {0: [], 1: [], 2: []}
+
+    def watch(row, tokens):
+        seen[row].append(tokens.tolist())
+        return False
+
+    assert lists(generate(GPT, params(GPT), PROMPTS, max_new=21, seed=3, watch=watch, **settings)) == plain
+    for row, tokens in enumerate(plain):
+        assert seen[row] == [tokens[:n] for n in (WATCHED, 2 * WATCHED, 21)]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi 3"])
+def test_a_text_that_is_stopped_gets_no_more_tokens_and_others_go_on(name):
+    """The text of the longrope model would go on after its original context, too."""
+    config = FAMILIES[name]
+    plain = lists(generate(config, params(config), PROMPTS[:2], max_new=20))
+
+    def watch(row, tokens):
+        return row == 0 and len(tokens) >= 2 * WATCHED - 5
+
+    found = lists(generate(config, params(config), PROMPTS[:2], max_new=20, watch=watch))
+    assert found[1] == plain[1]
+    assert 2 * WATCHED - 5 <= len(found[0]) < 20 and found[0] == plain[0][: len(found[0])]
+
+
+# --- repetition penalty ---
+
+
+def test_a_penalty_lowers_the_logits_of_tokens_that_were_there():
+    config, penalty = GPT, 1.7
+    tokens = list(PROMPTS[2])
+    for _ in range(9):
+        logits = whole(config, tokens)[-1].copy()
+        there = sorted({*tokens})
+        logits[there] = np.where(logits[there] > 0, logits[there] / penalty, logits[there] * penalty)
+        tokens.append(int(logits.argmax()))
+    found = lists(generate(config, params(config), PROMPTS, max_new=9, repetition_penalty=penalty))
+    assert found[2] == tokens[len(PROMPTS[2]) :]
+    assert found != lists(generate(config, params(config), PROMPTS, max_new=9))
+
+
+def test_a_penalty_counts_no_padding_and_no_other_prompt():
+    settings = {"repetition_penalty": 2.5, "max_new": 9}
+    together = lists(generate(GPT, params(GPT), [[1, 2, 3], [*range(11)]], **settings))
+    assert lists(generate(GPT, params(GPT), [[1, 2, 3]], **settings)) == together[:1]
+
+
+def test_a_penalty_is_that_of_transformers():
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    logits_BV = 3 * np.random.default_rng(0).normal(size=(4, 50))
+    prompts = np.random.default_rng(1).integers(0, 50, (4, 20))
+    seen_BV = np.zeros(logits_BV.shape, bool)
+    seen_BV[np.arange(4)[:, None], prompts] = True
+    theirs = hf.RepetitionPenaltyLogitsProcessor(1.3)(torch.from_numpy(prompts), torch.from_numpy(logits_BV))
+    np.testing.assert_allclose(penalized(logits_BV, seen_BV, 1.3), theirs.numpy(), rtol=1e-12)
 
 
 def test_what_has_the_same_shape_is_compiled_once():
@@ -298,6 +373,16 @@ def test_limits_are_those_of_transformers():
     for warper in (hf.TopKLogitsWarper(9), hf.TopPLogitsWarper(0.8)):
         theirs = warper(None, theirs)
     np.testing.assert_array_equal(left(logits_BV, top_k=9, top_p=0.8), np.isfinite(theirs.numpy()))
+    for warper in (hf.MinPLogitsWarper(0.07),):
+        theirs = warper(None, theirs)
+    np.testing.assert_array_equal(left(logits_BV, top_k=9, top_p=0.8, min_p=0.07), np.isfinite(theirs.numpy()))
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.3, 1.0])
+def test_min_p_leaves_tokens_by_their_ratio_to_the_likeliest(min_p):
+    logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))
+    p_BV = np.exp(logits_BV)
+    np.testing.assert_array_equal(left(logits_BV, min_p=min_p), p_BV >= min_p * p_BV.max(1, keepdims=True))
 
 
 # --- what is wrong ---
@@ -319,6 +404,10 @@ def test_limits_are_those_of_transformers():
         ([[1]], {"top_k": 5}, "top_k is 5, but the likeliest token is taken: give a temperature, too"),
         ([[1]], {"temperature": 1.0, "top_k": 0}, "top_k is 0, less than 1; leave it out"),
         ([[1]], {"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0, not above 0 and up to 1"),
+        ([[1]], {"end": [3, 12]}, "end is 12, but the model's tokens are those from 0 to 10"),
+        ([[1]], {"min_p": 0.1}, "min_p is 0.1, but the likeliest token is taken: give a temperature, too"),
+        ([[1]], {"temperature": 1.0, "min_p": 1.5}, "min_p is 1.5, not above 0 and up to 1"),
+        ([[1]], {"repetition_penalty": 0.0}, "repetition_penalty is 0.0, not above 0; leave it out"),
         ([[1]], {"temperature": 1.0, "top_p": 1.1}, "top_p is 1.1, not above 0 and up to 1"),
     ],
 )

@@ -127,12 +127,18 @@ def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flo
 
 @pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_every_step_of_a_plan_is_counted_once(traced, execution):
-    """`gather` has a program for each number of layers: one stands for all."""
+    """`gather` has a program for each number of layers."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
     e = experiment(method=Scratch(drop), model=replace(runs.MODEL, layers=6), steps=100)
     found = [p for p in Rehearsal(e, described("cpu:4")).run() if p.what.startswith("step")]
-    assert sum(p.steps for p in found) == 100 and {p.what for p in found} == {"step", "step, dropping"}
-    dense, dropping = (next(p for p in found if p.what == what) for what in ("step", "step, dropping"))
+    assert sum(p.steps for p in found) == 100
+    dense, dropping = next(p for p in found if p.what == "step"), found[-1]
+    names = {p.what for p in found if p.what != "step"}
+    if execution == "cond":
+        assert names == {"step, dropping"}
+    else:
+        assert len(names) > 1 and all(re.fullmatch(r"step, [1-6] of 6 layers", name) for name in names)
+        assert all(p.steps for p in found) and len({p.flops for p in found}) == len(found)
     assert dense.steps >= 25
     flops = sum(p.steps * p.flops for p in found)
     assert flops == pytest.approx(sum(phase.cost(e.batch) for phase in e.plan), rel=0.05)  # drawn, and expected
@@ -241,6 +247,75 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
 
 
 PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, (), 0, (), Roofline())
+
+
+def test_a_pipelined_loop_turns_as_often_as_its_condition_compares():
+    """XLA for GPUs runs a turn before the loop, and its condition is a fusion."""
+    text = """
+%compared (p: s32[]) -> pred[] {
+  %p = s32[] parameter(0)
+  %end = s32[] constant(128)
+  ROOT %less = pred[] compare(%p, %end), direction=LT
+}
+
+%condition (c: (s32[], f32[4])) -> pred[] {
+  %c = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  ROOT %fused = pred[] fusion(%i), kind=kLoop, calls=%compared
+}
+
+%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %b = (s32[], f32[4]) parameter(0)
+  %x = f32[4]{0} get-tuple-element(%b), index=1
+  %sum = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+  ROOT %next = (s32[], f32[4]) fusion(%b), kind=kLoop, calls=%grown
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %one = s32[] constant(1)
+  %first = s32[] copy(%one)
+  %begin = (s32[], f32[4]) tuple(%first, %x)
+  %loop = (s32[], f32[4]) while(%begin), condition=%condition, body=%body
+  ROOT %out = f32[4]{0} get-tuple-element(%loop), index=1
+}
+"""
+    (found,) = hlo.collectives(text, 2)
+    assert (found.kind, found.times) == ("all-reduce", 127)
+
+
+def test_auto_takes_the_first_choice_that_fits(monkeypatch):
+    """Of experiments whose programs take these many bytes."""
+    memory = {"none": 40, "products": 20, "projections": 18, "full": 10}
+
+    def compiled(e):
+        once = 15 if e.mesh.gradients == "step" else 0
+        return [SimpleNamespace(memory=memory[e.model.remat] + once - e.model.scan_layers, once=once)]
+
+    def chosen(has, faster="step", **changes):
+        monkeypatch.setattr(estimate, "days", lambda programs, _: float((programs[0].once > 0) == (faster == "layer")))
+        e = experiment(model=replace(runs.MODEL, remat="auto"), **changes)
+        lines = []
+        found, _ = estimate.settled(e, Machine("m", CHIPS["h100"], (), limit=has), lines.append, compiled)
+        return found.model.remat, found.model.scan_layers, found.mesh.gradients, lines
+
+    assert chosen(40)[:3] == ("none", False, "layer")  # nothing to add over devices of fsdp
+    assert chosen(39)[:3] == ("products", False, "layer")
+    assert chosen(19)[:3] == ("products", True, "layer")
+    assert chosen(1)[:3] == ("full", True, "layer")
+    assert chosen(55, mesh=Mesh(fsdp=4))[:3] == ("none", False, "step")
+    remat, _, gradients, lines = chosen(41, mesh=Mesh(fsdp=4))
+    assert (remat, gradients) == ("none", "layer") and "once a step does not fit" in lines[-1]
+    _, _, gradients, lines = chosen(55, faster="layer", mesh=Mesh(fsdp=4))
+    assert gradients == "layer" and "once a step would take longer" in lines[-1]
+    assert chosen(55, mesh=Mesh(fsdp=4, gradients="layer"))[2] == "layer"
+
+
+def test_auto_is_products_on_a_machine_without_a_limit():
+    e = experiment(model=replace(runs.MODEL, remat="auto"), mesh=Mesh(fsdp=4))
+    found, programs = estimate.settled(e, described("cpu:4"), print)
+    assert (found.model.remat, found.model.scan_layers, found.mesh.gradients) == ("products", True, "layer")
+    assert not programs
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
 """The train step: one pure function, mapped by pmap or over a mesh, equal to plain full-batch arithmetic on one device."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
 
 import chex
 import jax
@@ -16,11 +19,11 @@ from jaxgrow.drop import LayerDrop, Sensitivity
 from train import pretrain
 from train.data.batches import next_tokens
 from train.loop import programs, step
-from train.loop.parallel import mapped
+from train.loop.parallel import mapped, over_mesh
 from train.loop.step import StepInputs, eval_step, train_step
 from train.plan.methods import Scratch
-from train.state.mesh import AXIS, rows
-from train.state.model import Model, logits, loss, scores
+from train.state.mesh import AXIS, Mesh, put, rows
+from train.state.model import Model, logits, loss, scores, shardings
 from train.state.optim import Optim, transformation
 
 LR = np.float32(0.5)
@@ -67,6 +70,65 @@ def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, 
     # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the first digit.
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
     chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=4), pytest.param(Mesh(2, 2), marks=pytest.mark.slow)], ids=str)
+def test_gradients_that_are_added_once_a_step_are_those_of_one_full_batch(mesh):
+    tx = optax.identity()
+    params, _, expected = reference(tx, steps=3)
+    lies = mesh.over(jax.devices())
+    run, found = mapped(partial(train_step, tx, 2, once=True), "mesh", lies), runs.model(runs.MODEL, tx)
+    found = jax.device_put(found, shardings(found, lies))
+    for _ in range(3):
+        found, metrics = run(found, BATCH, StepInputs(LR))
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
+    chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
+    kernel = found.params["blocks"]["mlp"]["up"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape)[1] == kernel.shape[1] // mesh.fsdp
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(context=4),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in (Mesh(1, 2, context=2), Mesh(replica=2, fsdp=2))),
+    ],
+    ids=str,
+)
+def test_divided_sequences_and_replicas_give_the_numbers_of_one_full_batch(mesh):
+    tx = optax.identity()
+    params, _, expected = reference(tx, steps=3)
+    lies = mesh.over(jax.devices())
+    run, found = mapped(partial(train_step, tx, 2), "mesh", lies), runs.model(runs.MODEL, tx)
+    found = jax.device_put(found, shardings(found, lies))
+    for _ in range(3):
+        found, metrics = run(found, BATCH, StepInputs(LR))
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
+    chex.assert_trees_all_close(jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6)
+
+
+def test_replicas_are_whole_hosts():
+    devices = [SimpleNamespace(id=i, process_index=i % 4) for i in range(8)]  # two devices of each of four hosts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.sharding, "Mesh", lambda devices, names, **_: devices)
+        found: Any = Mesh(replica=2, fsdp=4).over(devices)
+        assert [sorted({d.process_index for d in group.flat}) for group in found] == [[0, 1], [2, 3]]
+        with pytest.raises(ValueError, match=r"mesh\.replica=8 divides the devices of a host: 4 hosts"):
+            Mesh(replica=8).over(devices)
+
+
+def test_gradients_are_added_once_a_step_in_float32_or_for_each_layer():
+    """Of two layers and two micro-batches, in bfloat16."""
+    config, tx, mesh = replace(runs.MODEL, dtype="bfloat16"), optax.identity(), Mesh(fsdp=4).over(jax.devices())
+    at = runs.model(config, tx)
+    at = jax.device_put(at, shardings(at, mesh))
+    text = {}
+    for once in (True, False):
+        program = over_mesh(partial(train_step, tx, 2, once=once), mesh)
+        with jax.set_mesh(mesh):
+            text[once] = str(program.trace(at, put(BATCH, mesh), StepInputs(LR)).jaxpr)
+    assert "reduce_scatter" in text[True] and "reduce_scatter" not in text[False]  # which XLA adds
+    assert not re.search(r"bf16\[[^]]*\] = reduce_scatter", text[True])
 
 
 @pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])

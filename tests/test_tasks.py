@@ -512,7 +512,7 @@ def test_what_is_saved_says_its_labels_and_its_padding(tmp_path, model, name):
         assert said["label2id"]["contradiction"] == 2 and said["problem_type"] == "single_label_classification"
     else:
         assert len(said["id2label"]) == 1 and said["problem_type"] == "regression"
-    assert said.get("pad_token_id") == {BERT: None, ROBERTA: 1}.get(model, made.pad)
+    assert said.get("pad_token_id") == {ROBERTA: 1}.get(model, made.pad)
     assert interop.load(tmp_path / "a")[0] == config
 
 
@@ -622,13 +622,35 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
     outputs = right_outputs(made)
     outputs[1, 0] = 1  # no answer
     names = ["f1", "exact_match", "answer_f1", "answer_exact_match", "no_answer_f1", "no_answer_exact_match"]
-    assert made.score("dev", outputs) == dict.fromkeys(names, 1.0)
+    found = made.score("dev", outputs)
+    assert {name: found[name] for name in names} == dict.fromkeys(names, 1.0)
     outputs[:, 0] = 99
-    assert made.score("dev", outputs) == dict(zip(names, [0.5, 0.5, 0, 0, 1, 1], strict=True))
+    found = made.score("dev", outputs)
+    assert {name: found[name] for name in names} == dict(zip(names, [0.5, 0.5, 0, 0, 1, 1], strict=True))
+    assert (found["best_f1"], found["best_exact_match"]) == (1.0, 1.0)  # one margin is larger than the other
+    assert found.keys() - names == {
+        f"best_{name}{more}" for name in ("f1", "exact_match") for more in ("", "_threshold")
+    }
     tmp_path.joinpath("train-v2.0.json").rename(tmp_path / "train-v1.1.json")
     tmp_path.joinpath("dev-v2.0.json").rename(tmp_path / "dev-v1.1.json")
     with pytest.raises(UserError, match=r"question 1-0 has no answer, as in version 2: set data.task=squad2"):
         task(Labelled("squad1", str(tmp_path), length=40), BERT)
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_the_best_threshold_is_found_as_by_trying_all(seed, count):
+    rng = np.random.default_rng(seed)
+    golds = [("a b",) if rng.random() < 0.6 else () for _ in range(count)]
+    questions = [squad.Question("?", "a b c", gold, 0) for gold in golds]
+    texts = [str(rng.choice(["a b", "a", "c", ""])) for _ in range(count)]
+    found = squad.Answers(texts, rng.integers(-3, 3, count).astype(float))
+    tried = [squad.score(squad.TASKS["squad2"], questions, found.at(t)) for t in (-9.0, *np.unique(found.silence))]
+    best = squad.thresholds(questions, found)
+    for name in ("f1", "exact_match"):
+        assert best[f"best_{name}"] == pytest.approx(max(scores[name] for scores in tried))
+        at = squad.score(squad.TASKS["squad2"], questions, found.at(best[f"best_{name}_threshold"]))
+        assert at[name] == pytest.approx(best[f"best_{name}"])
 
 
 @pytest.mark.parametrize(

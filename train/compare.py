@@ -12,7 +12,8 @@ of these runs decays fully. Savings are measured against the line through them. 
 settings of its own in addition to those of the baseline:
 ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``.
 
-``--evaluate wikitext2,lambada [--data DIR]`` adds the scores of `train.evaluate` to each run.
+``--evaluate wikitext2,piqa [--data DIR]`` adds the scores of `train.evaluate` to each run, on the
+local files in DIR.
 ``--finetune configs/finetune.py:sst2`` adds the scores after fine-tuning (`train.finetune`) with
 the best learning rate. These options show whether an equal loss means an equal score.
 
@@ -30,10 +31,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from train.commands import Parser
 from train.data.tokenise import digest
 from train.errors import Diverged, UserError, exits_cleanly
+from train.evaluate import judged as evaluate
 from train.experiment import Experiment, as_json, load, load_as, warn
 from train.files import write_json, write_text
 from train.finetune import best, finetune, own
@@ -45,9 +48,8 @@ from train.results import plots
 from train.results.comparison import Comparison
 from train.results.runs import Run, refuse_unlike
 from train.run.workdir import Workdir
-from train.state.opened import opened
-from train.tasks.scoring import Scorer
-from train.tasks.zero_shot import Result, evaluate, found
+from train.tasks.benchmarks import Benchmarks
+from train.tasks.perplexity import files_of, is_text
 
 
 def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
@@ -109,26 +111,45 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
 
 
 def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
-    """What every run scores without training, by task: bits per byte of texts, accuracy of the others."""
+    """The score of every run without training, by task: bits per byte, accuracy, or the first metric."""
     if not tasks:
         return {}
-    asked = {task: " ".join([task, *map(digest, _beside(files))]) for task, (_, files) in found(tasks, data).items()}
+    asked = keys(tasks, data)
 
-    def one(run: Run) -> dict[str, Result]:
+    def one(run: Run) -> dict[str, dict[str, Any]]:
         """By task; each is asked once of a run."""
         workdir = Workdir(run.folder)
         if new := [task for task, key in asked.items() if key not in workdir.evaluated]:
-            results = evaluate(Scorer(opened(run.folder)), new, data)
+            results = evaluate(run.folder, new, data)
             workdir.keep_evaluated({asked[task]: result for task, result in results.items()})
         kept = workdir.evaluated
         return {task: kept[key] for task, key in asked.items()}
 
     results = [[one(r) for r in same] for same in runs]
-    names = {task: next(n for n in ("bits_per_byte", "accuracy") if n in results[0][0][task]) for task in tasks}
+    names = {task: _metric(results[0][0][task]) for task in tasks}
     return {
         f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in results]
         for task, name in names.items()
     }
+
+
+def keys(tasks: list[str], data: Path) -> dict[str, str]:
+    """A key for the result of each task, from the task and the content of its files.
+
+    Raises:
+      UserError: there is no such task, or its files are missing.
+    """
+    texts = {task: files_of(task, data) for task in tasks if is_text(task)}
+    others = [task for task in tasks if task not in texts]
+    found = Benchmarks(data).files(others) if others else {}
+    return {task: " ".join([task, *map(digest, files)]) for task, files in texts.items()} | {
+        task: " ".join(["lm-eval", task, *map(digest, _beside(files))]) for task, files in found.items()
+    }
+
+
+def _metric(result: dict[str, Any]) -> str:
+    """The name of the metric that is compared."""
+    return next((name for name in ("bits_per_byte", "acc") if name in result), next(iter(result)))
 
 
 def _beside(files: list[Path]) -> list[Path]:
@@ -176,7 +197,8 @@ def main() -> None:
         [t for t in arguments.evaluate.split(",") if t],
         [load_as(FineTuning, c)[1] for c in arguments.finetune],
     )
-    found({*tasks}, arguments.data)
+    if tasks:
+        keys(tasks, arguments.data)  # an error before anything runs
     comparison, folder = compare(configs, shorter, seeds, arguments.workdir), arguments.workdir
     every = [*comparison.runs, *comparison.frontier]
     scores = judged(every, tasks, arguments.data)

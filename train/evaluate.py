@@ -1,20 +1,23 @@
-"""Judges a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada,blimp [--data DIR]``
+"""Evaluates a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada_openai,blimp [--data DIR]``
 
 MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder.
 
 A task is one of
 
     wikitext2 wikitext103 ptb bits_per_byte   perplexity by token and by word, bits per byte (the last: all .txt files)
-    lambada                                   the last word: accuracy, perplexity
-    blimp                                     minimal pairs: accuracy, over all phenomena and of each
-    piqa hellaswag arc_easy arc_challenge     multiple choice: accuracy, and by likelihood per character
-    FILE                                      any text, as wikitext2
-    cola sst2 .. squad1 squad2                of a model that was fine-tuned on it: the task's metrics (`train.finetune`)
+    FILE                                      the same of any text
+    cola sst2 ... squad1 squad2               the metrics of a task that the model was fine-tuned on (`train.finetune`)
+    lambada_openai blimp piqa hellaswag ...   any task or group of the lm-evaluation-harness (``pip install -e '.[eval]'``)
 
-read from the published files in DIR, or in DIR/TASK, or from sets that tensorflow-datasets has prepared in DIR; nothing is
-downloaded. Each token of a text is predicted once, from up to a context of tokens before it; windows move on by ``--stride``
-tokens (by default, a context). Formats and counts are those of the lm-evaluation-harness, which itself runs on any of these
-models by `train.tasks.harness`.
+Texts, and the tasks of `train.finetune`, are read from the published files in DIR or in DIR/TASK, and nothing is downloaded.
+Each token of a text is predicted once, from up to a context of tokens before it; windows advance by ``--stride`` tokens (by
+default, a context).
+
+Tasks of the harness are run by the harness itself, so their numbers are its numbers, with standard errors. With ``--data DIR``
+their datasets are local: the published files of LAMBADA, BLiMP, PIQA, HellaSwag, ARC and WikiText, or copies of the datasets'
+repositories, such as DIR/allenai/sciq. Without ``--data`` the harness downloads datasets. ``--include`` names a folder of YAML
+files with tasks of your own. A masked model scores a continuation by its pseudo-likelihood: each token is hidden in turn
+(Salazar et al., 2020).
 """
 
 from pathlib import Path
@@ -27,37 +30,58 @@ from train.errors import UserError, exits_cleanly
 from train.files import write_json
 from train.run.workdir import Workdir
 from train.state.opened import config_of, opened
+from train.tasks.benchmarks import Benchmarks
+from train.tasks.perplexity import files_of, is_text, perplexity
 from train.tasks.scoring import Scorer
 from train.tasks.supervised import score
-from train.tasks.zero_shot import evaluate, found
 
 
 def judged(
-    model: Path, names: list[str], data: Path, tokenizer: str | None = None, stride: int | None = None
+    model: Path,
+    names: list[str],
+    data: Path | None,
+    tokenizer: str | None = None,
+    stride: int | None = None,
+    benchmarks: Benchmarks | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """What the model scores in each task.
+    """Evaluates a model on tasks.
+
+    Args:
+      model: folder of the model.
+      names: tasks.
+      data: folder of their files; None: the working directory, and lm-eval downloads datasets.
+      tokenizer: as of `train.state.opened.opened`.
+      stride: tokens between two windows over a text; None: the context.
+      benchmarks: how tasks of lm-eval are run; None: with their own settings.
 
     Raises:
-      UserError: there is no such model, no such task, or its files lack.
+      UserError: the model, a task or the files of a task do not exist.
     """
-    learned = [name for name in names if name in NAMES]
-    others = [name for name in names if name not in NAMES]
+    here = data or Path(".")
+    texts = {name: files_of(name, here) for name in names if is_text(name)}
+    others = [name for name in names if name not in NAMES and name not in texts]
+    benchmarks = benchmarks or Benchmarks(data)
     results: dict[str, dict[str, Any]] = {}
     if others:
-        found(others, data)  # before anything is loaded
-        results = evaluate(Scorer(opened(model, tokenizer), progress=True), others, data, stride)
-    for name in learned:
-        where = data / name if (data / name).is_dir() else data
-        # As it was fine-tuned, where the folder says: other windows would give other answers.
-        run = Workdir(model)
-        was = run.config["data"].get("Labelled", {}) if run.finished else {}
-        read: dict[str, Any] = {"length": config_of(model).length} | {
-            k: was[k] for k in ("length", "stride") if k in was
-        }
-        task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
-        scores = score(model, task)
-        results[name] = {f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()}
+        benchmarks.load(others)  # before the model is loaded
+    if texts or others:
+        opened_model = opened(model, tokenizer)
+        scorer = Scorer(opened_model, progress=True)
+        results |= {name: perplexity(scorer, files, stride) for name, files in texts.items()}
+        results |= benchmarks.run(opened_model, others) if others else {}
+    results |= {name: _learned(model, name, here, tokenizer) for name in names if name in NAMES}
     return {name: results[name] for name in names}
+
+
+def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[str, Any]:
+    """The metrics of a task that the model was fine-tuned on, with the length and stride of its fine-tuning."""
+    where = data / name if (data / name).is_dir() else data
+    run = Workdir(model)
+    was = run.config["data"].get("Labelled", {}) if run.finished else {}
+    read: dict[str, Any] = {"length": config_of(model).length} | {k: was[k] for k in ("length", "stride") if k in was}
+    task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
+    scores = score(model, task)
+    return {f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -75,20 +99,29 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
-    parser.add_argument("--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada")
-    parser.add_argument("--data", type=Path, default=Path("."), metavar="DIR", help="folder of their files")
+    parser.add_argument("--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada_openai")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder of the tasks' files (default: this one; lm-eval downloads)"
+    )
     parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)")
     parser.add_argument("--stride", type=int, help="tokens between windows over a text (default: the context)")
+    parser.add_argument(
+        "--few-shot", type=int, metavar="N", help="examples before each question of lm-eval (default: the task's own)"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="most questions of each task of lm-eval (default: all)")
+    parser.add_argument(
+        "--include", type=Path, metavar="DIR", help="folder of YAML files with more tasks for lm-eval (default: none)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file (default: none)")
-    arguments = parser.parse_args()
-    names = [name for name in arguments.tasks.split(",") if name]
+    a = parser.parse_args()
+    names = [name for name in a.tasks.split(",") if name]
     if not names:
         raise UserError("--tasks names none")
-    results = judged(
-        arguments.model.expanduser(), names, arguments.data.expanduser(), arguments.tokenizer, arguments.stride
-    )
-    if arguments.json:
-        write_json(arguments.json, {"model": str(arguments.model), "tasks": results})
+    data = None if a.data is None else a.data.expanduser()
+    benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
+    results = judged(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)
+    if a.json:
+        write_json(a.json, {"model": str(a.model), "tasks": results})
     print(table(results))
 
 

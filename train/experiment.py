@@ -40,6 +40,7 @@ FREE = frozenset(
     {"log_every", "checkpoint_every", "checkpoint_minutes", "parallel", "data.Data.cache", "data.Images.cache"}
 )
 FREE |= {"loggers", "mesh", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.expert"}
+FREE |= {"mesh.replica", "mesh.context", "mesh.gradients"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ class Experiment:
                 raise ValueError(f"model.{name} must be at most {most:,}, but is {size:,}")
         if self.batch % self.accumulate:
             raise ValueError(f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches")
-        if self.parallel == "pmap" and max(self.mesh.fsdp, self.mesh.tensor, self.mesh.expert) > 1:
+        if self.model.length % self.mesh.context:
+            raise ValueError(
+                f"{self.model.length} positions do not divide among the {self.mesh.context} devices of mesh.context"
+            )
+        if self.parallel == "pmap" and self.mesh.fsdp * self.mesh.tensor * self.mesh.context * self.mesh.expert > 1:
             raise ValueError("pmap keeps all of a model on every device: set parallel=mesh to divide it")
 
     @cached_property

@@ -4,25 +4,33 @@ Weights, ``config.json``, the tokenizer, and a model card: data, plan, cost and 
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxgrow import __version__
-from jaxgrow.interop import CheckpointError, huggingface, open_checkpoint
-from jaxgrow.interop.files import RECORD, write_json
+from jaxgrow.axes import axis
+from jaxgrow.interop import CheckpointError, Loaded, Source, huggingface, open_checkpoint
+from jaxgrow.interop.files import RECORD, read_json, write_json
 from jaxgrow.interop.folders import appearing
 from jaxgrow.interop.labels import named
+from jaxgrow.interop.source import flat, nested
 from jaxgrow.models import Config, EncoderConfig, TextConfig
+from jaxgrow.models.patches import PatchConfig
 from train.commands import Parser
-from train.data.labelled.task import Labelled, task
+from train.data.images import images_of
+from train.data.labelled.encoding import PADS, Encoder, Frame
+from train.data.labelled.task import Labelled, labelled_of
+from train.data.processor import FILE, described
+from train.data.special import special_tokens
 from train.data.text import tokenizer_of
 from train.errors import UserError, exits_cleanly
 from train.run.workdir import Workdir
 
-# What a tokenizer is asked for, by the names that its tokens may have.
+# The roles of special tokens, by the names that tokens of the role may have.
 _ROLES = {
-    "bos_token": ("<|begin_of_text|>", "<s>", "<|endoftext|>"),
-    "eos_token": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
     "pad_token": ("<pad>", "[PAD]"),
     "unk_token": ("<unk>", "[UNK]"),
     "cls_token": ("[CLS]", "<s>"),
@@ -44,25 +52,52 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
         raise UserError(f"there is no finished run in {run}; jaxgrow convert writes other checkpoints")
     try:
         source = open_checkpoint(workdir.folder)
-        family, foreign = huggingface.family_for(source.config, None)
+        written = in_colour(source)
+        family, foreign = huggingface.family_for(written.config, None)
         with appearing(folder, [workdir.folder], overwrite) as part:
-            if isinstance(source.config, TextConfig):
-                foreign |= _tokenizer(workdir.folder, source.config, part)
-                if source.config.predicts != "tokens":
-                    foreign |= task(Labelled(**workdir.config["data"]["Labelled"]), source.config).settings
             foreign |= named(workdir.result.get("labels", ()))
-            huggingface.write(source, family, foreign, part)
+            foreign |= source.head | _inputs(workdir, source.config, part)
+            huggingface.write(written, family, foreign, part)
             about = {"version": __version__, "operator": "export", "sources": [source.fingerprint()]}
-            write_json(part / RECORD, about | {"config": source.config.as_json(), "files": []})
-            (part / "README.md").write_text(card(workdir, source.config, family.architecture))
+            write_json(part / RECORD, about | {"config": written.config.as_json(), "files": []})
+            (part / "README.md").write_text(card(workdir, written.config, family.architecture))
     except CheckpointError as error:
         raise UserError(str(error)) from error
+
+
+def in_colour(source: Source) -> Source:
+    """A model of gray images as one of colour images, because `transformers` converts every image to colours.
+
+    The patch kernel of each of the three equal channels is a third of the kernel for gray.
+    """
+    config = source.config
+    if not isinstance(config, PatchConfig) or config.channels != 1:
+        return source
+    params = flat(source.params())
+    axes = {path: leaf.names for path, leaf in source.leaves.items()}
+    for path, names in axes.items():
+        places = [i for i, name in enumerate(names) if axis(name) == "channels"]
+        for place in places:
+            params[path] = np.repeat(params[path] / 3, 3, place)
+    return Loaded(replace(config, channels=3), nested(params))
+
+
+def _inputs(run: Workdir, config: Config, folder: Path) -> dict[str, Any]:
+    """Writes what `transformers` makes inputs with, from text or images; returns what ``config.json`` says of it."""
+    kind, data = next(iter(run.config["data"].items()))
+    if isinstance(config, TextConfig):
+        own = _tokenizer(run.folder, config, folder)
+        return own | (_of_task(labelled_of(data), config, folder) if kind == "Labelled" else {})
+    assert isinstance(config, PatchConfig)
+    write_json(folder / FILE, described(images_of(data), config.image, config.channels))
+    return {}
 
 
 def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     """Writes the tokenizer as `transformers` reads it; returns what ``config.json`` says of it."""
     tokenizer = tokenizer_of(run)
     tokenizer.save(str(folder / "tokenizer.json"))
+    special = special_tokens(tokenizer, run)
     masked = isinstance(config, EncoderConfig)
     roles = {role for role in _ROLES if masked or role not in _OF_MASKED}
     named = {
@@ -70,11 +105,61 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
         for role, names in _ROLES.items()
         if role in roles and (name := next((n for n in names if tokenizer.token_to_id(n) is not None), None))
     }
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.length, **named}
+    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}  # such texts have other roles
+    ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
+    named |= {role.removesuffix("_id"): tokenizer.id_to_token(i) for role, i in ends.items() if i is not None}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.length, **named, **special.names}
+    about |= {} if special.template is None else {"chat_template": special.template}
     write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
-    return {
-        f"{role}_id": tokenizer.token_to_id(name) for role, name in named.items() if role in ("bos_token", "eos_token")
-    }
+    if "pad_token" in named and (not masked or config.first_position == 0):  # type: ignore[union-attr]
+        ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
+    return {role: i for role, i in ends.items() if i is not None}
+
+
+def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]:
+    """Makes the written tokenizer put texts into the frame that the model was fine-tuned with; returns the padding token."""
+    encoder = Encoder(data.tokenizer if data.tokenizer == "bytes" else str(folder / "tokenizer.json"), config)
+    loaded = tokenizer_of(folder)
+    loaded.post_processor = _framing(loaded, encoder.frame)
+    loaded.save(str(folder / "tokenizer.json"))
+    about = read_json(folder / "tokenizer_config.json")
+    pad = _padding(loaded, encoder.frame)
+    ends = {"eos_token": encoder.frame.end[-1], "pad_token": pad}
+    about |= {role: loaded.id_to_token(number) for role, number in ends.items()}
+    about |= {"model_max_length": min(data.length, config.length), "padding_side": "right", "truncation_side": "right"}
+    about |= {"model_input_names": _input_names(config)}
+    write_json(folder / "tokenizer_config.json", about)
+    return {"eos_token_id": encoder.frame.end[-1]} | ({} if encoder.own_pad else {"pad_token_id": pad})
+
+
+def _input_names(config: TextConfig) -> list[str]:
+    typed = isinstance(config, EncoderConfig) and config.types > 1
+    return ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
+
+
+def _framing(tokenizer: Any, frame: Frame) -> Any:
+    """The post-processor of `tokenizers` that adds the tokens of a frame."""
+    from tokenizers.processors import TemplateProcessing
+
+    begin, between, end = ([tokenizer.id_to_token(i) for i in part] for part in frame[:3])
+    tokens = {name: tokenizer.token_to_id(name) for name in (*begin, *between, *end)}
+    return TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *between, "$B:1", *(f"{name}:1" for name in end)],
+        special_tokens=list(tokens.items()),
+    )
+
+
+def _padding(tokenizer: Any, frame: Frame) -> int:
+    """A token for padding with which no text ends.
+
+    `transformers` also finds a special token in raw text, by its spelling. A tokenizer without a token for padding therefore
+    gets one that begins with a mark of the tokenizer, such as the one for a blank, which text hardly contains.
+    """
+    if tokenizer.id_to_token(frame.pad) in PADS:
+        return frame.pad
+    marked = [name for name in tokenizer.get_vocab() if name.startswith(("\u0120", "\u2581", "##"))]
+    return tokenizer.token_to_id(max(marked, key=lambda name: (len(name), name))) if marked else frame.pad
 
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
@@ -83,16 +168,18 @@ def card(run: Workdir, config: Config, architecture: str) -> str:
     kind, data = next(iter(was["data"].items()))
     hashes = ", ".join(f"{name} `{corpus[name][:12]}`" for name in ("train", "valid", "tokenizer") if name in corpus)
     about = {name: value for name, value in data.items() if name in ("source", "name", "task", "tokenizer")}
+    if "tokenizer" in about:
+        about["tokenizer"] = Path(about["tokenizer"]).name  # without the folders of this machine
     phases = [
         f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
         for p in result["phases"]
     ]
     scores = {f"{metric}, {split}": x for split, of in (run.scores or {}).items() for metric, x in of.items()}
-    judged = {"loss": result["val_loss"], "accuracy": result["val_accuracy"]} | scores
+    judged = {"loss": result["val_loss"]} | (scores or {"accuracy": result["val_accuracy"]})
     return f"""---
 library_name: transformers
 tags: [jaxgrow]
----
+{_base(was)}---
 
 # {result["name"]}
 
@@ -122,6 +209,12 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 {json.dumps(config.as_json(), indent=1)}
 ```
 """
+
+
+def _base(config: dict[str, Any]) -> str:
+    """The line that names the model that was fine-tuned or continued, by its name, not by its folder."""
+    source = next(iter(config["method"].values())).get("source")
+    return f"base_model: {json.dumps(Path(source).name)}\n" if isinstance(source, str) else ""
 
 
 def main() -> None:

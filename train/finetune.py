@@ -67,7 +67,7 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     lines = [f"| rate | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
     for rate, runs in found.items():
         cells = [_cell([scores[split][metric] for scores in runs]) for split, metric in names]
-        lines.append(f"| {rate:g}{' (best)' * (rate == best(found))} | {' | '.join(cells)} |")
+        lines.append(f"| {rate:g}{' (best)' * (len(found) > 1 and rate == best(found))} | {' | '.join(cells)} |")
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} by {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
     said = f"{about}; several seeds: the mean, ± the deviation, and in brackets each."

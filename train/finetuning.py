@@ -12,12 +12,15 @@ from jaxgrow.freeze import Freeze
 from jaxgrow.lora import LoRA
 from jaxgrow.models import Adapter, Config, TextConfig
 from jaxgrow.models.patches import PatchConfig
-from train.data.images import Images
+from train.data.images import Images, images
 from train.data.labelled.task import Labelled, Prepared
+from train.data.processor import normal_in
 from train.data.text import name_of
 from train.experiment import Experiment
 from train.plan.adapting import loaded
+from train.plan.best import Best
 from train.plan.methods import FineTune
+from train.state.heads import keeps, learned
 from train.state.opened import config_of
 from train.state.optim import Optim
 from train.tasks.supervised import prepared
@@ -45,6 +48,8 @@ class FineTuning:
     adapter: Adapter | None = None
     saved: tuple[str, ...] = ()  # files that runs left, in place of both: one to go on from, several to fuse
     accumulate: int = 1
+    dropout: float = 0.0  # of the outputs of attention and MLPs (`train.plan.dropout`)
+    best: Best | None = None  # keep the best evaluation, and perhaps stop early; None: the last one
 
     def __post_init__(self):
         if not self.epochs > 0 or not 0 <= self.warmup < 1:
@@ -69,14 +74,21 @@ class FineTuning:
         config, data = config_of(folder), self.data
         if isinstance(config, TextConfig) and isinstance(data, Labelled):
             data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
+        if isinstance(config, PatchConfig) and isinstance(data, Images):
+            data = _as_before(data, folder, config)
         task = prepared(data, config)
         model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
+        new = model != config or not keeps(learned(folder), task.of_head, task.head)
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
         adapter, saved = self.lora or self.adapter, tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
         if saved:
             adapter, _ = loaded(saved, config)
-        own: Any = {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
+        best = self.best
+        if best is not None and best.evaluations is None:
+            best = replace(best, evaluations=max(1, round(self.epochs)))
+        own: Any = {"dropout": self.dropout, "best": best}
+        own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         return Experiment(
             name=f"{self.name}-{folder.name}-lr{rate:g}",
             model=model,
@@ -84,13 +96,21 @@ class FineTuning:
             batch=self.batch,
             data=data,
             optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), model != config, length, self.drop, self.freeze, **own),
+            method=FineTune(str(folder), new, length, self.drop, self.freeze, **own),
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),
             eval_batches=max(1, len(next(iter(task.valid.values()))) // self.batch),
             checkpoint_every=max(1, round(each)),
         )
+
+
+def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:
+    """The images with the channels and the normalisation that the model in ``folder`` was trained with."""
+    if images(data).shape[2] != config.channels:
+        data = replace(data, channels=config.channels)
+    normal = normal_in(folder)
+    return data if data.mean or normal is None else replace(data, mean=normal.mean, std=normal.std)
 
 
 def _model(config: Config, task: Prepared) -> Config:

@@ -1,59 +1,173 @@
 """Continues texts by a model: ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
 
 MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder of a decoder: GPT-2,
-Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2, Phi-3, SmolLM 3 or Pythia.
+Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2, OLMo 3, Phi-3, SmolLM 3 or GPT-NeoX (Pythia).
 
 Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and ``--samples`` continues each
-prompt several times. A text goes on until the model ends it, for ``--max-new`` tokens, or until prompt and new tokens fill the
-model's context. The same command gives the same texts.
+prompt several times. A text ends where the model ends it, before a string of ``--stop``, after ``--max-new`` tokens, or where
+prompt and new tokens fill the model's context. ``--chat`` puts each prompt into the chat template of the model, and prints the
+answer. The same command gives the same texts. The last line, on stderr, is the time of compiling, which the first call for a
+range of lengths needs, and the time of generation.
 """
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxgrow import generate
 from train.commands import Parser
-from train.data.text import end_of_text
+from train.data.chat import rendered
+from train.data.special import frame
 from train.errors import UserError, exits_cleanly
-from train.state.opened import opened
+from train.run.ledger import Compiling
+from train.state.opened import TextModel, opened
+from train.tasks.stopping import Stopping
+
+SETTINGS = ("max_new", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How prompts are read, and where a text stops.
+
+    Args:
+      count: continuations of each prompt.
+      stop: strings that end a text; they are not part of it.
+      chat: whether prompts are messages of a user, which the model's chat template encloses.
+      cut: whether the beginning of a prompt is cut off if the prompt does not fit into the context.
+      stream: function that gets each new part of the only text.
+    """
+
+    count: int = 1
+    stop: Sequence[str] = ()
+    chat: bool = False
+    cut: bool = False
+    stream: Callable[[str], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of compiling and of generation, and the new tokens of all texts."""
+
+    compiling: float
+    generating: float
+    tokens: int
+
+    def __str__(self) -> str:
+        rate = f", {self.tokens / self.generating:.1f} tokens/s" if self.generating > 0 else ""
+        return f"compiled in {self.compiling:.1f} s; generated {self.tokens:,} tokens in {self.generating:.1f} s{rate}"
 
 
 def samples(
-    folder: Path, prompts: Sequence[str], count: int, tokenizer: str | None = None, **settings: Any
-) -> Iterator[dict[str, Any]]:
-    """Each prompt, continued ``count`` times; ``settings`` as of `jaxgrow.generate`.
+    folder: Path, prompts: Sequence[str], asked: Asked, tokenizer: str | None = None, **settings: Any
+) -> tuple[list[dict[str, Any]], Timing]:
+    """Continues each prompt ``asked.count`` times; ``settings`` as of `jaxgrow.generate`.
 
     Returns:
-      For each sample ``prompt``, ``text`` (prompt and continuation), ``tokens`` (how many are new) and ``ended`` (whether the
-      model ended the text).
+      The samples, and the time that they took. A sample has ``prompt``, ``text`` (prompt and continuation; of a chat, the
+      answer), ``tokens`` (the number of new tokens) and ``ended`` (whether the model or a stop string ended the text).
 
     Raises:
-      UserError: the model does not continue text, or a prompt or a setting is none that it takes.
+      UserError: the model does not continue text, or a prompt or a setting is not valid.
     """
-    if count < 1:
-        raise UserError(f"--samples is {count}, less than 1")
-    if count > 1 and settings.get("temperature") is None:
-        raise UserError(f"--samples {count}: the likeliest tokens are the same each time; give --temperature, as 1")
+    if asked.count < 1:
+        raise UserError(f"--samples is {asked.count}, less than 1")
+    if asked.count > 1 and settings.get("temperature") is None:
+        raise UserError(
+            f"--samples {asked.count}: the likeliest tokens are the same each time; give --temperature, as 1"
+        )
     model = opened(folder, tokenizer)
-    end = end_of_text(model.tokenizer)
-    rows = [(prompt, model.tokenizer.encode(prompt).ids) for prompt in prompts for _ in range(count)]
+    texts = [prompt for prompt in prompts for _ in range(asked.count)]
+    rows = [_encoded(model, prompt, asked, settings["max_new"]) for prompt in texts]
+    stopping = Stopping(model.tokenizer, asked.stop, rows)
+    watch = _Watch(stopping, asked.stream)
+    watched = asked.stop or asked.stream
+    found, seconds, compiling = _timed(model, rows, watch if watched else None, settings)
+    out = []
+    for row, (prompt, new) in enumerate(zip(texts, found, strict=True)):
+        kept = stopping.tokens(new, row)
+        answer = stopping.text(kept, row)
+        watch.show(answer)
+        text = answer if asked.chat else model.tokenizer.decode(rows[row]) + answer
+        ended = kept[-1] in model.special.ends or stopping.watch(row, kept)
+        out.append({"prompt": prompt, "text": text, "tokens": len(kept), "ended": bool(ended)})
+    return out, Timing(compiling, max(0.0, seconds - compiling), sum(sample["tokens"] for sample in out))
+
+
+def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
+    """The tokens of a prompt; if asked, cut to leave room for ``max_new`` tokens, or for half of the context."""
+    if asked.chat:
+        text = rendered(model.special, [{"role": "user", "content": prompt}])
+        begin, tokens = [], model.tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        begin, tokens = frame(model.tokenizer)[0], model.tokenizer.encode(prompt).ids
+    length = model.config.length
+    if not asked.cut or len(tokens) < length:
+        return tokens
+    room = max(1, length - min(max_new, length // 2) - len(begin))
+    return [*begin, *tokens[-room:]]
+
+
+class _Watch:
+    """Prints the text as it grows, and ends it at a stop string."""
+
+    def __init__(self, stopping: Stopping, stream: Callable[[str], Any] | None):
+        self.stopping, self.stream, self.shown = stopping, stream, ""
+
+    def __call__(self, row: int, tokens: np.ndarray) -> bool:
+        self.show(self.stopping.settled(tokens, row))
+        return self.stopping.watch(row, tokens)
+
+    def show(self, text: str) -> None:
+        if self.stream is not None:
+            self.stream(text[len(self.shown) :])
+            self.shown = text
+
+
+def _timed(
+    model: TextModel, rows: list[list[int]], watch: _Watch | None, settings: dict[str, Any]
+) -> tuple[list[np.ndarray], float, float]:
+    """The new tokens of each row, the seconds that they took, and the seconds of compiling among these."""
+    began, compiling = time.monotonic(), Compiling()
     try:
         with jax.set_mesh(model.mesh):
-            found = generate(model.config, model.params, [tokens for _, tokens in rows], end=end, **settings)
+            found = generate(model.config, model.params, rows, end=model.special.ends, watch=watch, **settings)
     except ValueError as error:
         raise UserError(str(error)) from error
-    for (prompt, tokens), new in zip(rows, found, strict=True):
-        ended = end is not None and new[-1] == end
-        text = model.tokenizer.decode([*tokens, *new.tolist()])
-        yield {"prompt": prompt, "text": text, "tokens": len(new), "ended": bool(ended)}
+    finally:
+        compiling.close()
+    return found, time.monotonic() - began, compiling.seconds
 
 
 def main() -> None:
+    a = _parsed()
+    prompts = [line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])]
+    if not prompts:
+        raise UserError("--prompt -: no line came in")
+    if a.stream and (len(prompts) > 1 or a.samples > 1 or a.json):
+        raise UserError(
+            "--stream prints one text while it is generated: give one --prompt, without --samples and --json"
+        )
+    asked = Asked(a.samples, a.stop, a.chat, a.cut, _printed if a.stream else None)
+    if a.stream and not a.chat:
+        _printed(prompts[0])
+    found, timing = samples(a.model, prompts, asked, a.tokenizer, **{name: getattr(a, name) for name in SETTINGS})
+    if a.stream:
+        print()
+    else:
+        for sample in found:
+            print(json.dumps(sample) if a.json else sample["text"])
+    print(timing, file=sys.stderr)
+
+
+def _parsed() -> Any:
     parser = Parser("generate", __doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument(
@@ -79,17 +193,35 @@ def main() -> None:
         metavar="P",
         help="sample from the likeliest tokens with total probability P (default: from all tokens)",
     )
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="sample from the tokens with P times the probability of the likeliest one, or more (default: from all tokens)",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="make tokens that are in the text less likely; 1.1 is usual (default: no penalty)",
+    )
+    parser.add_argument(
+        "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="strings that end a text (default: none)"
+    )
+    parser.add_argument("--chat", action="store_true", help="prompts are messages, for the model's chat template")
+    parser.add_argument(
+        "--cut", action="store_true", help="cut off the beginning of a prompt that does not fit into the context"
+    )
+    parser.add_argument("--stream", action="store_true", help="print the text while it is generated")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="continuations of each prompt")
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
     parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each sample")
-    a = parser.parse_args()
-    prompts = [line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])]
-    if not prompts:
-        raise UserError("--prompt -: no line came in")
-    settings = {name: getattr(a, name) for name in ("max_new", "temperature", "top_k", "top_p", "seed")}
-    for sample in samples(a.model, prompts, a.samples, a.tokenizer, **settings):
-        print(json.dumps(sample) if a.json else sample["text"])
+    return parser.parse_args()
+
+
+def _printed(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _stdin() -> list[str]:

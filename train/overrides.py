@@ -187,6 +187,8 @@ def _readings(text: str) -> Iterator[Any]:
         single.append(int(value))
     single.append(text)
     yield from single
+    if "," in text:
+        yield tuple(text.split(","))  # for a tuple of words
     yield from ((value,) for value in single)  # for a tuple of one
 
 

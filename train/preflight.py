@@ -153,8 +153,8 @@ def main() -> None:
 
     found, missing = {}, False
     for config in arguments.configs:
-        experiment = load(config, arguments.set)
-        programs = found[config] = Rehearsal(experiment, machine, say).run()
+        experiment, programs = estimate.settled(load(config, arguments.set), machine, say)
+        programs = found[config] = programs or Rehearsal(experiment, machine, say).run()
         print(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
         if not estimate.fits(programs, machine):
             missing = True

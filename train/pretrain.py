@@ -72,6 +72,13 @@ def parser() -> Parser:
     parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
     parser.add_argument("--workdir", help="folder of the run (default: runs/NAME, by the experiment's field name)")
     parser.add_set()
+    parser.add_argument(
+        "--profile",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="trace so many steps for xprof and Perfetto, in the folder profile of the run",
+    )
     parser.add_argument("--show", action="store_true", help="print all fields of the experiment, and run nothing")
     parser.add_argument("--list", action="store_true", help="print the experiments of the file, and run nothing")
     parser.add_argument(
@@ -92,9 +99,11 @@ def main() -> None:
         return print(experiments(arguments.config))
     if arguments.show:
         return print(fields(load(arguments.config, arguments.set)))
+    if arguments.profile < 0:
+        raise UserError(f"--profile takes a number of steps from 0, not {arguments.profile}")
     hosts.join(arguments.coordinator, arguments.processes, arguments.process)
     experiment = hosts.everywhere(lambda: load(arguments.config, arguments.set))
-    run(experiment, arguments.workdir or Path("runs") / experiment.name)
+    run(experiment, arguments.workdir or Path("runs") / experiment.name, arguments.profile)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def large() -> Experiment:
     Steps, batch and learning rate are those of base: neither paper states others.
     """
     small = base()
-    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="projections")
+    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="auto")
     return replace(small, name="bert_large", model=model)
 
 

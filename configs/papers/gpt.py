@@ -70,7 +70,9 @@ def base_c4() -> Experiment:
     """
     return Experiment(
         name="gpt_base_c4",
-        model=GPT2Config(context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"),
+        model=GPT2Config(
+            context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16", remat="auto"
+        ),
         steps=100_000,
         batch=384,
         data=Data(source="tfds", name="c4/en", tokenizer="tokenizer-gpt2"),
@@ -88,7 +90,7 @@ def medium_c4() -> Experiment:
     Batch 384 of 1024 tokens (section 4.1); steps and learning rate are not stated there.
     """
     small = base_c4()
-    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="projections")
+    model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="auto")
     return replace(small, name="gpt_medium_c4", model=model, optim=replace(small.optim, peak_lr=3e-4))
 
 

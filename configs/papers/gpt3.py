@@ -39,7 +39,7 @@ def medium() -> Experiment:
         head_dim=64,
         mlp=4096,
         dtype="bfloat16",
-        remat="projections",
+        remat="auto",
     )
     return Experiment(
         name="gpt3_medium",

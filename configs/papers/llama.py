@@ -68,7 +68,7 @@ def llama_7b_c4() -> Experiment:
         head_dim=128,
         mlp=11008,
         dtype="bfloat16",
-        remat="projections",
+        remat="auto",
     )
     return Experiment(
         name="llama_7b_c4",

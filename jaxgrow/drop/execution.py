@@ -4,8 +4,10 @@ Both save a dropped layer's forward and backward pass, and give equal results fo
 """
 
 import inspect
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -40,7 +42,7 @@ class Kept:
     """
 
     layers: Any  # jax.Array | np.ndarray | tuple of these | None
-    scale: jax.Array | np.ndarray | None = None
+    scale: Any = None  # jax.Array | np.ndarray | Dropout | None
     scaling: Literal["block", "sublayer"] = struct.field(pytree_node=False, default="block")
 
     def part(self, stage: int, layers: slice) -> "Kept":
@@ -49,7 +51,7 @@ class Kept:
         Raises:
           ValueError: indices that are not given for each stage.
         """
-        own, scale = self.layers, None if self.scale is None else self.scale[layers]
+        own, scale = self.layers, jax.tree.map(lambda x: x[layers], self.scale)
         if isinstance(own, tuple):
             return Kept(own[stage], scale, self.scaling)
         if own is not None and own.dtype != bool:
@@ -59,7 +61,26 @@ class Kept:
         return Kept(None if own is None else own[layers], scale, self.scaling)
 
 
-def rescaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:
+@struct.dataclass
+class Dropout:
+    """Dropout of the output of every sublayer, as a ``Kept.scale`` (Srivastava et al., 2014).
+
+    Attributes:
+      keys: a random key for each layer and sample, [layers, B]; within a block, [B].
+      rate: the probability that an entry becomes zero; the others are divided by ``1 - rate``.
+    """
+
+    keys: jax.Array
+    rate: float = struct.field(pytree_node=False)
+
+    def __call__(self, y: jax.Array, sublayer: str) -> jax.Array:
+        """``y`` [B, ..] with some entries dropped, others in each sublayer."""
+        own = jax.vmap(partial(jax.random.fold_in, data=zlib.crc32(sublayer.encode())))(self.keys)
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, y.shape[1:]))(own)
+        return jnp.where(kept, y / (1 - self.rate), 0).astype(y.dtype)
+
+
+def rescaled(y: jax.Array, scale: Any, sublayer: str = "") -> jax.Array:
     """``scale y``, rounded once, to the dtype of ``y``; what a block with "sublayer" scaling does to each sublayer's output.
 
     In float32 at least: bfloat16's 1 / p is off by up to 0.4 %, always to the same side for one p, so that the expectation
@@ -67,6 +88,8 @@ def rescaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:
     """
     if scale is None:
         return y
+    if isinstance(scale, Dropout):
+        return scale(y, sublayer)
     wide = jnp.promote_types(y.dtype, jnp.float32)
     return (scale.astype(wide) * y.astype(wide)).astype(y.dtype)
 

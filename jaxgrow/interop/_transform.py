@@ -218,7 +218,9 @@ def write(
     foreign = root.foreign if root else None
     carried = extras(root.folder) if root and foreign is not None else []
     size, family = source.bytes, None
+    head = _head(source, root)
     if kind == "hf":
+        settings = {**head, **(settings or {})} or None
         family, foreign = huggingface.family_for(source.config, foreign, settings)
         size = huggingface.written_bytes(source, family)
     if foreign is not None and root is not None:
@@ -232,6 +234,8 @@ def write(
         about["history"] = history
     if kind != "hf" and foreign is not None:
         about["huggingface"] = foreign  # for the way back
+    if kind != "hf" and head:
+        about["head"] = head
     with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
         free = shutil.disk_usage(part).free
         if size > free:
@@ -250,6 +254,15 @@ def write(
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return size
+
+
+def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
+    """What an Orbax folder records of its head, if the model that is made of it still has that head."""
+    if root is None or isinstance(root, HuggingFace) or root.head is root.foreign:
+        return {}
+    own = ("predicts", "classes")
+    same = all(getattr(source.config, name, None) == getattr(root.config, name, None) for name in own)
+    return dict(root.head) if same else {}
 
 
 def _check_no_lora(folder: Path) -> None:
@@ -284,7 +297,7 @@ def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:
             continue
         record = read_json(inside(root.folder, RECORD))
         earlier = record.get("history")
-        last = {k: v for k, v in record.items() if k not in ("history", "config", "files", "huggingface")}
+        last = {k: v for k, v in record.items() if k not in ("history", "config", "files", "huggingface", "head")}
         for step in [*(earlier if isinstance(earlier, list) else []), {**last, "made": root.fingerprint()}]:
             if step not in out:
                 out.append(step)

@@ -45,6 +45,9 @@ class Orbax(Loaded, Checkpoint):
         about = folder / RECORD
         record = read_json(about)
         self.foreign = record.get("huggingface")  # ``config.json`` of where it came from
+        self._head = record.get("head")
+        if self._head is not None and not isinstance(self._head, dict):
+            raise CheckpointError(f"{about}: head is {self._head!r:.100}, but should be an object")
         if self.foreign is not None:
             if not isinstance(self.foreign, dict):
                 raise CheckpointError(f"{about}: huggingface is {spelt(self.foreign)}, but should be a config.json")
@@ -59,6 +62,10 @@ class Orbax(Loaded, Checkpoint):
             self._shapes: Any = ocp.metadata(self._where).metadata
         super().__init__(config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes))
         self._loaded = False
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return self._head if self._head is not None else super().head
 
     @property
     def _where(self) -> str:
@@ -124,10 +131,11 @@ def write(source: Source, folder: Path) -> None:
     seal(folder / PARAMS)
 
 
-def export(folder: Path, config: Config, params: Params) -> None:
+def export(folder: Path, config: Config, params: Params, head: Mapping[str, Any] | None = None) -> None:
     """Makes a folder that holds other things, such as a run's, one that `Orbax` reads, in place of what it exported before.
 
-    Of several processes, all call it, with arrays that lie on the devices of all: each writes its part.
+    ``head`` describes the head of the model, as of `jaxgrow.interop.source.Checkpoint.head`. Of several processes, all call it,
+    with arrays that lie on the devices of all: each writes its part.
     """
     Loaded(config, params)  # they are its own
     if jax.process_index() == 0:
@@ -141,4 +149,4 @@ def export(folder: Path, config: Config, params: Params) -> None:
         return
     seal(folder / PARAMS)
     about = {"version": __version__, "operator": "train", "sources": [], "config": config.as_json(), "files": []}
-    write_json(folder / RECORD, about)
+    write_json(folder / RECORD, about | ({"head": dict(head)} if head else {}))

@@ -124,6 +124,11 @@ class Checkpoint(Source):
     folder: Path
     foreign: dict[str, Any] | None  # the ``config.json`` of the Hugging Face model that it is, or was made from
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """The settings of a ``config.json`` that describe the head: its task and labels (`jaxgrow.interop.labels.head`)."""
+        return self.foreign or {}
+
     def fingerprint(self) -> str:
         """What tells its content from others: a hash of every tensor's name, dtype and shape, and first and last 2048 bytes.
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxgrow.sharding import RULES, batch_axes, divided, parts, platform
+from jaxgrow.sharding import CONTEXT, RULES, batch_axes, divided, parts, platform, sequence_parts
 
 By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 
@@ -58,6 +58,13 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
         by = next((kernel for kernel, reasons in why.items() if not reasons), "xla")  # type: ignore[assignment]
     if why.get(by):
         raise ValueError(f"attention={by} does not serve this model: {'; '.join(why[by])}; set attention=auto")
+    if sequence_parts(q_BTHK.shape[1]) > 1:
+        if mask_BS is not None or form != PLAIN:
+            raise ValueError(
+                "mesh.context divides the keys among devices, for attention without padding, windows, caps or a scale of its "
+                "own: set mesh.context=1"
+            )
+        return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
     length = q_BTHK.shape[1]
@@ -201,6 +208,72 @@ def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
 
     mask = (splash.CausalMask if causal else splash.FullMask)((queries, keys))
     return splash.make_splash_mha(splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=1)
+
+
+RING_QUERIES = 512  # of ring attention that go together
+
+
+def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
+    """Ring attention (Liu et al., 2023): devices have parts of the sequence, and pass their keys and values around.
+
+    Each device meets all keys in as many turns as there are devices, and keeps the sum of exponentials relative to the greatest
+    score so far. The backward pass computes the scores again. No device ever has all keys. A causal device computes scores of
+    later keys, too, and masks them: the last device needs every turn, and the others wait for it.
+    """
+
+    def each(q_BTHK, k_BSGK, v_BSGK):
+        devices, own = jax.lax.axis_size(CONTEXT), jax.lax.axis_index(CONTEXT)
+        around = [(i, (i + 1) % devices) for i in range(devices)]
+        length = q_BTHK.shape[1]
+
+        def turn(carry, number):
+            (k, v), sums = carry
+            first = (own - number) % devices * length  # of these keys, in the sequence
+            sums = _meet(q_BTHK, k, v, sums, own * length - first if causal else None)
+            return (jax.lax.ppermute((k, v), CONTEXT, around), sums), None
+
+        wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
+        most = jnp.full(q_BTHK.shape[:3], jnp.finfo(wide).min, wide)
+        sums = most, jnp.zeros_like(most), jnp.zeros(q_BTHK.shape, wide)
+        (_, (_, total, out)), _ = jax.lax.scan(
+            jax.checkpoint(turn, prevent_cse=False), ((k_BSGK, v_BSGK), sums), jnp.arange(devices)
+        )
+        return (out / total[..., None]).astype(q_BTHK.dtype)
+
+    batch = batch_axes(len(q_BTHK)) or None
+    tensor = RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
+    lies = P(batch, CONTEXT, tensor, None)
+    return divided(each, (lies,) * 3, lies)(q_BTHK, k_BSGK, v_BSGK)
+
+
+def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
+    """``(greatest score, sum of exponentials [B, T, H], weighted sum of values)`` after these keys, too.
+
+    ``ahead``: by how many positions the first query is ahead of the first key; None: queries see all keys.
+    """
+    samples, length, heads, width = q_BTHK.shape
+    size = RING_QUERIES if length % RING_QUERIES == 0 else length
+    keys, values = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
+    places = jnp.arange(keys.shape[1])
+
+    def block(inputs):
+        q, first, (most, total, out) = inputs
+        scores = jnp.einsum("bthk,bshk->bths", q, keys, preferred_element_type=out.dtype) / width**0.5
+        seen: Any = True
+        if ahead is not None:
+            seen = (first + ahead + jnp.arange(size)[:, None] >= places[None])[None, :, None]
+        scores = jnp.where(seen, scores, jnp.finfo(out.dtype).min)
+        new = jnp.maximum(most, scores.max(-1))
+        weights, scale = jnp.where(seen, jnp.exp(scores - new[..., None]), 0), jnp.exp(most - new)
+        added = jnp.einsum("bths,bshk->bthk", weights.astype(q.dtype), values, preferred_element_type=out.dtype)
+        return new, total * scale + weights.sum(-1), out * scale[..., None] + added
+
+    def cut(x):
+        return x.reshape(samples, length // size, size, *x.shape[2:]).swapaxes(0, 1)
+
+    firsts = jnp.arange(length // size) * size
+    found = jax.lax.map(jax.checkpoint(block, prevent_cse=False), (cut(q_BTHK), firsts, jax.tree.map(cut, sums)))
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(samples, length, *x.shape[3:]), found)
 
 
 def query_blocks(length: int) -> list[tuple[int, int]]:

@@ -100,10 +100,12 @@ class Block(nn.Module):
         mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
             y_BTD = adapted(self, "attention", attention(attention_norm(x_BTD), mask_BS))
-            x_BTD = x_BTD + rescaled(y_BTD, scale)
-            return x_BTD + rescaled(adapted(self, "mlp", mlp(mlp_norm(x_BTD))), scale)
-        x_BTD = attention_norm(x_BTD + rescaled(adapted(self, "attention", attention(x_BTD, mask_BS)), scale))
-        return mlp_norm(x_BTD + rescaled(adapted(self, "mlp", mlp(x_BTD)), scale))
+            x_BTD = x_BTD + rescaled(y_BTD, scale, "attention")
+            return x_BTD + rescaled(adapted(self, "mlp", mlp(mlp_norm(x_BTD))), scale, "mlp")
+        x_BTD = attention_norm(
+            x_BTD + rescaled(adapted(self, "attention", attention(x_BTD, mask_BS)), scale, "attention")
+        )
+        return mlp_norm(x_BTD + rescaled(adapted(self, "mlp", mlp(x_BTD)), scale, "mlp"))
 
 
 class BERT(nn.Module):

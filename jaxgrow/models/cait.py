@@ -132,7 +132,7 @@ class Block(nn.Module):
         c = self.config
 
         def sized(name, y_BTD):
-            return rescaled(adapted(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)), scale)
+            return rescaled(adapted(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)), scale, name)
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
         z_BSD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(z_BSD)

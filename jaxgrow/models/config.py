@@ -53,7 +53,9 @@ class Config:
     mlp: int = 3072
     eps: float = 1e-5  # of the norms
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of activations; parameters are float32 or better
-    remat: Remat = "products"  # what a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`)
+    # What a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`). "auto": a run chooses this and
+    # ``scan_layers`` by the memory of its compiled programs; elsewhere, and on CPUs, "products".
+    remat: Literal["auto", Remat] = "products"
     attention: By = "auto"  # the kernel (`jaxgrow.models.attention`)
     scan_layers: bool = True  # or unrolled: longer to compile, perhaps faster
     adapter: Adapter | None = None  # in every layer (`jaxgrow.adapters`)
@@ -201,7 +203,7 @@ class Config:
         """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""
         out: dict[str, int] = {}
         for f in fields(self):
-            if f.type is int:
+            if f.type is int and f.name not in self.run_by:
                 out[f.name] = getattr(self, f.name)
             elif f.type == SIZES:
                 out |= {f"{f.name}.{i}": size for i, size in enumerate(getattr(self, f.name))}
@@ -262,7 +264,7 @@ class Config:
     def as_json(self) -> dict[str, Any]:
         """What a model has that says nothing by fields that came later is written as it always was."""
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
-        later = ("adapter", *self.later)
+        later = ("adapter", "head_positions", *self.later)
         silent = {f.name for f in fields(self) if f.name in later and getattr(self, f.name) == f.default}
         return {"family": type(self).__name__} | {name: x for name, x in own.items() if name not in silent}
 
@@ -278,11 +280,16 @@ class TextConfig(Config):
     tied: bool = True  # the head over tokens is the table of tokens
     head: Literal["tokens", "classes", "spans"] = "tokens"
     classes: int = 2
+    # Positions on a device whose logits over the vocabulary exist at once in training; 0: `jaxgrow.models.layers.scored`.
+    head_positions: int = 0
 
+    run_by: ClassVar = (*Config.run_by, "head_positions")
     tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
 
     def __post_init__(self):
         super().__post_init__()
+        if self.head_positions < 0:
+            raise ValueError(f"{type(self).__name__}: head_positions is {self.head_positions}, less than 0")
         if self.head not in self.tasks:
             raise ValueError(f"{type(self).__name__} has no head for {self.head}, only {', '.join(self.tasks)}")
         if self.head == "spans" and self.classes != 2:

@@ -80,7 +80,7 @@ def check_inputs(
         raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
     if kept is not None and (kept_tokens is not None or frozen):
         raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-    if "mask" in inputs and (kept is not None or kept_tokens is not None):
+    if "mask" in inputs and ((kept is not None and kept.layers is not None) or kept_tokens is not None):
         raise ValueError(
             "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
         )
@@ -112,4 +112,4 @@ def predicted(
     head_axes, head_shape = ("embed" + READ, "vocab"), (config.embed, config.vocab)
     head_DV = table_VD.T if config.tied else module.param("head_kernel", named(INIT, *head_axes), head_shape)
     bias_V = module.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (config.vocab,))
-    return token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap)
+    return token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap, positions=config.head_positions)

@@ -83,11 +83,11 @@ class Block(nn.Module):
         attention = SelfAttention(
             c.embed, c.heads, c.head_dim, True, init, out_init, self.dtype, c.attention, name="attention"
         )
-        x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD, past=past)), scale)
+        x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD, past=past)), scale, "attention")
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         activation = partial(jax.nn.gelu, approximate=c.activation == "gelu_tanh")
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, activation, name="mlp")
-        return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale)
+        return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale, "mlp")
 
 
 class GPT2(nn.Module):
@@ -172,5 +172,5 @@ class GPT2(nn.Module):
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each)
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each, positions=c.head_positions)
         return (said, more) if observe else said

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -20,9 +20,21 @@ from jax.typing import DTypeLike
 from jaxgrow.axes import LAYERS, READ, VALUE, named
 from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
 from jaxgrow.models.attention import By, attention, attention_after, put_at
-from jaxgrow.sharding import batch_parts, gathered, split_batch
+from jaxgrow.sharding import (
+    batch_parts,
+    gathered,
+    parts,
+    platform,
+    sequence_parts,
+    split_batch,
+    split_groups,
+    split_sequences,
+)
 
-SCORED = 1024  # positions on a device whose logits over a vocabulary exist at once, where only a loss is asked for
+# Positions on a device whose logits over a vocabulary exist at once, where only a loss is asked for. On a CPU, a small piece
+# stays in the caches. An accelerator reads and writes the gradient of the head once for each piece, so large pieces are faster.
+SCORED = 1024
+SCORED_BY_ACCELERATORS = 4096
 
 
 class Linear(nn.Module):
@@ -39,21 +51,54 @@ class Linear(nn.Module):
     bias: bool = True
 
     @nn.compact
-    def __call__(self, x):
-        kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
+    def leaves(self) -> tuple[Any, Any, Any]:
+        """``(kernel [inputs, outputs], bias [1, outputs] or None, (a, b) of a LoRA or None)``, in the dtype of activations."""
         inputs = math.prod(self.shape[: self.contract])
-        # A product of two matrices, however many axes x and W have: XLA then makes no transposed copies of activations in
-        # the backward pass, 6 % of a training step on a CPU.
-        x_NI = x.reshape(-1, inputs)
-        y = x_NI @ kernel.astype(self.dtype).reshape(inputs, -1)
+        kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
+        kernel = kernel.astype(self.dtype).reshape(inputs, -1)
+        bias = lora = None
         if self.has_variable("params", "a"):
             a, b = (self.get_variable("params", name).astype(self.dtype) for name in ("a", "b"))
-            y = y + x_NI @ a.reshape(inputs, -1) @ b.reshape(b.shape[0], -1)
+            lora = a.reshape(inputs, -1), b.reshape(b.shape[0], -1)
         if self.bias:
             outputs = self.axes[self.contract :]
             bias = self.param("bias", named(nn.initializers.zeros, *outputs, role="bias"), self.shape[self.contract :])
-            y = y + bias.astype(self.dtype).reshape(1, -1)
+            bias = bias.astype(self.dtype).reshape(1, -1)
+        return kernel, bias, lora
+
+    def product(self, x) -> tuple[Any, Any]:
+        """``(x W [N, outputs], b [1, outputs] or None)``."""
+        # A product of two matrices, however many axes x and W have: XLA then makes no transposed copies of activations in
+        # the backward pass, 6 % of a training step on a CPU.
+        kernel, bias, lora = self.leaves()
+        x_NI = x.reshape(-1, len(kernel))
+        y = x_NI @ kernel
+        return y if lora is None else y + x_NI @ lora[0] @ lora[1], bias
+
+    def shaped(self, y, x):
+        """``y`` [N, outputs] with the leading axes of ``x`` and the output axes of the kernel."""
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
+
+    def __call__(self, x):
+        y, bias = self.product(x)
+        return self.shaped(y if bias is None else y + bias, x)
+
+
+def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
+    """What several `Linear` make of the same input, such as queries, keys and values.
+
+    On GPUs, one product with all kernels side by side, and so are both products of the backward pass: fewer and larger kernels.
+    Elsewhere each has its own product.
+    """
+    leaves = [linear.leaves() for linear in linears] if platform() == "gpu" and parts("heads") == 1 else []
+    biases = [bias for _, bias, _ in leaves if bias is not None]
+    if not leaves or any(lora for _, _, lora in leaves) or len(biases) not in (0, len(linears)):
+        return [linear(x) for linear in linears]
+    kernel = jnp.concatenate([kernel for kernel, _, _ in leaves], 1)
+    y = x.reshape(-1, len(kernel)) @ kernel
+    y = y + jnp.concatenate(biases, 1) if biases else y
+    each = jax.lax.split(y, [kernel.shape[1] for kernel, _, _ in leaves], 1)
+    return [linear.shaped(part, x) for linear, part in zip(linears, each, strict=True)]
 
 
 def class_logits(
@@ -94,6 +139,11 @@ class LayerNorm(nn.Module):
     def __call__(self, x):
         size = (x.shape[-1],)
         scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
+        if platform() == "gpu":
+            zeros = partial(named, nn.initializers.zeros, self.axis, role="norm bias")
+            return normed(
+                x, scale, self.param("bias", zeros(), size) if self.bias else None, self.eps, self.dtype, True
+            )
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
@@ -102,6 +152,52 @@ class LayerNorm(nn.Module):
             bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
             y = y + jnp.broadcast_to(bias, x.shape)
         return y.astype(self.dtype)
+
+
+def normed(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
+    """`LayerNorm`, or, not ``centred``, `RMSNorm`, whose backward pass reads only ``x`` and the gradient.
+
+    Differentiated by JAX, XLA for GPUs writes normalised activations in float32, several times for each norm, and reads them
+    back: a fifth of the memory traffic of a layer. Here two numbers of each position are saved besides ``x``.
+    """
+    return _normed(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _normed(x, scale_D, bias_D, eps, dtype, centred):
+    return _normed_forward(x, scale_D, bias_D, eps, dtype, centred)[0]
+
+
+def _statistics(x, eps, centred):
+    """``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better."""
+    x_ND = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean_N1 = x_ND.mean(-1, keepdims=True) if centred else jnp.zeros((), x_ND.dtype)
+    return x_ND, mean_N1, jax.lax.rsqrt(jnp.square(x_ND - mean_N1).mean(-1, keepdims=True) + eps)
+
+
+def _normed_forward(x, scale_D, bias_D, eps, dtype, centred):
+    x_ND, mean_N1, inverse_N1 = _statistics(x, eps, centred)
+    y_ND = (x_ND - mean_N1) * inverse_N1 * scale_D[None]
+    y_ND = y_ND if bias_D is None else y_ND + bias_D[None]
+    return y_ND.astype(dtype).reshape(x.shape), (x, scale_D, bias_D, mean_N1, inverse_N1)
+
+
+def _normed_backward(eps, dtype, centred, saved, slope):
+    x, scale_D, bias_D, mean_N1, inverse_N1 = saved
+    x, slope = jax.lax.optimization_barrier((x, slope))  # what is computed from them is computed again, not saved
+    wide = inverse_N1.dtype
+    z_ND = (x.reshape(-1, x.shape[-1]).astype(wide) - mean_N1) * inverse_N1
+    slope_ND = slope.reshape(z_ND.shape).astype(wide)
+    by_ND = slope_ND * scale_D[None]
+    back_ND = by_ND - z_ND * (by_ND * z_ND).mean(-1, keepdims=True)
+    if centred:
+        back_ND = back_ND - by_ND.mean(-1, keepdims=True)
+    bias = None if bias_D is None else slope_ND.sum(0).astype(bias_D.dtype)
+    scale = (slope_ND * z_ND).sum(0).astype(scale_D.dtype)
+    return (back_ND * inverse_N1).astype(x.dtype).reshape(x.shape), scale, bias
+
+
+_normed.defvjp(_normed_forward, _normed_backward)
 
 
 def capped(x: jax.Array, cap: float) -> jax.Array:
@@ -125,21 +221,23 @@ def vocabulary_loss(
     dtype: DTypeLike,
     bias_V: jax.Array | None = None,
     cap: float = 0.0,
+    positions: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """``(mean cross-entropy of the targets, share of them that have the greatest logit)``, of logits ``x W + b``, `capped`.
 
-    Logits exist for `SCORED` positions at a time, and the gradients of ``x``, ``W`` and ``b`` are made while they do: three
-    products, as with all logits at once, in a fraction of their memory. Those of the gradients are in ``dtype``, too. Equal
-    to the whole form to the rounding of sums. In a sharded batch each part sums for itself, and parts are added once.
+    Logits exist for so many ``positions`` on a device at a time (0: `scored`), and the gradients of ``x``, ``W`` and ``b`` are
+    made while they do: three products, as with all logits at once, in a fraction of their memory. Those of the gradients are in
+    ``dtype``, too. Equal to the whole form to the rounding of sums. In a sharded batch each part sums for itself, and parts are
+    added once.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
-    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype), cap)
+    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype), cap, positions)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 @jax.named_scope("head")
-def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
+def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):
@@ -148,7 +246,7 @@ def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
         return jax.tree.map(jnp.add, total, (loss_BS.sum(), right_BS.sum(dtype=bias_V.dtype))), None
 
     zero = jnp.zeros((), bias_V.dtype)
-    (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, targets_BT))
+    (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, targets_BT), positions)
     return loss / targets_BT.size, right / targets_BT.size
 
 
@@ -160,6 +258,7 @@ def vocabulary_scores(
     dtype: DTypeLike,
     bias_V: jax.Array | None = None,
     cap: float = 0.0,
+    positions: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """``(cross-entropy of each target, whether it has the greatest logit)``, [B, T]: `vocabulary_loss` before its means."""
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -171,15 +270,17 @@ def vocabulary_scores(
         _, _, _, each_BS = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
         return None, each_BS
 
-    return _in_pieces(piece, None, (x_BTD, targets_BT))[1]
+    return _in_pieces(piece, None, (x_BTD, targets_BT), positions)[1]
 
 
-def token_head(x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False, cap: float = 0.0):
+def token_head(
+    x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False, cap: float = 0.0, positions: int = 0
+):
     """What a model says of tokens: logits, or, with ``targets``, `vocabulary_loss`; with ``each``, `vocabulary_scores`."""
     if targets_BT is not None:
         if each:
-            return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V, cap)
-        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V, cap)
+            return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
+        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
     logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
     return capped(logits_BTV if bias_V is None else logits_BTV + bias_V[None, None], cap)
 
@@ -188,14 +289,41 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     """``(logits, log of their sum of exponentials, which is the target, (loss of each, whether it is right))``."""
     logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(bias_V, (1, 1, len(bias_V)))
     logits_BSV = capped(logits_BSV, cap)
-    log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
+    if platform() == "gpu":
+        log_z_BS, target_BS, right_BS = _in_one_pass(logits_BSV, chosen_BSV, targets_BS)
+        return logits_BSV, log_z_BS[..., None], chosen_BSV, (log_z_BS - target_BS, right_BS)
+    log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
     loss_BS = log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)
     return logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, logits_BSV.argmax(-1) == targets_BS)
 
 
+def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
+    """``(log of the sum of exponentials, target's logit, whether it is the first of the greatest)``: logits are read once.
+
+    The sum of exponentials is kept relative to the greatest logit so far, and is scaled when that grows (Milakov and
+    Gimelshein, 2018). GPUs are limited by memory here; on a CPU the additional exponentials would take longer.
+    """
+    dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
+    places_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
+    least = jnp.asarray(jnp.finfo(dtype).min, dtype)
+
+    def join(a, b):
+        (most_a, sum_a, first_a, target_a), (most_b, sum_b, first_b, target_b) = a, b
+        most = jnp.maximum(most_a, most_b)
+        total = sum_a * jnp.exp(most_a - most) + sum_b * jnp.exp(most_b - most)
+        first_a, first_b = (jnp.where(m == most, first, vocab) for m, first in ((most_a, first_a), (most_b, first_b)))
+        return most, total, jnp.minimum(first_a, first_b), target_a + target_b
+
+    zero = jnp.zeros((), dtype)
+    operands = logits_BSV, jnp.ones_like(logits_BSV), places_BSV, jnp.where(chosen_BSV, logits_BSV, zero)
+    begin = least, zero, jnp.asarray(vocab, jnp.int32), zero
+    most_BS, sum_BS, first_BS, target_BS = jax.lax.reduce(operands, begin, join, (2,))
+    return most_BS + jnp.log(sum_BS), target_BS, first_BS == targets_BS
+
+
 @jax.named_scope("head")
-def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
+def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
     asked = x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed  # a frozen table has no gradient, and costs none
     x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
     groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
@@ -209,24 +337,24 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
         slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
         if cap:
             slope_BSV = slope_BSV * (1 - jnp.square(logits_BSV / cap))
-        rows_GNV = slope_BSV.astype(dtype).reshape(groups, -1, len(bias_V))
+        rows_GNV = _grouped(slope_BSV.astype(dtype), groups)
         back_BSD = head_GDV = bias_GV = None
         if asked[0]:
             back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, cast_DV, preferred_element_type=wide)
-            back_BSD = back_GND.astype(x_BSD.dtype).reshape(x_BSD.shape)
+            back_BSD = _ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape, groups)
         if asked[1]:
-            x_GND = x_BSD.astype(dtype).reshape(groups, -1, x_BSD.shape[-1])
+            x_GND = _grouped(x_BSD.astype(dtype), groups)
             head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
         if asked[2]:
-            bias_GV = slope_BSV.reshape(groups, -1, len(bias_V)).sum(1)
+            bias_GV = _grouped(slope_BSV, groups).sum(1)
         return jax.tree.map(jnp.add, total, (sums, head_GDV, bias_GV)), back_BSD
 
     def zeros(*shape):
-        return split_batch(jnp.zeros((groups, *shape), wide))
+        return split_groups(jnp.zeros((groups * sequence_parts(x_BTD.shape[1]), *shape), wide))
 
     zero = jnp.zeros((), wide)
     begin = (zero, zero), zeros(*head_DV.shape) if asked[1] else None, zeros(len(bias_V)) if asked[2] else None
-    ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(piece, begin, (x_BTD, targets_BT))
+    ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(piece, begin, (x_BTD, targets_BT), positions)
     head = None if head_GDV is None else head_GDV.sum(0).astype(head_DV.dtype)
     bias = None if bias_GV is None else bias_GV.sum(0).astype(bias_V.dtype)
     count = targets_BT.size
@@ -234,7 +362,7 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap):
 
 
 @jax.named_scope("head")
-def _loss_backward(dtype, cap, saved, cotangents):
+def _loss_backward(dtype, cap, positions, saved, cotangents):
     loss, _ = cotangents  # the share that is right has no gradient
     if isinstance(loss, SymbolicZero):
         return None, None, None, None
@@ -245,13 +373,41 @@ def _loss_backward(dtype, cap, saved, cotangents):
 _vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 
 
-def _in_pieces(function: Callable, total: Any, sequences: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` over pieces of the sequences [B, T, ..], `SCORED` positions on each device; the last one may be shorter.
+def _grouped(x_BSV: jax.Array, groups: int) -> jax.Array:
+    """[groups x parts of the sequences, N, V]: what each device has."""
+    samples, positions, width = x_BSV.shape
+    parts = sequence_parts(positions)
+    if parts == 1:
+        return x_BSV.reshape(groups, -1, width)
+    x = x_BSV.reshape(groups, samples // groups, parts, positions // parts, width)
+    return split_groups(x.swapaxes(1, 2).reshape(groups * parts, -1, width))
+
+
+def _ungrouped(x_GNV: jax.Array, shape: tuple[int, ...], groups: int) -> jax.Array:
+    """The inverse of `_grouped`."""
+    samples, positions, width = shape
+    parts = sequence_parts(positions)
+    if parts == 1:
+        return x_GNV.reshape(shape)
+    x = x_GNV.reshape(groups, parts, samples // groups, positions // parts, width)
+    return split_sequences(x.swapaxes(1, 2).reshape(shape))
+
+
+def scored() -> int:
+    """The positions on a device whose logits exist at once, unless a model says another number; for traced code."""
+    return SCORED if platform() == "cpu" else SCORED_BY_ACCELERATORS
+
+
+def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -> tuple[Any, Any]:
+    """`jax.lax.scan` over pieces of the sequences [B, T, ..], of so many positions on each device (0: `scored`); the last one
+    may be shorter.
 
     What the function returns beside the total are arrays of the positions of its piece, or None.
     """
     samples, length = sequences[0].shape[:2]
-    size = max(1, min(length, SCORED * batch_parts(samples) // samples))
+    size = max(1, min(length, (positions or scored()) * batch_parts(samples) // samples))
+    if sequence_parts(length) > 1:
+        return _in_pieces_of_parts(function, total, sequences, size)
     whole = length // size * size
     cut = [x[:, :whole].reshape(samples, -1, size, *x.shape[2:]).swapaxes(0, 1) for x in sequences]
     total, each = jax.lax.scan(function, total, tuple(cut))
@@ -260,6 +416,25 @@ def _in_pieces(function: Callable, total: Any, sequences: Any) -> tuple[Any, Any
         total, last = function(total, tuple(x[:, whole:] for x in sequences))
         each = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), each, last)
     return total, each
+
+
+def _in_pieces_of_parts(function: Callable, total: Any, sequences: Any, size: int) -> tuple[Any, Any]:
+    """`_in_pieces`, where devices have parts of the sequences: a piece has as many positions of each part."""
+    samples, length = sequences[0].shape[:2]
+    parts = sequence_parts(length)
+    own = length // parts
+    size = max(n for n in range(1, min(size, own) + 1) if own % n == 0)
+
+    def cut(x):
+        x = x.reshape(samples, parts, own // size, size, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 0).reshape(own // size, samples, parts * size, *x.shape[4:])
+
+    def joined(x):
+        x = x.reshape(own // size, samples, parts, size, *x.shape[3:])
+        return split_sequences(jnp.moveaxis(x, 0, 2).reshape(samples, length, *x.shape[4:]))
+
+    total, each = jax.lax.scan(function, total, tuple(cut(x) for x in sequences))
+    return total, jax.tree.map(joined, each)
 
 
 class RMSNorm(nn.Module):
@@ -276,6 +451,8 @@ class RMSNorm(nn.Module):
         over = tuple(range(-1 - len(self.before), 0))
         names, shape = (*self.before, self.axis), x.shape[over[0] :]
         scale = self.param("scale", named(nn.initializers.ones, *names, role="norm scale"), shape)
+        if platform() == "gpu" and not self.before:
+            return normed(x, scale, None, self.eps, self.dtype, False)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + self.eps)
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
@@ -305,11 +482,12 @@ class SelfAttention(nn.Module):
         shape = (self.embed, self.heads, self.head_dim)
 
         def project(name, *outputs):
-            return Linear(("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, name=name)(x_BTD)
+            return Linear(("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, name=name)
 
-        q_BTHK = project("query", "heads", "head_dim")
-        k_BTHK = project("key", "heads", "head_dim" + READ)
-        v_BTHK = project("value", "heads", "head_dim" + VALUE)
+        query = project("query", "heads", "head_dim")
+        key = project("key", "heads", "head_dim" + READ)
+        value = project("value", "heads", "head_dim" + VALUE)
+        q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
@@ -318,6 +496,23 @@ class SelfAttention(nn.Module):
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (self.heads, self.head_dim, self.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
+
+
+def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | None) -> jax.Array:
+    """``activation(up(x))``, or ``activation(gate(x)) * up(x)``.
+
+    On GPUs, the backward pass computes biases and activation again from the products: XLA would save a second array of their
+    size, which takes longer to write and read than to compute.
+    """
+    if platform() != "gpu":
+        return activation(gate(x)) * up(x) if gate else activation(up(x))
+
+    @jax.checkpoint
+    def inner(up, gate):
+        y, z = (None if p is None else p[0] if p[1] is None else p[0] + p[1] for p in (up, gate))
+        return activation(y) if z is None else activation(z) * y
+
+    return up.shaped(inner(up.product(x), gate.product(x) if gate else None), x)
 
 
 class MLP(nn.Module):
@@ -339,9 +534,9 @@ class MLP(nn.Module):
 
         def inwards(name):
             axes, shape = (outer + READ, inner), (embed, mlp)
-            return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)(x_BTD)
+            return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)
 
-        h_BTF = self.activation(inwards("gate")) * inwards("up") if self.gated else self.activation(inwards("up"))
+        h_BTF = activated(self.activation, x_BTD, inwards("up"), inwards("gate") if self.gated else None)
         axes, shape = (inner + READ, outer), (mlp, embed)
         return Linear(axes, shape, 1, self.out_init, self.dtype, self.bias, name="down")(h_BTF)
 
@@ -486,6 +681,7 @@ def products(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 POLICIES = {
+    "auto": products,
     "products": products,
     "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -501,7 +697,7 @@ def run_stack(
     stacked: Any,
     x: jax.Array,
     *,
-    remat: Remat,
+    remat: Literal["auto", Remat],
     scan: bool = True,
     observe: Observe | None = None,
     kept: Kept | None = None,
@@ -529,7 +725,7 @@ def run_stack(
             if len(layers) < len(jax.tree.leaves(stacked)[0]):
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
-    layer = scaled(lambda w, x, *scale: split_batch(apply(w, split_batch(x), *scale)), kept)
+    layer = scaled(lambda w, x, *scale: split_sequences(apply(w, split_sequences(x), *scale)), kept)
     unrolled = not scan and layers is None
     if remat != "none":
         layer = jax.checkpoint(layer, prevent_cse=unrolled, policy=POLICIES[remat])
@@ -541,4 +737,20 @@ def run_stack(
         y = layer(w, x, scale)
         return y, observe and observe(x, y)
 
-    return jax.lax.scan(body, x, (stacked, scale), unroll=unrolled)
+    return _unrolled(body, x, (stacked, scale)) if unrolled else jax.lax.scan(body, x, (stacked, scale))
+
+
+def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
+    """`jax.lax.scan` without a loop.
+
+    The gradients of the stacked inputs are concatenated once: the transpose of `jax.lax.split` is a concatenation, while the
+    transpose of indexing is a whole stack of zeros for each layer.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+    layers = len(leaves[0])
+    parts = [[part[0] for part in jax.lax.split(leaf, (1,) * layers)] for leaf in leaves]
+    observed = []
+    for own in zip(*parts, strict=True):
+        x, seen = body(x, jax.tree.unflatten(tree, own))
+        observed.append(seen)
+    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *observed)

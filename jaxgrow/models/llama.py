@@ -35,6 +35,7 @@ from jaxgrow.models.layers import (
     RMSNorm,
     class_logits,
     last_tokens,
+    projected,
     run_after,
     run_parts,
     stacked,
@@ -383,18 +384,21 @@ class Attention(nn.Module):
             shape = (c.embed, heads, c.head_dim)
             return Linear(
                 ("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, bias=c.qkv_bias, name=name
-            )(x_BTD)
+            )
 
-        def turned(name, heads, *outputs):
-            y_BTHK = project(name, heads, *outputs)
+        query = project("query", c.heads, "heads", "head_dim")
+        key = project("key", c.kv_heads, "kv_heads", "head_dim" + READ)
+        value = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
+        q_BTHK, k_BTGK, v_BTGK = projected((query, key, value), x_BTD)
+
+        def turned(y_BTHK, name, *outputs):
             if c.query_norm != "none":
                 over = outputs if c.query_norm == "all" else outputs[1:]
                 y_BTHK = RMSNorm(over[-1], c.query_eps or c.eps, self.dtype, over[:-1], name=f"{name}_norm")(y_BTHK)
             return rotated(y_BTHK, *reading.rotation)
 
-        q_BTHK = turned("query", c.heads, "heads", "head_dim")
-        k_BTGK = turned("key", c.kv_heads, "kv_heads", "head_dim" + READ)
-        v_BTGK = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
+        q_BTHK = turned(q_BTHK, "query", "heads", "head_dim")
+        k_BTGK = turned(k_BTGK, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
         form = Form(c.score_dim**-0.5 if c.score_dim else None, c.score_cap, reading.window, reading.places_BT)
         if reading.past is None:
@@ -435,7 +439,7 @@ class Block(nn.Module):
             y_BTD = sublayer(c, *inits, self.dtype, name=name)(h_BTD, *more)
             if c.norms != "before":
                 y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
-            return rescaled(adapted(self, name, y_BTD), scale)
+            return rescaled(adapted(self, name, y_BTD), scale, name)
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
         return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
@@ -513,7 +517,7 @@ class Llama(nn.Module):
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap)
+        said = token_head(x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap, positions=c.head_positions)
         return (said, more) if observe else said
 
 

@@ -268,11 +268,11 @@ class Block(nn.Module):
         attention = Attention(c, self.stage, self.dtype, name="attention")
         # Patches are normalised as they lie in windows: XLA may sum them in another order elsewhere.
         y_BGTD = norm(name="attention_norm")(attention(into_windows(x_BYXD, grid, shifted), shifted))
-        x_BYXD = x_BYXD + rescaled(out_of_windows(y_BGTD, grid, shifted), scale)
+        x_BYXD = x_BYXD + rescaled(out_of_windows(y_BGTD, grid, shifted), scale, "attention")
         gelu = partial(jax.nn.gelu, approximate=False)
         axes = ("embed" + s, "mlp" + s)
         mlp = MLP(c.embed[self.stage], c.mlp[self.stage], INIT, INIT, self.dtype, gelu, axes, name="mlp")
-        return x_BYXD + rescaled(norm(name="mlp_norm")(mlp(x_BYXD)), scale)
+        return x_BYXD + rescaled(norm(name="mlp_norm")(mlp(x_BYXD)), scale, "mlp")
 
 
 class Swin(nn.Module):

@@ -78,7 +78,7 @@ class Block(nn.Module):
 
         def sized(name, y_BTD):
             y_BTD = layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale) if c.layer_scale else y_BTD
-            return rescaled(adapted(self, name, y_BTD), scale)
+            return rescaled(adapted(self, name, y_BTD), scale, name)
 
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(

@@ -47,7 +47,7 @@ class Operator:
       state: the policies of `jaxgrow.grow_optimizer` that keep an optimizer's state meaningful.
       preserves_for: whether a growth by this operator preserves the function of a given model, up
         to rounding.
-      example: new sizes for a small model with 2 layers, ``embed`` 4, ``heads`` 2 and ``mlp`` 6, on
+      example: new sizes for a small model with 2 layers, ``embed`` 6, ``heads`` 3 and ``mlp`` 9, on
         which the laws are tested.
       inverts: whether ``swap`` of such a growth inverts it: bitwise, up to rounding, or not.
       dual: whether gradients grow by the dual of the growth where the function is preserved.

@@ -50,7 +50,7 @@ def _evenly(growth: Rules, axis: str) -> bool:
     preserves="heads and mlp: yes; embed: no",
     source="a control; LiGO with C = 0",
     state="exact",
-    example={"embed": 7, "heads": 5, "mlp": 9},
+    example={"embed": 8, "heads": 5, "mlp": 13},
     inverts="bitwise",
 )
 def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -200,7 +200,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     preserves="yes",
     source="Samragh et al. 2024",
     state="exact",
-    example={"embed": 8, "heads": 4, "mlp": 12},
+    example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
 )
 def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
@@ -240,7 +240,7 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     source="Shen et al. 2022",
     state="exact",
     preserves_for=lambda growth, form: True,
-    example={"embed": 8, "heads": 4, "mlp": 12},
+    example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
 )
 def staged(sizes: Sizes, target: Sizes) -> Rules:

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from jaxgrow.models.layers import Remat
 from train.ahead.hlo import Collective
@@ -80,6 +80,87 @@ HELP = {
 }
 
 
+# What ``model.remat=auto`` tries, the fastest first: ``(remat, whether layers are scanned)``.
+CHOICES: tuple[tuple[Remat, bool], ...] = (
+    ("none", False),
+    ("products", False),
+    ("products", True),
+    ("projections", True),
+    ("full", True),
+)
+
+
+def settled(
+    experiment: Experiment,
+    machine: Machine,
+    say: Callable[[str], None],
+    compiled: Callable[[Experiment], list[Program]] | None = None,
+) -> tuple[Experiment, list[Program]]:
+    """The experiment without ``model.remat=auto`` and ``mesh.gradients=auto``, and its programs where they were compiled.
+
+    ``remat`` becomes the first of `choices` with which every program fits the memory of the machine, or the last one; and
+    ``gradients``, of the two ways that fit, the one of the lower bound. Where the platform states no limit of its memory, as a
+    CPU, they are "products" with scanned layers, and "layer".
+
+    Args:
+      experiment: what is to run.
+      machine: what it is compiled for.
+      say: what to do with a line about each attempt.
+      compiled: makes the programs of an experiment; by default all of its plan.
+    """
+    compiled = compiled or (lambda e: Rehearsal(e, machine, say).run())
+    if machine.limit is None and machine.chip.memory is None:
+        return _plain(experiment), []
+    tried = [list(same) for _, same in itertools.groupby(choices(experiment), lambda choice: choice[1].model)]
+    if len(tried) == len(tried[0]) == 1:
+        return tried[0][0][1], []
+    found: list[tuple[str, Experiment, list[Program]]] = []
+    fitting = found
+    for same in tried:
+        found = [(text, chosen, compiled(chosen)) for text, chosen in same]
+        for text, _, programs in found:
+            say(f"{text}: {max(p.memory for p in programs) / 1e9:.3g} of {machine.memory / 1e9:.3g} GB")
+        fitting = [each for each in found if fits(each[2], machine)]
+        if fitting or same is tried[-1]:
+            break
+    text, chosen, programs = min(fitting or found[-1:], key=lambda each: days(each[2], machine) or 0.0)
+    say(f"takes {text}")
+    if _can_add_once(experiment) and chosen.mesh.gradients == "layer" and experiment.mesh.gradients == "auto":
+        why = "would take longer at least" if len(fitting) > 1 else "does not fit"
+        say(f"gradients are added for each layer and micro-batch, in the dtype of activations: once a step {why}")
+    return chosen, programs
+
+
+def choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
+    """``(what is set, the experiment with it)`` for what its "auto" may become, the fastest first."""
+    model, mesh = experiment.model, experiment.mesh
+    automatic = model.remat == "auto"
+    for remat, scan in CHOICES if automatic else ((model.remat, model.scan_layers),):
+        for gradients in _gradients(experiment):
+            texts = [f"model.remat={remat}", f"model.scan_layers={scan}"] if automatic else []
+            texts += [f"mesh.gradients={gradients}"] if mesh.gradients == "auto" else []
+            run = replace(model, remat=remat, scan_layers=scan)
+            yield " ".join(texts), replace(experiment, model=run, mesh=replace(mesh, gradients=gradients))
+
+
+def _gradients(experiment: Experiment) -> tuple[Literal["layer", "step"], ...]:
+    if experiment.mesh.gradients != "auto":
+        return (experiment.mesh.gradients,)
+    return ("step", "layer") if _can_add_once(experiment) else ("layer",)
+
+
+def _can_add_once(experiment: Experiment) -> bool:
+    mesh = experiment.mesh
+    return mesh.fsdp > 1 and mesh.tensor * mesh.context * mesh.expert == 1 and experiment.parallel == "mesh"
+
+
+def _plain(experiment: Experiment) -> Experiment:
+    remat = "products" if experiment.model.remat == "auto" else experiment.model.remat
+    gradients = "layer" if experiment.mesh.gradients == "auto" else experiment.mesh.gradients
+    mesh = replace(experiment.mesh, gradients=gradients)
+    return replace(experiment, model=replace(experiment.model, remat=remat), mesh=mesh)
+
+
 def fits(programs: list[Program], machine: Machine) -> bool:
     return all(p.memory <= machine.memory for p in programs)
 
@@ -88,7 +169,7 @@ def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], E
     """``(what is set, the experiment with it)``, the cheapest changes first, that need less memory."""
     mesh = experiment.mesh
     meshes = [([], mesh)]
-    inner = mesh.tensor * mesh.expert
+    inner = mesh.tensor * mesh.expert * mesh.context * mesh.replica
     if devices > mesh.fsdp * inner and experiment.parallel == "mesh":
         fsdp = devices // inner
         meshes.append(([f"mesh.data=1 mesh.fsdp={fsdp}"], replace(mesh, data=1, fsdp=fsdp)))

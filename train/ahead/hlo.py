@@ -112,6 +112,7 @@ class _Operation(NamedTuple):
     kind: str
     operands: list[str]  # names, or what a constant is
     of: int  # which of a tuple is taken
+    text: str = ""  # the line
 
 
 def _trips(line: str, lines: dict[str, list[str]]) -> int:
@@ -126,7 +127,25 @@ def _trips(line: str, lines: dict[str, list[str]]) -> int:
         (by,) = (int(body[name].operands[0]) for name in grown.operands if body[name].kind == "constant")
         return -(-int(end.operands[0]) // by)
     except (KeyError, ValueError, IndexError):
+        return _fused_trips(line, lines, condition["ROOT"])
+
+
+def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> int:
+    """How often a loop turns whose condition is a fusion that compares its counter with a constant, as pipelined loops of GPUs
+    have it. The counter grows by one, from 0 where its first value is not found; a loop of unknown length turns once."""
+    called = re.search(r"calls=%?([\w.\-]+)", root.text) if root.kind == "fusion" else None
+    ends = [int(n) for text in lines[called[1]] for n in re.findall(r" constant\((\d+)\)", text)] if called else []
+    if len(ends) != 1:
         return 1
+    given = re.search(r" while\(%?([\w.\-]+)\)", line)
+    for body in lines.values():
+        operations = _operations(body)
+        if given and given[1] in operations and line in body:
+            first = operations[operations[given[1]].operands[0]]
+            while first.kind in ("copy", "bitcast") and first.operands[0] in operations:
+                first = operations[first.operands[0]]
+            return ends[0] - (int(first.operands[0]) if first.kind == "constant" else 0)
+    return ends[0]
 
 
 def _operations(lines: list[str]) -> dict[str, _Operation]:
@@ -136,7 +155,7 @@ def _operations(lines: list[str]) -> dict[str, _Operation]:
         if operation := _OPERATION.match(line):
             root, name, kind, operands, index = operation.groups()
             names = [n.split("%")[-1].strip() for n in operands.split(",")]
-            found[name] = found["ROOT" if root else name] = _Operation(kind, names, int(index or 0))
+            found[name] = found["ROOT" if root else name] = _Operation(kind, names, int(index or 0), line)
     return found
 
 

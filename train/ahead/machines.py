@@ -51,10 +51,14 @@ device_description_str: "{name}"
 
 _H100 = _gpu("NVIDIA H100 80GB HBM3", 9, 132, 232448, 52428800, 1.98, 84942979072, 3.352e12)
 _H200 = _gpu("NVIDIA H200", 9, 132, 232448, 52428800, 1.98, 150754820096, 4.8e12)
+_H100_PCIE = _gpu("NVIDIA H100 PCIe", 9, 114, 232448, 52428800, 1.755, 85520809984, 2.0e12)
+_H100_NVL = _gpu("NVIDIA H100 NVL", 9, 132, 232448, 52428800, 1.785, 100e9, 3.9e12)
 _A100 = _gpu("NVIDIA A100-SXM4-80GB", 8, 108, 166912, 41943040, 1.41, 84987740160, 2.039e12)
 CHIPS = {
     "h100": Chip("cuda", 989.4e12, 84942979072, 3.352e12, 450e9, ("NVIDIA H100 80GB HBM3",), _H100, 50e9),
     "h200": Chip("cuda", 989.4e12, 150754820096, 4.8e12, 450e9, ("NVIDIA H200",), _H200, 50e9),
+    "h100pcie": Chip("cuda", 756e12, 85520809984, 2.0e12, 64e9, ("NVIDIA H100 PCIe",), _H100_PCIE, 50e9),
+    "h100nvl": Chip("cuda", 835e12, 100e9, 3.9e12, 300e9, ("NVIDIA H100 NVL",), _H100_NVL, 50e9),
     "a100": Chip("cuda", 312e12, 84987740160, 2.039e12, 300e9, ("NVIDIA A100-SXM4-80GB",), _A100, 25e9),
     "v5e": Chip("tpu", 197e12, 16 * 2**30, 819e9, 200e9, ("TPU v5 lite", "TPU v5e")),
     "v5p": Chip("tpu", 459e12, 95 * 2**30, 2765e9, 600e9, ("TPU v5", "TPU v5p")),
@@ -68,10 +72,13 @@ class Machine:
     chip: Chip
     devices: tuple[Any, ...]
     hosts: int = 1  # that have equally many devices each; the devices of a TPU slice count as those of one
+    limit: float | None = None  # bytes of a device that XLA may use, where they are fewer than the device has
 
     @property
     def memory(self) -> float:
-        """Bytes that a device has."""
+        """Bytes of a device that programs may use."""
+        if self.limit is not None:
+            return self.limit
         if self.chip.memory is not None:
             return self.chip.memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
@@ -126,7 +133,8 @@ def present() -> Machine:
         ((n, c) for n, c in CHIPS.items() if devices[0].device_kind in c.kinds),
         (devices[0].platform, Chip(devices[0].platform, None, None, None, None)),
     )
-    return Machine(f"{name}:{len(devices)}", chip, devices)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return Machine(f"{name}:{len(devices)}", chip, devices, limit=limit)
 
 
 def _cpus(count: int) -> tuple[Any, ...]:

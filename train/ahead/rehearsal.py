@@ -57,25 +57,32 @@ class Program:
         return self.parameters + self.moments + self.other + self.temporary
 
 
-LOOKED_AT = 64  # steps of a phase, evenly: which kinds there are, how many of each, and what they cost on average
+LOOKED_AT = 64  # steps of a phase, evenly, and as many at its begin, where schedules change: they stand for all
 
 
 def _kinds(phase: Train, plans: Callable[[int, int], StepPlan]) -> Iterator[tuple[int, list[StepPlan]]]:
-    """``(number of steps, some of them)`` for each kind of step: those that are given the same things, of whatever size."""
-    count = phase.end - phase.begin
-    if not count:
+    """``(number of steps, some of them)`` for each program of the phase: for steps with inputs of the same shapes."""
+    if phase.begin == phase.end:
         return
-    looked = np.unique(np.linspace(phase.begin, phase.end - 1, LOOKED_AT).astype(int))
-    kinds: dict[Any, list[StepPlan]] = {}
-    for step in looked:
+    begin, last = phase.begin, phase.end - 1
+    evenly = np.linspace(begin, last, LOOKED_AT).astype(int)
+    looked = np.unique([*evenly, *range(begin, min(begin + LOOKED_AT, phase.end))])
+    kinds: dict[Any, list[tuple[int, StepPlan]]] = {}
+    for step, stands_for in zip(looked, np.diff([*looked, phase.end]), strict=True):
         plan = plans(int(step), 0)
-        kinds.setdefault(jax.tree.structure(plan.inputs), []).append(plan)
-    done = before = 0
+        leaves, tree = jax.tree.flatten(plan.inputs)
+        shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves)
+        kinds.setdefault((tree, shapes), []).append((int(stands_for), plan))
     for same in kinds.values():
-        done += len(same)
-        upto = round(count * done / len(looked))
-        yield upto - before, same
-        before = upto
+        yield sum(steps for steps, _ in same), [plan for _, plan in same]
+
+
+def _named(plans: list[StepPlan], depth: int) -> str:
+    """What the program of these steps is called: with the layers that it runs, if it drops some."""
+    layers = {plan.layers for plan in plans}
+    if min(layers) == depth:
+        return "step"
+    return f"step, {min(layers):g} of {depth} layers" if len(layers) == 1 else "step, dropping"
 
 
 class Rehearsal:
@@ -96,6 +103,7 @@ class Rehearsal:
         except ValueError as error:
             raise UserError(f"{machine.name}: {error}") from error
         self.ledger, self.models = Ledger(), {}
+        self.validation, self.best = {"val_loss": 0.0, "val_accuracy": 0.0}, {}
         self.programs: list[Program] = []
         self._phase: Phase = experiment.plan[0]
         self._judged: set[Config] = set()
@@ -126,7 +134,7 @@ class Rehearsal:
 
     def train(self, phase: Train, model: Model) -> Model:
         e = self.experiment
-        make = partial(train_step, self.tx, e.accumulate, tuple(m.program() for m in phase.modifiers))
+        make = partial(train_step, self.tx, e.accumulate, tuple(m.program() for m in phase.modifiers), once=e.mesh.once)
         program = over_mesh(make, self.mesh, donate=True)
         batch = self._batch(e.batch)
         # Phases look at numbers that a model has, as Adam's count: there they are 0.
@@ -134,8 +142,7 @@ class Rehearsal:
         setting = Setting(self.models, phase.begin, e.batch, e.accumulate, e.seed, batch_devices(self.mesh))
         plans = step_plans(phase, known, setting)
         for steps, same in _kinds(phase, plans):
-            most = max(same, key=lambda plan: plan.layers)  # `gather` has a program for each number of them
-            what = "step, dropping" if min(plan.layers for plan in same) < phase.config.depth else "step"
+            most, what = same[0], _named(same, phase.config.depth)
             cost = float(np.mean([plan.flops for plan in same]))
             arguments = (self._placed(model), batch, self._placed(most.inputs))
             model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.length, cost)

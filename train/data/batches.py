@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from absl import flags
 
+from jaxgrow.interop.labels import named
 from jaxgrow.models import Config, EncoderConfig, TextConfig
 from jaxgrow.models.encoder import masked_places
 from jaxgrow.models.patches import PatchConfig
@@ -87,6 +88,13 @@ def report(data: Data | Images | Labelled) -> list[str]:
 def labels(data: Data | Images | Labelled) -> list[str]:
     """The names of the classes of images, in the order of their numbers; of all else, none."""
     return list(images(data).classes) if isinstance(data, Images) else []
+
+
+def head(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
+    """What a checkpoint records of a head that learned the data: its task and labels; of a corpus of text, nothing."""
+    if isinstance(data, Labelled):
+        return task(data, model).settings  # type: ignore[arg-type]
+    return named(labels(data))
 
 
 def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Source]:

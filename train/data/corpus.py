@@ -64,12 +64,12 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
       UserError: there are none, or they are no text.
     """
     train, valid = _existing(path), None if valid_path is None else _existing(valid_path)
-    if splits := _splits(train):
-        if "train" not in splits:
+    if found := splits(train):
+        if "train" not in found:
             raise UserError(
-                f"{train} has no split 'train', only {', '.join(splits)}; name the folder of one in data.path"
+                f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
             )
-        held = next((_existing(str(train / name)) for name in _HELD_OUT if name in splits), None)
+        held = next((_existing(str(train / name)) for name in _HELD_OUT if name in found), None)
         train, valid = _existing(str(train / "train")), valid or held
     parts = [train] if valid is None else [train, valid]
     key = [field, *(_key(_files(part.resolve())) for part in parts)]
@@ -146,7 +146,7 @@ def _existing(name: str) -> Path:
             f"{path} cannot be trained on, but {formats.NAMES} files can, and {', '.join(formats.NAMED)} files; "
             "a .json with one object a line is a .jsonl"
         )
-    if not _splits(path) and not any(True for _ in _files(path)):
+    if not splits(path) and not any(True for _ in _files(path)):
         found = [suffix for suffix in formats.NAMED if any(path.rglob(f"*{suffix}"))]
         others = sorted({"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()})[:8]
         raise UserError(
@@ -166,10 +166,10 @@ def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
     """Files, and folders that are not read, in the order of their names, and why one is skipped; None: it is not."""
     if path.is_file():
         yield path, None
-    elif shards := _shards(path):
-        yield from ((shard, None) for shard in shards)
-    elif splits := _splits(path):
-        raise UserError(f"{path} holds the splits {', '.join(splits)}; name the folder of one")
+    elif saved := shards(path):
+        yield from ((shard, None) for shard in saved)
+    elif several := splits(path):
+        raise UserError(f"{path} holds the splits {', '.join(several)}; name the folder of one")
     else:
         with os.scandir(path) as entries:
             found = sorted((e.name, e.is_dir(follow_symlinks=False), e.is_dir(), e.is_file()) for e in entries)
@@ -198,23 +198,21 @@ def _key(files: Iterable[Path]) -> str:
 # --- folders that Hugging Face `datasets` saved ---
 
 
-def _splits(path: Path) -> list[str]:
+def splits(path: Path) -> list[str]:
     """Of a `DatasetDict`; none: it is none."""
     file = path / "dataset_dict.json"
     return _entry(file, "splits") if file.exists() else []
 
 
-def _shards(path: Path) -> list[Path]:
+def shards(path: Path) -> list[Path]:
     """Of a `Dataset`; other ``.arrow`` files may lie beside them, which are what `datasets` remembers of its own work."""
     file = path / "state.json"
     if not (file.exists() and (path / "dataset_info.json").exists()):
         return []
-    shards = [path / shard["filename"] for shard in _entry(file, "_data_files")]
-    if missing := [shard.name for shard in shards if not shard.exists()]:
-        raise UserError(
-            f"{path} lacks {len(missing)} of {len(shards)} files that its state.json names: {missing[0]} .."
-        )
-    return shards
+    found = [path / shard["filename"] for shard in _entry(file, "_data_files")]
+    if missing := [shard.name for shard in found if not shard.exists()]:
+        raise UserError(f"{path} lacks {len(missing)} of {len(found)} files that its state.json names: {missing[0]} ..")
+    return found
 
 
 def _entry(file: Path, name: str) -> list[Any]:

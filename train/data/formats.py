@@ -73,6 +73,30 @@ def text(path: Path) -> Document:
             yield piece
 
 
+def whole(path: Path) -> str:
+    """The text of a file that must be UTF-8: a label or an answer in another encoding would silently become another one.
+
+    Raises:
+      UserError: the file cannot be read, or has another encoding; the message names the file and the line.
+    """
+    with _readable(path), _opened(path) as file:
+        content = file.read().removeprefix(codecs.BOM_UTF8)
+    if b"\0" in content:  # UTF-16 without a byte-order mark
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise UserError(
+            f"{path}, line {line} has a NUL character; the file may be UTF-16: convert it, such as by "
+            "iconv -f UTF-16LE -t UTF-8"
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}, line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); the file may be latin-1: convert it, such "
+            "as by iconv -f LATIN1 -t UTF-8"
+        ) from None
+
+
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """``(where it is, in words, all fields)`` of each line of a ``.jsonl``, which may be compressed, or row of a ``.parquet``.
 

@@ -11,8 +11,8 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
@@ -26,6 +26,7 @@ from train.data.tokenise import digest
 from train.data.workers import cores
 from train.errors import UserError
 from train.files import read_json, write_json
+from train.overrides import LATER
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -47,6 +48,10 @@ class Images:
     valid_fraction: float = 0.1  # held out, where there is no validation split
     workers: int | None = 0  # processes that decode and augment; 0: a thread of this one; None: one a core
     cache: str = "~/.cache/jaxgrow"
+    channels: int | None = field(default=None, metadata=LATER)  # 1: gray, 3: colours; None: as the images are stored
+    # The mean and the standard deviation of each channel, in 0..1; none: ImageNet's, or 0.5 for gray images.
+    mean: tuple[float, ...] = field(default=(), metadata=LATER)
+    std: tuple[float, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self):
         if not 0 < self.valid_fraction <= 0.5:
@@ -55,10 +60,23 @@ class Images:
             raise ValueError(f"size is at least one pixel, but is {self.size}")
         if self.workers is not None and self.workers < 0:
             raise ValueError(f"workers is a number of processes, not {self.workers}")
+        if self.channels not in (None, 1, 3):
+            raise ValueError(f"channels is 1 or 3, but is {self.channels}")
+        if len(self.mean) != len(self.std) or not all(x > 0 for x in self.std):
+            raise ValueError(
+                f"mean and std have a number for each channel, std positive ones, but are {self.mean}, {self.std}"
+            )
         if self.source == "folder" and self.path is None:
             raise ValueError("data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it")
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
+
+
+def images_of(about: Mapping[str, Any]) -> Images:
+    """The images of a run, as its ``config.json`` has them, without how training samples are changed."""
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in about.items()}
+    fields["augment"] = Augment()
+    return Images(**fields)
 
 
 class Store(Protocol):
@@ -88,9 +106,12 @@ class Pictures:
 
         image, label = self._at(i)
         if self.augment is None:
-            return pixels.normalised(pixels.central(image, self.kept.size)), np.asarray(label, np.int32)
+            return pixels.normalised(pixels.central(image, self.kept.size), *self.kept.normal), np.asarray(
+                label, np.int32
+            )
         other = self._at(int(rng.integers(len(self)))) if self.augment.mixup or self.augment.cutmix else None
-        return pixels.sample((image, label), other, self.augment, self.kept.size, len(self.kept.classes), rng)
+        size, classes = self.kept.size, len(self.kept.classes)
+        return pixels.sample((image, label), other, self.augment, size, classes, rng, *self.kept.normal)
 
     def label(self, i: int) -> int:
         """The class of an image."""
@@ -138,13 +159,14 @@ def images(data: Images) -> Split:
         order, every = np.random.default_rng(0).permutation(len(train.store)), round(1 / data.valid_fraction)
         held = np.sort(order[::every])
         mine = np.setdiff1d(mine, held)
+    train, valid = _as_asked(train, data), None if valid is None else _as_asked(valid, data)
     other = train if valid is None else valid
     held = np.arange(len(other.store)) if held is None else held
     shape = (train.size, train.size, train.channels)
     workers = cores() if data.workers is None else data.workers
     identity = {"name": data.name if data.source == "tfds" else Path(data.path or data.source).name}
     for name, kept, chosen in (("train", train, mine), ("valid", other, held)):
-        what = json.dumps([kept.content, kept.classes, kept.size, kept.channels]).encode()
+        what = json.dumps([kept.content, kept.classes, kept.size, kept.channels, *kept.normal]).encode()
         identity[name] = hashlib.sha256(what + chosen.astype("<i8").tobytes()).hexdigest()
     return Split(
         Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape, identity
@@ -158,6 +180,21 @@ class _Kept:
     size: int  # that a sample has
     channels: int
     content: str  # a hash
+    normal: tuple[
+        tuple[float, ...], ...
+    ] = ()  # the mean and the standard deviation of each channel; none: the usual ones
+
+
+def _as_asked(kept: _Kept, data: Images) -> _Kept:
+    """The images with the channels and the normalisation that the user asks for.
+
+    Raises:
+      UserError: a normalisation of another number of channels.
+    """
+    channels, normal = data.channels or kept.channels, (data.mean, data.std) if data.mean else ()
+    if data.mean and len(data.mean) != channels:
+        raise UserError(f"data.mean has {len(data.mean)} numbers, but the images have {channels} channels")
+    return replace(kept, channels=channels, normal=normal)
 
 
 class _Array:

@@ -5,7 +5,7 @@ Random resized crops (Szegedy et al., 2015), RandAugment (Cubuk et al., 2020), r
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +21,15 @@ Rng: TypeAlias = np.random.Generator
 Picture: TypeAlias = tuple[Image.Image, int]  # and its class
 
 
-def normalised(image: Image.Image) -> np.ndarray:
-    """float32 [rows, columns, channels], of mean 0 and standard deviation 1 over the colours of ImageNet."""
+def normalised(image: Image.Image, mean: Sequence[float] = (), std: Sequence[float] = ()) -> np.ndarray:
+    """Normalise an image, float32 [rows, columns, channels].
+
+    The result is ``(x - mean) / std`` of pixels from 0 to 1, by default with the mean and standard deviation of ImageNet.
+    """
     x = np.asarray(image, np.float32) / 255
+    if mean:
+        x = x[..., None] if x.ndim == 2 else x
+        return (x - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     return (2 * x - 1)[..., None] if x.ndim == 2 else (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
 
 
@@ -33,16 +39,23 @@ def central(image: Image.Image, size: int) -> Image.Image:
 
 
 def sample(
-    one: Picture, other: Picture | None, augment: Augment, size: int, classes: int, rng: Rng
+    one: Picture,
+    other: Picture | None,
+    augment: Augment,
+    size: int,
+    classes: int,
+    rng: Rng,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of one training sample; ``other`` is what it is mixed with."""
-    x = changed(one[0], augment, size, rng)
+    """Inputs and targets of one training sample; ``other`` is what it is mixed with (`normalised` explains the last two)."""
+    x = changed(one[0], augment, size, rng, mean, std)
     if other is None and not augment.smoothing:
         return x, np.asarray(one[1], np.int32)
     target = smooth(one[1], classes, augment.smoothing)
     if other is None:
         return x, target
-    share, x = mixed(x, changed(other[0], augment, size, rng), augment, rng)
+    share, x = mixed(x, changed(other[0], augment, size, rng, mean, std), augment, rng)
     return x, share * target + (1 - share) * smooth(other[1], classes, augment.smoothing)
 
 
@@ -53,7 +66,9 @@ def smooth(label: int, classes: int, smoothing: float) -> np.ndarray:
     return target
 
 
-def changed(image: Image.Image, augment: Augment, size: int, rng: Rng) -> np.ndarray:
+def changed(
+    image: Image.Image, augment: Augment, size: int, rng: Rng, mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> np.ndarray:
     """One image, normalised."""
     image = _cropped(image, augment.crop, size, rng)
     if augment.flip and rng.random() < 0.5:
@@ -63,7 +78,7 @@ def changed(image: Image.Image, augment: Augment, size: int, rng: Rng) -> np.nda
         if rng.random() < 0.5:
             level = float(np.clip(rng.normal(augment.magnitude, 0.5), 0, 10)) / 10
             image = OPERATIONS[names[i]](image, level * (1 if rng.random() < 0.5 else -1))
-    x = normalised(image)
+    x = normalised(image, mean, std)
     return _erased(x, rng) if rng.random() < augment.erasing else x
 
 

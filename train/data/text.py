@@ -18,6 +18,7 @@ import numpy as np
 from train.data import corpus as reading
 from train.data.cache import PROGRESS, again, made
 from train.data.corpus import Corpus
+from train.data.special import END, ENDS, set_up, special_tokens
 from train.data.tokenise import Encode, digest, dtype, sequence, tokenise
 from train.data.workers import cores
 from train.errors import UserError
@@ -72,14 +73,14 @@ def tokens(data: Data) -> Tokens:
     """
     corpus = _corpus(data)
     every = round(1 / data.valid_fraction)
-    known, vocab, how, ends = ["bytes"], 256, "bytes", True
+    known, vocab, how, end = ["bytes"], 256, "bytes", 0
     if data.tokenizer != "bytes":
         files = _tokenizer_files(Path(data.tokenizer).expanduser())
         loaded = tokenizer(data.tokenizer)
-        vocab, ends = loaded.get_vocab_size(), end_of_text(loaded) is not None
+        vocab, end = loaded.get_vocab_size(), end_of_text(loaded, folder_of(data.tokenizer))
         known = [digest(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
-    key = json.dumps(["tokens and counts", known, corpus.key, every], sort_keys=True)
+    key = json.dumps(["tokens and counts", known, end, corpus.key, every], sort_keys=True)
 
     def make(work: Path) -> None:
         _make(corpus, data, vocab, every, work)
@@ -93,7 +94,7 @@ def tokens(data: Data) -> Tokens:
     identity = {"name": _name(data), "tokenizer": how} | about
     identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
     report = [_summary(read, about["tokens"], corpus.skipped)]
-    return Tokens(train, valid, vocab, identity, report + _warnings(read, corpus.skipped, data.tokenizer, ends))
+    return Tokens(train, valid, vocab, identity, report + _warnings(read, corpus.skipped, data.tokenizer, end))
 
 
 def _summary(read: Mapping[str, Any], tokens: Sequence[int], skipped: Mapping[str, Sequence[Path]]) -> str:
@@ -105,7 +106,9 @@ def _summary(read: Mapping[str, Any], tokens: Sequence[int], skipped: Mapping[st
     )
 
 
-def _warnings(read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], tokenizer: str, ends: bool) -> list[str]:
+def _warnings(
+    read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], tokenizer: str, end: int | None
+) -> list[str]:
     warnings = []
     if read["replaced"]:
         warnings.append(
@@ -116,7 +119,7 @@ def _warnings(read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], to
         warnings.append(
             f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount what they lead to"
         )
-    if not ends:
+    if end is None:
         warnings.append(
             f"WARNING: the tokenizer {tokenizer} has no token that ends a document ({', '.join(ENDS)}): documents follow each "
             "other without a separator; add one of these tokens"
@@ -192,7 +195,7 @@ def tokenizer(name: str) -> Any:
     Raises:
       UserError: there is none.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     if name == "bytes":
         return _byte_tokenizer()
@@ -202,8 +205,7 @@ def tokenizer(name: str) -> Any:
             loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
             loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
             loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-            if loaded.token_to_id(END) is not None:  # else a text that contains it would be split
-                loaded.add_special_tokens([AddedToken(END, special=True)])
+            set_up(loaded, path)
         else:
             loaded = Tokenizer.from_file(str(path))
             loaded.no_truncation()  # of whole documents, to the context of the model that it was saved with
@@ -231,21 +233,24 @@ def _byte_tokenizer() -> Any:
     return made
 
 
-END = "<|endoftext|>"
-ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
-_BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *ENDS)
 # Bytes that no text holds, by what they are to models of bytes (`train.data.masking.BYTES`, `train.data.labelled.encoding`).
 _NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
 
-def end_of_text(tokenizer: Any) -> int | None:
-    """The token that ends a document, if there is one."""
-    return next((i for t in ENDS if (i := tokenizer.token_to_id(t)) is not None), None)
+def end_of_text(tokenizer: Any, folder: Path | None = None) -> int | None:
+    """The token that ends a document, if there is one.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      folder: the folder of its files, as `train.data.special.special_tokens` reads them.
+    """
+    return special_tokens(tokenizer, folder).end
 
 
-def begin_of_text(tokenizer: Any) -> int | None:
-    """The token that stands before a document: one of its own, or that which ended the document before."""
-    return next((i for t in _BEGINS if (i := tokenizer.token_to_id(t)) is not None), None)
+def folder_of(name: str) -> Path | None:
+    """The folder of the files of a tokenizer; None: it is "bytes"."""
+    path = Path(name).expanduser()
+    return None if name == "bytes" else path if path.is_dir() else path.parent
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -283,7 +288,7 @@ def _encoder(name: str) -> Encode:
     if name == "bytes":
         return _bytes
     loaded = tokenizer(name)
-    end = end_of_text(loaded)
+    end = end_of_text(loaded, folder_of(name))
 
     def encode(pieces: list[str]) -> tuple[list[Any], list[int]]:
         ids = [e.ids for e in loaded.encode_batch_fast(pieces, add_special_tokens=False)]

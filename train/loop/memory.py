@@ -10,7 +10,6 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.plan.plan import states
 from train.plan.training import Train
-from train.state.mesh import Mesh
 from train.state.model import shardings
 
 GB = 1e9
@@ -47,8 +46,8 @@ def check(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
     if has is None or (needs := state(experiment, mesh)) <= has:
         return
     devices = list(mesh.devices.flat)
-    tensor, expert = experiment.mesh.tensor, experiment.mesh.expert
-    other = Mesh(1, len(devices) // (tensor * expert), tensor, expert)
+    own = experiment.mesh
+    other = replace(own, data=1, fsdp=len(devices) // (own.replica * own.context * own.tensor * own.expert))
     way = "take more devices, or a smaller model"
     if experiment.parallel == "mesh" and (least := state(replace(experiment, mesh=other), other.over(devices))) <= has:
         way = f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it is {least / GB:.3g} GB"

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
+from train import engine
 from train.state.mesh import AXIS, How, put
 
 
@@ -46,7 +47,9 @@ def mapped(make: Callable[..., Callable], how: How, mesh: jax.sharding.Mesh, *, 
 
 def over_mesh(make: Callable[..., Callable], mesh: jax.sharding.Mesh, *, donate: bool = False) -> jax.stages.Wrapped:
     """The program behind `mapped` on a mesh: to be called, or lowered, with that mesh set."""
-    return jax.jit(_of_the_batch(make, mesh), donate_argnums=(0,) if donate else ())
+    return jax.jit(
+        _of_the_batch(make, mesh), donate_argnums=(0,) if donate else (), compiler_options=engine.options(mesh) or None
+    )
 
 
 def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Callable:

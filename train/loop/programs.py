@@ -21,10 +21,15 @@ from train.state.model import Model, placed
 
 @cache
 def step(
-    tx: optax.GradientTransformation, accumulate: int, modifiers: tuple[Modifier, ...], how: How, mesh: Mesh
+    tx: optax.GradientTransformation,
+    accumulate: int,
+    modifiers: tuple[Modifier, ...],
+    how: How,
+    mesh: Mesh,
+    once: bool = False,
 ) -> Callable:
     """The mapped train step; it takes the place of the model that it is given."""
-    return mapped(partial(train_step, tx, accumulate, modifiers), how, mesh, donate=True)
+    return mapped(partial(train_step, tx, accumulate, modifiers, once=once), how, mesh, donate=True)
 
 
 @cache

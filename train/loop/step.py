@@ -14,11 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Tree
+from jaxgrow.sharding import only
 from train.data.batches import Batch
 from train.plan.modifiers import Micro, Modifier
-from train.state.model import Model, constrained_like, cross_entropy, logits, placed, scores
+from train.state.mesh import FSDP
+from train.state.model import (
+    Model,
+    constrained_like,
+    cross_entropy,
+    logits,
+    narrow_leaves,
+    placed,
+    scores,
+    specs,
+)
 
 
 @struct.dataclass
@@ -32,9 +44,15 @@ class StepInputs:
 
 
 def train_step(
-    tx: optax.GradientTransformation, accumulate: int, modifiers: Sequence[Modifier] = (), axis: str | None = None
+    tx: optax.GradientTransformation,
+    accumulate: int,
+    modifiers: Sequence[Modifier] = (),
+    axis: str | None = None,
+    once: bool = False,
 ):
     """``(model, batch, inputs) -> (model, metrics)``, of the whole batch or, with ``axis``, of one device's part.
+
+    ``once``: as ``mesh.gradients=step`` (`gradients_once`).
 
     Gradients are the mean over devices and ``accumulate`` micro-batches: how a batch is divided changes rounding only. The
     learning rate and the seed are arguments, so that phases and runs share one compilation.
@@ -45,7 +63,8 @@ def train_step(
         pairs = list(zip(modifiers, inputs.given, strict=True))
         key = jax.random.fold_in(jax.random.key(inputs.seed), inputs.number)
         rows = jnp.arange(len(batch[1])) + (0 if axis is None else jax.lax.axis_index(axis) * len(batch[1]))
-        value, grads = _mean(gradients(model, batch, rows, key, accumulate, pairs), axis)
+        found = gradients_once if once else gradients
+        value, grads = _mean(found(model, batch, rows, key, accumulate, pairs), axis)
         after = updated(model, grads, tx, inputs.lr, pairs)
         for modifier, given in pairs:
             after = modifier.hold(model, after, given)
@@ -93,10 +112,55 @@ def gradients(
         return gradient(batch, rows, 0)
     total, _ = jax.lax.scan(
         lambda total, micro: (jax.tree.map(jnp.add, total, gradient(*micro)), None),
-        jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model.params)),
+        jax.tree.map(_zeros, (jnp.zeros(()), model.params)),
         (micro_batches(batch, accumulate), micro_batches(rows, accumulate), jnp.arange(accumulate)),
     )
     return jax.tree.map(lambda x: x / accumulate, total)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    """What sums of numbers like ``x`` begin with, in float32 or better."""
+    return jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
+
+
+def gradients_once(
+    model: Model,
+    batch: Batch,
+    rows: jax.Array,
+    key: jax.Array,
+    accumulate: int,
+    pairs: Sequence[tuple[Modifier, Any]],
+) -> tuple[jax.Array, Tree]:
+    """`gradients`, where devices of ``fsdp`` gather all weights before the micro-batches, and add gradients once after them.
+
+    Each device sums its gradients in float32. Weights that layers only use in the dtype of activations are gathered in it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    lies = jax.tree.map(lambda s: only(s, [FSDP]), specs(model, mesh).params)
+    narrow = narrow_leaves(model)
+
+    def gather(x: jax.Array, spec: P, narrow: bool) -> jax.Array:
+        x = x.astype(model.config.dtype) if narrow else x
+        return jax.lax.all_gather(x, FSDP, axis=spec.index(FSDP), tiled=True) if FSDP in spec else x
+
+    def reduce(x: jax.Array, spec: P) -> jax.Array:
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if FSDP not in spec:
+            return jax.lax.pmean(x, FSDP)
+        added = jax.lax.psum_scatter(x, FSDP, scatter_dimension=spec.index(FSDP), tiled=True)
+        return added / jax.lax.axis_size(FSDP)
+
+    def own(params: Tree, batch: Batch, rows: jax.Array, key: jax.Array, given: Any) -> tuple[jax.Array, Tree]:
+        whole = replace(model, params=jax.tree.map(gather, params, lies, narrow), opt=None)
+        found = [(modifier, g) for (modifier, _), g in zip(pairs, given, strict=True)]
+        value, grads = gradients(whole, batch, rows, key, accumulate, found)
+        return jax.lax.pmean(value, FSDP), jax.tree.map(reduce, grads, lies)
+
+    # Mapped over every axis, also over those of one device: kernels of cuDNN refuse to be mapped over some axes alone.
+    over = set(mesh.axis_names) - set(mesh.manual_axes)
+    in_specs = lies, P(FSDP), P(FSDP), P(), P()
+    mapped = jax.shard_map(own, in_specs=in_specs, out_specs=(P(), lies), axis_names=over, check_vma=False)
+    return mapped(model.params, batch, rows, key, [given for _, given in pairs])
 
 
 def micro_batches(batch: Tree, accumulate: int) -> Tree:

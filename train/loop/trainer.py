@@ -15,6 +15,9 @@ from tqdm import tqdm
 
 from jaxgrow import flops, sharding
 from jaxgrow.models import Config
+from train import engine
+from train.ahead.estimate import settled
+from train.ahead.machines import present
 from train.data import batches
 from train.errors import Preempted, UserError
 from train.experiment import Experiment, as_json, differences
@@ -34,8 +37,10 @@ from train.state.mesh import batch_devices, put, rows
 from train.state.model import Model
 
 
-def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
+def run(experiment: Experiment, folder: str | Path, profile: int = 0) -> dict[str, Any]:
     """Runs the plan, or what is left of it, in ``folder``; returns the result, which is in its ``result.json`` then.
+
+    ``profile``: how many steps to trace (`train.engine.Profile`).
 
     Raises:
       UserError: bad input, a loss that is not finite, or another process in the folder.
@@ -48,14 +53,16 @@ def run(experiment: Experiment, folder: str | Path) -> dict[str, Any]:
         _say(f"the run in {workdir.folder} has finished: nothing is left to do")
         return result
     with workdir.alone():
-        return _run(experiment, workdir)
+        return _run(experiment, workdir, profile)
 
 
-def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
+def _run(asked: Experiment, workdir: Workdir, profile: int) -> dict[str, Any]:
+    engine.keep_programs()
+    experiment, _ = settled(asked, present(), _say)
     mesh = _mesh(experiment)
     data = everywhere(lambda: _Data(experiment, mesh))
     _same("data", data.identity)
-    once(lambda: workdir.begin(experiment, data.identity))
+    once(lambda: workdir.begin(asked, data.identity))
     plan, tx = experiment.plan, experiment.tx
     with Checkpoints(workdir.checkpoints, workdir.log) as checkpoints, closing(data.training):
         restored = checkpoints.restore(lambda r: shapes(plan, r["phase"] + 1, tx), data.training, mesh)
@@ -66,18 +73,22 @@ def _run(experiment: Experiment, workdir: Workdir) -> dict[str, Any]:
         for line in data.report:
             _say(line)
         flops = sum(phase.cost(experiment.batch) for phase in plan)
-        tracked = trackers.opened(experiment, workdir.folder) if is_first() else []
+        tracked = trackers.opened(asked, workdir.folder) if is_first() else []
         name = {"run": experiment.name, "seed": experiment.seed}
         recording = Recorder(workdir.folder, record["ledger"], flops=flops, trackers=tracked, run=name)
-        with closing(recording) as recorder, Stop() as stop:
-            trainer = Trainer(experiment, workdir.folder, mesh, data, checkpoints, recorder, stop, models, record)
+        tracing = engine.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
+        with closing(recording) as recorder, Stop() as stop, closing(tracing):
+            trainer = Trainer(
+                experiment, workdir.folder, mesh, data, checkpoints, recorder, stop, models, record, tracing
+            )
             model = trainer.run()
             checkpoints.wait()
             about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
+            about["xla"] = engine.recorded(mesh)
             result = recorder.record() | about | {"corpus": data.identity}
             if data.labels:
                 result |= {"labels": data.labels}
-    workdir.finish(result, model.config, model.params, getattr(experiment.data, "tokenizer", None))
+    workdir.finish(result, model.config, model.params, getattr(experiment.data, "tokenizer", None), data.head)
     return once(lambda: result)
 
 
@@ -100,6 +111,7 @@ class _Data:
         self.probe = put(batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1)
         self.identity = batches.identity(e.data, e.model)
         self.labels = batches.labels(e.data)
+        self.head = batches.head(e.data, e.model)
         self.report = batches.report(e.data)
 
 
@@ -117,14 +129,17 @@ class Trainer:
         stop: Stop,
         models: dict[str, Model],
         record: dict[str, Any],
+        profile: engine.Profile,
     ):
         self.experiment, self.folder, self.mesh, self.seed = experiment, folder, mesh, experiment.seed
         self.plan, self.tx = experiment.plan, experiment.tx
         self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
+        self.profile = profile
         self.ledger, self.log, self.finite = recorder.ledger, recorder.log, recorder.finite
         self.models = models  # those that are still needed
         self.number, self.first = record["phase"], record["step"]  # of the phase, and of the step in it that comes next
         self.validation: dict[str, float] = record["judged"]  # the last one
+        self.best: dict[str, Any] = record.get("best", {})
         self.saved = time.monotonic()  # when the last checkpoint was begun
 
     def run(self) -> Model:
@@ -135,6 +150,8 @@ class Trainer:
             model = phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
             self.number, self.first = self.number + 1, 0
+            if phase.stops(self):
+                self.number += [p.after_early_stop for p in self.plan[self.number :]].index(True)
         return self.models[self.plan[-1].writes]
 
     # --- training ---
@@ -145,7 +162,7 @@ class Trainer:
         self.recorder.progress.phase(phase.label, phase.end)
         self.models.pop(phase.name, None)  # the step takes its memory
         modifiers = tuple(m.program() for m in phase.modifiers)
-        step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
+        step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once)
         plans = step_plans(
             phase, model, Setting(self.models, first, e.batch, e.accumulate, e.seed, batch_devices(self.mesh))
         )
@@ -153,6 +170,7 @@ class Trainer:
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)
             model, metrics = step(model, next(self.data.training), plan.inputs)
+            self.profile.step(metrics)
             self.ledger.add(flops=plan.flops, tokens=tokens, steps=1, layers=plan.layers)
             last, stopping = done == phase.end, self.stop.asked(self.ledger.steps)
             if done % e.log_every == 0 or last:
@@ -196,7 +214,7 @@ class Trainer:
         """A checkpoint at ``step`` of the phase."""
         record = {"phase": self.number, "step": step, "ledger": self.recorder.record(), "judged": self.validation}
         record["groups"] = {phase.label: phase.notes for phase in self.plan if phase.notes is not None}
-        record |= {"corpus": self.data.identity, **notes}
+        record |= {"corpus": self.data.identity, **notes} | ({"best": self.best} if self.best else {})
         models = after(self.plan, self.number, self.models, model)
         self.saved = time.monotonic()
         self.checkpoints.save(self.ledger.steps, models, self.data.training, record)

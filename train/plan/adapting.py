@@ -96,13 +96,18 @@ class Adapt(Train):
 
     def run(self, context: Context) -> Model:
         model = super().run(context)
-        if isinstance(self.adapter, LoRA):
-            own = split(model.params)[0]
-            context.keep("lora.npz", lambda path: save(path, Saved(model.config, self.adapter, own)))
-        else:
-            own = adapters.detach(plain(model))[1]
-            context.keep("adapter.npz", lambda path: save(path, Saved(model.config, self.adapter, own)))
+        keep_adapter(context, model)
         return model
+
+
+def keep_adapter(context: Context, model: Model) -> None:
+    """Saves the adapter of a model in the folder of the run."""
+    if isinstance(model.made, ByLoRA):
+        name, adapter, own = "lora.npz", model.made.lora, split(model.params)[0]
+    else:
+        assert isinstance(model.made, ByAdapter)
+        name, adapter, own = "adapter.npz", model.made.adapter, adapters.detach(plain(model))[1]
+    context.keep(name, lambda path: save(path, Saved(model.config, adapter, own)))
 
 
 @dataclass(frozen=True)

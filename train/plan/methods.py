@@ -1,5 +1,6 @@
 """Methods: each is data, and builds a plan."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
@@ -12,6 +13,8 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.moments import Policy
 from train.overrides import LATER
 from train.plan.adapting import Adapt, Merge
+from train.plan.best import Best, KeepBest, TakeBest
+from train.plan.dropout import DropUnits
 from train.plan.learning import Apply, Learn
 from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, ShortContext, Teacher
 from train.plan.phase import Phase
@@ -235,8 +238,12 @@ class FineTune:
     adapter: Adapter | None = field(default=None, metadata=LATER)  # so does this; the model has it then
     # Files of adapters that runs left: one to go on from, or several that are fused.
     saved: tuple[str, ...] = field(default=(), metadata=LATER)
+    dropout: float = field(default=0.0, metadata=LATER)  # as of `train.plan.dropout`
+    best: Best | None = field(default=None, metadata=LATER)  # keep the best evaluation; None: the last one
 
     def __post_init__(self):
+        if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:
+            raise ValueError("best is not supported together with sensitivities, which divide the training otherwise")
         given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(
@@ -248,12 +255,24 @@ class FineTune:
             raise ValueError(
                 "a base is of pre-training, and says nothing of a fresh head or an adapter: leave optim.base out"
             )
-        held = () if self.freeze is None else (Hold(self.freeze),)
+        held: tuple[Modifier, ...] = () if self.freeze is None else (Hold(self.freeze),)
+        held += (DropUnits(self.dropout),) if self.dropout else ()
         source = Import(LARGE, model, self.source, self.new_head)
         adapter = self.lora or self.adapter
         kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved)
-        phases = (source, *training(LARGE, steps, optim, model, self.drop, held, self.length, kind))
+        trained = training(LARGE, steps, optim, model, self.drop, held, self.length, kind)
+        phases = (source, *(trained if self.best is None else _with_best(trained, self.best)))
         return phases if adapter is None else (*phases, Merge(LARGE))
+
+
+def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
+    """One training, cut where it is evaluated."""
+    (phase,) = trained
+    assert isinstance(phase, Train)
+    parts = min(best.evaluations or 1, max(1, phase.steps))
+    cuts = [round(i * phase.steps / parts) for i in range(parts + 1)]
+    pairs = [(replace(phase, begin=a, until=b), KeepBest(LARGE, best)) for a, b in itertools.pairwise(cuts)]
+    return (*(p for pair in pairs for p in pair), TakeBest(LARGE))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ class Context(Protocol):
     seed: int
     models: dict[str, Model]  # those that are still needed
     ledger: "Ledger"
+    validation: dict[str, float]  # the last evaluation
+    best: dict[str, Any]  # of `train.plan.best`: the best evaluation, and how many followed it
 
     @property
     def key(self) -> jax.Array:
@@ -87,6 +89,11 @@ class Phase:
         return ()
 
     @property
+    def looks_at(self) -> tuple[str, ...]:
+        """Further models that it reads. They keep their optimizer state."""
+        return ()
+
+    @property
     def writes(self) -> str:
         """The model that it makes."""
         raise NotImplementedError
@@ -98,6 +105,11 @@ class Phase:
 
     probes = 0  # held-out micro-batches that it reads
     notes: Any = None  # what checkpoints say of it, as JSON
+    after_early_stop = False  # whether a run that stops early goes on with it
+
+    def stops(self, context: Context) -> bool:
+        """Whether the phases up to the next one with ``after_early_stop`` are skipped."""
+        return False
 
     def cost(self, samples: int) -> float:
         """FLOPs of its training, expected, with batches of ``samples``; transformations cost next to nothing."""

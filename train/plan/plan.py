@@ -19,7 +19,7 @@ def live(plan: Plan, done: int) -> set[str]:
     names = {plan[-1].writes}
     for phase in reversed(plan[done:]):
         names.discard(phase.writes)
-        names |= set(phase.reads)
+        names |= {*phase.reads, *phase.looks_at}
     return names
 
 

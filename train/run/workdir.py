@@ -3,8 +3,8 @@
 ``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are its log, ``checkpoints/``
 what it goes on from, ``maps.npz``, ``lora.npz`` and ``adapter.npz`` what it learned of that kind, if any. A finished run has
 ``result.json`` and, as `jaxgrow.interop` reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside
-the tokenizer of its text, ``tokenizer.json``; of a task, also ``scores.json``; and ``evaluated.json``, if `train.compare` has
-evaluated it.
+the tokenizer of its text, ``tokenizer.json``, with the files that define its special tokens; of a task, also ``scores.json``;
+and ``evaluated.json``, if `train.compare` has evaluated it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from jaxgrow.interop import Cast, CheckpointError, Loaded, Source, open_checkpoi
 from jaxgrow.interop.folders import sync
 from jaxgrow.models import Config, from_json
 from jaxgrow.models.patches import PatchConfig, resized_positions
-from train.data import batches, text
+from train.data import batches, special, text
 from train.errors import UserError
 from train.experiment import Experiment, as_json, conflicts, differences
 from train.files import appears_whole, checked_json, lock, read_json, write_json
@@ -195,17 +195,27 @@ class Workdir:
 
     # --- ending ---
 
-    def finish(self, result: dict[str, Any], config: Config, params: Tree, tokenizer: str | None) -> None:
-        """Exports the run's last model, with its tokenizer if it is of text, and then, for it makes the run a finished one,
-        writes its result."""
+    def finish(
+        self,
+        result: dict[str, Any],
+        config: Config,
+        params: Tree,
+        tokenizer: str | None,
+        head: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Exports the run's last model, and its tokenizer if it is of text, and then writes the result.
+
+        The result comes last because it marks the run as finished. ``head`` records the task and the labels of the head.
+        """
         # One process does it on the host, where nothing is compiled.
-        orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params)
+        orbax.export(self.folder, config, jax.device_get(params) if jax.process_count() == 1 else params, head)
         once(lambda: self._end(result, tokenizer))
 
     def _end(self, result: dict[str, Any], tokenizer: str | None) -> None:
         if tokenizer is not None:
             with appears_whole(self.folder / "tokenizer.json") as part:
                 text.tokenizer(tokenizer).save(str(part))
+            special.copied(text.folder_of(tokenizer), self.folder)
         sync(self.folder)  # everything that the result is of
         write_json(self._result, result)
 

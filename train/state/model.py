@@ -12,10 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import sharding
-from jaxgrow.axes import Tree, path
+from jaxgrow.axes import Tree, is_names, path, role
 from jaxgrow.completep import multipliers
 from jaxgrow.drop import Kept
-from jaxgrow.models import Config
+from jaxgrow.models import Config, TextConfig
 from train.data.batches import Batch
 from train.state.made import Made
 
@@ -66,6 +66,20 @@ def placed(model: Model) -> Model:
 def constrained_like(grads: Tree, model: Model) -> Tree:
     """Gradients, which lie as the parameters of ``model`` do; for traced code."""
     return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
+
+
+def narrow_leaves(model: Model) -> Tree:
+    """Of each leaf of ``params``, whether the model uses it in the dtype of activations alone: the kernels of the layers of
+    models of text, but for experts, whose gates are computed in float32."""
+    plain = model.made is None and isinstance(model.config, TextConfig) and not getattr(model.config, "experts", 0)
+
+    def narrow(key_path, names):
+        name = path(key_path)
+        return plain and name.startswith("blocks/") and role(name, names) == "kernel"
+
+    if model.axes is None:
+        return jax.tree.map(lambda _: False, model.params)
+    return jax.tree_util.tree_map_with_path(narrow, model.axes, is_leaf=is_names)
 
 
 @partial(jax.jit, static_argnums=(0, 2))  # traced once a config, though every look at a plan's shapes asks

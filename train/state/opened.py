@@ -9,6 +9,7 @@ from jaxgrow.axes import Params
 from jaxgrow.interop import CheckpointError, open_checkpoint
 from jaxgrow.models import Config, TextConfig
 from train.data import text
+from train.data.special import Special, special_tokens
 from train.errors import UserError
 from train.state.mesh import Mesh
 
@@ -18,6 +19,12 @@ class TextModel(NamedTuple):
     params: Params  # on the devices of the mesh
     tokenizer: Any  # a `tokenizers.Tokenizer`
     mesh: jax.sharding.Mesh
+    folder: Path | None = None  # of the tokenizer's files; None: there is only the tokenizer
+
+    @property
+    def special(self) -> Special:
+        """The special tokens of the model."""
+        return special_tokens(self.tokenizer, self.folder)
 
 
 def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None) -> TextModel:
@@ -36,10 +43,11 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
     if not isinstance(config, TextConfig) or config.predicts != "tokens":
         what = "images" if not isinstance(config, TextConfig) else config.predicts
         raise UserError(f"{folder} is a {type(config).__name__} of {what}: this is for models that predict tokens")
+    beside = text.folder_of(tokenizer) if tokenizer else Path(folder).expanduser()
     loaded = text.tokenizer(tokenizer) if tokenizer else text.tokenizer_of(Path(folder).expanduser())
     fits(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
-    return TextModel(config, source.shard(devices), loaded, devices)
+    return TextModel(config, source.shard(devices), loaded, devices, beside)
 
 
 def config_of(folder: str | Path) -> Config:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from jaxgrow.models import EncoderConfig, TextConfig
 from train.data.masking import vocabulary
-from train.data.text import begin_of_text, end_of_text
+from train.data.special import frame
 from train.state.mesh import batch_devices, put, rows
 from train.state.opened import TextModel
 
@@ -44,44 +44,49 @@ class Scorer:
     def __init__(self, model: TextModel, progress: bool = False):
         self.model, self.config, self.progress = model, model.config, progress
         self.masked = isinstance(model.config, EncoderConfig)
-        self.begin, self.end = begin_of_text(model.tokenizer), end_of_text(model.tokenizer)
+        self.special = model.special
         self.mask = vocabulary(model.tokenizer).mask_id if self.masked else None
 
-    # --- what is scored ---
+    # --- requests ---
 
     def encode(self, text: str) -> list[int]:
-        """Its tokens, without those that begin or end texts."""
+        """The tokens of a text, without those that begin or end texts."""
         return self.model.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def continuation(self, context: str, continuation: str) -> Request:
-        """The tokens of ``continuation`` after ``context``.
+    def after(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
+        """A request for the tokens of ``continuation`` after those of ``context``.
 
-        Both are tokenised together, blanks at the context's end as part of the continuation, since tokens begin with them. What
-        begins a text stands before, if it does nothing else, or the context is empty. Where all is too long, the beginning of
-        the context is cut off.
+        If both together are longer than the model's context, the beginning is cut off. In a masked model, they stand between
+        the tokens that begin and end its texts. A causal model does not score the first token.
         """
-        stripped = context.rstrip()
-        continuation, context = context[len(stripped) :] + continuation, stripped
-        before, both = self.encode(context), self.encode(context + continuation)
-        prefix = (
-            [self.begin] if self.begin is not None and (self.masked or not before or self.begin != self.end) else []
-        )
-        suffix = [self.end] if self.masked and self.end is not None else []
-        room = self.config.length + (not self.masked) - len(prefix) - len(suffix)
+        before, end = self._around() if self.masked else ([], [])
+        both = [*context, *continuation]
+        room = self.config.length + (not self.masked) - len(before) - len(end)
         cut = max(0, len(both) - room)
-        tokens = np.array([*prefix, *both[cut:], *suffix], np.int32)
-        begin = len(prefix) + max(0, len(before) - cut)
-        return Request(tokens, max(begin, 0 if self.masked else 1), len(tokens) - len(suffix))
+        begin = len(before) + max(0, len(context) - cut)
+        tokens = np.array([*before, *both[cut:], *end], np.int32)
+        return Request(tokens, max(begin, 0 if self.masked else 1), len(tokens) - len(end))
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The tokens around the texts of a masked model."""
+        before, after = frame(self.model.tokenizer)
+        special = self.special
+        return (
+            before or ([] if special.begin is None else [special.begin]),
+            after or ([] if special.end is None else [special.end]),
+        )
 
     def windows(self, text: str, stride: int | None = None) -> list[Request]:
-        """All tokens of a text, each scored once, in windows of the model's context that move on by ``stride`` (None: the
-        context): after the first window each token has ``context - stride`` before it, at least. The text is as after the token
-        that begins texts; in a tokenizer without one, its first token is not scored.
+        """Requests for all tokens of a text, each scored once, in windows of the model's context.
+
+        Windows advance by ``stride`` tokens (None: the context), so that after the first window each token has at least
+        ``context - stride`` tokens before it. The text follows the token that begins texts; if the tokenizer has no such token,
+        the first token is not scored.
         """
-        length = self.config.length
+        length, begin = self.config.length, self.special.begin
         stride = stride or length
         ids = self.encode(text)
-        tokens = np.array(ids if self.begin is None else [self.begin, *ids], np.int32)
+        tokens = np.array(ids if begin is None else [begin, *ids], np.int32)
         requests, done = [], 1
         while done < len(tokens):
             end = min(len(tokens), length + 1 if done == 1 else done + stride)

@@ -1,5 +1,6 @@
 """What a fine-tuned model scores on the data that judge its task."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from train.data.images import Images, images
 from train.data.labelled.metrics import accuracy
 from train.data.labelled.task import Labelled, Prepared, task
 from train.errors import UserError
+from train.state.heads import learned, order
 from train.state.mesh import Mesh, batch_devices, put, rows
 
 POSITIONS = 1 << 14  # of a batch, at most
@@ -54,17 +56,25 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     except CheckpointError as error:
         raise UserError(str(error)) from error
     config: Any = source.config
-    learned = prepared(data, config)
-    if (config.predicts, config.classes) != (learned.head, learned.classes):
+    wanted = prepared(data, config)
+    there = learned(Path(folder))
+    if (config.predicts, config.classes) != (wanted.head, wanted.classes):
         raise UserError(
-            f"the task has {learned.head}, {learned.classes} of them, but the model in {folder} predicts {config.predicts}"
+            f"the task has {wanted.head}, {wanted.classes} of them, but the model in {folder} predicts {config.predicts}"
             f"{'' if config.predicts == 'tokens' else f', {config.classes} of them'}: fine-tune it first"
         )
+    places = order(there, wanted.of_head, Path(folder))
+    if places is None and wanted.labels and there.task is None:
+        said = f"the classes of the model in {folder} have no names: they are taken in the order {', '.join(wanted.labels)}"
+        print(said, file=sys.stderr)
     mesh = Mesh().over(jax.devices())
     params = source.shard(mesh)
-    return {
-        name: learned.score(name, outputs(config, params, examples, mesh)) for name, examples in learned.valid.items()
-    }
+
+    def ordered(examples: Source) -> np.ndarray:
+        found = outputs(config, params, examples, mesh)
+        return found if places is None else found[:, places]
+
+    return {name: wanted.score(name, ordered(examples)) for name, examples in wanted.valid.items()}
 
 
 def outputs(config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh) -> np.ndarray:

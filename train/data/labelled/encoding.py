@@ -11,14 +11,14 @@ import numpy as np
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
 from train.data.masking import BYTES
-from train.data.text import ENDS, end_of_text, tokenizer
+from train.data.text import ENDS, end_of_text, folder_of, tokenizer
 from train.data.tokenise import digest, dtype
 from train.errors import UserError
 
 _PIECE = 4  # bytes of English text to a piece of a word
 _CHUNK = 4096  # texts that are tokenised at once
 _BEGINS = ("<s>", "<|begin_of_text|>")
-_PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
+PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
 
 
 class Frame(NamedTuple):
@@ -62,6 +62,7 @@ class Encoder:
         self.vocab, self.identity = 256, "bytes"
         self.piece = _PIECE if name == "bytes" else 1
         self._loaded: Any = None
+        self._folder = folder_of(name)
         if name != "bytes":
             self._loaded = tokenizer(name)
             self.vocab, self.identity = self._loaded.get_vocab_size(), _identity(Path(name).expanduser())
@@ -70,6 +71,8 @@ class Encoder:
                 f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise it to as many"
             )
         self.dtype = dtype(self.vocab)
+        # A RoBERTa finds positions by its own padding, whatever the tokenizer has.
+        self.own_pad = isinstance(model, EncoderConfig) and model.first_position > 0
         frame = self._of_an_encoder() if isinstance(model, EncoderConfig) else self._of_a_decoder()
         if frame is None:
             wanted = (
@@ -115,10 +118,10 @@ class Encoder:
     def _of_a_decoder(self) -> Frame | None:
         if self._loaded is None:
             return Frame((), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
-        end = end_of_text(self._loaded)
+        end = end_of_text(self._loaded, self._folder)
         if end is None:
             return None
-        begin, pad = self._first(_BEGINS), self._first(_PADS)
+        begin, pad = self._first(_BEGINS), self._first(PADS)
         # Any token but the end may be padding (`jaxgrow.interop.labels`).
         return Frame(() if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad)
 

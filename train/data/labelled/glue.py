@@ -13,6 +13,7 @@ from train.data.labelled.metrics import accuracy, f1, matthews, pearson, spearma
 from train.errors import UserError
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
+_NO_NAMES_IN_COLA = "the files of CoLA have no line of column names: delete it if it is one"
 _TORN = 0.01  # of the rows, at most, may be broken off, where published files have such rows
 
 
@@ -148,7 +149,7 @@ def _either(file: Path) -> Path | None:
 
 
 def _rows(task: Glue, file: Path) -> Rows:
-    lines = "".join(formats.text(file)).removeprefix("\N{BYTE ORDER MARK}").split("\n")
+    lines = formats.whole(file).split("\n")
     rows = [(n, line.removesuffix("\r").split("\t")) for n, line in enumerate(lines, 1)]
     (*texts, label), first = _places(rows[0][1], task.columns, file)
     least = max(*texts, label) + 1
@@ -156,8 +157,12 @@ def _rows(task: Glue, file: Path) -> Rows:
     torn = [(n, len(row)) for n, row in rows if len(row) < least]
     if torn and len(torn) > _TORN * len(rows) * task.torn:
         raise UserError(
-            f"{file}, line {torn[0][0]} has {torn[0][1]} columns, but {task.title} has at least {least}, divided by tabs; mend "
-            "or delete the line"
+            f"{file}, line {torn[0][0]} has {torn[0][1]} columns, but {task.title} has at least {least}, divided by tabs; "
+            + (
+                "its first line looks like column names, but " + _NO_NAMES_IN_COLA
+                if task.title == "CoLA" and torn[0][0] == 1 and "label" in lines[0]
+                else "mend or delete the line"
+            )
         )
     rows = [(n, row) for n, row in rows if len(row) >= least]
     labels = ((f"{file}, line {n}", row[label]) for n, row in rows)
@@ -183,6 +188,8 @@ def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object
     out = []
     for place, label in labels:
         number = task.number(label)
+        if number is None and task.title == "CoLA" and place.endswith("line 1"):
+            raise UserError(f"{place}: the label {label!r} is not 0 or 1; {_NO_NAMES_IN_COLA}")
         if number is None:
             kind = f"one of {', '.join(task.spelled)}" if task.labels else "a number"
             raise UserError(f"{place}: the label {label!r} is not {kind}; mend or delete it")

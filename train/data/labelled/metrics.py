@@ -20,6 +20,12 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return 2 * found / (said + there) if found else 0.0
 
 
+def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """The mean of the F1 scores of all classes that were predicted or are there."""
+    present = np.union1d(predictions, labels)
+    return float(np.mean([f1(predictions == name, labels == name) for name in present]))
+
+
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     """The correlation of two binary variables (Matthews, 1975); 0 where one of them is constant."""
     return pearson(predictions == 1, labels == 1)

@@ -105,7 +105,7 @@ def _article(record: Any) -> Any:
 
 def _articles(file: Path) -> list[Any]:
     try:
-        articles = json.loads("".join(formats.text(file)))["data"]
+        articles = json.loads(formats.whole(file))["data"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again") from error
     if not isinstance(articles, list):
@@ -199,11 +199,29 @@ def _tokens_of(q: Question, places: np.ndarray) -> tuple[int, int] | None:
     return (int(touched[0]), int(touched[-1])) if len(touched) else None
 
 
+class Answers(NamedTuple):
+    """The best answer to each question, and how much better no answer is."""
+
+    texts: list[str]  # as the contexts have them; "": no span fits into a window
+    silence: np.ndarray  # float64 [N]: the logits of no answer minus the logits of the answer
+
+    def at(self, threshold: float | None) -> list[str]:
+        """The answers; "" if no answer is better by more than ``threshold`` (None: never)."""
+        if threshold is None:
+            return self.texts
+        return ["" if margin > threshold else text for text, margin in zip(self.texts, self.silence, strict=True)]
+
+
 def answers(windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None) -> list[str]:
+    """`best_answers`, or "" where no answer is better by more than ``null``."""
+    return best_answers(windows, questions, logits).at(null)
+
+
+def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
     """The answer to each question, as its context has it.
 
-    It is the span of at most `ANSWER` tokens, in one window, that has the largest sum of logits. With ``null``, there is no
-    answer, "", where the sum at the first token is larger than that by more than ``null``, in the window in which it is least.
+    It is the span of at most `ANSWER` tokens, in one window, that has the largest sum of logits. The logits of no answer are
+    the sum at the first token, in the window in which it is least.
 
     Deviation(BERT): all spans are compared, not those between the 20 best begins and the 20 best ends: the best of all is
     found, which is the best of those wherever they have one.
@@ -212,10 +230,9 @@ def answers(windows: Windows, questions: list[Question], logits: np.ndarray, nul
       windows: of the questions.
       questions: in the same order.
       logits: [W, length, 2], of begins and ends.
-      null: None: every question has an answer.
 
     Returns:
-      As many answers as there are questions.
+      An answer for each question.
     """
     score, span = np.full(len(questions), -np.inf), np.zeros((len(questions), 2), int)
     nothing = np.full(len(questions), np.inf)
@@ -227,10 +244,10 @@ def answers(windows: Windows, questions: list[Question], logits: np.ndarray, nul
                 score[q], span[q] = best[w], found[w]
     out = []
     for q, question in enumerate(questions):
-        silent = score[q] == -np.inf or (null is not None and nothing[q] - score[q] > null)
+        silent = score[q] == -np.inf
         begin, end = (0, 0) if silent else (windows.places[q][span[q, 0], 0], windows.places[q][span[q, 1], 1])
         out.append(question.context[begin:end].strip())
-    return out
+    return Answers(out, nothing - score)
 
 
 def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -247,6 +264,32 @@ def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.nd
         score = np.where(better, top, score)
         span[better] = np.stack([at, at + further], 1)[better]
     return score, span + (windows.skipped[some, None] - first)
+
+
+def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
+    """The best scores of version 2 over all thresholds of `Answers.at`, and the thresholds, as the official script finds them.
+
+    Args:
+      questions: the questions, some of which have no answer.
+      found: the answers to them.
+
+    Returns:
+      ``best_f1`` and ``best_exact_match``, means over questions from 0 to 1, and the threshold of each.
+    """
+    order = np.argsort(found.silence, kind="stable")
+    out = {}
+    for name, metric in (("f1", answer_f1), ("exact_match", exact_match)):
+        said, silent = (
+            np.array([metric(text, q.answers) for text, q in zip(texts, questions, strict=True)])
+            for texts in (found.texts, [""] * len(questions))
+        )
+        totals = np.concatenate([[0.0], np.cumsum((said - silent)[order])]) + silent.sum()
+        after = np.append(np.diff(found.silence[order]) > 0, True)  # a threshold lies between two different margins
+        allowed = np.flatnonzero(np.concatenate([[True], after]))
+        best = allowed[totals[allowed].argmax()]
+        below = found.silence[order[best - 1]] if best else found.silence[order[0]] - 1.0
+        out |= {f"best_{name}": float(totals[best] / len(questions)), f"best_{name}_threshold": float(below)}
+    return out
 
 
 def score(task: Squad, questions: list[Question], said: list[str]) -> dict[str, float]:

@@ -2,48 +2,69 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.interop.labels import named
+from jaxgrow.interop.labels import Head, named
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
-from train.data.labelled import glue, squad
+from train.data.labelled import glue, squad, table
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
 from train.errors import UserError
+from train.overrides import LATER
 
 NAMES = (*glue.TASKS, *squad.TASKS)
+TABLE = "table"
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Labelled text: a task of GLUE, or SQuAD.
+    """Labelled text: a task of GLUE, SQuAD, or a table of the user.
 
-    ``source="files"`` are the published files in a folder, which may be compressed (.gz, .xz, .zst); ``"tfds"`` is
-    ``glue/<task>`` or ``squad`` of tensorflow-datasets, prepared or to be prepared under ``path``, and read without TensorFlow.
+    ``task="table"`` are rows with named columns, in files or a folder of Hugging Face `datasets`
+    (`train.data.labelled.table`). The other tasks are read from their published files if ``source="files"``, which may be
+    compressed (.gz, .xz, .zst). ``source="tfds"`` reads ``glue/<task>`` or ``squad`` of tensorflow-datasets, prepared or to be
+    prepared under ``path``, without TensorFlow.
     """
 
-    task: str  # "cola" .. "wnli", "squad1", "squad2"
-    path: str | None = None  # the folder of the files, or of tensorflow-datasets
+    task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
+    path: str | None = None  # the folder of the files, or of tensorflow-datasets; of a table, also a file
     source: Literal["files", "tfds"] = "files"
     tokenizer: str = "bytes"  # as of `train.data.text.Data`
     length: int = 128  # tokens of a sample, at most
     stride: int = 128  # tokens from one window of a SQuAD text to the next, at most
     examples: int | None = None  # to train on: so many of a fixed shuffle; None: all
+    # Of a table alone:
+    text: tuple[str, ...] = field(default=("text",), metadata=LATER)  # the columns of one text or two
+    label: str = field(default="label", metadata=LATER)  # the column of the label
+    labels: tuple[str, ...] = field(default=(), metadata=LATER)  # the classes in order; none: those of the data, sorted
+    number: bool = field(default=False, metadata=LATER)  # whether the label is a number
+    valid_path: str | None = field(default=None, metadata=LATER)  # the rows that judge
+    valid_fraction: float = field(default=0.1, metadata=LATER)  # held out if no other rows judge
 
     def __post_init__(self):
-        if self.task not in NAMES:
-            raise ValueError(f"there is no task {self.task!r}, only {', '.join(NAMES)}")
+        if self.task not in (*NAMES, TABLE):
+            raise ValueError(f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}")
+        if not 1 <= len(self.text) <= 2:
+            raise ValueError(f"text names one column or two, but is {self.text}")
+        if not 0 < self.valid_fraction <= 0.5:
+            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
         for name in ("length", "stride", "examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, but is {value}")
         if self.source == "files" and self.path is None:
             raise ValueError("data.source=files needs data.path, the folder of the task's files")
+
+
+def labelled_of(about: Mapping[str, Any]) -> Labelled:
+    """The data of a run, as its ``config.json`` has them."""
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in about.items()}
+    return Labelled(**fields)
 
 
 Score = Callable[[np.ndarray], dict[str, float]]
@@ -61,11 +82,19 @@ class Prepared:
     pad: int  # the token after the last one of a text; no text of a decoder ends with it
     identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
     scores: Mapping[str, Score]
+    task: str | None = None  # the name of a published task
+    encoder: Encoder | None = None  # of text
+
+    @property
+    def of_head(self) -> Head:
+        """The head that learns it."""
+        return Head(self.task, self.labels)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the ``config.json`` of a model that has learned it should say (`jaxgrow.interop.save`)."""
-        return named(self.labels) | ({"pad_token_id": self.pad} if self.train.types is None else {})
+        of_text = {} if self.encoder is None or self.encoder.own_pad else {"pad_token_id": self.pad}
+        return named(self.labels, self.task) | of_text
 
     def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
         """What a model's outputs for all examples of ``valid[split]``, in order, are worth.
@@ -108,7 +137,7 @@ def _task(data: Labelled, model: TextConfig) -> Prepared:
         raise UserError(
             f"data.length is {data.length}, but two texts and what is around them need at least {least} tokens"
         )
-    if data.task in glue.TASKS:
+    if data.task in glue.TASKS or data.task == TABLE:
         return _glue(data, model, encoder)
     if not isinstance(model, EncoderConfig):
         raise UserError(
@@ -118,9 +147,7 @@ def _task(data: Labelled, model: TextConfig) -> Prepared:
 
 
 def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
-    about = glue.TASKS[data.task]
-    tfds = data.source == "tfds"
-    rows = glue.from_tfds(data.task, about, data.path) if tfds else glue.from_files(about, _folder(data))
+    rows, about = _rows(data)
     train = rows["train"]
     some = _few(len(train.labels), data.examples)
     rows["train"] = glue.Rows(tuple([part[i] for i in some] for part in train.texts), train.labels[some])
@@ -128,6 +155,27 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     examples = {split: _examples(texts, rows[split].labels, data, model, encoder) for split, texts in read.items()}
     scores = {split: partial(_judged, about, part.labels) for split, part in rows.items()}
     return _prepared(data, encoder, examples, scores, "classes", len(about.labels) or 1, about.labels)
+
+
+def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
+    """The rows of all splits, and the task."""
+    if data.task == TABLE:
+        return table.read(asked(data))
+    about = glue.TASKS[data.task]
+    if data.source == "tfds":
+        return glue.from_tfds(data.task, about, data.path), about
+    return glue.from_files(about, _folder(data)), about
+
+
+def asked(data: Labelled) -> table.Asked:
+    """The files and columns of a table."""
+    valid = None if data.valid_path is None else Path(data.valid_path).expanduser()
+    return table.Asked(_folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction)
+
+
+def examples_of(rows: glue.Rows, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
+    """Rows as ``model`` reads them."""
+    return _examples(_texts(rows, encoder, data.length), rows.labels, data, model, encoder)
 
 
 def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
@@ -157,8 +205,10 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     examples = {split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()}
 
     def judged(split: str, outputs: np.ndarray) -> dict[str, float]:
-        said = squad.answers(read[split], questions[split], outputs, 0.0 if about.unanswerable else None)
-        return squad.score(about, questions[split], said)
+        found = squad.best_answers(read[split], questions[split], outputs)
+        said = found.at(0.0 if about.unanswerable else None)
+        more = squad.thresholds(questions[split], found) if about.unanswerable else {}
+        return squad.score(about, questions[split], said) | more
 
     scores = {split: partial(judged, split) for split in read}
     return _prepared(data, encoder, examples, scores, "spans", 2, ())
@@ -191,6 +241,7 @@ def _prepared(
     train = examples["train"]
     valid = {split: part for split, part in examples.items() if split != "train"}
     content = "".join(part.digest() for part in valid.values())
-    identity = {"name": data.task, "tokenizer": encoder.identity, "train": train.digest()}
+    known = None if data.task == TABLE else data.task
+    identity = {"name": known or _folder(data).name, "tokenizer": encoder.identity, "train": train.digest()}
     identity |= {"valid": hashlib.sha256(content.encode()).hexdigest()}
-    return Prepared(train, valid, head, classes, labels, encoder.frame.pad, identity, scores)
+    return Prepared(train, valid, head, classes, labels, encoder.frame.pad, identity, scores, known, encoder)

@@ -1,0 +1,265 @@
+"""Labelled text of the user: rows with named columns, in TSV, CSV, JSON Lines, Parquet, or a folder of Hugging Face `datasets`.
+
+A path is a file, or a folder with a file for each split, such as ``train.csv`` and ``dev.csv``. Without a validation
+split, some of the rows are held out.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from train.data import formats
+from train.data.corpus import shards, splits
+from train.data.labelled.glue import Columns, Glue, Rows
+from train.data.labelled.metrics import accuracy, macro_f1, pearson, spearman
+from train.errors import UserError
+
+JUDGING = ("validation", "valid", "dev", "test")  # names of the validation split; the first one that exists is used
+_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+_COMPRESSED = ("", ".gz", ".xz", ".zst")
+OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
+OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
+_KNOWN = ", ".join(_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The files and the columns of a table.
+
+    Attributes:
+      path: a file, or a folder with a file for each split.
+      valid_path: the file of the validation rows; None: a split of the folder, or rows that are held out.
+      texts: the columns of one text or two.
+      label: the column of the label.
+      labels: the names of the classes in their order; empty: the labels of the training rows, sorted.
+      number: whether the label is a number.
+      valid_fraction: the part of the rows that is held out if there is no other validation split.
+    """
+
+    path: Path
+    valid_path: Path | None
+    texts: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    number: bool
+    valid_fraction: float
+
+
+class Row(NamedTuple):
+    """One row, and where it is, in words."""
+
+    where: str
+    fields: Mapping[str, Any]
+
+
+def read(asked: Asked) -> tuple[dict[str, Rows], Glue]:
+    """Read the training and the validation rows, and describe them as a task.
+
+    Raises:
+      UserError: a file, a column or a label is missing or is something else; the message names the file and the row.
+    """
+    parts = {split: list(rows(path)) for split, path in _files(asked).items()}
+    labels = () if asked.number else asked.labels or _names(parts["train"], asked)
+    title = asked.path.name
+    metrics = OF_NUMBERS if asked.number else OF_CLASSES
+    about = Glue(title, labels, Columns(asked.texts, asked.label), metrics, spelled=labels)
+    found = {split: Rows(texts(part, asked.texts), _targets(part, asked, about)) for split, part in parts.items()}
+    if len(found) == 1:
+        found = _held_out(found["train"], asked.valid_fraction, asked.path)
+    return found, about
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The rows of one file, or of a folder that `datasets` saved; numbers of its classes become their names.
+
+    Raises:
+      UserError: the file is missing, has another format, or is damaged.
+    """
+    if not path.exists():
+        raise UserError(f"the file {path} does not exist")
+    if arrows := shards(path) if path.is_dir() else []:
+        yield from _saved(path, arrows)
+        return
+    kind = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    if path.is_dir() or kind not in _SUFFIXES:
+        raise UserError(f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved")
+    if kind in (".tsv", ".csv"):
+        yield from _lines(path, kind)
+    elif kind == ".jsonl":
+        yield from _objects(path)
+    else:
+        yield from (Row(*record) for record in formats.records(path))
+
+
+def _lines(path: Path, kind: str) -> Iterator[Row]:
+    """Rows under a line of names. A TSV file has no quotes, as GLUE's; cells of a CSV file may be quoted."""
+    content = io.StringIO(formats.whole(path), newline="")
+    csv.field_size_limit(2**31 - 1)  # a cell may be long
+    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    lines = csv.reader(content, **how)
+    try:
+        head = next(lines, [])
+        for line in lines:
+            where = f"{path}, line {lines.line_num}"
+            if line and len(line) != len(head):
+                raise UserError(f"{where} has {len(line)} cells, but the first line names {len(head)} columns")
+            if line:
+                yield Row(where, dict(zip(head, line, strict=True)))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {lines.line_num}: {error}; mend the line") from error
+
+
+def _objects(path: Path) -> Iterator[Row]:
+    for n, line in enumerate(formats.whole(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {n}"
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is not JSON ({error}); mend or delete the line") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{where} is a {type(found).__name__}, but should be a JSON object")
+        yield Row(where, found)
+
+
+def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
+    import pyarrow as pa
+
+    try:
+        features = json.loads((folder / "dataset_info.json").read_text()).get("features") or {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / 'dataset_info.json'}: {error}") from error
+    names = {key: of["names"] for key, of in features.items() if isinstance(of, dict) and "names" in of}
+    number = 0
+    for file in arrows:
+        try:
+            with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
+                batches = [batch.to_pylist() for batch in stream]
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"cannot read {file}: {error}") from error
+        for row in (row for batch in batches for row in batch):
+            number += 1
+            yield Row(f"{folder}, row {number}", row | {k: _class(row.get(k), of) for k, of in names.items()})
+
+
+def _class(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class; -1 marks a row without a label."""
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+
+
+def texts(part: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], ...]:
+    """Of each column, the texts of all rows.
+
+    Raises:
+      UserError: a row without the column, or a cell that is not text.
+    """
+    return tuple([_text(row, column) for row in part] for column in columns)
+
+
+def _text(row: Row, column: str) -> str:
+    value = _cell(row, column, "data.text")
+    if not isinstance(value, str):
+        raise UserError(f"{row.where}: column {column!r} has {value!r:.40}, but should have text; set data.text")
+    return value.encode("utf-8", "replace").decode()  # half a character of JSON, such as \ud83d alone
+
+
+def _cell(row: Row, column: str, setting: str) -> Any:
+    if column not in row.fields:
+        names = ", ".join(map(repr, row.fields))[:200]
+        raise UserError(f"{row.where} has no column {column!r}, only {names}; set {setting}")
+    return row.fields[column]
+
+
+def label(row: Row, column: str) -> str | None:
+    """The label of a row as text; None: it has none."""
+    value = _cell(row, column, "data.label")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None or value == "" else str(value)
+
+
+def _label(row: Row, column: str) -> str:
+    found = label(row, column)
+    if found is None:
+        raise UserError(
+            f"{row.where} has no label in column {column!r}; delete the row (train.predict labels such rows)"
+        )
+    return found
+
+
+def _names(part: Sequence[Row], asked: Asked) -> tuple[str, ...]:
+    """The different labels, sorted: numbers by their size."""
+    found = {_label(row, asked.label) for row in part}
+    if len(found) < 2:
+        raise UserError(
+            f"all rows of {asked.path} have the label {', '.join(found) or 'none'}: there is nothing to learn"
+        )
+    if len(found) > len(part) // 2 and len(found) > 20:
+        raise UserError(
+            f"column {asked.label!r} of {asked.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
+            "data.number=true if the labels are numbers"
+        )
+    digits = all(name.lstrip("-").isdigit() for name in found)
+    return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
+
+
+def _targets(part: Sequence[Row], asked: Asked, about: Glue) -> np.ndarray:
+    if not part:
+        raise UserError(f"{asked.path} has no rows")
+    out = []
+    for row in part:
+        name = _label(row, asked.label)
+        number = about.number(name)
+        if number is None:
+            kind = f"one of {', '.join(about.labels)}"[:200] if about.labels else "a number"
+            raise UserError(f"{row.where}: the label {name!r} is not {kind}")
+        out.append(number)
+    return np.array(out, np.int32 if about.labels else np.float32)
+
+
+def _held_out(every: Rows, fraction: float, path: Path) -> dict[str, Rows]:
+    """Rows of a fixed shuffle: files may be sorted by their labels."""
+    count = len(every.labels)
+    order = np.random.default_rng(0).permutation(count)
+    held = np.sort(order[:: round(1 / fraction)])
+    mine = np.setdiff1d(np.arange(count), held)
+    if not len(mine):
+        raise UserError(
+            f"{path} has {count} rows, not enough to hold some out; name a file of validation rows in data.valid_path"
+        )
+    return {
+        name: Rows(tuple([part[i] for i in some] for part in every.texts), every.labels[some])
+        for name, some in (("train", mine), ("valid", held))
+    }
+
+
+# --- files ---
+
+
+def _files(asked: Asked) -> dict[str, Path]:
+    """The file, or the folder, of each split."""
+    path, named = asked.path, {} if asked.valid_path is None else {"valid": asked.valid_path}
+    if not path.exists():
+        raise UserError(f"the file or folder {path} does not exist; data.path names the labelled rows")
+    if not path.is_dir() or shards(path):
+        return {"train": path} | named
+    several = {name: path / name for name in splits(path)} or _by_split(path)
+    if "train" not in several:
+        there = ", ".join(sorted(f.name for f in path.iterdir()))[:200] or "nothing"
+        raise UserError(f"{path} has no split train ({_KNOWN}), only {there}; name a file in data.path")
+    judging = {name: several[name] for name in JUDGING if name in several}
+    return {"train": several["train"]} | (named or dict(list(judging.items())[:1]))
+
+
+def _by_split(folder: Path) -> dict[str, Path]:
+    names = ("train", *JUDGING)
+    files = {n: folder / f"{n}{kind}{packed}" for n in names for kind in _SUFFIXES for packed in _COMPRESSED
+             if (folder / f"{n}{kind}{packed}").is_file()}  # fmt: skip
+    return files

@@ -1,0 +1,153 @@
+"""Special tokens: which tokens begin and end the texts of a model, and its chat template.
+
+The files next to a tokenizer decide, as in `transformers`:
+
+=================== ==========================================================================
+generated texts end ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``
+documents end       ``eos_token`` of ``tokenizer_config.json`` or ``special_tokens_map.json``
+texts begin         ``bos_token`` of these files; without one, the token that ends documents
+prompts             the post-processor of ``tokenizer.json`` adds tokens to each; a tokenizer
+                    without this file has ``add_bos_token`` and ``add_eos_token``
+=================== ==========================================================================
+
+The names of tokens decide only where these files are missing, as with a ``tokenizer.json`` alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train.errors import UserError
+from train.files import appears_whole, checked_json
+
+END = "<|endoftext|>"
+ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
+_BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *ENDS)
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+_TEMPLATE = "chat_template.jinja"
+FILES = (_CONFIG, _MAP, _TEMPLATE)  # that belong to a tokenizer
+
+
+@dataclass(frozen=True)
+class Special:
+    """The special tokens of a tokenizer."""
+
+    begin: int | None  # stands before a text that has no context
+    end: int | None  # stands after each document
+    ends: tuple[int, ...]  # each of them ends a generated text
+    names: dict[str, str] = field(default_factory=dict)  # role, such as bos_token -> token
+    template: str | None = None  # of chats, for Jinja
+
+
+def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
+    """The special tokens of a tokenizer.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      folder: the folder of its files; None: the tokenizer is the only file.
+
+    Raises:
+      UserError: one of the files is damaged.
+    """
+    own, model = _settings(folder, _CONFIG, _MAP), _settings(folder, "generation_config.json", "config.json")
+    names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
+    begin = _of_role(tokenizer, own, model, "bos")
+    end = _of_role(tokenizer, own, model, "eos")
+    ends = next((ids for ids in (_ids(tokenizer, file.get("eos_token_id")) for file in model) if ids), ())
+    if not own:
+        begin = _first(tokenizer, _BEGINS) if begin is None else begin
+        end = _first(tokenizer, ENDS) if end is None else end
+    begin = end if begin is None else begin
+    return Special(begin, end, ends or (() if end is None else (end,)), names, _template(folder, own))
+
+
+def set_up(tokenizer: Any, folder: Path) -> None:
+    """Gives a tokenizer of ``vocab.json`` and ``merges.txt`` the special tokens of its folder, and lets it add them to texts.
+
+    Raises:
+      UserError: one of the files is damaged.
+    """
+    from tokenizers import AddedToken, processors
+
+    own = _settings(folder, _CONFIG, _MAP)
+    names = {END, *(name for role in _ROLES if (name := _named(own, role)) is not None)}
+    for file in own:
+        names |= {token["content"] for token in file.get("added_tokens_decoder", {}).values() if token.get("special")}
+    there = [name for name in sorted(names) if tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in there])
+    sides = []
+    for setting, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
+        adds = any(file.get(setting) for file in own) and _named(own, role) in there
+        sides.append(_named(own, role) if adds else None)
+    if any(sides):
+        before, after = sides
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*([before] if before else []), "$A", *([after] if after else [])],
+            special_tokens=[(name, tokenizer.token_to_id(name)) for name in {*sides} - {None}],
+        )
+
+
+def copied(source: Path | None, target: Path) -> None:
+    """Copies the files that define special tokens and the chat template of a tokenizer, if there are any."""
+    for name in FILES:
+        if source is not None and (file := source / name).is_file():
+            with appears_whole(target / name) as part:
+                part.write_bytes(file.read_bytes())
+
+
+def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The tokens that the tokenizer adds before and after a text."""
+    whole = tokenizer.encode("a")
+    added = whole.special_tokens_mask
+    before = next((i for i, special in enumerate(added) if not special), len(added))
+    after = next((i for i, special in enumerate(reversed(added)) if not special), 0)
+    return whole.ids[:before], whole.ids[len(added) - after :]
+
+
+def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
+    """The content of the files that exist."""
+    found = []
+    for name in names:
+        if folder is None or not (file := folder / name).is_file():
+            continue
+        try:
+            found.append(checked_json(file.read_bytes(), ()))
+        except ValueError as error:
+            raise UserError(f"{file} is damaged: {error}; get it again") from error
+    return found
+
+
+def _named(own: Sequence[dict[str, Any]], role: str) -> str | None:
+    """The token of a role, as the first file that has the role names it."""
+    token = next((file[role] for file in own if role in file), None)
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _of_role(tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict[str, Any]], role: str) -> int | None:
+    """The token that begins or ends texts; the model's files decide if the tokenizer's files do not have the role."""
+    if any(f"{role}_token" in file for file in own):
+        name = _named(own, f"{role}_token")
+        return None if name is None else tokenizer.token_to_id(name)
+    found = (_ids(tokenizer, file.get(f"{role}_token_id")) for file in model)
+    return next((ids[0] for ids in found if ids), None)
+
+
+def _ids(tokenizer: Any, given: Any) -> tuple[int, ...]:
+    """The tokens of a setting, which is null, a number, or a list of numbers; those that the tokenizer has."""
+    numbers: Iterator[Any] = iter(given if isinstance(given, list) else [given])
+    return tuple(i for i in numbers if isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None)
+
+
+def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
+    return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+
+
+def _template(folder: Path | None, own: Sequence[dict[str, Any]]) -> str | None:
+    if folder is not None and (file := folder / _TEMPLATE).is_file():
+        return file.read_text("utf-8")
+    given = next((file["chat_template"] for file in own if file.get("chat_template")), None)
+    if isinstance(given, list):
+        given = next((each["template"] for each in given if each.get("name") == "default"), None)
+    return given

@@ -1,0 +1,102 @@
+"""The best evaluation of a training: its parameters are kept, and training stops early if there is no better one for long."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from train.plan.adapting import keep_adapter
+from train.plan.phase import Context, Models, Phase
+from train.state.model import Model
+
+KEPT = "best"  # the name of the model that is kept
+
+
+@dataclass(frozen=True)
+class Best:
+    """When to keep the parameters, and when to stop.
+
+    Attributes:
+      by: the number that decides: the least ``val_loss``, or the greatest ``val_accuracy``.
+      patience: how many evaluations in a row may be no better before training stops; None: it never stops early.
+      evaluations: how many evaluations there are, evenly spaced; None: one for each epoch.
+    """
+
+    by: Literal["val_loss", "val_accuracy"] = "val_loss"
+    patience: int | None = None
+    evaluations: int | None = None
+
+    def __post_init__(self):
+        for name in ("patience", "evaluations"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"best.{name} is at least 1, but is {value}")
+
+    def better(self, new: float, old: float) -> bool:
+        return new < old if self.by == "val_loss" else new > old
+
+
+@dataclass(frozen=True)
+class KeepBest(Phase):
+    """Keeps a copy of the model ``name`` if its last evaluation is the best one so far."""
+
+    name: str
+    best: Best
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (KEPT,)
+
+    @property
+    def looks_at(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def writes(self) -> str:
+        return KEPT
+
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return replace(models[self.name], opt=None)
+
+    def run(self, context: Context) -> Model:
+        value, before = context.validation[self.best.by], context.best
+        if not before or self.best.better(value, before["validation"][self.best.by]):
+            context.best = {"validation": dict(context.validation), "waited": 0}
+            return context.compute(self, _copied, replace(context.models[self.name], opt=None))[0]
+        context.best = before | {"waited": before["waited"] + 1}
+        return context.models[KEPT]
+
+    def stops(self, context: Context) -> bool:
+        return self.best.patience is not None and context.best["waited"] >= self.best.patience
+
+
+@dataclass(frozen=True)
+class TakeBest(Phase):
+    """The model ``name`` as `KeepBest` kept it."""
+
+    name: str
+    after_early_stop = True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (KEPT,)
+
+    @property
+    def writes(self) -> str:
+        return self.name
+
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        return models[KEPT]
+
+    def run(self, context: Context) -> Model:
+        model, _ = context.compute(self, _copied, context.models[KEPT])
+        context.validation = context.best["validation"]
+        if model.made is not None:
+            keep_adapter(context, model)
+        return model
+
+
+def _copied(phase: Phase, tx: optax.GradientTransformation, model: Model) -> Model:
+    return jax.tree.map(jnp.copy, model)

@@ -1,0 +1,36 @@
+"""Dropout in a phase of training: some entries of what each sublayer adds become zero, others in every step and sample."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxgrow.drop import Kept
+from jaxgrow.drop.execution import Dropout
+from jaxgrow.models import Config
+from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier
+
+if TYPE_CHECKING:
+    from train.plan.training import Train
+
+
+@dataclass(frozen=True)
+class DropUnits(Modifier):
+    """Dropout of the outputs of attention and MLPs, before they are added to the residual stream.
+
+    Deviation(BERT): embeddings, attention probabilities and the input of the head are not dropped.
+    """
+
+    rate: float
+
+    def check(self, phase: "Train") -> None:
+        if not 0 < self.rate < 1:
+            raise ValueError(f"dropout lies between 0 and 1, but is {self.rate}")
+        if any(isinstance(other, DropLayers | DropTokens | Hold) for other in phase.modifiers):
+            raise ValueError("dropout is not supported together with dropped layers or tokens, or frozen layers")
+
+    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+        layers = jax.random.split(jax.random.fold_in(micro.key, 1), config.depth)
+        of_rows = jax.vmap(jax.random.fold_in, (None, 0))
+        keys = jax.vmap(lambda key: of_rows(key, micro.rows))(layers)
+        return {"kept": Kept(None, Dropout(keys, self.rate), "sublayer")}

@@ -1,0 +1,112 @@
+"""Write the predictions of a fine-tuned model: ``python -m train.predict RUN FILE [--out FILE]``
+
+RUN is the folder of a finished fine-tuning (`train.finetune`) on a task of classes or numbers. FILE is a table with the columns
+of the texts that the run was trained on: .tsv, .csv, .jsonl, .parquet, or a folder of Hugging Face `datasets`. It needs no
+labels. If it has the column of the labels, the metrics of the rows with a label are printed.
+
+The output has a line for each row, in the same order: the predicted label (or number) and the probability of each class. It is
+written as TSV to ``--out`` (default: to the terminal).
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxgrow.interop import CheckpointError, open_checkpoint
+from train.commands import Parser
+from train.data.labelled import glue, table
+from train.data.labelled.encoding import Encoder
+from train.data.labelled.task import Labelled, examples_of, labelled_of
+from train.errors import UserError, exits_cleanly
+from train.files import write_text
+from train.run.workdir import Workdir
+from train.state.heads import learned
+from train.state.mesh import Mesh
+from train.tasks.supervised import outputs
+
+
+def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
+    """Predict every row of a table.
+
+    Args:
+      run: the folder of a finished fine-tuning.
+      file: the table.
+
+    Returns:
+      The predictions as TSV, and the metrics of the rows that have a label.
+
+    Raises:
+      UserError: the run is not a finished fine-tuning on classes or numbers, or the table lacks a column.
+    """
+    data, columns = _data(run)
+    try:
+        source = open_checkpoint(run)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    rows = list(table.rows(file))
+    if not rows:
+        raise UserError(f"{file} has no rows")
+    config, labels = source.config, learned(run).labels
+    texts = glue.Rows(table.texts(rows, columns.texts), np.zeros(len(rows), np.int32))  # type: ignore[arg-type]
+    examples = examples_of(texts, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
+    mesh = Mesh().over(jax.devices())
+    found = outputs(config, source.shard(mesh), examples, mesh)
+    return _tsv(found, labels), _metrics(found, rows, labels, str(columns.label))
+
+
+def _data(run: Path) -> tuple[Labelled, glue.Columns]:
+    """The data of the run, and the columns of its texts and labels."""
+    workdir = Workdir(run)
+    about = workdir.config["data"].get("Labelled") if workdir.finished else None
+    if about is None or about["task"].startswith("squad"):
+        raise UserError(f"{run} is not the folder of a finished fine-tuning on classes or numbers of text")
+    data = labelled_of(about | {"tokenizer": "bytes" if about["tokenizer"] == "bytes" else str(run / "tokenizer.json")})
+    own = glue.TASKS.get(data.task)
+    if own is None:
+        return data, glue.Columns(data.text, data.label)
+    names = own.features or own.columns.texts
+    return data, glue.Columns(names, own.columns.label if isinstance(own.columns.label, str) else "label")
+
+
+def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
+    if not labels:
+        return "prediction\n" + "".join(f"{x:.6g}\n" for x in found[:, 0])
+    chances = np.asarray(jax.nn.softmax(found, -1))
+    lines = ["\t".join(["prediction", *labels])]
+    for best, row in zip(found.argmax(-1), chances, strict=True):
+        lines.append("\t".join([labels[best], *(f"{x:.6f}" for x in row)]))
+    return "\n".join(lines) + "\n"
+
+
+def _metrics(found: np.ndarray, rows: list[table.Row], labels: tuple[str, ...], column: str) -> dict[str, float]:
+    """The metrics of the rows that have a label by its name."""
+    given = [table.label(row, column) if column in row.fields else None for row in rows]
+    some = [i for i, label in enumerate(given) if label is not None and (not labels or label in labels)]
+    if not some:
+        return {}
+    if not labels:
+        gold = np.array([float(given[i] or 0) for i in some])
+        return {name: metric(found[some, 0], gold) for name, metric in table.OF_NUMBERS.items()}
+    gold = np.array([labels.index(given[i] or "") for i in some])
+    return {name: metric(found[some].argmax(-1), gold) for name, metric in table.OF_CLASSES.items()}
+
+
+def main() -> None:
+    parser = Parser("predict", __doc__)
+    parser.add_argument("run", type=Path, help="folder of a finished fine-tuning")
+    parser.add_argument("file", type=Path, help="table of texts")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the predictions to this file")
+    arguments = parser.parse_args()
+    text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())
+    if arguments.out is None:
+        print(text, end="")
+    else:
+        write_text(arguments.out, text)
+    for name, value in metrics.items():
+        print(f"{name.replace('_', ' ')}: {value:.4f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)

@@ -1,0 +1,169 @@
+"""Benchmarks: any task of the lm-evaluation-harness (``pip install -e '.[eval]'``), on local files or on downloaded ones."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from train.errors import UserError
+from train.state.opened import TextModel
+from train.tasks.published import local
+
+BOOTSTRAP = 1000  # samples for the standard errors of metrics that are not means, such as perplexity
+_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+_ABOUT = ("alias", "name", "sample_len", "sample_count")  # keys of a result that are not metrics
+
+
+@dataclass(frozen=True)
+class Benchmarks:
+    """How tasks of lm-eval are run.
+
+    Args:
+      data: folder of the tasks' files (`train.tasks.published`); None: lm-eval downloads datasets.
+      few_shot: examples before each question; None: the default of the task.
+      limit: the most questions of each task; None: all.
+      include: folder of YAML files that define more tasks, as lm-eval reads them.
+    """
+
+    data: Path | None = None
+    few_shot: int | None = None
+    limit: int | None = None
+    include: Path | None = None
+
+    def load(self, names: Sequence[str]) -> dict[str, Any]:
+        """Loads tasks and groups with their data, by their names.
+
+        Raises:
+          UserError: lm-eval is not installed or has no such task, or files are missing or damaged.
+        """
+        if self.few_shot is not None and self.few_shot < 0:
+            raise UserError(f"--few-shot is {self.few_shot}, less than 0")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit is {self.limit}, less than 1")
+        manager = _manager(self.include)
+        if unknown := [name for name in names if name not in manager.all_tasks]:
+            raise UserError(
+                f"there is no task {unknown[0]!r}: it is not a text, a file, a task of train.finetune, or a task of lm-eval "
+                "(lm-eval ls tasks)"
+            )
+        return {name: self._loaded(manager, name) for name in names}
+
+    def run(self, model: TextModel, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Scores of the model, by task: metrics and their standard errors; of a group, also the scores of its parts.
+
+        Raises:
+          UserError: as `load`, or the model cannot do a task.
+        """
+        loaded = self.load(names)
+        os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval would fork processes, in which JAX does not work
+
+        import lm_eval  # pyright: ignore[reportMissingImports]
+
+        from train.tasks.harness import Harness
+
+        found: Any = lm_eval.simple_evaluate(
+            Harness(model),
+            tasks=[task for tasks in loaded.values() for task in tasks],
+            num_fewshot=self.few_shot,
+            limit=self.limit,
+            task_manager=_manager(self.include),
+            log_samples=False,
+            bootstrap_iters=BOOTSTRAP,
+        )
+        return {name: _result(name, found, loaded[name]) for name in names}
+
+    def files(self, names: Sequence[str]) -> dict[str, list[Path]]:
+        """The local files of each task.
+
+        Raises:
+          UserError: as `load`.
+        """
+        return {
+            name: [file for task in _leaves(tasks) for file in getattr(task, "files", ())]
+            for name, tasks in self.load(names).items()
+        }
+
+    def _loaded(self, manager: Any, name: str) -> list[Any]:
+        """The tasks and groups of a name."""
+        if self.data is None or name not in (*manager.all_groups, *manager.all_tags, *_plain(manager)):
+            loaded = manager.load([name])
+        else:
+            kind = "group" if name in manager.all_groups else "task"
+            spec = {"group": "local", "task": [{kind: name, "class": _local_task(self.data, bool(self.few_shot))}]}
+            loaded = manager.load([spec])
+            loaded["groups"].pop("local")
+        return [*loaded["groups"].values()] or [*loaded["tasks"].values()]
+
+
+@cache
+def _manager(include: Path | None) -> Any:
+    """All tasks of lm-eval and of the folder; to find them takes seconds."""
+    try:
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError(
+            "tasks other than texts, files, and the tasks of train.finetune are lm-eval's: pip install -e '.[eval]'"
+        ) from error
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return TaskManager(include_path=None if include is None else str(include))
+
+
+def _plain(manager: Any) -> list[str]:
+    """Tasks that are defined by YAML alone; other tasks read their data by their own code."""
+    return [name for name in manager.all_subtasks if "class" not in (manager.task_index[name].cfg or {})]
+
+
+def _leaves(tasks: Sequence[Any]) -> list[Any]:
+    return [leaf for task in tasks for leaf in (task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task])]
+
+
+def _local_task(folder: Path, shots: bool) -> type:
+    """A class of tasks that read the files in ``folder``; with ``shots``, also the examples before questions."""
+    from lm_eval.api.task import ConfigurableTask  # pyright: ignore[reportMissingImports]
+
+    class LocalTask(ConfigurableTask):
+        files: list[Path]
+
+        def __init__(self, config: dict[str, Any]):
+            super().__init__(config={key: value for key, value in config.items() if key != "class"})
+
+        def download(self, dataset_kwargs: Any = None, **_: Any) -> None:
+            config: Any = self.config
+            splits = [config.test_split or config.validation_split]
+            if shots:
+                splits.append(config.fewshot_split or config.training_split or splits[0])
+            wanted = list(dict.fromkeys(splits))
+            self.dataset, self.files = local(self.DATASET_PATH, self.DATASET_NAME, config.task, wanted, folder)
+            for name in _SPLITS:
+                if getattr(config, name) not in self.dataset:
+                    setattr(config, name, None)
+
+    return LocalTask
+
+
+def _result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[str, Any]:
+    """The metrics of a task; of a group, also the metrics of its parts, under ``by``."""
+    every = {**found["results"], **(found.get("groups") or {})}
+    leaves = [leaf.task_name for leaf in _leaves(tasks)]
+    parts = {leaf: _metrics(every[leaf]) for leaf in leaves if leaf != name}
+    out = _metrics(every.get(name, {}))
+    if not parts:
+        shots, version = found["n-shot"].get(name, 0), found["versions"].get(name)
+        return out | {"few_shot": shots, "version": version, "files": _read(tasks)}
+    return out | {"by": parts, "files": _read(tasks)}
+
+
+def _read(tasks: Sequence[Any]) -> list[str]:
+    return [str(file) for leaf in _leaves(tasks) for file in getattr(leaf, "files", ())]
+
+
+def _metrics(result: Mapping[str, Any]) -> dict[str, Any]:
+    """``acc,none`` -> ``acc``; metrics of a filter keep its name; standard errors that are not known are left out."""
+    return {
+        key.removesuffix(",none"): value
+        for key, value in result.items()
+        if key not in _ABOUT and isinstance(value, int | float)
+    }

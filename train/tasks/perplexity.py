@@ -1,0 +1,99 @@
+"""Perplexity of texts, by windows of the model's context that slide over each text.
+
+The texts are local files. They are read as they are. lm-eval's task ``wikitext`` gives other numbers, because it
+removes the spaces around punctuation marks and scores each article alone.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from train.data import formats
+from train.errors import UserError
+from train.tasks.scoring import Scorer
+
+# Name of a text -> its files as they were published, in the order in which they are looked for.
+TEXTS: dict[str, tuple[str, ...]] = {
+    "wikitext2": ("wiki.test.raw", "wiki.valid.raw"),
+    "wikitext103": ("wiki.test.raw", "wiki.valid.raw"),
+    "ptb": ("ptb.test.txt", "ptb.valid.txt"),
+    "bits_per_byte": ("*.txt",),
+}
+COMPRESSED = ("", ".gz", ".xz", ".zst")
+
+
+def is_text(name: str) -> bool:
+    """Whether a task is the perplexity of a text: one of `TEXTS`, or a file."""
+    return name in TEXTS or Path(name).is_file()
+
+
+def files_of(name: str, folder: Path) -> list[Path]:
+    """The files of a text, in ``folder`` or in its subfolder ``name``; or the file ``name`` itself.
+
+    Raises:
+      UserError: the files do not exist.
+    """
+    if name not in TEXTS:
+        return [Path(name)]
+    for pattern in TEXTS[name]:
+        for where in (folder / name, folder):
+            if files := matching(where, pattern):
+                return files
+    raise UserError(
+        f"{name} needs {' or '.join(TEXTS[name])}, perhaps compressed, in {folder / name} or {folder}; nothing is "
+        "downloaded: put it there, or name another folder by --data"
+    )
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """The files that match, perhaps compressed."""
+    return sorted({file for end in COMPRESSED for file in folder.glob(pattern + end)})
+
+
+def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None) -> dict[str, Any]:
+    """How well a model predicts texts.
+
+    ================== ===================================================================================
+    perplexity         ``exp(nats / tokens)``, which depends on the tokenizer
+    perplexity_by_word ``exp(nats / words)``; words are separated by white space
+    bits_per_byte      ``nats / (bytes ln 2)``, of UTF-8
+    ================== ===================================================================================
+
+    Args:
+      scorer: the model.
+      files: each is a text.
+      stride: tokens between two windows; None: the context.
+
+    Raises:
+      UserError: the model is masked, the stride is longer than the context, or the files have no text.
+    """
+    files = list(files)
+    if scorer.masked:
+        raise UserError(
+            "a masked model has no perplexity of running text; evaluate it on pairs or choices, such as blimp"
+        )
+    if stride is not None and not 1 <= stride <= scorer.config.length:
+        raise UserError(f"--stride is {stride}, not between 1 and the context of {scorer.config.length} tokens")
+    nats, tokens, words, size = 0.0, 0, 0, 0
+    for file in files:
+        text = "".join(formats.text(file))
+        requests = scorer.windows(text, stride)
+        nats += sum(score.loss for score in scorer(requests))
+        tokens += sum(request.end - request.begin for request in requests)
+        words, size = words + len(text.split()), size + len(text.encode())
+    if not tokens or not words:
+        raise UserError(f"there is no text in {', '.join(map(str, files))}")
+    return {
+        "perplexity": _exp(nats / tokens),
+        "perplexity_by_word": _exp(nats / words),
+        "bits_per_byte": nats / (size * math.log(2)),
+        "tokens": tokens,
+        "words": words,
+        "bytes": size,
+        "files": [str(file) for file in files],
+    }
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf

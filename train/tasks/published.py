@@ -1,0 +1,192 @@
+"""Local files of the datasets that lm-eval's tasks read from a hub.
+
+A dataset is read from the files that its authors published, or from a copy of its repository on the hub. Records have the
+columns of the hub's dataset, so that a task gives the same numbers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from train.data import formats
+from train.errors import UserError
+from train.tasks.perplexity import matching
+
+Record: TypeAlias = dict[str, Any]
+Splits: TypeAlias = dict[str, Any]  # name -> a `datasets.Dataset`
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The published files of a dataset.
+
+    Args:
+      short: name of the subfolder in which the files may be.
+      splits: split -> patterns of its file, in the order in which they are looked for; ``{name}`` is the part's name.
+      read: reads a file as records of the hub's dataset.
+    """
+
+    short: str
+    splits: dict[str, tuple[str, ...]]
+    read: Callable[[Path], Iterator[Record]]
+
+
+def local(path: str, name: str | None, task: str, splits: Sequence[str], folder: Path) -> tuple[Splits, list[Path]]:
+    """Splits of a dataset, and the files that they were read from.
+
+    Args:
+      path: the dataset's name on the hub.
+      name: name of a part of it.
+      task: name of lm-eval's task, which may be the name of a subfolder.
+      splits: the splits that are read.
+      folder: where files are looked for.
+
+    Raises:
+      UserError: the files are missing or damaged.
+    """
+    import datasets  # pyright: ignore[reportMissingImports]
+
+    published, wanted = PUBLISHED.get(path), ""
+    if published is not None:
+        patterns = {split: [p.format(name=name) for p in published.splits.get(split, ())] for split in splits}
+        files = {split: _found(patterns[split], (folder / task, folder / published.short, folder)) for split in splits}
+        missing = [split for split, file in files.items() if file is None]
+        if not missing:
+            read = {split: _read(published, file) for split, file in files.items() if file is not None}
+            return {split: datasets.Dataset.from_list(rows) for split, rows in read.items()}, [
+                *filter(None, files.values())
+            ]
+        wanted = f"{' or '.join(patterns[missing[0]])} in {folder / published.short} or {folder}, or "
+    for copy in (folder / path, folder / Path(path).name):
+        if copy.is_dir() and any(copy.iterdir()):
+            files = sorted(file for file in copy.rglob("*") if file.is_file())
+            return dict(datasets.load_dataset(str(copy), name)), files
+    raise UserError(
+        f"{task} needs {wanted}a copy of the dataset {path} at {folder / path}; put it there, name another folder by --data, "
+        "or leave out --data to download the dataset"
+    )
+
+
+def _found(patterns: Sequence[str], places: Sequence[Path]) -> Path | None:
+    """The first file that exists."""
+    return next((file for pattern in patterns for place in places for file in matching(place, pattern)), None)
+
+
+def _read(published: Dataset, file: Path) -> list[Record]:
+    records = list(published.read(file))
+    if not records:
+        raise UserError(f"{file} has no records")
+    return records
+
+
+# --- records ---
+
+
+def _lambada(file: Path) -> Iterator[Record]:
+    for where, record in formats.records(file):
+        text = _field(where, record, "passage" if "passage" in record else "text")
+        if " " not in text:
+            raise UserError(f"{where} is one word, without a last word to predict")
+        yield {"text": text}
+
+
+def _blimp(file: Path) -> Iterator[Record]:
+    for where, record in formats.records(file):
+        yield {name: _field(where, record, name) for name in ("sentence_good", "sentence_bad")}
+
+
+def _piqa(file: Path) -> Iterator[Record]:
+    """``valid.jsonl``, whose labels are in ``valid-labels.lst`` of the same folder, or in a column."""
+    answers = file.with_name(f"{file.name.partition('.')[0]}-labels.lst")
+    labels = answers.read_text().split() if answers.exists() else None
+    for i, (where, record) in enumerate(formats.records(file)):
+        if labels is not None and i >= len(labels):
+            raise UserError(f"{answers} has {len(labels)} labels, but there are more questions in {file}")
+        label = int(labels[i]) if labels is not None else _field(where, record, "label", int)
+        if label not in (0, 1):
+            raise UserError(f"{where}: the label is {label}, not 0 or 1")
+        yield {name: _field(where, record, name) for name in ("goal", "sol1", "sol2")} | {"label": label}
+
+
+def _hellaswag(file: Path) -> Iterator[Record]:
+    for where, record in formats.records(file):
+        endings, label = _field(where, record, "endings", list), str(record.get("label"))
+        if not label.isdigit() or int(label) >= len(endings):
+            raise UserError(f"{where}: the label is {label!r}, but there are {len(endings)} endings")
+        texts = {name: _field(where, record, name) for name in ("activity_label", "ctx_a", "ctx_b")}
+        yield texts | {"endings": endings, "label": label}
+
+
+def _arc(file: Path) -> Iterator[Record]:
+    """``{"question": {"stem": .., "choices": [{"text", "label"}]}, "answerKey"}``, or the columns of the hub."""
+    for where, record in formats.records(file):
+        question, key = _field(where, record, "question", (str, dict)), str(record.get("answerKey"))
+        if isinstance(question, dict):
+            options = _field(where, question, "choices", list)
+            choices = {name: [option[name] for option in options] for name in ("text", "label")}
+            question = _field(where, question, "stem")
+        else:
+            choices = _field(where, record, "choices", dict)
+        labels = [str(label) for label in choices["label"]]
+        if key not in labels:
+            raise UserError(f"{where}: the answer is {key!r}, but the choices are {', '.join(labels)}")
+        yield {"question": question, "choices": {"text": [*choices["text"]], "label": labels}, "answerKey": key}
+
+
+def _articles(file: Path) -> Iterator[Record]:
+    """WikiText's articles: each begins with its title, a heading of the first level."""
+    page: list[str] = []
+    for line in "".join(formats.text(file)).split("\n"):
+        if _is_title(line.strip()) and "".join(page).strip():
+            yield {"page": "\n".join(page)}
+            page = []
+        page.append(line)
+    yield {"page": "\n".join(page)}
+
+
+def _is_title(line: str) -> bool:
+    return line.startswith("= ") and line.endswith(" =") and not line.startswith("= =") and not line.endswith("= =")
+
+
+def _field(where: str, record: Record, name: str, kind: Any = str) -> Any:
+    value = record.get(name)
+    if not isinstance(value, kind):
+        what = f"is {value!r:.60}" if name in record else f"is missing; there are {', '.join(record) or 'no fields'}"
+        raise UserError(f"{where}: {name} {what}")
+    return value
+
+
+_TFDS = "array_record-00000-of-*"  # the first file of a split of tensorflow-datasets; the others are read with it
+
+
+def _of_arc(split: str, published: str) -> tuple[str, ...]:
+    return f"{{name}}-{published}.jsonl", f"{{name}}/{split}*.parquet", f"ai2_arc/{{name}}/*/ai2_arc-{split}.{_TFDS}"
+
+
+# By the name of the dataset on the hub.
+PUBLISHED = {
+    "EleutherAI/lambada_openai": Dataset(
+        "lambada",
+        {"test": ("lambada_test*.jsonl", "lambada*.jsonl", "test*.parquet", f"lambada/*/lambada-test.{_TFDS}")},
+        _lambada,
+    ),
+    "nyu-mll/blimp": Dataset(
+        "blimp", {"train": ("{name}.jsonl", "{name}/train*.parquet", f"blimp/{{name}}/*/blimp-train.{_TFDS}")}, _blimp
+    ),
+    "baber/piqa": Dataset(
+        "piqa",
+        {
+            "train": ("train.jsonl", f"piqa/*/piqa-train.{_TFDS}"),
+            "validation": ("valid.jsonl", f"piqa/*/piqa-validation.{_TFDS}"),
+        },
+        _piqa,
+    ),
+    "Rowan/hellaswag": Dataset(
+        "hellaswag", {"train": ("hellaswag_train.jsonl",), "validation": ("hellaswag_val.jsonl",)}, _hellaswag
+    ),
+    "allenai/ai2_arc": Dataset("ai2_arc", {"train": _of_arc("train", "Train"), "test": _of_arc("test", "Test")}, _arc),
+    "EleutherAI/wikitext_document_level": Dataset(
+        "wikitext2", {"train": ("wiki.train.raw",), "test": ("wiki.test.raw",)}, _articles
+    ),
+}

@@ -1,0 +1,60 @@
+"""Stop strings: a generated text ends where one of them begins."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_CUT = "\ufffd"  # decoded from the first bytes of a character whose other bytes are in later tokens
+
+
+class Stopping:
+    """Decodes generated tokens, up to the first stop string.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      strings: stop strings.
+      prompts: the tokens of each prompt, if the decoder depends on the text before; None: the decoder sees new tokens only.
+    """
+
+    def __init__(self, tokenizer: Any, strings: Sequence[str], prompts: Sequence[Sequence[int]] | None = None):
+        self.tokenizer, self.prompts = tokenizer, prompts
+        self.strings = [string for string in strings if string]
+
+    def watch(self, row: int, tokens: np.ndarray) -> bool:
+        """Whether a stop string is in the text, for `jaxgrow.generate`."""
+        return self._stop(self._decoded(tokens, row)) is not None
+
+    def text(self, tokens: np.ndarray, row: int = 0) -> str:
+        """The text before the first stop string."""
+        text = self._decoded(tokens, row)
+        return text[: self._stop(text)]
+
+    def tokens(self, tokens: np.ndarray, row: int = 0) -> np.ndarray:
+        """The tokens up to the one that completes a stop string."""
+        if self._stop(self._decoded(tokens, row)) is None:
+            return tokens
+        return next(part for n in range(1, len(tokens) + 1) if self.watch(row, part := tokens[:n]))
+
+    def settled(self, tokens: np.ndarray, row: int = 0) -> str:
+        """The part of the text that no later token changes."""
+        text = self._decoded(tokens, row)
+        stop = self._stop(text)
+        if stop is not None:
+            return text[:stop]
+        text = text.rstrip(_CUT)
+        ends = (n for string in self.strings for n in range(1, len(string)) if text.endswith(string[:n]))
+        return text[: len(text) - max(ends, default=0)]
+
+    def _stop(self, text: str) -> int | None:
+        """Where the first stop string begins; None: there is not any."""
+        found = [place for string in self.strings if (place := text.find(string)) >= 0]
+        return min(found, default=None)
+
+    def _decoded(self, tokens: np.ndarray, row: int) -> str:
+        new = tokens.tolist()
+        if self.prompts is None:
+            return self.tokenizer.decode(new)
+        prompt = list(self.prompts[row])
+        before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *new])
+        return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(new)
