@@ -7,7 +7,7 @@ import numpy as np
 from jaxgrow import operators
 from jaxgrow.axes import Names, axis
 from jaxgrow.interop.source import Leaf
-from jaxgrow.maps import Growth, Rules, by_axes, preserves_function, terms
+from jaxgrow.maps import Growth, Rules, by_axes, new_sizes, preserves_function, terms
 from jaxgrow.matrices import Matrix, Rows, dense
 from jaxgrow.models import Config
 
@@ -39,12 +39,20 @@ assert METHODS.keys() == (operators.DEPTH | operators.WIDTH | operators.EXPERTS)
 
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
+    headless = config.predicts == "states"
+    if headless and isinstance(growth, Rules) and new_sizes(growth).get("embed", 0) % config.integers()["embed"]:
+        return False  # no head compensates for features that are not copied equally often
     if not isinstance(growth, Rules):
+        if headless:  # the outputs are copies of the old features
+            return preserves_function(growth, normed=config.normed)
         return preserves_function(growth, config.axes(), config.normed)
     if method == "lemon" and growth.eps != 1 and not config.means_stay:  # eps is scaled by spare units
         return False
     if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
         return False
+    if not getattr(config, "norm_scale", True) and "embed" in new_sizes(growth):
+        # No scale of the final norm compensates for a table that is used both ways.
+        return method == "staged" and not getattr(config, "ties", False)
     return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)
 
 
