@@ -27,7 +27,7 @@ _AXES = {
     "kv_head": "kv_heads",
     "position": "context",
 }
-_INNER = {"heads", "kv_heads", "head_dim", "mlp"}  # written and read within a layer
+_INNER = {"heads", "kv_heads", "head_dim", "mlp", "shared"}  # written and read within a layer
 _STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}  # kernels side by side
 _OUTPUTS = {"vocab", "classes"}
 # Of the models here, those besides that a kernel reads or writes.

@@ -19,6 +19,12 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
     example, other = (jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second))
     if example != other:
         raise CheckpointError("the two models take different inputs, so there is nothing to compare")
+    widths = [m.sizes()["embed"] for m in (first, second) if m.config.predicts == "states"]
+    if len(set(widths)) > 1:
+        raise CheckpointError(
+            f"the hidden states have {' and '.join(map(str, widths))} features: the two models have no head, so their outputs "
+            "cannot be compared"
+        )
     vocab, other = first.sizes().get("vocab"), second.sizes().get("vocab")
     if vocab != other:
         raise CheckpointError(f"the vocabularies differ, {vocab} and {other} tokens: the logits have no common meaning")

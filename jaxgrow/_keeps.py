@@ -7,51 +7,45 @@ import numpy as np
 from jaxgrow import operators
 from jaxgrow.axes import Names, axis
 from jaxgrow.interop.source import Leaf
-from jaxgrow.maps import Growth, Rules, by_axes, preserves_function, terms
-from jaxgrow.matrices import Matrix, Rows, dense
+from jaxgrow.maps import Growth, Rules, new_sizes, preserves_function, terms
+from jaxgrow.matrices import Matrix, Rows
 from jaxgrow.models import Config
 
-_WIDTH = "embed, heads, kv-heads, mlp"
-# Of each method: the axes that it takes, and whether it keeps the function of a model whose norms come first.
+# Of each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
 METHODS = {
-    "stack": ("layers", "no"),
-    "interleave": ("layers", "no"),
-    "g_stack": ("layers, a whole number of times", "no"),
-    "mslt": ("layers, at most twice", "no"),
-    "midas": ("layers, by a block of which there is a whole number", "no"),
-    "lidas": ("layers, at most twice", "no"),
-    "solar": ("layers, to an even number", "no"),
-    "llama_pro": ("layers, at most twice", "yes, to the bit; not that of a BERT"),
-    "zero_pad": (_WIDTH, "heads and mlp: yes; embed: no"),
-    "fpi": (_WIDTH, "heads and mlp: yes; embed: no, up to its norms"),
-    "net2net": (_WIDTH, "as fpi"),
-    "aki": (f"layers, {_WIDTH}", "no"),
-    "average": (f"layers, {_WIDTH}", "no"),
-    "hypercloning": (f"{_WIDTH}, a whole number of times", "yes"),
-    "staged": (f"{_WIDTH}: twice, all of them", "yes"),
-    "lemon": (_WIDTH, "yes; of a BERT, or with LayerScale, if embed grows a whole number of times"),
-    "sparkling": (_WIDTH, "no, but the size of activations"),
-    "upcycle": ("experts, of a dense model", "yes"),
-    "virtual_groups": ("experts, of fewer mlp units each", "yes, if active is a whole number of its parts"),
+    name: (
+        ", ".join(axis.replace("_", "-") for axis in found.axes) + (f" ({found.sizes})" if found.sizes else ""),
+        found.preserves,
+    )
+    for name, found in operators.OPERATORS.items()
 }
-assert METHODS.keys() == (operators.DEPTH | operators.WIDTH | operators.EXPERTS).keys()
 
 
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:
-    """Whether the function of a model of ``config`` stays the same, but for rounding. ``method``: what made `Rules`."""
+    """Whether a growth preserves the function of a model, up to rounding.
+
+    Args:
+      growth: the growth.
+      config: the config of the model before the growth.
+      method: the name of the operator that made the growth, if it made `Rules`.
+    """
+    if config.predicts == "states":
+        return _keeps_states(growth, config, method)
     if not isinstance(growth, Rules):
         return preserves_function(growth, config.axes(), config.normed)
-    if method == "lemon" and growth.eps != 1 and not config.means_stay:  # eps is scaled by spare units
-        return False
-    if method == "lemon" and not all(_evenly(growth, axis) for axis in config.normed if axis != "embed"):
-        return False
-    return method == "staged" or (method in ("llama_pro", "lemon") and config.pre_norm)
+    if not getattr(config, "norm_scale", True) and "embed" in new_sizes(growth):
+        # A norm without a scale cannot compensate for an embedding that is also the head.
+        return method == "staged" and not getattr(config, "ties", False)
+    return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(growth, config)
 
 
-def _evenly(growth: Rules, axis: str) -> bool:
-    """Whether all units of an axis have as many copies."""
-    m = by_axes(growth.rules[-1].terms[0]).get((axis,))
-    return m is None or len(set(np.count_nonzero(dense(m.write), 0).tolist())) == 1
+def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
+    """The same for a model without a head: its outputs are the features, which must be copied equally often."""
+    if not isinstance(growth, Rules):
+        return preserves_function(growth, normed=config.normed)
+    if new_sizes(growth).get("embed", 0) % config.integers()["embed"]:
+        return False
+    return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(growth, config)
 
 
 def rounding(growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False) -> list[str]:

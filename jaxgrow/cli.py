@@ -231,6 +231,10 @@ def _prune(a: argparse.Namespace) -> None:
     if a.by and a.layers is None:
         raise UsageError(f"--by {a.by} says which layers go: give --layers")
     _check_stages(source, target)
+    if source.config.predicts == "states" and "embed" in target:
+        raise CheckpointError(
+            "prune measures how far the outputs change, but those of a model without a head are its features: leave out --embed"
+        )
     inputs, what = _inputs.of_data(source, a.data)
     rng = np.random.default_rng(0)
     drawn = {
@@ -518,6 +522,7 @@ def _write(
     size = _put(a, source, record, *roots, dry_run=a.dry_run, files=files)
     seconds = time.perf_counter() - began
     about = {"dst": str(a.dst), "written": not a.dry_run, **record, **_size(source, size), **said, "seconds": seconds}
+    about["notes"] = [*said.get("notes", []), *(note for root in roots for note in getattr(root, "notes", ()))]
     peak = ""
     if resource is not None:
         unit = 1 if sys.platform == "darwin" else 1024
@@ -534,7 +539,7 @@ def _write(
     notes = said.get("notes", [])
     if said:
         print(_kept(said["keeps"], notes))
-    for note in (*notes, *said.get("groups", [])):
+    for note in (*about["notes"], *said.get("groups", [])):
         print(f"note: {note}")
 
 

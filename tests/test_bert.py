@@ -78,7 +78,7 @@ def test_published_axes_make_readers_of_tables_and_writers_of_norms(tied):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"types": 0}, "types is 0, less than 1"),
+        ({"types": -1}, "types is -1, less than 0"),
         ({"norm": "sandwich"}, "norm is 'post' or 'pre', not 'sandwich'"),
         ({"masked": 0.0}, "masked lies between 0 and 1, but is 0.0"),
         ({"context": 2, "first_position": 2}, "a context of 2 has no row for a first position of 2"),

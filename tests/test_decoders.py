@@ -36,6 +36,9 @@ KIN = {
     "Pythia": dict(
         layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5, activation="gelu"
     ),
+    "Granite": dict(embed_scale=2.5, score_dim=9.0, residual_scale=0.6, logit_divisor=3.0),
+    "gpt-oss": dict(sinks=True, clamp=0.5, experts=3, qkv_bias=True, out_bias=True, kinds="sf", window=3),
+    "Qwen2-MoE": dict(experts=3, shared=5, qkv_bias=True, gates_normed=False),
 }
 
 
@@ -69,6 +72,9 @@ FAST = {
     "OLMo 2": ("hypercloning", "lemon"),
     "Pythia": ("lemon", "stack"),
     "Qwen3": (),
+    "Granite": (),
+    "gpt-oss": ("lemon",),
+    "Qwen2-MoE": ("lemon",),
 }
 
 
@@ -97,6 +103,16 @@ def test_what_keeps_the_function_is_what_we_say(name, by):
     if by == "llama_pro":
         assert found == 0
     assert _keeps.keeps(growth, c, by.split(",")[0]) == kept
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_norms_without_parameters_keep_the_function_of_even_copies_if_the_head_is_not_tied(tied, monkeypatch):
+    monkeypatch.setitem(KIN, "OLMo", dict(layer_norm=True, norm_scale=False, tied=tied))
+    c = config("OLMo")
+    for by in ("hypercloning", "staged"):
+        growth = made(c)[by]
+        assert _keeps.keeps(growth, c, by) == (not tied)
+        assert changed("OLMo", growth) > VISIBLE if tied else changed("OLMo", growth) < EXACT
 
 
 def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():

@@ -15,7 +15,7 @@ from scipy import stats
 
 from jaxgrow import generate, generation, sharding
 from jaxgrow.generation import WATCHED, Sampling, drawn, least_logits, penalized
-from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 from jaxgrow.models.layers import Past
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -26,6 +26,10 @@ MODELS = {
     "gpt2, tied": tiny.config(context=40),
     "gpt2, untied": tiny.config(tied=False, context=40, scan_layers=False),
     "llama": LlamaConfig(**LLAMA, kv_heads=2, rope_factor=4.0, rope_context=16, rope_theta=100.0),
+    "gpt-oss": LlamaConfig(
+        **LLAMA, kv_heads=2, sinks=True, clamp=0.5, experts=3, qkv_bias=True, out_bias=True, kinds="sf", window=5
+    ),
+    "opt": GPT2Config(**LLAMA, activation="relu", first_position=2),
     "qwen2": LlamaConfig(**LLAMA, kv_heads=1, qkv_bias=True, tied=True),
 }
 GPT, DRAWS = MODELS["gpt2, tied"], {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
@@ -47,7 +51,7 @@ def params(config):
 
 def whole(config, tokens):
     """Logits at each place, from one pass over a whole context, so that one program does for all."""
-    padded = np.zeros((1, config.context), np.int32)
+    padded = np.zeros((1, config.length), np.int32)
     padded[0, : len(tokens)] = tokens
     return np.asarray(tiny.forward(config)(params(config), padded))[0, : len(tokens)]
 
@@ -67,7 +71,7 @@ def lists(found):
 # --- what is kept ---
 
 
-@models("llama")
+@models("llama", "gpt-oss", "opt")
 def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
     tokens_BT, lengths_B = tiny.tokens(2, 12), np.array([3, 6])
 

@@ -34,9 +34,21 @@ _YARN = {
 }
 _DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 77.0}
 _MIXED = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "pad_token_id": 1}
+_QWEN2_MOE = _GROUPED | _MIXED | {"num_experts": 4, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 14}
+_GPT_OSS = _GROUPED | _MIXED | {"num_local_experts": 4, "head_dim": 6}
+_OPT = _TEXT | dict(
+    num_hidden_layers=2,
+    hidden_size=12,
+    num_attention_heads=2,
+    ffn_dim=20,
+    word_embed_proj_dim=12,
+    pad_token_id=1,
+)
 _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 # Of three layers the first sees all; two places on either side; padding has a row of zeros there.
 _MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
+_ROBERTA = _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
+_DISTIL = _TEXT | dict(n_layers=2, dim=12, n_heads=2, hidden_dim=20, pad_token_id=1)
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 _DINO = _IMAGES | dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False)
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
@@ -88,6 +100,21 @@ SETTINGS = {
         | {"query_pre_attn_scalar": 6, "sliding_window": 4}
         | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}},
     ],
+    "OlmoForCausalLM": [_GROUPED],
+    "OlmoForSequenceClassification": [_GROUPED | {"pad_token_id": 1}],
+    "Qwen2MoeForCausalLM": [_QWEN2_MOE, _QWEN2_MOE | {"norm_topk_prob": True, "qkv_bias": False}],
+    "Qwen2MoeForSequenceClassification": [_QWEN2_MOE],
+    "GptOssForCausalLM": [
+        _GPT_OSS | _LOCAL | {"rope_parameters": _YARN, "swiglu_limit": 0.5},
+        _GPT_OSS | {"sliding_window": 3, "attention_bias": False, "rope_parameters": {"rope_type": "default"}},
+    ],
+    "GptOssForSequenceClassification": [_GPT_OSS | _LOCAL | {"rope_parameters": _YARN}],
+    "GraniteForCausalLM": [
+        _GROUPED
+        | {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6, "logits_scaling": 2.0},
+    ],
+    "OPTForCausalLM": [_OPT, _OPT | {"tie_word_embeddings": False, "activation_function": "gelu"}],
+    "OPTForSequenceClassification": [_OPT | {"num_labels": 3}],
     "Olmo2ForCausalLM": [_GROUPED],
     "Olmo3ForCausalLM": [_GROUPED | _LOCAL, _GROUPED | {"sliding_window": 3, "rope_scaling": _YARN}],
     "Phi3ForCausalLM": [
@@ -163,12 +190,30 @@ SETTINGS = {
     "Phi3ForSequenceClassification": [_GROUPED | {"pad_token_id": 1}],
     "SmolLM3ForSequenceClassification": [_GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]}],
     "GPTNeoXForSequenceClassification": [_NEOX | {"pad_token_id": 1, "num_labels": 3}],
+    "DistilBertForMaskedLM": [_DISTIL, _DISTIL | {"tie_word_embeddings": False}],
+    "DistilBertForSequenceClassification": [_DISTIL | {"num_labels": 3}],
+    "DistilBertForQuestionAnswering": [_DISTIL],
+    "BertForTokenClassification": [_ENCODER | _TEXT | {"num_labels": 3}],
+    "RobertaForTokenClassification": [_ROBERTA | {"num_labels": 3}],
+    "XLMRobertaForTokenClassification": [_ROBERTA | {"num_labels": 4}],
+    "ModernBertForTokenClassification": [_MODERN | {"local_attention": 12, "num_labels": 3}],
+    "DistilBertForTokenClassification": [_DISTIL | {"num_labels": 3}],
+    "BertModel": [_ENCODER | _TEXT],
+    "RobertaModel": [_ROBERTA],
+    "XLMRobertaModel": [_ROBERTA],
+    "ModernBertModel": [_MODERN | {"local_attention": 12}],
+    "DistilBertModel": [_DISTIL],
+    "ViTModel": [_ENCODER | _IMAGES],
+    "Dinov2Model": [_DINO],
+    "CLIPVisionModel": [_ENCODER | _IMAGES, _ENCODER | _IMAGES | {"hidden_act": "gelu"}],
+    "CLIPVisionModelWithProjection": [_ENCODER | _IMAGES | {"projection_dim": 5}],
+    "SiglipVisionModel": [_ENCODER | _IMAGES, _ENCODER | _IMAGES | {"vision_use_head": False}],
     "BertForQuestionAnswering": [_ENCODER | _TEXT],
     "RobertaForQuestionAnswering": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     # What stands where a token sees padding alone is anybody's.
     "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
 }
-TASKS = ("SequenceClassification", "Answering")
+TASKS = ("SequenceClassification", "Answering", "TokenClassification")
 LENGTHS = np.array([7, 4, 1])  # of texts that are classified; what follows is padding
 cases = pytest.mark.parametrize(
     ("architecture", "which"), [(a, i) for a, models in SETTINGS.items() for i in range(len(models))]
@@ -221,8 +266,16 @@ def answered(model, x: np.ndarray) -> np.ndarray:
     """What a model of `transformers` says of inputs."""
     with torch.no_grad():
         if x.ndim == 4:
-            return model.eval()(torch.tensor(x.transpose(0, 3, 1, 2))).logits.numpy()
-        out = model.eval()(torch.tensor(x), attention_mask=torch.tensor(x != 1).long())
+            out = model.eval()(torch.tensor(x.transpose(0, 3, 1, 2)))
+        else:
+            out = model.eval()(torch.tensor(x), attention_mask=torch.tensor(x != 1).long())
+        if "image_embeds" in out:
+            return out.image_embeds.numpy()
+        if "last_hidden_state" in out:
+            # The norm after the layers of CLIP is computed for the class token alone.
+            of_clip = type(model).__name__ == "CLIPVisionModel"
+            states = model.post_layernorm(out.last_hidden_state) if of_clip else out.last_hidden_state
+            return states.numpy()
     return (torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits).numpy()
 
 
@@ -231,6 +284,12 @@ def assert_alike(folder: Path) -> np.ndarray:
     np.testing.assert_allclose(found, theirs(folder), rtol=0, atol=1e-4)
     assert found.std() > 1e-2
     return found
+
+
+def assert_kept(after: np.ndarray, before: np.ndarray) -> None:
+    """The outputs are the same; hidden states that are wider are copies."""
+    copies = after.shape[-1] // before.shape[-1]
+    np.testing.assert_allclose(after, np.concatenate([before] * copies, -1), rtol=0, atol=1e-4)
 
 
 def run(*words: object) -> None:
@@ -250,7 +309,7 @@ def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, whi
     heads = config.sizes().get("heads", 0)
     groups = ",".join(f"{i}+{i + heads}" for i in range(heads)) or "far"  # which is the same, of each stage
     run("decoalesce", tmp_path / "a", tmp_path / "wide", "--heads", groups)
-    np.testing.assert_allclose(assert_alike(tmp_path / "wide"), before, rtol=0, atol=1e-4)
+    assert_kept(assert_alike(tmp_path / "wide"), before)
     run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", to(config, 5))
     assert np.abs(assert_alike(tmp_path / "deep") - before).max() > 1e-2
     run("coalesce", tmp_path / "wide", tmp_path / "back", "--heads", groups)
@@ -486,9 +545,9 @@ def test_a_model_without_padding_classifies_one_text_as_transformers_does(tmp_pa
 
 def test_a_head_that_is_not_computed_is_told_which_architecture_the_model_was(tmp_path, capsys):
     folder = made(tmp_path / "a", "BertForSequenceClassification")
-    change(folder, architectures=["BertForTokenClassification"])
+    change(folder, architectures=["BertForMultipleChoice"])
     assert cli.main(["inspect", str(folder)]) == 1
-    assert "another head; load it as BertForMaskedLM in transformers" in capsys.readouterr().err
+    assert "another head; load it as BertModel in transformers" in capsys.readouterr().err
 
 
 def test_a_span_has_two_ends(tmp_path, capsys):
@@ -499,17 +558,112 @@ def test_a_span_has_two_ends(tmp_path, capsys):
 
 
 def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
-    """A bare GPT-2 whose head is tied lacks nothing but its name."""
+    """A GPT-2 whose head is tied lacks nothing but its name. Another head than the stored one would have random weights."""
     transformers.GPT2Model(
         transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
     ).save_pretrained(tmp_path / "gpt2")
-    transformers.BertModel(transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0])).save_pretrained(tmp_path / "bert")
+    made(tmp_path / "llama", "LlamaForCausalLM")
+    change(tmp_path / "llama", architectures=["LlamaModel"])
     assert cli.main(["inspect", str(tmp_path / "gpt2")]) == 1
     assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
     change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
     assert_alike(tmp_path / "gpt2")
-    assert cli.main(["inspect", str(tmp_path / "bert")]) == 1
-    assert "a model without its head; load it as BertForMaskedLM" in capsys.readouterr().err
+    assert cli.main(["inspect", str(tmp_path / "llama")]) == 1
+    said = capsys.readouterr().err
+    assert "a model without its head; give the folder of the LlamaForCausalLM that this model was taken from" in said
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prefix"),
+    [
+        ("BertModel", "bert."),
+        ("ViTModel", "vit."),
+        ("CLIPVisionModel", "vision_model."),
+        ("XLMRobertaModel", "roberta."),
+    ],
+)
+def test_a_model_without_a_head_is_read_with_and_without_a_prefix_and_a_pooler(tmp_path, architecture, prefix):
+    """As files of older versions, or of a model with a head, name the tensors; ``config.json`` does not say what is there."""
+    folder = made(tmp_path / "a", architecture)
+    before = assert_alike(folder)
+    from safetensors.numpy import save_file
+
+    named = {prefix + name: x for name, x in tensors(folder).items() if "pooler" not in name}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    np.testing.assert_allclose(ours(folder), before, rtol=0, atol=1e-6)
+    run("grow", folder, tmp_path / "b", "--method", "stack", "--layers", 4)
+    assert not any("pooler" in name for name in tensors(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ViTModel", "SiglipVisionModel"])
+def test_the_pooler_grows_with_the_model(tmp_path, architecture):
+    """Its output is what `transformers` computes, and is kept when the model grows."""
+
+    def ours_and_theirs(folder: Path) -> np.ndarray:
+        config, params = interop.load(folder)
+        x = given(config)
+        inputs = x if x.ndim == 4 else {"tokens": x, "mask": x != 1}
+        _, kept = config.module.apply({"params": params}, inputs, mutable=["intermediates"])
+        model = getattr(transformers, architecture).from_pretrained(folder).eval()
+        with torch.no_grad():
+            if x.ndim == 4:
+                out = model(torch.tensor(x.transpose(0, 3, 1, 2)))
+            else:
+                out = model(torch.tensor(x), attention_mask=torch.tensor(x != 1).long())
+        (found,) = kept["intermediates"]["pooled"]
+        np.testing.assert_allclose(found, out.pooler_output.numpy(), rtol=0, atol=1e-4)
+        return np.asarray(found)
+
+    before = ours_and_theirs(made(tmp_path / "a", architecture))
+    words = ("--embed", 24, "--heads", 4, "--mlp", 40)
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *words)
+    assert_kept(ours_and_theirs(tmp_path / "b"), before)
+
+
+def test_the_function_of_hidden_states_is_kept_by_even_copies_alone(tmp_path, capsys):
+    """No head compensates for features that have more copies than others."""
+    folder = made(tmp_path / "a", "ViTModel")
+    for embed, said in ((24, "the function is kept"), (18, "the function is changed")):
+        run("grow", folder, tmp_path / f"b{embed}", "--method", "lemon", "--embed", embed, "--heads", embed // 6)
+        assert said in capsys.readouterr().out
+    assert cli.main(["report", str(folder), str(tmp_path / "b24")]) == 1
+    assert "the hidden states have 12 and 24 features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, capsys):
+    """It has the logits that the whole model has of a text; a published ``text_config`` leaves out the defaults."""
+    text = SETTINGS["Gemma3ForCausalLM"][0] | {"num_attention_heads": 8, "num_key_value_heads": 4, "pad_token_id": 0}
+    vision = _ENCODER | {"num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+    special = {"mm_tokens_per_image": 4, "image_token_index": 10, "boi_token_index": 8, "eoi_token_index": 9}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **special)
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "a")
+    if published:
+        said = json.loads((tmp_path / "a" / "config.json").read_text())
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            del said["text_config"][key]
+        change(tmp_path / "a", text_config=said["text_config"])
+    tokens = np.random.default_rng(0).integers(2, 8, (3, 7))
+    with torch.no_grad():
+        before = model(torch.tensor(tokens), attention_mask=torch.ones(3, 7, dtype=torch.long)).logits.numpy()
+    words = ("--method", "hypercloning", "--embed", 32, "--heads", 16, "--kv-heads", 8)
+    run("grow", tmp_path / "a", tmp_path / "b", *words)
+    assert "this is its text model alone, a Gemma3ForCausalLM" in capsys.readouterr().out
+    config, params = interop.load(tmp_path / "b")
+    np.testing.assert_allclose(tiny.forward(config)(params, tokens), before, rtol=0, atol=1e-4)
+    assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("model", "tower"), [("CLIPModel", "CLIPVisionModelWithProjection"), ("SiglipModel", "SiglipVisionModel")]
+)
+def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, tower, capsys):
+    folder = made(tmp_path / "a", "CLIPVisionModel")
+    change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
+    assert cli.main(["inspect", str(folder)]) == 1
+    assert f"load its vision tower as {tower} in transformers, and save that" in capsys.readouterr().err
 
 
 def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):

@@ -1,25 +1,38 @@
 """The architectures that are read and written; of several with the same model, the one as it was pre-trained comes first."""
 
 from jaxgrow.interop.bert import (
+    DISTILBERT,
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
     RobertaForMaskedLM,
     RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
     XLMRobertaForMaskedLM,
     XLMRobertaForSequenceClassification,
+    XLMRobertaForTokenClassification,
+    XLMRobertaModel,
 )
 from jaxgrow.interop.family import Family
 from jaxgrow.interop.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
-from jaxgrow.interop.llama import LLAMA
+from jaxgrow.interop.llama import GRANITE, LLAMA
 from jaxgrow.interop.modernbert import MODERNBERT
+from jaxgrow.interop.opt import OPTForCausalLM, OPTForSequenceClassification
 from jaxgrow.interop.swin import Swinv2ForImageClassification
 from jaxgrow.interop.vit import (
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
     Dinov2ForImageClassification,
+    Dinov2Model,
+    SiglipVisionModel,
     ViTForImageClassification,
+    ViTModel,
 )
 
 FAMILIES: dict[str, Family] = {
@@ -29,8 +42,11 @@ FAMILIES: dict[str, Family] = {
         RobertaForMaskedLM,
         XLMRobertaForMaskedLM,
         MODERNBERT[0],
+        DISTILBERT[0],
         GPT2LMHeadModel,
         *LLAMA[::2],
+        GRANITE,
+        OPTForCausalLM,
         ViTForImageClassification,
         DeiTForImageClassification,
         DeiTForImageClassificationWithTeacher,
@@ -40,10 +56,28 @@ FAMILIES: dict[str, Family] = {
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,
         MODERNBERT[1],
+        DISTILBERT[1],
         GPT2ForSequenceClassification,
         *LLAMA[1::2],
+        OPTForSequenceClassification,
         BertForQuestionAnswering,
         RobertaForQuestionAnswering,
         MODERNBERT[2],
+        DISTILBERT[2],
+        BertForTokenClassification,
+        RobertaForTokenClassification,
+        XLMRobertaForTokenClassification,
+        MODERNBERT[3],
+        DISTILBERT[3],
+        BertModel,
+        RobertaModel,
+        XLMRobertaModel,
+        MODERNBERT[4],
+        DISTILBERT[4],
+        ViTModel,
+        Dinov2Model,
+        CLIPVisionModel,
+        CLIPVisionModelWithProjection,
+        SiglipVisionModel,
     )
 }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -152,6 +152,22 @@ def _top(layout: str) -> list[str]:
     return out
 
 
+def linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[str, Stored]:
+    """Where a kernel that lies output first, and its bias, are stored."""
+    return {
+        f"{ours}/kernel": Stored(f"{theirs}.weight", f"{outputs} {inputs}"),
+        f"{ours}/bias": Stored(f"{theirs}.bias", outputs),
+    }
+
+
+def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
+    """Where the scales and biases of LayerNorms are stored; ``names``: ours, and the module's."""
+    out = {}
+    for ours, theirs in names.items():
+        out |= {f"{ours}/scale": Stored(f"{theirs}.weight", "embed"), f"{ours}/bias": Stored(f"{theirs}.bias", "embed")}
+    return out
+
+
 @dataclass(frozen=True)
 class Family:
     """An architecture: ``config.json`` and tensors, against a config and leaves of ours."""
@@ -177,6 +193,10 @@ class Family:
     ignored: tuple[str, ...] = ()
     # Tensors that only repeat a leaf of ours, written for those who look for them: their name: our leaf.
     copies: Callable[[Config], dict[str, str]] = lambda config: {}
+    # A prefix that some files put before the names of all tensors of a model without a head.
+    stray: str = ""
+    # The config, after a look at the names of the tensors, where ``config.json`` does not say everything.
+    seen: Callable[[Any, Collection[str]], Any] = lambda config, tensors: config
     # How names end in older files: how they end now.
     renamed: Mapping[str, str] = field(default_factory=dict)
     # What parts of names are called in the modules of transformers 5, where files keep the older names. Adapters go by modules.
@@ -198,6 +218,7 @@ class Family:
 
     def current(self, name: str) -> str:
         """The name of a tensor today, whatever it was in the file."""
+        name = name.removeprefix(self.stray)
         for old, new in self.renamed.items():
             if name.endswith(old):
                 return name.removesuffix(old) + new

@@ -20,6 +20,7 @@ from jaxgrow.interop.families import FAMILIES
 from jaxgrow.interop.family import Family, Stored
 from jaxgrow.interop.files import CheckpointError, inside, listed, read_json, spelt, write_json
 from jaxgrow.interop.source import Checkpoint, Leaf, Source, born
+from jaxgrow.interop.text_part import text_part
 from jaxgrow.models import Config
 
 
@@ -35,12 +36,21 @@ class HuggingFace(Checkpoint):
         self.folder = folder
         file = inside(folder, "config.json")
         self.foreign = read_json(file)
+        stored = safetensors.tensors(folder)
+        if (part := text_part(self.foreign)) is not None:
+            self.notes = (part.note(self.foreign),)
+            try:
+                self.foreign = part.config(self.foreign)
+            except ValueError as error:
+                raise CheckpointError(f"{file}: {error}") from error
+            stored = part.tensors(stored)
         self.family = family_of(self.foreign, file)
         try:
             self.config = self.family.ours(self.foreign)
         except ValueError as error:
             raise CheckpointError(f"{file}: {error}") from error
-        self.tensors = {self.family.current(n): tensor for n, tensor in safetensors.tensors(folder).items()}
+        self.tensors = {self.family.current(n): tensor for n, tensor in stored.items()}
+        self.config = self.family.seen(self.config, self.tensors)
         if self.config.depth > len(self.tensors):
             raise CheckpointError(f"{file} has {self.config.depth} layers, but there are {len(self.tensors)} tensors")
         self.names = self.family.names(self.config)
@@ -181,27 +191,40 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(architecture, str) and architecture in FAMILIES:
         return FAMILIES[architecture]
-    alike = [
-        family
-        for name, family in FAMILIES.items()
-        if family.model_type == foreign.get("model_type")
-        and str(architecture).startswith(re.split("For|LMHead", name)[0])
-    ]
-    way_out = ""
-    for family in alike[:1]:
-        bare = str(architecture).endswith("Model")
-        tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
-        way_out = f", {'a model without its head' if bare else 'another head'}; "
-        if bare and family.prefix and tied is True:  # there is nothing in the head
-            way_out += f'write ["{family.architecture}"] there: the head is the table of tokens'
-        else:
-            way_out += f"load it as {family.architecture} in transformers, and save that"
-    if not way_out and (near := difflib.get_close_matches(str(architecture), FAMILIES, n=1)):
-        way_out = f", which is not supported; the nearest one that is supported is {near[0]}"
+    way_out = _way_out(str(architecture), foreign)
     raise CheckpointError(
         f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists all "
         "that are supported"
     )
+
+
+# Models of images and texts: the architecture of their vision tower.
+_TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+
+
+def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
+    """What to do about an architecture that is not supported, if another one of its model is."""
+    if architecture in _TOWERS:
+        return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save that"
+    alike = [
+        family
+        for name, family in FAMILIES.items()
+        if family.model_type == foreign.get("model_type")
+        and architecture.startswith(re.split("For|LMHead|Model", name)[0])
+    ]
+    if not alike:
+        near = difflib.get_close_matches(architecture, FAMILIES, n=1)
+        return f", which is not supported; the nearest one that is supported is {near[0]}" if near else ""
+    family, bare = alike[0], architecture.endswith("Model")
+    tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
+    if bare and family.prefix and tied is True:  # there is nothing in the head
+        todo = f'write ["{family.architecture}"] there: the head is the table of tokens'
+    elif bare:  # transformers would add a head of random weights
+        todo = f"give the folder of the {family.architecture} that this model was taken from"
+    else:  # without a head, if that is supported: another one would have random weights
+        best = next((f for f in alike if f.fixed.get("head") == "states"), family)
+        todo = f"load it as {best.architecture} in transformers, and save that"
+    return f", {'a model without its head' if bare else 'another head'}; {todo}"
 
 
 def family_for(

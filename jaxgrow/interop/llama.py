@@ -12,11 +12,17 @@ OLMo 2     norms after sublayers, and of all queries, all keys
 Phi-3      Phi-4, too: fused kernels; a longer context by "longrope"
 Mixtral    a mixture of experts in each layer; Qwen3-MoE: of finer ones, perhaps with gates that do not add up to one
 SmolLM 3   every fourth layer without rotary positions
+OLMo 1     LayerNorm without parameters
+Qwen2-MoE  finer experts than Mixtral's, and one that every token goes through
+Granite    factors of embeddings, scores, sublayers and logits
+gpt-oss    experts with biases and clamped units, attention sinks, every other layer with a window
 GPT-NeoX   Pythia: LayerNorm, biases, sublayers in parallel, a quarter of each head is turned; fused head by head
 ========== ==================================================================================================================
 """
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,6 +90,10 @@ def _names(
         names["blocks/attention/out/bias"] = Stored(f"{layer}self_attn.o_proj.bias", "embed")
     if config.experts:
         names["blocks/mlp/router/kernel"] = Stored(f"{layer}{router}.weight", "experts embed")
+    if config.shared:
+        names |= _shared_expert(layer)
+    if not config.norm_scale:
+        return names | _head(config, "lm_head")
     for ours, theirs in _NORMS[config.norms].items():
         names[f"blocks/{ours}/scale"] = Stored(f"{layer}{theirs}.weight", "embed", plus=-one)
     # A tied table that is scaled where it is read into is not where it is read out.
@@ -102,6 +112,33 @@ _NORMS = {
         "mlp_post_norm": "post_feedforward_layernorm",
     },
 }
+
+
+def _shared_expert(layer: str) -> dict[str, Stored]:
+    """The expert that every token goes through, and its gate."""
+    names = {"blocks/mlp/shared_gate/kernel": Stored(f"{layer}mlp.shared_expert_gate.weight", "gates embed")}
+    for ours, layout in (("gate", "shared embed"), ("up", "shared embed"), ("down", "embed shared")):
+        names[f"blocks/mlp/shared/{ours}/kernel"] = Stored(f"{layer}mlp.shared_expert.{ours}_proj.weight", layout)
+    return names
+
+
+def _granite_names(config: LlamaConfig) -> dict[str, Stored]:
+    """As of a Llama: the factor of the embeddings is a setting here, and not a part of the table."""
+    return _names(replace(config, embed_scale=1.0))
+
+
+def _gpt_oss_names(config: LlamaConfig) -> dict[str, Stored]:
+    """All experts of a layer are one tensor; gates and units take turns along its last axis."""
+    names, mlp = _names(config, router="mlp.router", experts=("", "", "")), "model.layers.{layers}.mlp."
+    for part, ours in enumerate(("gate", "up")):
+        fused = f"{mlp}experts.gate_up_proj"
+        names[f"blocks/mlp/{ours}/kernel"] = Stored(fused, "experts embed (mlp 2)", part)
+        names[f"blocks/mlp/{ours}/bias"] = Stored(fused + "_bias", "experts (mlp 2)", part)
+    names["blocks/mlp/down/kernel"] = Stored(f"{mlp}experts.down_proj", "experts mlp embed")
+    names["blocks/mlp/down/bias"] = Stored(f"{mlp}experts.down_proj_bias", "experts embed")
+    names["blocks/mlp/router/bias"] = Stored(f"{mlp}router.bias", "experts")
+    names["blocks/attention/sinks"] = Stored("model.layers.{layers}.self_attn.sinks", "heads")
+    return names
 
 
 def _embedded(config: LlamaConfig) -> float:
@@ -202,6 +239,56 @@ def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
     windows = {"use_sliding_window": "s" in config.layer_kinds}
     return written_one_window(config) | windows | {"num_local_experts": config.experts, "num_experts": config.experts}
+
+
+def _qwen2_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here")
+    if "sliding_attention" in (theirs.get("layer_types") or ()):
+        raise ValueError("layer_types has 'sliding_attention', but all layers of a Qwen2-MoE see all tokens here")
+    return _llama(theirs, key_heads=16)
+
+
+def _qwen2_moe_written(config: LlamaConfig) -> dict[str, Any]:
+    return written_rope(config) | {"layer_types": ["full_attention"] * config.layers}
+
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _gpt_oss(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    if not (theirs.get("rope_scaling") or theirs.get("rope_parameters")):
+        theirs = {**theirs, "rope_scaling": _GPT_OSS_ROPE}
+    biased = theirs.get("attention_bias", True)
+    ours = _llama({"max_position_embeddings": 131072, **theirs}, key_heads=8, theta=150000.0, head_dim=64)
+    windows = read_windows(theirs, "sf", 131072, 128)
+    return ours | windows | {"qkv_bias": biased, "out_bias": biased, "gates_normed": True}
+
+
+def _gpt_oss_written(config: LlamaConfig) -> dict[str, Any]:
+    out = _biased_written(config) | written_kinds(config)
+    # Where it is left out, there is a scaling.
+    return out | {"rope_scaling": out["rope_scaling"] or {"rope_type": "default"}}
+
+
+def _granite(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    ours, multiplier = _biased(theirs), theirs.get("attention_multiplier", 1.0)
+    if not multiplier > 0:
+        raise ValueError(f"attention_multiplier is {multiplier!r}, but it has to be above 0")
+    score_dim = float(multiplier**-2)
+    return ours | {"score_dim": 0.0 if math.isclose(score_dim, ours["head_dim"], rel_tol=1e-9) else score_dim}
+
+
+def _granite_written(config: LlamaConfig) -> dict[str, Any]:
+    multiplier = (config.score_dim or config.head_dim) ** -0.5
+    return _biased_written(config) | {"attention_multiplier": float(f"{multiplier:.12g}")}
 
 
 def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,7 +437,7 @@ def _families(
             "num_attention_heads": "heads",
             "tie_word_embeddings": "tied",
             **({} if "mlp" in (fields or {}).values() else {"intermediate_size": "mlp"}),
-            **(fields or {"rms_norm_eps": "eps"}),
+            **({"rms_norm_eps": "eps"} if fields is None else fields),
         },
         absent={"max_position_embeddings": context, "tie_word_embeddings": False}
         | dict(absent or {})
@@ -495,6 +582,53 @@ LLAMA = (
         **_SHIFTED,
     ),
     *_families(
+        "Olmo",
+        "olmo",
+        2048,
+        _llama,
+        fixed={"layer_norm": True, "norm_scale": False, "eps": 1e-5},
+        fields={},
+        settings={**_UNBIASED, "clip_qkv": (None,)},
+        heads="must divide embed",
+    ),
+    *_families(
+        "Qwen2Moe",
+        "qwen2_moe",
+        32768,
+        _qwen2_moe,
+        _qwen2_moe_written,
+        fields={"rms_norm_eps": "eps", "num_experts_per_tok": "active", "router_aux_loss_coef": "balance"}
+        | {"norm_topk_prob": "gates_normed", "moe_intermediate_size": "mlp", "num_experts": "experts"}
+        | {"shared_expert_intermediate_size": "shared", "qkv_bias": "qkv_bias"},
+        absent={"rms_norm_eps": 1e-6, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001, "num_experts": 60}
+        | {"norm_topk_prob": False, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+        | {"qkv_bias": True},
+        names=partial(
+            _names,
+            router="mlp.gate",
+            experts=tuple(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down")),
+        ),
+        settings={"hidden_act": _SILU, "use_sliding_window": (False,)},
+        mixture=True,
+        heads="free",
+    ),
+    *_families(
+        "GptOss",
+        "gpt_oss",
+        131072,
+        _gpt_oss,
+        _gpt_oss_written,
+        fixed={"sinks": True},
+        fields={"rms_norm_eps": "eps", "num_experts_per_tok": "active", "router_aux_loss_coef": "balance"}
+        | {"num_local_experts": "experts", "swiglu_limit": "clamp"},
+        absent={"rms_norm_eps": 1e-5, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001}
+        | {"num_local_experts": 128, "swiglu_limit": 7.0},
+        names=_gpt_oss_names,
+        settings={"hidden_act": _SILU, "swiglu_alpha": (1.702,)},
+        mixture=True,
+        heads="free",
+    ),
+    *_families(
         "Olmo2",
         "olmo2",
         2048,
@@ -554,4 +688,23 @@ LLAMA = (
         ignored=("*.rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias"),
         heads="divide embed",
     ),
+)
+
+# `transformers` has no architecture of these that predicts classes.
+GRANITE, _ = _families(
+    "Granite",
+    "granite",
+    2048,
+    _granite,
+    _granite_written,
+    fields={
+        "rms_norm_eps": "eps",
+        "embedding_multiplier": "embed_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_divisor",
+    },
+    absent={"rms_norm_eps": 1e-6, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
+    names=_granite_names,
+    settings={"hidden_act": _SILU, "mlp_bias": (False,)},
+    heads="must divide embed",
 )

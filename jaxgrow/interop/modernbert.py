@@ -10,8 +10,23 @@ from jaxgrow.models.modernbert import ModernBERTConfig
 
 
 def _names(config: ModernBERTConfig) -> dict[str, Stored]:
-    layer = "model.layers.{layers}."
-    names = {"token_embedding": Stored("model.embeddings.tok_embeddings.weight", "vocab embed")}
+    names = _body(config, "" if config.head == "states" else "model.")
+    if config.head == "states":
+        return names
+    names["head_norm/scale"] = Stored("head.norm.weight", "embed")
+    names["transform/kernel"] = Stored("head.dense.weight", "embed embed_in")
+    if config.head != "tokens":
+        names["classifier/kernel"] = Stored("classifier.weight", "classes embed")
+        names["classifier/bias"] = Stored("classifier.bias", "classes")
+        return names
+    names["head_bias"] = Stored("decoder.bias", "vocab")
+    return names if config.tied else names | {"head_kernel": Stored("decoder.weight", "vocab embed")}
+
+
+def _body(config: ModernBERTConfig, model: str) -> dict[str, Stored]:
+    """The names of a model without its head, under the prefix ``model``."""
+    layer = model + "layers.{layers}."
+    names = {"token_embedding": Stored(model + "embeddings.tok_embeddings.weight", "vocab embed")}
     for part, (ours, of) in enumerate({"query": "heads", "key": "kv_heads", "value": "kv_heads"}.items()):
         stored = Stored(f"{layer}attn.Wqkv.weight", f"(3 {of} head_dim) embed", part)
         names[f"blocks/attention/{ours}/kernel"] = stored
@@ -21,19 +36,12 @@ def _names(config: ModernBERTConfig) -> dict[str, Stored]:
     names["blocks/mlp/down/kernel"] = Stored(f"{layer}mlp.Wo.weight", "embed mlp")
     names["blocks/attention_norm/scale"] = Stored(f"{layer}attn_norm.weight", "embed", first=1)
     for ours, theirs in (
-        ("embedding_norm", "model.embeddings.norm"),
+        ("embedding_norm", model + "embeddings.norm"),
         ("blocks/mlp_norm", f"{layer}mlp_norm"),
-        ("final_norm", "model.final_norm"),
-        ("head_norm", "head.norm"),
+        ("final_norm", model + "final_norm"),
     ):
         names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-    names["transform/kernel"] = Stored("head.dense.weight", "embed embed_in")
-    if config.head != "tokens":
-        names["classifier/kernel"] = Stored("classifier.weight", "classes embed")
-        names["classifier/bias"] = Stored("classifier.bias", "classes")
-        return names
-    names["head_bias"] = Stored("decoder.bias", "vocab")
-    return names if config.tied else names | {"head_kernel": Stored("decoder.weight", "vocab embed")}
+    return names
 
 
 def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def _family(task: str, head: str, **more: Any) -> Family:
     derived = more.pop("derived", lambda config: {})
     inferred = more.pop("inferred", lambda theirs: {})
     return Family(
-        architecture=f"ModernBertFor{task}",
+        architecture=f"ModernBert{task}",
         model_type="modernbert",
         config=ModernBERTConfig,
         names=_names,
@@ -113,7 +121,9 @@ def _family(task: str, head: str, **more: Any) -> Family:
 
 
 MODERNBERT = (
-    _family("MaskedLM", "tokens", ignored=("decoder.weight",)),
-    _family("SequenceClassification", "classes", inferred=classes, derived=problem),
-    _family("QuestionAnswering", "spans", inferred=classes, derived=labelled),
+    _family("ForMaskedLM", "tokens", ignored=("decoder.weight",)),
+    _family("ForSequenceClassification", "classes", inferred=classes, derived=problem),
+    _family("ForQuestionAnswering", "spans", inferred=classes, derived=labelled),
+    _family("ForTokenClassification", "token_classes", inferred=classes, derived=labelled),
+    _family("Model", "states", stray="model.", ignored=("head.*", "decoder.*")),
 )

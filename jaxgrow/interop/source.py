@@ -122,6 +122,7 @@ class Checkpoint(Source):
     """A model in a folder."""
 
     folder: Path
+    notes: tuple[str, ...] = ()  # what a user should know of what was read
     foreign: dict[str, Any] | None  # the ``config.json`` of the Hugging Face model that it is, or was made from
 
     @property

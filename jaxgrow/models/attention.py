@@ -18,7 +18,10 @@ LANES = 128  # of a TPU: a block of splash attention has a multiple of them
 
 
 class Form(NamedTuple):
-    """What attention computes of scores, ``softmax(c tanh(scale q k / c)) v``, beside what a text's order says."""
+    """What attention computes of scores, ``softmax(c tanh(scale q k / c)) v``, beside what a text's order says.
+
+    With ``sinks_H``, the softmax has one more score for each head, which has no value (gpt-oss).
+    """
 
     scale: float | None = None  # None: 1 / sqrt(K)
     cap: float = 0.0  # c; 0: none
@@ -26,6 +29,7 @@ class Form(NamedTuple):
     # array; None: all.
     window: Any = None
     places_BT: Any = None  # of the tokens in their text, for the window; None: from 0
+    sinks_H: Any = None
 
 
 PLAIN = Form()
@@ -118,7 +122,7 @@ def put_at(old_BS, new_BT, first_B):
 
 def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
     dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
-    if dtype != jnp.float64 and not form.cap:
+    if dtype != jnp.float64 and not form.cap and form.sinks_H is None:
         return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS, scale=form.scale)
     wide = jnp.promote_types(dtype, jnp.float32)
     k_BSHK, v_BSHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
@@ -128,7 +132,12 @@ def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
         scores_BHTS = form.cap * jnp.tanh(scores_BHTS / form.cap)
     if seen_BHTS is not None:
         scores_BHTS = jnp.where(seen_BHTS, scores_BHTS, jnp.finfo(wide).min)
-    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores_BHTS).astype(dtype), v_BSHK)
+    if form.sinks_H is None:
+        weights_BHTS = jax.nn.softmax(scores_BHTS)
+    else:
+        sinks_BHT1 = jnp.broadcast_to(form.sinks_H.astype(wide)[None, :, None, None], (*scores_BHTS.shape[:3], 1))
+        weights_BHTS = jax.nn.softmax(jnp.concatenate([scores_BHTS, sinks_BHT1], -1))[..., :-1]
+    return jnp.einsum("bhts,bshk->bthk", weights_BHTS.astype(dtype), v_BSHK)
 
 
 def refused(
@@ -143,8 +152,8 @@ def refused(
     on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
     two_bytes = jnp.dtype(dtype).itemsize == 2
     plain = (
-        form.scale is None and not form.cap and form.window is None,
-        "scores have a scale, a cap or a window of their own",
+        form.scale is None and not form.cap and form.window is None and form.sinks_H is None,
+        "scores have a scale, a cap, a window or sinks of their own",
     )
     tensor = parts("heads")
     reasons = {

@@ -18,6 +18,8 @@ from jaxgrow.models.layers import Remat
 SIZES = tuple[int, ...]  # the type of a field that has one size for each stage
 FLOATS = tuple[float, ...]  # .. of one that has several numbers
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]  # of a model: tokens or images, or several things by name
+Head: TypeAlias = Literal["tokens", "classes", "spans", "token_classes", "states"]
+WITHOUT_CLASSES = ("tokens", "states")  # heads without an axis of classes
 
 
 class Cost(NamedTuple):
@@ -119,8 +121,8 @@ class Config:
         return False
 
     @property
-    def predicts(self) -> Literal["tokens", "classes", "spans"]:
-        """What its outputs are of."""
+    def predicts(self) -> Head:
+        """What its outputs are of; "states": a model without a head, whose outputs are the last hidden states."""
         return "classes"
 
     @property
@@ -272,13 +274,14 @@ class Config:
 @dataclass(frozen=True)
 class TextConfig(Config):
     """A model of text. ``head`` is what it predicts: tokens, as it was pre-trained; one of ``classes``, for the whole text (or,
-    with one class, a number); or the tokens at which a span of the text begins and ends.
+    with one class, a number); the tokens at which a span of the text begins and ends; or one of ``classes`` for each token
+    ("token_classes"). With "states" the model has no head, and its outputs are the last hidden states.
     """
 
     vocab: int = 50304
     context: int = 1024
     tied: bool = True  # the head over tokens is the table of tokens
-    head: Literal["tokens", "classes", "spans"] = "tokens"
+    head: Head = "tokens"
     classes: int = 2
     # Positions on a device whose logits over the vocabulary exist at once in training; 0: `jaxgrow.models.layers.scored`.
     head_positions: int = 0
@@ -302,7 +305,7 @@ class TextConfig(Config):
         return True
 
     @property
-    def predicts(self) -> Literal["tokens", "classes", "spans"]:
+    def predicts(self) -> Head:
         return self.head
 
     @property
@@ -311,9 +314,9 @@ class TextConfig(Config):
         return self.tied and self.head == "tokens"
 
     def sizes(self) -> dict[str, int]:
-        return {name: n for name, n in super().sizes().items() if name != "classes" or self.head != "tokens"}
+        return {name: n for name, n in super().sizes().items() if name != "classes" or self.head not in WITHOUT_CLASSES}
 
-    def with_head(self, head: Literal["tokens", "classes", "spans"], classes: int = 2) -> Self:
+    def with_head(self, head: Head, classes: int = 2) -> Self:
         """The same model with another head."""
         return replace(self, head=head, classes=classes)
 
@@ -324,7 +327,9 @@ class TextConfig(Config):
 
 
 def head_cost(config: TextConfig, length: int) -> float:
-    """FLOPs a position: ``2 D V``, or ``2 D C`` once a text."""
+    """FLOPs a position: ``2 D V``, or ``2 D C`` once a text; none without a head."""
+    if config.head == "states":
+        return 0.0
     return 2 * config.embed * (config.vocab if config.head == "tokens" else config.classes / length)
 
 

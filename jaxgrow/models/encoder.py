@@ -31,7 +31,7 @@ class EncoderConfig(TextConfig):
     types: int = 0  # of tokens, if they have any
     first_position: int = 0  # that of a first token
 
-    tasks: ClassVar = ("tokens", "classes", "spans")
+    tasks: ClassVar = ("tokens", "classes", "spans", "token_classes", "states")
 
     def __post_init__(self):
         super().__post_init__()
@@ -57,7 +57,8 @@ class EncoderConfig(TextConfig):
 
     def head_places(self, length: int) -> int:
         """At how many places of a sample of ``length`` the head is computed in training."""
-        return {"tokens": masked_places(self.masked, length), "classes": 1, "spans": length}[self.head]
+        places = {"tokens": masked_places(self.masked, length), "classes": 1, "states": 0}
+        return places.get(self.head, length)
 
 
 def check_inputs(

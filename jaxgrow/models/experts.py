@@ -17,9 +17,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxgrow.axes import READ, Names, axis, named
+from jaxgrow.models.layers import MLP, Linear, quick_gelu
 from jaxgrow.sharding import RULES, batch_axes, divided, mean_of_devices, parts, platform, undivided_by_samples
 
-EXPERTS = "experts"
+EXPERTS, SHARED = "experts", "shared"
 FEW = 128  # assignments of an expert, on average: with fewer, a block is larger in relation to them
 
 
@@ -42,6 +43,11 @@ class Experts(nn.Module):
     where all experts get as many. ``z_loss * mean(logsumexp(h R)^2)`` (Zoph et al., 2022) keeps the router's logits small.
     Their gradients are added where the gradient of the output arrives (`_adding`); the reported loss does not contain them.
 
+    With ``shared`` units, ``sigmoid(h w) * mlp(h)`` is added, an expert that every token goes through (Qwen2-MoE).
+
+    With ``clamp``, the router and all kernels have biases, and a unit is ``(u + 1) g sigmoid(1.702 g)``, with the gate ``g`` at
+    most ``clamp``, and ``u`` between ``-clamp`` and ``clamp`` (gpt-oss).
+
     Each device routes its own samples. Units are sharded by ``mlp`` (`jaxgrow.sharding.spec`).
 
     References:
@@ -62,17 +68,31 @@ class Experts(nn.Module):
     activation: Callable
     capacity: float = 0.0
     z_loss: float = 0.0
+    shared: int = 0
+    clamp: float = 0.0
 
     @nn.compact
     def __call__(self, x_BTD):
+        y_BTD = self._chosen(x_BTD)
+        if not self.shared:
+            return y_BTD
+        inits, axes = (self.kernel_init, self.out_init), ("embed", SHARED)
+        expert = MLP(self.embed, self.shared, *inits, self.dtype, self.activation, axes, True, False, name=SHARED)
+        axes, shape = ("embed" + READ, "gates"), (self.embed, 1)
+        gate = Linear(axes, shape, 1, self.kernel_init, self.dtype, bias=False, name="shared_gate")
+        return y_BTD + jax.nn.sigmoid(gate(x_BTD)) * expert(x_BTD)
+
+    def _chosen(self, x_BTD):
+        """The sum over the experts that the router chooses."""
         wide, x_ND = jnp.promote_types(self.dtype, jnp.float32), x_BTD.reshape(-1, self.embed)
         sizes = {EXPERTS: self.experts, "embed": self.embed, "mlp": self.mlp}
 
         def kernel(name, axes, init, dtype):
-            return _Kernel(axes, tuple(sizes[axis(a)] for a in axes), init, dtype, name=name)()
+            return _Kernel(axes, tuple(sizes[axis(a)] for a in axes), init, dtype, self.clamp > 0, name=name)()
 
         router = kernel("router", ("embed" + READ, EXPERTS), self.kernel_init, wide)
         scores_NE = _product(x_ND.astype(wide), router, jnp.matmul)
+        scores_NE = scores_NE + router["bias"][None] if "bias" in router else scores_NE
         probs_NE = jax.nn.softmax(scores_NE)
         axes = {name: (EXPERTS, "embed" + READ, "mlp") for name in ("gate", "up")} | {
             "down": (EXPERTS, "mlp" + READ, "embed")
@@ -99,24 +119,32 @@ class Experts(nn.Module):
             raise ValueError(f"{self.experts} experts do not divide among the {parts(EXPERTS)} devices of {over!r}")
         # Each device its own samples: XLA would sort all of them on each, and sum activations in place of gathering kernels.
         tokens, (units,) = P(batch_axes(samples) or None), undivided_by_samples(("mlp",), (self.mlp,))
+        if "bias" in kernels["down"] and units:  # each device adds it to the sum over the units of all
+            down = kernels["down"]
+            kernels = {**kernels, "down": {**down, "bias": down["bias"] / parts("mlp")}}
         lie = tokens, tokens, {name: _specs(axes[name], w, over) for name, w in kernels.items()}
         routing = _Routing(self.active, self.normed, self.capacity, over)
-        mixed = divided(partial(_mixed, routing, self.activation), lie, (P(units, *tokens), tokens))
+        units_of = partial(_clamped, self.clamp) if self.clamp else partial(_gated, self.activation)
+        mixed = divided(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
         return counts_1E.sum(0), jax.lax.reduce_sum(y_1ND, (0,))  # not jnp.sum: devices would exchange float32
 
 
 class _Kernel(nn.Module):
-    """``{"kernel": W}``, and ``a`` and ``b`` where they lie beside it."""
+    """``{"kernel": W}``, its bias if it has one, and ``a`` and ``b`` where they lie beside it."""
 
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     kernel_init: Initializer
     dtype: DTypeLike
+    biased: bool = False
 
     @nn.compact
     def __call__(self) -> dict[str, jax.Array]:
         w = {"kernel": self.param("kernel", named(self.kernel_init, *self.axes), self.shape)}
+        if self.biased:
+            axes, shape = (*self.axes[:-2], self.axes[-1]), (*self.shape[:-2], self.shape[-1])
+            w["bias"] = self.param("bias", named(nn.initializers.zeros, *axes, role="bias"), shape)
         w |= {name: self.get_variable("params", name) for name in ("a", "b") if self.has_variable("params", name)}
         return {name: x.astype(self.dtype) for name, x in w.items()}
 
@@ -124,7 +152,7 @@ class _Kernel(nn.Module):
 def _specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, P]:
     """How a kernel and its LoRA are sharded where a device computes for its samples; experts over the mesh axis ``over``."""
     *lead, reads, writes = axes
-    names = {"kernel": axes, "a": (*lead, reads, "rank"), "b": (*lead, "rank" + READ, writes)}
+    names = {"kernel": axes, "bias": (*lead, writes), "a": (*lead, reads, "rank"), "b": (*lead, "rank" + READ, writes)}
     return {name: P(over, *undivided_by_samples(names[name], x.shape)[1:]) for name, x in w.items()}
 
 
@@ -206,7 +234,15 @@ class _Routing(NamedTuple):
     over: str | None
 
 
-def _mixed(routing: _Routing, activation: Callable, x_ND, probs_NE, kernels: dict[str, dict[str, jax.Array]]):
+def _gated(activation: Callable, gate: jax.Array, up: jax.Array) -> jax.Array:
+    return activation(gate) * up
+
+
+def _clamped(limit: float, gate: jax.Array, up: jax.Array) -> jax.Array:
+    return (jnp.clip(up, -limit, limit) + 1) * quick_gelu(jnp.minimum(gate, limit))
+
+
+def _mixed(routing: _Routing, units_of: Callable, x_ND, probs_NE, kernels: dict[str, dict[str, jax.Array]]):
     """``(the output of the active experts for each token [1, N, D], how many assignments each expert gets [1, E])``.
 
     With a part of the units of ``mlp``, the output is a summand of the full one. The counts are over one device's tokens."""
@@ -225,10 +261,13 @@ def _mixed(routing: _Routing, activation: Callable, x_ND, probs_NE, kernels: dic
     token_R = jnp.full(total, len(x_ND)).at[row_A].set(order_A // routing.active, unique_indices=True, mode="drop")
 
     def product(x, name):
-        return _product(x, kernels[name], grouped)
+        y_RO, bias_EO = _product(x, kernels[name], grouped), kernels[name].get("bias")
+        if bias_EO is None:
+            return y_RO
+        return y_RO + grouped(jnp.ones_like(x[:, :1]), bias_EO[:, None])  # each row the bias of its expert
 
     x_RD = _sent(routing, x_ND.at[token_R].get(mode="fill", fill_value=0), experts)
-    y_RD = _returned(routing, product(activation(product(x_RD, "gate")) * product(x_RD, "up"), "down"), experts)
+    y_RD = _returned(routing, product(units_of(product(x_RD, "gate"), product(x_RD, "up")), "down"), experts)
     y_AD = y_RD.at[place_A].get(unique_indices=True, mode="fill", fill_value=0)
     y_NXD = y_AD.reshape(-1, routing.active, x_ND.shape[1])
     y_ND = (gates_NX[..., None] * y_NXD.astype(gates_NX.dtype)).sum(1)

@@ -1,5 +1,6 @@
-"""GPT-2 (Radford et al., 2019): a pre-LN decoder with learned positions."""
+"""GPT-2 (Radford et al., 2019) and OPT (Zhang et al., 2022): pre-LN decoders with learned positions."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -36,11 +37,28 @@ class GPT2Config(TextConfig):
     """Sizes are named as their axes are, so that a growth's new sizes are the grown model's config (`resized`)."""
 
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
-    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # of the MLP; Cerebras-GPT has the exact form
+    activation: Literal["gelu_tanh", "gelu", "relu"] = (
+        "gelu_tanh"  # of the MLP; Cerebras-GPT has the exact form, OPT ReLU
+    )
+    # The row of the first token in the table of positions; OPT's is 2. Few models have another than 0, so it is not shown.
+    first_position: int = dataclasses.field(default=0, repr=False)
 
+    no_axes: ClassVar = ("first_position",)
     causal: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
-    later: ClassVar = ("activation",)
+    later: ClassVar = ("activation", "first_position")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.length < 1:
+            raise ValueError(f"a context of {self.context} has no row for a first position of {self.first_position}")
+
+    @classmethod
+    def least(cls, field: str) -> int:
+        return 0 if field == "first_position" else 1
+
+    def integers(self) -> dict[str, int]:
+        return {name: n for name, n in super().integers().items() if n or name != "first_position"}
 
     @property
     def module(self) -> nn.Module:
@@ -56,7 +74,7 @@ class GPT2Config(TextConfig):
 
     @property
     def length(self) -> int:
-        return self.context
+        return self.context - self.first_position
 
     def cost(self, length: int) -> Cost:
         """``2 * (4 D HK + 2 D F)`` in the kernels of a layer, ``4 * S HK`` in scores and their weighted sum, with S the mean
@@ -85,7 +103,7 @@ class Block(nn.Module):
         )
         x_BTD = x_BTD + rescaled(adapted(self, "attention", attention(h_BTD, past=past)), scale, "attention")
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        activation = partial(jax.nn.gelu, approximate=c.activation == "gelu_tanh")
+        activation = jax.nn.relu if c.activation == "relu" else partial(jax.nn.gelu, approximate=c.activation != "gelu")
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, activation, name="mlp")
         return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale, "mlp")
 
@@ -133,8 +151,8 @@ class GPT2(nn.Module):
                 "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
             )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
-        if tokens_BT.shape[1] > c.context:
-            raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.context}")
+        if tokens_BT.shape[1] > c.length:
+            raise ValueError(f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.length}")
         init = nn.initializers.normal(0.02)
         table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
         places_TD = self.param("position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed))
@@ -143,8 +161,8 @@ class GPT2(nn.Module):
 
         if frozen:
             table_VD, places_TD = jax.lax.stop_gradient((table_VD, places_TD))
-        length, x_BTD = tokens_BT.shape[1], jnp.take(table_VD, tokens_BT, axis=0)
-        at_BTD = places_TD[None, :length] if past is None else places_TD[past.places_BT(length)]
+        first, length, x_BTD = c.first_position, tokens_BT.shape[1], jnp.take(table_VD, tokens_BT, axis=0)
+        at_BTD = places_TD[None, first : first + length] if past is None else places_TD[first + past.places_BT(length)]
         x_BTD = (x_BTD + at_BTD).astype(dtype)
 
         def layer(w, x, *scale, **reading):

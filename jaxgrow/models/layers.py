@@ -124,7 +124,7 @@ def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
 
 
 class LayerNorm(nn.Module):
-    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32; the bias, if it has one.
+    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32; the scale and the bias, if it has them.
 
     ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see `jaxgrow.models.gpt2`).
     """
@@ -134,23 +134,23 @@ class LayerNorm(nn.Module):
     dtype: DTypeLike
     scale_init: Initializer = nn.initializers.ones
     bias: bool = True
+    scale: bool = True
 
     @nn.compact
     def __call__(self, x):
         size = (x.shape[-1],)
-        scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
-        if platform() == "gpu":
-            zeros = partial(named, nn.initializers.zeros, self.axis, role="norm bias")
-            return normed(
-                x, scale, self.param("bias", zeros(), size) if self.bias else None, self.eps, self.dtype, True
-            )
+        scale = bias = None
+        if self.scale:
+            scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
+        if self.bias:
+            bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
+        if platform() == "gpu" and scale is not None:
+            return normed(x, scale, bias, self.eps, self.dtype, True)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
-        y = x * jnp.broadcast_to(scale, x.shape)
-        if self.bias:
-            bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
-            y = y + jnp.broadcast_to(bias, x.shape)
+        y = x if scale is None else x * jnp.broadcast_to(scale, x.shape)
+        y = y if bias is None else y + jnp.broadcast_to(bias, x.shape)
         return y.astype(self.dtype)
 
 
@@ -477,8 +477,9 @@ class SelfAttention(nn.Module):
     by: By = "auto"  # the kernel
 
     @nn.compact
-    def __call__(self, x_BTD, mask_BS=None, past=None):
-        """``mask_BS``: the keys that are seen, bool; None: all. ``past``: of this layer, as of `run_after`."""
+    def __call__(self, x_BTD, mask_BS=None, past=None, asking_BTD=None):
+        """``mask_BS``: the keys that are seen, bool; None: all. ``past``: of this layer, as of `run_after`. ``asking_BTD``: the
+        inputs of the query kernel; None: ``x_BTD``."""
         shape = (self.embed, self.heads, self.head_dim)
 
         def project(name, *outputs):
@@ -487,7 +488,10 @@ class SelfAttention(nn.Module):
         query = project("query", "heads", "head_dim")
         key = project("key", "heads", "head_dim" + READ)
         value = project("value", "heads", "head_dim" + VALUE)
-        q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
+        if asking_BTD is None:
+            q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
+        else:
+            q_BTHK, (k_BTHK, v_BTHK) = query(asking_BTD), projected((key, value), x_BTD)
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
@@ -539,6 +543,11 @@ class MLP(nn.Module):
         h_BTF = activated(self.activation, x_BTD, inwards("up"), inwards("gate") if self.gated else None)
         axes, shape = (inner + READ, outer), (mlp, embed)
         return Linear(axes, shape, 1, self.out_init, self.dtype, self.bias, name="down")(h_BTF)
+
+
+def quick_gelu(x: jax.Array) -> jax.Array:
+    """``x sigmoid(1.702 x)``, the approximation of GELU in CLIP."""
+    return x * jax.nn.sigmoid(1.702 * x)
 
 
 def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) -> jax.Array:

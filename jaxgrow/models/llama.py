@@ -3,6 +3,7 @@
 What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or a Pythia of it is in `jaxgrow.interop.llama`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from jaxgrow.matrices import dense
 from jaxgrow.models.adapters import adapted
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
-from jaxgrow.models.experts import EXPERTS, Experts, rows
+from jaxgrow.models.experts import EXPERTS, SHARED, Experts, rows
 from jaxgrow.models.layers import (
     KEPT,
     MLP,
@@ -117,6 +118,16 @@ class LlamaConfig(TextConfig):
     score_dim: float = 0.0  # scores are divided by its root; 0: head_dim
     score_cap: float = 0.0  # c tanh(score / c), where not 0
     logit_cap: float = 0.0
+    # Fields of few models, which are not shown: whether norms have a learned scale (not in OLMo 1); the factors by which what a
+    # sublayer adds is multiplied, and logits are divided (Granite); and the MLP units of an expert that every token goes
+    # through, with a gate of its own (Qwen2-MoE). In gpt-oss each head has a score that takes part in the softmax without a
+    # value, and experts have biases and clamp their gates and units at ``clamp`` (0: they do not).
+    norm_scale: bool = dataclasses.field(default=True, repr=False)
+    residual_scale: float = dataclasses.field(default=1.0, repr=False)
+    logit_divisor: float = dataclasses.field(default=1.0, repr=False)
+    shared: int = dataclasses.field(default=0, repr=False)
+    sinks: bool = dataclasses.field(default=False, repr=False)
+    clamp: float = dataclasses.field(default=0.0, repr=False)
 
     causal: ClassVar = True
     first_norm: ClassVar[bool] = True  # before the attention of the first layer
@@ -138,6 +149,7 @@ class LlamaConfig(TextConfig):
         *("out_bias", "layer_norm", "norms", "parallel", "query_norm"),
         *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
         *("experts", "active", "gates_normed", "balance", "capacity", "z_loss"),
+        *("norm_scale", "residual_scale", "logit_divisor", "shared", "sinks", "clamp"),
     )
 
     def __post_init__(self):
@@ -163,6 +175,12 @@ class LlamaConfig(TextConfig):
             )
         if (self.capacity or self.z_loss) and not self.experts:
             raise ValueError("LlamaConfig: capacity and z_loss are settings of experts, but experts is 0")
+        if self.shared and not self.experts:
+            raise ValueError(f"LlamaConfig: shared is {self.shared}, but a model without experts has no shared expert")
+        if self.clamp and not self.experts:
+            raise ValueError(f"LlamaConfig: clamp is {self.clamp}, but a model without experts clamps nothing")
+        if not self.norm_scale and (not self.layer_norm or self.bias):
+            raise ValueError("LlamaConfig: norm_scale=False needs layer_norm=True and bias=False")
         if not self.kinds or set(self.kinds) - KINDS.keys():
             raise ValueError(
                 f"LlamaConfig: kinds is {self.kinds!r}, but has a letter of {', '.join(KINDS)} for each layer"
@@ -170,7 +188,7 @@ class LlamaConfig(TextConfig):
 
     @classmethod
     def least(cls, field: str) -> int:
-        return 0 if field == "experts" else 1
+        return 0 if field in (EXPERTS, SHARED) else 1
 
     @property
     def module(self) -> nn.Module:
@@ -203,7 +221,14 @@ class LlamaConfig(TextConfig):
         return ("embed", "heads", "kv_heads") if self.query_norm == "all" else ("embed",)
 
     def integers(self) -> dict[str, int]:
-        return {name: n for name, n in super().integers().items() if name != "active" and (n or name != EXPERTS)}
+        return {
+            name: n
+            for name, n in super().integers().items()
+            if name != "active" and (n or name not in (EXPERTS, SHARED))
+        }
+
+    def sizes(self) -> dict[str, int]:
+        return super().sizes() | ({"gates": 1} if self.shared else {})
 
     def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
         if not self.experts:
@@ -250,11 +275,13 @@ class LlamaConfig(TextConfig):
 
     def cost(self, length: int) -> Cost:
         """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not
-        gated; of experts, those of the active ones, and ``2 D E``; scores and head as of a GPT-2. A window spares none."""
+        gated; of experts, those of the active ones and the shared one, and ``2 D E``; scores and head as of a GPT-2.
+        A window spares none."""
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         head = head_cost(self, length)
         mlp = (3 if self.gated else 2) * self.mlp
-        mlp = self.active * mlp + self.experts if self.experts else mlp
+        if self.experts:
+            mlp = self.active * mlp + self.experts + (3 * self.shared + 1 if self.shared else 0)
         kernels = 2 * self.embed * (2 * width + 2 * keys + mlp)
         seen = mean_keys(length) if self.causal else length
         return Cost(kernels + 4 * seen * width, head, table=head if self.ties else 0)
@@ -353,7 +380,7 @@ def rotated(x_BTHK, cos_BTI, sin_BTI):
 def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
     """Of the kind that the config says, over ``axis``."""
     if c.layer_norm:
-        return LayerNorm(axis, c.eps, dtype, bias=c.bias, name=name)
+        return LayerNorm(axis, c.eps, dtype, bias=c.bias, scale=c.norm_scale, name=name)
     return RMSNorm(axis, c.eps, dtype, name=name)
 
 
@@ -400,7 +427,9 @@ class Attention(nn.Module):
         q_BTHK = turned(q_BTHK, "query", "heads", "head_dim")
         k_BTGK = turned(k_BTGK, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
-        form = Form(c.score_dim**-0.5 if c.score_dim else None, c.score_cap, reading.window, reading.places_BT)
+        sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,)) if c.sinks else None
+        scale = c.score_dim**-0.5 if c.score_dim else None
+        form = Form(scale, c.score_cap, reading.window, reading.places_BT, sinks_H)
         if reading.past is None:
             y_BTHK = attention(
                 q_BTHK, k_BTGK, v_BTGK, causal=c.causal, mask_BS=reading.mask_BS, by=c.attention, form=form
@@ -416,7 +445,8 @@ def mlp(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: 
     inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
     if c.experts:
         own = c.experts, c.active, c.gates_normed, c.balance
-        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, c.capacity, c.z_loss, name=name)
+        more = c.capacity, c.z_loss, c.shared, c.clamp
+        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, *more, name=name)
     return MLP(c.embed, c.mlp, *inits, dtype, activation, gated=c.gated, bias=c.bias, name=name)
 
 
@@ -439,7 +469,8 @@ class Block(nn.Module):
             y_BTD = sublayer(c, *inits, self.dtype, name=name)(h_BTD, *more)
             if c.norms != "before":
                 y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
-            return rescaled(adapted(self, name, y_BTD), scale, name)
+            y_BTD = adapted(self, name, y_BTD)
+            return rescaled(y_BTD if c.residual_scale == 1 else c.residual_scale * y_BTD, scale, name)
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
         return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
@@ -513,6 +544,7 @@ class Llama(nn.Module):
         if c.head == "classes":
             logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
             return (logits_BC, more) if observe else logits_BC
+        x_BTD = x_BTD if c.logit_divisor == 1 else x_BTD / c.logit_divisor
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
         if past is not None:

@@ -66,8 +66,8 @@ class ModernBERT(nn.Module):
     `jaxgrow.models.bert.BERT`.
 
     The head is ``norm(gelu(x W))``, and then the table or a kernel of its own, with a bias for every word, [.., vocab]. For
-    classes it is of the first token, or of the mean of those that are seen, and then ``W' + b'``, [B, classes]; for spans, of
-    every token, [B, T, 2].
+    classes it is of the first token, or of the mean of those that are seen, and then ``W' + b'``, [B, classes]; for spans and
+    for classes of tokens, of every token, [B, T, classes]. ``head="states"`` returns the last hidden states [B, T, D].
     """
 
     config: ModernBERTConfig
@@ -108,6 +108,9 @@ class ModernBERT(nn.Module):
         if "places" in inputs:
             x_BTD = jnp.take_along_axis(x_BTD, inputs["places"][..., None], axis=1)
         x_BTD = norm(c, "final_norm", dtype)(x_BTD)
+        if c.head == "states":
+            x_BTD = x_BTD.astype(jnp.promote_types(dtype, jnp.float32))
+            return (x_BTD, seen_L) if observe else x_BTD
         if c.head == "classes":
             x_BTD = x_BTD[:, 0] if c.pooling == "cls" else _mean(x_BTD, mask_BT)
         head_norm = norm(c, "head_norm", dtype, "embed" + READ if c.ties else "embed")

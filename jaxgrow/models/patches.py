@@ -59,7 +59,9 @@ class PatchConfig(Config):
         return {**super().integers(), "patch_rows": self.patch, "patch_columns": self.patch, **positions}
 
 
-def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str = "embed") -> jax.Array:
+def embedded(
+    config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str = "embed", bias: bool = True
+) -> jax.Array:
     """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one kernel that writes ``axis``.
     Inside of a compact module, which gets the kernel as ``patch_embedding``.
 
@@ -74,7 +76,7 @@ def embedded(config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str
         )
     patches_BTPPC = rearrange(images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size)
     axes, shape = (*(name + READ for name in _AXES), axis + BELOW), (size, size, channels, config.sizes()[axis])
-    return Linear(axes, shape, 3, INIT, dtype, name="patch_embedding")(patches_BTPPC)
+    return Linear(axes, shape, 3, INIT, dtype, bias, name="patch_embedding")(patches_BTPPC)
 
 
 def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) -> jax.Array:
