@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Dropping layers in somebody else's model
+# # Dropping layers in a third-party model
 #
-# Here is a Transformer as one finds it: Flax's own parts, a Python loop over blocks, not a word of layer dropping.
-# We will train it with layers dropped, without a change to it, see that a dropped layer is really not run, and what
-# that is good for, and what not.
+# **How do I drop layers in a model that does not support it?** This is a plain Flax Transformer with a Python
+# loop over its blocks. We train it with dropped layers, without changing its code, and check that a dropped layer
+# does not run. Then we see the benefits and the limits.
 
 # %%
 import inspect
@@ -49,10 +49,10 @@ def loss(params, rows):
 
 
 # %% [markdown]
-# ## A layer that is not run
+# ## A layer that does not run
 #
-# `dropping` is a context: inside it, the i-th call of a `Block` happens only if the i-th gate is open. The gates
-# are an *argument* of the compiled function, so one program serves every draw.
+# `dropping` is a context manager. Inside it, the i-th call of a `Block` only runs if the i-th entry of the keep
+# mask is true. The mask is an *argument* of the compiled function, so one program serves every mask.
 
 
 # %%
@@ -69,8 +69,9 @@ print("gradients of the four blocks:", " ".join(f"{n:.4f}" for n in norms))
 assert norms[1] == norms[2] == 0 < min(norms[0], norms[3])
 
 # %% [markdown]
-# Exactly zero: not multiplied by zero, which would cost as much as ever, but behind a conditional whose other
-# branch never runs. And the control, all gates open: to the bit what the model says without us.
+# The gradients are exactly zero. The layers are not multiplied by zero, which would not save time, but are behind
+# a conditional whose other branch does not run. The control is a mask that keeps all layers: its loss is bitwise
+# identical to that of the unchanged model.
 
 # %%
 program = str(jax.make_jaxpr(gated)(params, batch, jnp.ones(LAYERS, bool)))
@@ -82,9 +83,9 @@ assert gated(params, held_out, jnp.ones(LAYERS, bool)) == judged(params, held_ou
 # %% [markdown]
 # ## A schedule
 #
-# Which gates, and when? PLD keeps all layers at first and ever fewer as training goes on, deep layers less often
-# than shallow ones; others are [values of the same object](../howto/dropping.md). What a kept layer adds is divided
-# by the probability that it was kept.
+# Which layers are kept, and when? PLD keeps all layers at first and fewer as training continues, and it keeps
+# deep layers less often than shallow ones. Other schedules are [values of the same class](../howto/dropping.md).
+# The output of a kept layer is divided by its keep probability.
 
 # %%
 drop, STEPS = LayerDrop(theta=0.5, scale="block"), 150
@@ -97,13 +98,15 @@ for t in (0, 8, STEPS - 1):
 
 @jax.jit
 def train(params, thin):
-    """With layers dropped, or with all gates open, by one program."""
+    """With or without dropped layers, by one program."""
     tx = optax.adam(optax.linear_schedule(5e-3, 0, STEPS))
 
     def step(i, carry):
         params, state, ran = carry
         rows = jax.random.choice(jax.random.fold_in(jax.random.key(1), i), seen, (8,))
-        probs, drawn = gates(drop, LAYERS, STEPS, i, seed=0)  # from the seed and the step: the same on every device
+        probs, drawn = gates(
+            drop, LAYERS, STEPS, i, seed=0
+        )  # the mask depends on the seed and the step, so it is the same on every device
         open_, scale = drawn[0] | ~thin, jnp.where(thin, 1 / probs, 1)
         with dropping(Block, Kept(open_, scale)):
             gradient = jax.grad(loss)(params, rows)
@@ -120,24 +123,27 @@ print(f"dropped     {ran:5} layers run, loss {judged(thinned, held_out):.3f}")
 assert 0.5 < ran / all_ran < 0.75
 
 # %% [markdown]
-# Fewer layers run, and a higher loss: at equal *steps* that is no verdict either way. The fair question is what a
-# run from scratch of the same *cost* reaches, and there [PLD saved nothing where we measured
-# it](../results/dropping.md). Which is worth knowing before one builds it in.
+# Fewer layers run, and the loss is higher. At an equal number of *steps*, this comparison says nothing. The fair
+# comparison is a run from scratch with the same *cost*, and in that comparison [PLD saved nothing in our
+# measurements](../results/dropping.md). Know this before you add it to a model.
 #
-# ## What dropping does buy
+# ## What dropping is good for
 #
-# A model that never knew which of its layers would be there can do without some. The same context that trained it
-# can take layers away from the finished model, the deepest first:
+# A model that was trained with random layers missing tolerates missing layers. The same context manager can
+# remove layers of the trained model, the deepest first:
 
 # %%
 cost = {}
 for name, trained in {"all layers": whole, "dropped": thinned}.items():
     cost[name] = [float(gated(trained, held_out, jnp.arange(LAYERS) < LAYERS - without)) for without in range(3)]
-    print(f"trained with {name:10}, judged without the last 0, 1, 2 layers:", " ".join(f"{x:.3f}" for x in cost[name]))
+    print(
+        f"trained with {name:10}, evaluated without the last 0, 1, 2 layers:", " ".join(f"{x:.3f}" for x in cost[name])
+    )
 whole_pays, thinned_pays = (cost[name][2] - cost[name][0] for name in ("all layers", "dropped"))
-print(f"the last two layers are worth {whole_pays:.2f} to the one, {thinned_pays:.2f} to the other")
+print(f"removing the last two layers costs {whole_pays:.2f} (all layers) and {thinned_pays:.2f} (dropped)")
 assert thinned_pays < whole_pays
 
 # %% [markdown]
-# An early exit for free, so to speak, at the price above: this is what LayerDrop and LayerSkip are for. The same
-# for [Flax NNX](../howto/model.md), for a scanned stack, and as [a field of a training plan](../howto/dropping.md).
+# The model can therefore exit early, at the cost in loss shown above. LayerDrop and LayerSkip are made for this
+# purpose. Layer dropping also works for [Flax NNX](../howto/model.md), for scanned layers, and as [a field of a
+# training plan](../howto/dropping.md).

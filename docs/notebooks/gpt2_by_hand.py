@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Growing GPT-2 by hand
 #
-# What does it take to make a GPT-2 wider without changing a single logit? Here with `np.concatenate` and nothing
-# else, one axis after the other, with what goes wrong on the way. At the end stands a rule, and the rule is all
-# that the library is.
+# **What is necessary to widen a GPT-2 without changing a single logit?** This notebook does it with
+# `np.concatenate`, one axis after the other, and shows the typical mistakes. The result is one rule, and the
+# library consists of this rule.
 
 # %%
 from functools import partial
@@ -19,7 +19,7 @@ small = GPT2Config(vocab=17, context=8, layers=2, embed=12, heads=3, head_dim=4,
 tokens = np.random.default_rng(0).integers(0, small.vocab, (2, small.context))
 
 
-rng = np.random.default_rng(1)  # no bias is zero and no scale one, so that no mistake can hide behind them
+rng = np.random.default_rng(1)  # biases are not zero and scales are not one, so that every mistake is visible
 shapes = jax.eval_shape(small.init, jax.random.key(0))
 params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("float32") / 2, shapes)
 
@@ -30,7 +30,7 @@ def logits(config, params):
 
 
 def off(config, params):
-    """The largest difference from what the small model says."""
+    """The largest difference from the logits of the small model."""
     return np.abs(logits(config, params) - logits(small, old)).max()
 
 
@@ -42,8 +42,8 @@ print(
 # %% [markdown]
 # ## One axis: the hidden units of the MLP
 #
-# Give every hidden unit a twin. Its incoming weights and its bias are copied, so the twin computes the same number.
-# But the next kernel *sums* over hidden units, and now it would count each one twice.
+# Add a copy of every hidden unit. Its input weights and its bias are copied, so the copy computes the same
+# number. But the next kernel *sums* over the hidden units, and now it counts each unit twice.
 
 # %%
 
@@ -65,13 +65,14 @@ def with_mlp(tree, share):
 
 wider = small.with_sizes({"mlp": 40})
 print("copied          ", off(wider, with_mlp(params, share=1)))
-print("copied, shared  ", off(wider, with_mlp(params, share=1 / 2)))
+print("copied, divided ", off(wider, with_mlp(params, share=1 / 2)))
 assert off(wider, with_mlp(params, share=1 / 2)) < 1e-4 < off(wider, with_mlp(params, share=1))
 
 # %% [markdown]
-# Two kernels, one axis, two roles: `up` **writes** the hidden units, so it is copied; `down` **reads** them, so it
-# shares. Which leaf of a GPT-2 plays which role on which axis? The library's models [say it where a parameter is
-# born](../concepts/axes.md); `.in` marks the reader.
+# There are two kernels, one axis and two roles. The hidden units are an **output** axis of `up`, so its weights
+# are copied. They are an **input** axis of `down`, so its weights are divided among the copies. Which leaf of a
+# GPT-2 has which role on which axis? In the models of the library, [each parameter names its
+# axes](../concepts/axes.md), and `.in` marks an input axis.
 
 # %%
 axes = small.axes()
@@ -79,9 +80,10 @@ for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
     print(f"{path(p):34}", *(f"[{n}]" if reads(n) else n for n in names))
 
 # %% [markdown]
-# ## Every axis: the same two moves for each leaf
+# ## Every axis: the same two operations for each leaf
 #
-# So width by hand is a loop: along every axis that grows, copy; and if the leaf reads that axis, halve.
+# Widening by hand is therefore a loop. Copy along every axis that grows, and divide by two if the axis is an
+# input axis of the leaf.
 
 
 # %%
@@ -101,54 +103,56 @@ print("all three axes     ", off(large, grown))
 assert off(large, grown) < 1e-4
 
 # %% [markdown]
-# ## What hides in the table above
+# ## Two lines of the table that are not obvious
 #
-# Two lines of it are not obvious. The layer norms *inside* only copy: the mean and the variance of a vector are
-# those of the vector twice. But the **last** one is marked as a reader. GPT-2's head is its embedding table, tied:
-# as an embedding it writes, so it must be copied whole; as a head it reads, so somebody must halve. The table
-# cannot do both; the norm before the head can. Halve the table instead, as one might, and every logit is wrong:
+# The layer norms *inside* the blocks are only copied, because the mean and the variance of a vector do not change
+# when the vector is repeated. But the axis of the **last** norm is marked as an input axis. The reason is that
+# the head of GPT-2 is tied to the embedding. For the embedding, `embed` is an output axis, so its values must be
+# copied without a factor. For the head, it is an input axis, so something must divide by two. The embedding
+# cannot do both, but the norm before the head can. If you halve the embedding instead, every logit is wrong:
 
 # %%
 norm, table = grown["final_norm"], grown["token_embedding"]
 halved = {**grown, "token_embedding": table / 2, "final_norm": {k: 2 * x for k, x in norm.items()}}
-print("the table halved   ", off(large, halved))
+print("embedding halved   ", off(large, halved))
 forgotten = {**grown, "final_norm": {k: 2 * x for k, x in norm.items()}}
-print("nothing halved     ", off(large, forgotten), "(twice the logits: overconfident, the same ranking)")
+print("nothing halved     ", off(large, forgotten), "(logits are doubled: overconfident, but with the same ranking)")
 assert off(large, halved) > 0.1 and np.allclose(logits(large, forgotten), 2 * logits(small, old), atol=1e-3)
 
 # %% [markdown]
-# And heads are copied *whole*: had we doubled the numbers within a head instead, the softmax would see scores twice
-# as large.
+# Heads are copied as complete units. If we doubled the dimensions within a head instead, the attention scores
+# would be twice as large.
 #
-# ## The rule, as data
+# ## The rule as data
 #
-# What the loop did to an axis is two matrices: one for those that write it, one for those that read it. A growth is
-# a dict of such pairs, and `grow` applies it: there is nothing about GPT-2 in it.
+# For one axis, the loop applied two matrices: one to leaves for which it is an output axis (`write`), and one to
+# leaves for which it is an input axis (`read`). A growth is a dict of such pairs, and `grow` applies it. Nothing
+# in it is specific to GPT-2.
 
 # %%
 eye = np.eye(20)
 pair = AxisMap(write=np.concatenate([eye, eye]), read=np.concatenate([eye, eye]) / 2)
-print("reading undoes writing:", bool((pair.read.T @ pair.write == eye).all()))
+print("read.T @ write is the identity:", bool((pair.read.T @ pair.write == eye).all()))
 
 growth = operators.hypercloning(sizes(params, axes), {"embed": 24, "heads": 6, "mlp": 40})
 jax.tree.map(np.testing.assert_array_equal, grow(growth, params, axes), grown)
-print("hypercloning is our loop, to the bit:", ", ".join(growth))
+print("hypercloning is bitwise identical to our loop:", ", ".join(growth))
 
 # %% [markdown]
-# Data can be turned around. Swapped, it goes back down: copies are averaged, what was shared is summed, and the
-# small model is there again, to the bit. That is [coalescing](../papers/multilevel.md), and half of [a
-# V-cycle](v_cycle.py).
+# A growth can also be reversed. The swapped growth leads back to the small model: it averages copies and adds the
+# divided weights, and the result is bitwise identical to the small model. This is
+# [coalescing](../papers/multilevel.md), one half of [a V-cycle](v_cycle.py).
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(growth), grown, axes), params)
-print("down again: equal to the bit")
+print("small model again: bitwise identical")
 
 # %% [markdown]
-# ## Depth is an axis, too, and another matter
+# ## Depth is different
 #
-# Layers are stacked on an axis named `layers`. Copying a layer is as easy as copying a unit. But layers are applied
-# one *after* the other, so there is no reader that could share: whatever the maps, a copied layer acts again. Only
-# copies that add nothing yet keep the function.
+# Layers are stacked on an axis named `layers`, and copying a layer is as easy as copying a unit. But layers are
+# applied one *after* the other, so no later kernel sums over the copies and could divide by two. With any map, a
+# copied layer acts again. Only copies that initially add nothing preserve the function.
 
 # %%
 deep = small.with_sizes({"layers": 4})
@@ -158,7 +162,8 @@ for name in ("stack", "interleave", "llama_pro"):
 assert off(deep, grow(deeper, params, axes)) < 1e-4
 
 # %% [markdown]
-# Does an exact start train better than an inexact one? Not by itself: `stack` has been the stronger start in
-# published comparisons, and the [measurements here](../results/index.md) have their own surprises. Exactness is a
-# property to know of an operator, not its worth. [Which operator guarantees what](../concepts/operators.md); [the
-# same on your own model](../howto/model.md).
+# Does a function-preserving start train better than another one? Not necessarily. `stack` has been the better
+# start in published comparisons, and the [measurements here](../results/index.md) contain further surprises.
+# Whether an operator preserves the function is a property to know, but it does not decide how useful the operator
+# is. See also [which operator preserves what](../concepts/operators.md), and [the same steps for your own
+# model](../howto/model.md).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Writing an operator, and property-testing it
 #
-# Every exact widening of the literature shares a unit's outgoing weights *evenly* among its copies. Must it? Say a
-# reader takes 30 % from one twin and 70 % from the other: the sum is the same. Let us write that operator, try to
-# break it, and find out what it is for.
+# **How do I write a growth operator and test that it is correct?** Every function-preserving widening of the
+# literature divides a unit's output weights *evenly* among its copies. Is this necessary? If the next kernel
+# takes 30 % from one copy and 70 % from the other, the sum is the same. Let us write this operator, try to break
+# it, and find out what it is good for.
 
 # %%
 import re
@@ -21,7 +22,7 @@ from jaxgrow.testing import assert_function_preserving, assert_gradient_duality,
 
 
 def uneven(size: int, share: float) -> AxisMap:
-    """Every unit twice; readers take ``share`` of the first and the rest of the second."""
+    """Copy every unit. The input weights of the first copy are multiplied by ``share``, those of the second by the rest."""
     eye = np.eye(size)
     return AxisMap(write=np.concatenate([eye, eye]), read=np.concatenate([share * eye, (1 - share) * eye]))
 
@@ -29,14 +30,15 @@ def uneven(size: int, share: float) -> AxisMap:
 print(uneven(2, 0.25).read)
 
 # %% [markdown]
-# That is the whole operator: [a pair of matrices](../concepts/growths.md). `grow` does the rest, in any model that
+# This is the complete operator: [a pair of matrices](../concepts/growths.md). `grow` applies it to any model that
 # names the axis.
 #
-# ## What should be true of it
+# ## Which properties should it have?
 #
-# Not one example but all: any sizes, any share, any weights. [Hypothesis](https://hypothesis.readthedocs.io) draws
-# them, and shrinks what fails to the smallest. The assertions are those of
-# [`jaxgrow.testing`](../howto/operator.md); float64, so that a tolerance is about mathematics.
+# We test the properties for all sizes, shares and weights, not for one example.
+# [Hypothesis](https://hypothesis.readthedocs.io) samples them and reduces a failing case to the smallest one. The
+# assertions come from [`jaxgrow.testing`](../howto/operator.md). The dtype is float64, so that tolerances test
+# the mathematics and not the rounding.
 
 # %%
 AXES = {"up": ("embed.in", "mlp"), "bias": ("mlp.bias",), "down": ("mlp.in", "embed")}
@@ -52,7 +54,7 @@ def drawn(seed, embed, mlp):
 
 
 def properties(operator):
-    """A test of an operator ``(size, share) -> AxisMap``, over everything."""
+    """A test of an operator ``(size, share) -> AxisMap``, for all sizes, shares and weights."""
 
     phases = Phase.generate, Phase.shrink
 
@@ -75,12 +77,12 @@ def properties(operator):
 
 
 properties(uneven)()
-print("uneven: linear, invertible, keeps the function, and the library knows it does")
+print("uneven: linear, invertible, function-preserving, and preserves_function agrees")
 
 # %% [markdown]
-# A share of 2 and -1 is fine, too: twins that work against each other. Would the test have noticed a mistake? **A
-# law that was never seen to fail proves nothing**, so break the operator on purpose: here, readers take `share` of
-# both.
+# Shares of 2 and -1 also work: the copies then partly cancel each other. But would the test notice a mistake? **A
+# test that has never failed proves nothing**, so we break the operator on purpose. Here, `read` takes `share` of
+# both copies.
 
 
 # %%
@@ -93,14 +95,14 @@ try:
     properties(broken)()
 except AssertionError as error:
     case = dict(re.findall(r"(embed|mlp|share)=([^,]+),", "".join(getattr(error, "__notes__", []))))
-    print("broken: refused. The smallest case:", case)
+    print("broken: the test fails. The smallest case:", case)
 else:
-    raise SystemExit("the properties have no teeth")
+    raise SystemExit("the properties do not detect the mistake")
 
 # %% [markdown]
 # ## In a real model, with other operators
 #
-# A growth of one axis says nothing about the others, so it composes with one that grows those.
+# A growth of one axis does not change the others, so it can be composed with a growth of those.
 
 # %%
 config = GPT2Config(vocab=17, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=12)
@@ -126,8 +128,8 @@ assert_function_preserving(larger, params, before, after, tokens, atol=1e-5)
 print("a GPT-2, wider on three axes:", {k: large.sizes()[k] for k in ("embed", "heads", "mlp")}, "and the same logits")
 
 # %% [markdown]
-# How gradients travel is a property, as well: along the [dual](../concepts/growths.md) growth, not along the growth
-# itself. Adam's moments are made of gradients, so this is what `grow_optimizer` goes by.
+# The growth of gradients is also a property. They grow by the [dual](../concepts/growths.md) growth, not by the
+# growth itself. Adam's moments consist of gradients, so `grow_optimizer` uses the dual.
 
 
 # %%
@@ -140,21 +142,21 @@ assert_gradient_duality(
 )
 try:
     assert_gradient_duality(larger, larger, params, of(before), of(after), atol=1e-5)
-    raise SystemExit("a gradient that grew like a weight went unnoticed")
+    raise SystemExit("the test does not detect gradients that grow like weights")
 except AssertionError:
-    print("gradients grow by the dual; grown like weights, they are wrong")
+    print("gradients grow by the dual growth, not like weights")
 
 # %% [markdown]
-# ## So what is it for?
+# ## What is it good for?
 #
-# All that was exactness, and an even share is as exact. The difference shows in training. Twins that are read alike
-# get the same gradient, step for step: they stay one unit that was paid for twice. A property of the operator says
-# nothing of this; an experiment does.
+# So far we tested exactness, and equal shares are just as exact. The difference shows in training. Copies with
+# equal shares receive the same gradient in every step, so they remain one unit at twice the cost. No property of
+# the operator shows this, but an experiment does.
 
 
 # %%
 def apart(share, tx, steps=200):
-    """How far twins are from each other in the end, of their own size."""
+    """The final difference of the copies, relative to their size."""
     small = drawn(0, 4, 6)
     params = grow({"mlp": uneven(6, share)}, small, AXES)
     x, y = np.random.default_rng(1).normal(size=(2, 64, 4))
@@ -174,11 +176,12 @@ def apart(share, tx, steps=200):
 
 found = {share: [apart(share, tx) for tx in (optax.sgd(0.03), optax.adam(0.01))] for share in (0.5, 0.3)}
 for share, (sgd, adam) in found.items():
-    print(f"share {share}: twins differ by {sgd:6.1%} after SGD, by {adam:6.1%} after Adam")
+    print(f"share {share}: copies differ by {sgd:6.1%} after SGD, by {adam:6.1%} after Adam")
 assert max(found[0.5]) < 1e-6 < min(found[0.3])
 
 # %% [markdown]
-# At one half nothing ever tells them apart. Noise that cancels does, too (`jaxgrow.symmetry.break_symmetry`,
-# HyperCloning's), and so do [moments](../api/training.md) that are not copied. Whether new units that differ are
-# worth their FLOPs is the next question, and no property of a matrix answers it: [measure](saving.py). To give an
-# operator to others, [three places](../contributing.md) name it.
+# With a share of one half, the copies never become different. Noise that cancels
+# (`jaxgrow.symmetry.break_symmetry`, from HyperCloning) also breaks the symmetry, and so does an [optimizer
+# state](../api/training.md) that is not copied. Whether different new units are worth their FLOPs is the next
+# question, and no property of a matrix answers it: [measure it](saving.py). To contribute an operator, change
+# [these places](../contributing.md).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Reading a saving honestly
 #
-# "Reaches the baseline's loss with 40 % less compute." Here is a method that does *nothing at all* and passes that
-# test. Then a real one, read in several ways, of which one holds. A network of one hidden layer will do: sixteen
-# seeds of it train in a second, and all that can be fooled here can be fooled with a language model.
+# **How can a reported saving be wrong, and how should it be measured?** "Reaches the baseline's loss with 40 %
+# less compute." This notebook shows a method that does *nothing at all* and passes this test. Then it shows a
+# real method, read in several ways, only one of which is valid. A network with one hidden layer is sufficient:
+# sixteen seeds of it train in a second, and it shows the same mistakes as a language model.
 
 # %%
 from functools import partial
@@ -66,7 +67,7 @@ def _train(params, seed, begin, end, total, rate):
 
 
 def train(params, seeds, begin, end, total, rate=RATE):
-    """Steps ``begin`` to ``end`` of a schedule that ends at ``total``: parameters, and the loss over time, of each seed."""
+    """Train from step ``begin`` to ``end`` of a schedule with ``total`` steps: parameters and loss curve of each seed."""
     params, curve = _train(params, seeds, begin, end, total, rate)
     return params, np.asarray(curve)
 
@@ -81,7 +82,7 @@ def final(curve):
 
 
 def interval(x):
-    """Mean, and half of a 95 % interval of sixteen seeds."""
+    """Mean and half of the 95 % interval of sixteen seeds."""
     return f"{x.mean():6.3f} ± {2.13 * x.std(ddof=1) / len(x) ** 0.5:.3f}"
 
 
@@ -91,8 +92,9 @@ print(f"from scratch, {STEPS} steps: loss {interval(final(baseline))}")
 # %% [markdown]
 # ## A method that does nothing
 #
-# Our method is called *Early*. It trains with the baseline's settings, for six tenths of its steps, its rate falls
-# to zero, and it stops. Held against the baseline's own curve, the way savings are often shown:
+# Our method is called *Early*. It trains with the settings of the baseline for six tenths of the steps, its
+# learning rate decays to zero, and it stops. We compare it with the baseline's own loss curve, as savings are
+# often reported:
 
 # %%
 EARLY = round(0.6 * STEPS)
@@ -100,7 +102,7 @@ early = scratch(EARLY)
 
 
 def on_the_curve(losses):
-    """The step at which the baseline's mean curve first is where these end."""
+    """The step at which the baseline's mean curve first reaches the mean of these losses."""
     return EVERY * (1 + int(np.argmax(baseline.mean(0) <= losses.mean())))
 
 
@@ -110,10 +112,10 @@ print(f"so Early saves {1 - EARLY / there:.0%}?")
 assert there > 1.2 * EARLY
 
 # %% [markdown]
-# What Early has found is the decay: *any* run falls when its rate goes to zero, and where Early stops the
-# baseline's has not begun to. The saving is the schedule's. A run belongs beside runs that were **decayed over
-# their own budgets**. Those of several budgets make a frontier, and the saving is how far to its left a method
-# ends.
+# The saving comes from the decay: the loss of *any* run falls when its learning rate decays to zero, and at the
+# step where Early stops, the baseline's learning rate has not begun to decay. The saving belongs to the schedule.
+# A run must be compared with runs that were **decayed over their own budgets**. Such runs for several budgets
+# form a frontier, and the saving of a method is its horizontal distance to this frontier.
 
 # %%
 budgets = np.array([0.2, 0.4, 0.6, 0.8, 1.0]) * STEPS
@@ -123,7 +125,7 @@ for b, losses in zip(budgets, frontier, strict=True):
 
 
 def saved(steps, losses):
-    """One minus the ratio of the steps to those that a run from scratch needs for the same loss; of each seed."""
+    """1 - (steps / steps that a run from scratch needs for the same loss), for each seed."""
     return 1 - steps / np.interp(-losses, -frontier.mean(1), budgets)
 
 
@@ -131,9 +133,9 @@ print("Early against the frontier:", f"{saved(EARLY, final(early).mean()):.3f}")
 assert abs(saved(EARLY, final(early).mean())) < 1e-6
 
 # %% [markdown]
-# Zero. A comparison of a thing with itself must say so, and this is the first thing to ask of any way of comparing.
-# It is *exactly* zero because these are the very runs of the frontier. The same method with other seeds shows what
-# seeds alone make of it, and a "saving" below that means nothing:
+# The saving is zero. A comparison of a method with itself must give zero, so test this first for any way of
+# comparing. It is *exactly* zero because these runs are part of the frontier. With other seeds, the same method
+# shows the effect of the seeds alone, and a "saving" below this value means nothing:
 
 # %%
 again = saved(EARLY, final(scratch(EARLY, SEEDS + 100)))
@@ -142,12 +144,13 @@ half_width = 2.13 * again.std(ddof=1) / len(again) ** 0.5
 assert abs(again.mean()) < 2 * half_width and again.max() > 0.05
 
 # %% [markdown]
-# Take the best of those, alone, and there is a saving to report.
+# If we reported only the best of these seeds, there would be a saving.
 #
 # ## A method that does something
 #
-# Half of the hidden units first. The small network for half of the steps, then every unit [is
-# cloned](gpt2_by_hand.py) and the large one goes on. A step of the small one costs half of one of the large.
+# This method trains half of the hidden units first. The small network trains for half of the steps. Then every
+# unit [is cloned](gpt2_by_hand.py), and the large network continues. A step of the small network costs half of a
+# step of the large one.
 
 # %%
 SWITCH = EARLY // 2
@@ -157,25 +160,25 @@ staged = final(train(jax.vmap(lambda p: grow(wider, p, AXES))(small), SEEDS, SWI
 
 given, counted = EARLY - SWITCH, EARLY - SWITCH + SWITCH / 2  # in steps of the large network
 print(f"ends at {interval(staged)}")
-print(f"1. on the undecayed curve, the small model for free: {1 - given / on_the_curve(staged):6.3f}")
-print(f"2. against the frontier, the small model for free:   {interval(saved(given, staged))}")
-print(f"3. against the frontier, every phase counted, seed 0:{saved(counted, staged)[0]:7.3f}")
-print(f"4. .. and all seeds:                                 {interval(saved(counted, staged))}")
+print(f"1. on the undecayed curve, small model not counted: {1 - given / on_the_curve(staged):6.3f}")
+print(f"2. against the frontier, small model not counted:   {interval(saved(given, staged))}")
+print(f"3. against the frontier, all phases counted, seed 0:{saved(counted, staged)[0]:7.3f}")
+print(f"4. against the frontier, all phases, all seeds:     {interval(saved(counted, staged))}")
 assert saved(counted, staged).mean() < saved(given, staged).mean() < 1 - given / on_the_curve(staged)
 
 # %% [markdown]
-# Four numbers from the same runs, each smaller than the one before or less sure. The last would be the one to tell,
-# if it were not for a fifth question: **was the baseline's rate its best?**
+# These are four numbers from the same runs. Each is smaller or less certain than the one before. The last one
+# would be the number to report, except for a fifth question: **did the baseline use its best learning rate?**
 
 # %%
 for rate in (1e-2, RATE, 6e-2, 1.2e-1):
     at = final(scratch(EARLY, rate=rate))
-    print(f"from scratch, {EARLY} steps at a rate of {rate:4}: loss {interval(at)}")
+    print(f"from scratch, {EARLY} steps, learning rate {rate:4}: loss {interval(at)}")
     assert at.mean() >= final(early).mean()
 
 # %% [markdown]
-# It was, of these four, or line 4 would be void; the method deserves the same: each side at its best. The better
-# the baseline, the smaller every saving; against one that nobody tuned, almost anything saves. At the sizes of the
-# [results](../results/muon.md) all five questions were asked. [The rules](../concepts/comparison.md) are four
-# lines, and the command that follows them, `train.compare --frontier 0.55,0.75 --seeds 0,1,2`, is in
-# [Start](../start.md).
+# It did, among these four; otherwise line 4 would be invalid. The method must be tuned in the same way, so that
+# both sides are at their best. The better the baseline, the smaller the saving. Compared with an untuned
+# baseline, almost any method saves something. At the sizes of the [results](../results/muon.md), all five
+# questions were asked. [The rules](../concepts/comparison.md) are four lines. The command that follows them,
+# `train.compare --frontier 0.55,0.75 --seeds 0,1,2`, is described in [Start](../start.md).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # A V-cycle in twenty lines
 #
-# Train the large model a little, *coalesce* it, train the small one, whose steps cost a fraction, bring back what
-# it learned, and finish the large one: the [multi-level framework](../papers/multilevel.md) of Zou et al. First
-# what there would be anyway: a model, data, a train step.
+# **How does a V-cycle work, and when is it worthwhile?** Train the large model for a few steps, *coalesce* it,
+# train the small model, whose steps cost a fraction, transfer its progress to the large model, and finish the
+# training of the large one. This is the [multi-level framework](../papers/multilevel.md) of Zou et al. First, we
+# need a model, data and a train step.
 
 # %%
 import argparse
@@ -21,7 +22,7 @@ BATCH, CONTEXT = 8, 24
 LARGE = GPT2Config(vocab=128, context=CONTEXT, layers=2, embed=32, heads=4, head_dim=8, mlp=64)
 text = np.frombuffer(inspect.getsource(argparse).encode("ascii", "ignore"), np.uint8).astype("int32")
 windows = np.stack([text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, 7)])
-seen, held_out = windows[:-400], windows[-320:]  # the end of the file, none of which is seen
+seen, held_out = windows[:-400], windows[-320:]  # the end of the file is only for validation
 
 
 def loss(config, params, rows):
@@ -42,8 +43,8 @@ def _train(config, params, steps, seed, rate):
 
 
 def train(config, params, steps, seed, rate=1e-2):
-    """Adam from a fresh state, its rate falling to zero: so a phase ends where it would end if it were the last."""
-    return jax.device_get(_train(config, params, steps, seed, rate))  # algebra on the host needs no compiler
+    """Adam from a fresh state. The learning rate falls to zero, so each phase ends as if it were the last one."""
+    return jax.device_get(_train(config, params, steps, seed, rate))  # algebra on the host does not have to be compiled
 
 
 judged = jax.jit(loss, static_argnums=0)
@@ -53,8 +54,9 @@ print(f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {ju
 # %% [markdown]
 # ## The twenty lines
 #
-# De-coalescing is a [growth](../concepts/growths.md), and coalescing the same growth, swapped: one value says both,
-# so that going up and down again changes nothing. Half the width and half the depth; every map is a mean or a copy.
+# De-coalescing is a [growth](../concepts/growths.md), and coalescing is the same growth, swapped. One value
+# defines both, so that going up and down again changes nothing. Here, width and depth are halved, and every map
+# is a mean or a copy.
 
 # %%
 up = operators.decoalesce(sizes(start, axes), heads="far", layers="adjacent")
@@ -73,27 +75,28 @@ print(
     f"the large model for {ABOVE} steps {judged(LARGE, before, held_out):.3f}, coalesced {judged(SMALL, coarse, held_out):.3f}"
 )
 print(
-    f"the small one for {BELOW} steps   {judged(SMALL, small, held_out):.3f}, brought back {judged(LARGE, fixed, held_out):.3f}"
+    f"the small one for {BELOW} steps   {judged(SMALL, small, held_out):.3f}, transferred {judged(LARGE, fixed, held_out):.3f}"
 )
 print(f"the large one for {AFTER} more    {judged(LARGE, cycled, held_out):.3f}")
 
 # %% [markdown]
-# ## What must hold, whatever the losses are
+# ## Two properties that do not depend on the losses
 #
-# Down after up is where one was: to the bit. And if the small model learned *nothing*, the cycle must do nothing:
-# this is the control that tells the correction from the paper's interpolation, which moves the large model towards
-# its own coarse part.
+# Going up and down again gives bitwise identical parameters. And if the small model has learned *nothing*, the
+# cycle must change nothing. This is the control that distinguishes the correction from the paper's interpolation,
+# which moves the large model towards its own coarse part.
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(up), grow(up, small, axes), axes), small)
 idle = correct(before, coarse, up, axes)
 mixed = interpolate(before, grow(up, coarse, axes), alpha=0.25)
 moved = [max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), before, x))) for x in (idle, mixed)]
-print(f"nothing learned, brought back: corrected, weights move by {moved[0]:.0e}; interpolated, by {moved[1]:.2f}")
+print(f"nothing learned: the correction changes weights by {moved[0]:.0e}, the interpolation by {moved[1]:.2f}")
 assert moved[0] == 0 < moved[1]
 
 # %% [markdown]
-# Which to take, and how much of the small model? Every candidate before it trains on:
+# Which start should we choose, and with which weight of the small model? These are the losses of all candidates
+# before further training:
 
 # %%
 lifted = grow(up, small, axes)
@@ -106,9 +109,9 @@ for name, params in {
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
 # %% [markdown]
-# Read this table with care. In width the de-coalesced model computes what the small one does; in depth its layer
-# now acts twice, and that costs something. The corrected one keeps a fine part that belongs to other coarse
-# weights. What a start is worth shows *after* training:
+# Do not draw conclusions from this table. In width, the de-coalesced model computes the same function as the
+# small one. In depth, each layer now acts twice, which increases the loss. The corrected model keeps a fine part
+# that belongs to other coarse weights. The quality of a start only shows *after* training:
 
 # %%
 starts = {"interpolated, alpha = 0.5": interpolate(before, lifted, 0.5), "the small one, de-coalesced": lifted}
@@ -117,14 +120,14 @@ for name, params in after.items():
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
 # %% [markdown]
-# Starts as far apart as these end close together. De-coalesced alone, every unit has [a twin that learns
-# alike](operator.py): in effect it still is the small model, and the fine part of `before` is what would tell the
-# twins apart. On a longer run that shows.
+# Although these starts differ much, they end with similar losses. In the de-coalesced model, every unit has [an
+# identical copy that receives identical gradients](operator.py). It is in effect still the small model, and only
+# the fine part of `before` could make the copies different. In a longer run, this matters.
 #
-# ## Was it worth it?
+# ## Was it worthwhile?
 #
-# Every phase is on the bill. Beside it belongs what the same FLOPs buy without a cycle: from scratch, at more rates
-# than the one that happened to stand above, and the small model alone, which nobody asked for.
+# The cost of every phase counts. For comparison, we need the loss that the same FLOPs reach without a cycle: the
+# large model from scratch, at more learning rates than the one used above, and also the small model alone.
 
 # %%
 bill = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
@@ -135,14 +138,15 @@ for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(u
     for rate in (1e-2, 2e-2):
         loss_of = judged(config, train(config, init, steps, 3, rate), held_out)
         print(
-            f"{name} alone, rate {rate:<6} {steps:5} steps, {steps * cost[config] / 1e9:.2f} GFLOPs, loss {loss_of:.3f}"
+            f"{name} alone, peak lr {rate:<6} {steps:5} steps, {steps * cost[config] / 1e9:.2f} GFLOPs, loss {loss_of:.3f}"
         )
     assert abs(steps * cost[config] / bill - 1) < 0.01
 
 # %% [markdown]
-# One seed of a toy: nothing follows from which line is lowest. But see *why* a line is low. At so few steps it is
-# steps that are scarce, and whoever has more of them wins: the cycle over the large model, and the small model over
-# both. A large model is for budgets that its small one cannot use up, and only there is a saving worth a name.
-# [Reading a saving honestly](saving.py) says how, and [the results](../results/muon.md) what came out. The cycle as
-# a plan, with moments that travel with the weights, any number of levels and a ledger of all costs, is [one
+# This is one seed of a toy model, so nothing follows from which line is lowest. But consider *why* a line is low.
+# With so few steps, the number of steps is the limit, and a cheaper model takes more of them. The cycle therefore
+# beats the large model, and the small model beats both. A large model is for budgets at which the small model no
+# longer improves, and only at such budgets a saving is meaningful. [Reading a saving honestly](saving.py)
+# explains the method, and [the results](../results/muon.md) give the measurements. The cycle as a plan, with an
+# optimizer state that grows with the weights, any number of levels, and a ledger of all costs, is [one
 # config](../concepts/plans.md).
