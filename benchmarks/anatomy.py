@@ -78,6 +78,7 @@ PANELS = {
     "gradient": "part of the gradient's norm",
     "matters": "loss without it, less loss",
 }
+LINEAR = 0.1  # the scale of the last panel is linear up to this loss
 
 
 def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
@@ -86,7 +87,8 @@ def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
         for i, (name, of) in enumerate(found.items()):
             axes.plot(range(1, len(of[key]) + 1), of[key], ".-" if i < 10 else "x--", label=name)
         axes.set(xlabel="layer", title=title)
-    figure.axes[-1].set_yscale("symlog", linthresh=0.1)  # the first layer is worth ten times the others
+    figure.axes[-1].set_yscale("symlog", linthresh=LINEAR)  # the first layer is worth ten times the others
+    figure.axes[-1].set_ylabel(f"linear below {LINEAR}, logarithmic above")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=120)
 
