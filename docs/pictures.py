@@ -137,8 +137,12 @@ def saving() -> plt.Figure:
     cost, loss = row.flops, float(np.mean(row.losses))
     equal = float(np.exp(np.interp(-loss, -losses, np.log(flops))))
     figure, ax = plt.subplots(figsize=(5.5, 3.4))
-    ax.plot(flops, losses, "o-", color=GREY, label="from scratch, each fully decayed: the frontier")
-    ax.plot(cost, loss, "o", color=BLUE, label="half of the layers first")
+    ax.plot(flops, losses, "s-", color=GREY)
+    ax.annotate(
+        "from scratch, each fully decayed:\nthe frontier", (flops[1], losses[1]), (10, 10), color=GREY, **BESIDE
+    )
+    ax.plot(cost, loss, "o", color=BLUE)
+    ax.annotate("half of the layers first", (cost, loss), (-8, 0), ha="right", color=BLUE, **BESIDE)
     ax.annotate("", (cost, loss), (equal, loss), arrowprops={"arrowstyle": "->", "color": BLUE})
     ax.text((cost + equal) / 2, loss - 0.008, f"saved: {row.mean:.1f} %", ha="center", va="top", color=BLUE)
     ax.set_xscale("log")
@@ -146,7 +150,7 @@ def saving() -> plt.Figure:
     ax.minorticks_off()
     ax.set_xlabel("FLOPs, of those of the whole baseline")
     ax.set_ylabel("final loss")
-    ax.legend(frameon=False)
+    ax.set_title("A run saves FLOPs if it ends to the left of the frontier", loc="left")
     return figure
 
 

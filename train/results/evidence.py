@@ -56,7 +56,7 @@ class Evidence:
     given_interval: float | None = None
     tau: float | None = None  # part of the steps after which the model grows
     small_alone_is_cheaper: bool = False  # the page says that the small model alone reaches its own loss for less
-    flops: float | None = None  # as part of those of the whole baseline
+    flops: float | None = None  # fraction of the FLOPs of the whole baseline
     losses: tuple[float, ...] = ()  # final loss of each seed
     summary: bool = False  # a row of the table on docs/results/index.md
     note: str = ""
@@ -108,7 +108,7 @@ class Frontier:
     tokens_per_parameter: float
     data: str
     optimizer: str
-    flops: tuple[float, ...]  # of each budget, as part of those of the whole baseline, rising
+    flops: tuple[float, ...]  # of each budget: fraction of the FLOPs of the whole baseline, rising
     losses: tuple[tuple[float, ...], ...]  # [budget][seed], the final loss
     page: str
 
