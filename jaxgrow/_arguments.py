@@ -11,6 +11,7 @@ from jaxgrow import operators
 from jaxgrow._keeps import METHODS
 from jaxgrow._version import __version__
 from jaxgrow.interop.safetensors import SHARD
+from jaxgrow.suggest import factor
 
 TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
 # The axes that an option names, and what their units are.
@@ -122,6 +123,12 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         )
         _lora(p)
     p = command(
+        "suggest", "list the growth methods that fit a model, and what was measured for each", "SRC", writes=False
+    )
+    p.add_argument("--to", type=_factor, metavar="2x", help="how many times as large, instead of the new sizes")
+    _sizes(p)
+    p.add_argument("--keep-function", action="store_true", help="list only methods that keep the model's function")
+    p = command(
         "prune", "make a model smaller: the layers and units that matter least, on some data, are left out", "SRC"
     )
     _sizes(p)
@@ -182,6 +189,13 @@ def _stages(text: str) -> int | tuple[int, ...]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no size, as 24, nor one of each stage, as 2,2,18,2") from None
     return tuple(sizes) if len(sizes) > 1 else sizes[0]
+
+
+def _factor(text: str) -> Fraction:
+    try:
+        return factor(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bytes(text: str) -> int:

@@ -1,7 +1,6 @@
 """The command ``jaxgrow``: checkpoints on disk, grown, coalesced, pruned, interpolated, compared and converted."""
 
 import argparse
-import inspect
 import json
 import math
 import re
@@ -17,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow import _inputs, importance, operators, show
+from jaxgrow import _inputs, importance, operators, show, suggest
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._completion import script
 from jaxgrow._keeps import keeps, rounding
@@ -187,14 +186,27 @@ def _show(a: argparse.Namespace) -> None:
     print(f"{a.out}: the maps to {_spelt(sizes)}\n{_kept(kept)}")
 
 
+def _suggest(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    if a.to is not None and _given(a):
+        raise UsageError("--to says how large the model becomes: leave out the sizes, or --to")
+    wanted = [_possible(_target(a))] if a.to is None else suggest.targets(source.sizes(), a.to)
+    if not wanted:
+        raise UsageError("--to is too close to 1x for these sizes: give them, as --layers 24")
+    found = [(target, *suggest.suggest(source, target, a.keep_function)) for target in wanted]
+    if a.json:
+        said = [{"target": t, "ways": [way.as_json() for way in ways], "refused": why} for t, ways, why in found]
+        return _say({"src": str(a.src), "parameters": source.parameters, "targets": said})
+    print(f"{_spelt(source.sizes())}\n{suggest.questions(source)}")
+    for target, ways, refused in found:
+        print(f"\nto {_spelt(target)}: {suggest.described(source, ways, refused, str(a.src))}")
+
+
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """What ``--method`` and the sizes ask for, and what it was told."""
     method, target = METHODS[a.method], _possible(_target(a))
-    takes, traits = inspect.signature(method).parameters, source.config.traits
-    options: dict[str, Any] = {name: value for name, value in traits.items() if name in takes}
-    if "seed" in takes:
-        options["seed"] = a.seed or 0
-    elif a.seed is not None and a.noise is None:
+    options = suggest.taken(method, source.config, a.seed or 0)
+    if "seed" not in options and a.seed is not None and a.noise is None:
         raise UsageError(f"--seed: {a.method} draws nothing; leave it out")
     _check_stages(source, target)
     with _as_typed():
@@ -341,6 +353,7 @@ COMMANDS = {
     "interpolate": _interpolate,
     "show": _show,
     "grow": _grow,
+    "suggest": _suggest,
     "prune": _prune,
     "report": _report,
     "convert": _convert,
