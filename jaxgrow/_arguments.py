@@ -10,6 +10,7 @@ from typing import Any
 from jaxgrow import operators
 from jaxgrow._keeps import METHODS
 from jaxgrow._version import __version__
+from jaxgrow.integrations.torch_optimizer import POLICIES
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.suggest import factor
 
@@ -120,6 +121,17 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         )
         p.add_argument(
             "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
+        )
+        p.add_argument(
+            "--optimizer",
+            choices=POLICIES,
+            help="grow the optimizer state of a PyTorch run in SRC by this policy (needs the extra 'torch')",
+        )
+        p.add_argument(
+            "--optimizer-state",
+            type=Path,
+            metavar="PATH",
+            help="an optimizer.pt or a folder of torch.distributed.checkpoint",
         )
         _lora(p)
     p = command(

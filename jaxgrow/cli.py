@@ -21,6 +21,7 @@ from jaxgrow._arguments import AXES, parser
 from jaxgrow._completion import script
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import LAYERS, beside, is_layers, kind
+from jaxgrow.integrations import torch_optimizer
 from jaxgrow.interop import (
     FAMILIES,
     Cast,
@@ -495,8 +496,24 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
     notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
-    files = None if lora is None else lambda part: peft.write_into(part, lora, made, str(a.dst))
-    _write(a, made, arguments, root, files=files, keeps=kept, notes=notes, **said)
+    if (state := getattr(a, "optimizer", None)) is not None:
+        arguments = arguments | {"optimizer": state}
+    _write(a, made, arguments, root, files=_beside(a, root, made, growth, lora), keeps=kept, notes=notes, **said)
+
+
+def _beside(
+    a: argparse.Namespace, root: Any, made: Source, growth: Growth, lora: peft.PeftAdapter | None
+) -> Any:
+    """Writes the grown LoRA and the grown optimizer state into the new folder; None if neither is asked for."""
+    policy = getattr(a, "optimizer", None)
+    if policy is None:
+        return None if lora is None else lambda part: peft.write_into(part, lora, made, str(a.dst))
+
+    def write(part: Any) -> list[str]:
+        names = [] if lora is None else peft.write_into(part, lora, made, str(a.dst))
+        return names + torch_optimizer.write_beside(root, part, growth, policy, a.optimizer_state)
+
+    return write
 
 
 def _lora(a: argparse.Namespace, root: Any, growth: Growth) -> peft.PeftAdapter | None:
