@@ -10,6 +10,7 @@ from typing import Any
 from jaxgrow import operators
 from jaxgrow._keeps import METHODS
 from jaxgrow._version import __version__
+from jaxgrow.integrations.formats import FORMATS
 from jaxgrow.integrations.torch_optimizer import POLICIES
 from jaxgrow.interop.safetensors import SHARD
 from jaxgrow.suggest import factor
@@ -67,9 +68,10 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.set_defaults(run=runs[name], command=name)
         return p
 
-    command(
+    p = command(
         "inspect", "show a model: its config, and every leaf with shape, axes, dtype and place", "PATH", writes=False
     )
+    _format(p)
     for name, help in (
         ("coalesce", "make a model smaller: groups of heads, units and layers become one"),
         ("decoalesce", "make a coalesced model large again; groups are those of the large model"),
@@ -124,9 +126,10 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         )
         p.add_argument(
             "--optimizer",
-            choices=POLICIES,
-            help="grow the optimizer state of a PyTorch run in SRC by this policy (needs the extra 'torch')",
+            choices=["drop", *POLICIES],
+            help="grow the optimizer state in SRC by this policy; of PyTorch runs it is left out without this option",
         )
+        _format(p)
         p.add_argument(
             "--optimizer-state",
             type=Path,
@@ -158,6 +161,14 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     p.add_argument("shell", choices=["bash", "zsh"])
     p.set_defaults(run=runs["completion"], command="completion", commands=commands.choices)
     return parser
+
+
+def _format(p: argparse.ArgumentParser) -> None:
+    help = "the trainer that wrote an Orbax checkpoint (default: recognised by its paths)"
+    p.add_argument("--format", choices=sorted(FORMATS), help=help)
+    p.add_argument(
+        "--names", type=Path, metavar="FILE", help="JSON with the axis names of an Orbax checkpoint of another program"
+    )
 
 
 def _lora(p: argparse.ArgumentParser) -> None:

@@ -14,7 +14,6 @@ from jaxgrow._keeps import METHODS, keeps
 from jaxgrow.axes import is_layers, kind
 from jaxgrow.interop.files import CheckpointError
 from jaxgrow.interop.source import Grown, Source
-from jaxgrow.models import Config
 from jaxgrow.operators.targets import depth, width
 
 
@@ -233,7 +232,7 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
     kept, model = True, source
     for name, target in zip(names, parts, strict=True):
         method = (operators.DEPTH | operators.WIDTH)[name]
-        growth = method(model.sizes(), target, **taken(method, model.config, 0))
+        growth = method(model.sizes(), target, **taken(method, model.config.traits, 0))
         kept &= keeps(growth, model.config, name)
         model = Grown(model, growth)
     policies = tuple(POLICY[name] for name in names)
@@ -241,10 +240,10 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
     return Suggestion(names, parts, kept, policies, model.parameters, MEASURED.get((names, grown), ()))
 
 
-def taken(method: Callable[..., Any], config: Config, seed: int) -> dict[str, Any]:
-    """The keyword arguments of a growth method that the model's config, or the user, decides."""
+def taken(method: Callable[..., Any], traits: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The keyword arguments of a growth method that the model's traits, or the user, decide."""
     names = inspect.signature(method).parameters
-    return {name: value for name, value in {**config.traits, "seed": seed}.items() if name in names}
+    return {name: value for name, value in {**traits, "seed": seed}.items() if name in names}
 
 
 def questions(source: Source) -> str:

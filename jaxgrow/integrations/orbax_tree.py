@@ -148,6 +148,7 @@ class Writer:
             self._part, path.replace("/", "."), self._source.ocdbt, self._source.zarr3
         )
         chunk = _chunk(self._source.arrays[like], x.shape)
+        spec["store_data_equal_to_fill_value"] = True  # Orbax refuses to read arrays without their zeros
         spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
         spec.pop("transform", None)
         store = ts.open(ts.Spec(spec), create=True, delete_existing=True).result()
