@@ -44,6 +44,8 @@ class Format:
       scanned: the pattern of leaves in which layers are stacked, on any dimension.
       final_norm: the scale before the head.
       head: the kernel of the head; a model without it has tied embeddings.
+      renewed: the pattern of arrays, such as states of random number generators, that are left out when the number of layers
+        changes, because the trainer initialises missing ones.
       settings: the key of the trainer's config for the size of each axis.
       traits: as of `jaxgrow.models.Config.traits`.
     """
@@ -55,6 +57,7 @@ class Format:
     final_norm: str = ""
     head: str = ""
     scanned: str = ""
+    renewed: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     traits: Mapping[str, Any] = field(default_factory=lambda: {"norm": "rms"})
 
@@ -146,6 +149,7 @@ MAXTEXT = Format(
     },
     layers="decoder/layers_{}",
     scanned="decoder/layers/*",
+    renewed="nnx_aux/*",
     final_norm="decoder/decoder_norm/scale",
     head="decoder/logits_dense/kernel",
     settings={

@@ -6,6 +6,7 @@ One leaf is in memory at a time, before and after its growth. Layers that are st
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -206,6 +207,8 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
         terms = maps.terms(growth, path, place.names)
         jobs[place.template] = _Job(place, _of_state(terms, place, policy))
     for path in run.others:
+        if LAYERS in maps.new_sizes(growth) and fnmatchcase(path, run.format.renewed):
+            continue
         place = Place((path,), path, (), run.tree.arrays[path].shape, None)
         counts = policy == "drop" and path.split("/")[-1] == "count"
         jobs[path] = _Job(place, np.zeros_like if counts else lambda x: x)
