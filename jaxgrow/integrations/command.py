@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgrow._version import __version__
-from jaxgrow.integrations.formats import FORMATS, from_file, recognised
+from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
 from jaxgrow.interop.files import RECORD, CheckpointError, listed
 from jaxgrow.interop.folders import appearing
 from jaxgrow.maps import Growth, new_sizes
@@ -42,9 +42,9 @@ def opened(folder: Path, name: str | None, names: Path | None) -> "OrbaxRun":
       CheckpointError: no format fits.
     """
     from jaxgrow.integrations.orbax_run import OrbaxRun
-    from jaxgrow.integrations.orbax_tree import OrbaxTree
+    from jaxgrow.integrations.orbax_tree import open_tree
 
-    tree = OrbaxTree(folder)
+    tree = open_tree(folder)
     form = from_file(names) if names else FORMATS[name] if name else recognised(tree.arrays)
     if form is None:
         found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
@@ -67,7 +67,7 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
         }
         for path, place in run.places.items()
     ]
-    moments = sorted({place.template.removesuffix(path).strip("/") for path, place in run.states})
+    moments = sorted({plain(place.template).removesuffix(path).strip("/") for path, place in run.states})
     about = {"format": run.format.name, "item": str(run.tree.item), "parameters_at": run.prefix.strip("/")}
     about |= {"sizes": run.sizes(), "settings": run.settings(run.sizes()), "parameters": run.parameters}
     return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}

@@ -18,7 +18,7 @@ from jaxgrow import maps
 from jaxgrow._grow import check, grow_leaf
 from jaxgrow.axes import LAYERS, Names, axis
 from jaxgrow.integrations.formats import POWERS, Format, plain
-from jaxgrow.integrations.orbax_tree import OrbaxTree, Writer, each_of
+from jaxgrow.integrations.orbax_tree import ItemsWriter, OrbaxItems, OrbaxTree, Writer, each_of, writer
 from jaxgrow.interop.files import RECORD, CheckpointError, listed
 from jaxgrow.maps import Growth, Term
 
@@ -60,7 +60,7 @@ class OrbaxRun:
       CheckpointError: the format does not fit the checkpoint.
     """
 
-    def __init__(self, tree: OrbaxTree, form: Format):
+    def __init__(self, tree: OrbaxTree | OrbaxItems, form: Format):
         self.tree, self.format = tree, form
         prefix = form.prefix(tree.arrays)
         if prefix is None:
@@ -157,18 +157,18 @@ def grow_run(run: OrbaxRun, growth: Growth, policy: Policy, folder: Path, proces
     """
     jobs, sizes = _jobs(run, growth, policy), run.sizes() | maps.new_sizes(growth)
     count, me = jax.process_count(), jax.process_index() if process is None else process
-    writer = Writer(run.tree, folder, me)
+    target = writer(run.tree, folder, me)
     arrays = run.tree.arrays
     bytes_ = {
         name: int(np.prod(job.place.shape)) * arrays[job.place.paths[0]].dtype.itemsize for name, job in jobs.items()
     }
     for name in each_of(bytes_, count, me):
-        _write(run, writer, jobs[name])
+        _write(run, target, jobs[name])
     if count > 1:
         multihost_utils.sync_global_devices("grow_run")
     if me == 0:
         places, shapes = _result(jobs, sizes)
-        writer.finish(places, shapes, count)
+        target.finish(places, shapes, count)
     return sizes
 
 
@@ -210,7 +210,7 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
         if LAYERS in maps.new_sizes(growth) and fnmatchcase(path, run.format.renewed):
             continue
         place = Place((path,), path, (), run.tree.arrays[path].shape, None)
-        counts = policy == "drop" and path.split("/")[-1] == "count"
+        counts = policy == "drop" and plain(path).split("/")[-1] == "count"
         jobs[path] = _Job(place, np.zeros_like if counts else lambda x: x)
     return jobs
 
@@ -231,12 +231,12 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
     return change
 
 
-def _write(run: OrbaxRun, writer: Writer, job: _Job) -> None:
+def _write(run: OrbaxRun, target: Writer | ItemsWriter, job: _Job) -> None:
     x, place = job.change(run.read(job.place)), job.place
     if "{}" not in place.template:
-        return writer.write(place.paths[0], x, place.paths[0])
+        return target.write(place.paths[0], x, place.paths[0])
     for i, layer in enumerate(x):
-        writer.write(place.template.replace("{}", str(i)), layer, place.paths[0])
+        target.write(place.template.replace("{}", str(i)), layer, place.paths[0])
 
 
 def _result(jobs: Mapping[str, _Job], sizes: Mapping[str, int]) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:

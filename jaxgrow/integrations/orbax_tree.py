@@ -6,7 +6,6 @@ with arrays of other shapes. Both go through TensorStore, so no more than one ar
 
 import base64
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -83,27 +82,14 @@ class OrbaxTree:
         return Array(tuple(store.shape), np.dtype(store.dtype.numpy_dtype), chunk)
 
 
-def is_orbax(folder: Path) -> bool:
-    """Whether a folder holds an Orbax checkpoint."""
-    try:
-        _item(folder)
-    except CheckpointError:
-        return False
-    return True
-
-
 def _item(folder: Path) -> Path:
     if (folder / _METADATA).is_file():
         return folder
-    inner = [path.parent for path in sorted(folder.glob(f"*/{_METADATA}"))]
+    inner = _inner(_step(folder))
     named = [path for name in _ITEMS for path in inner if path.name == name]
     if named or len(inner) == 1:
         return (named or inner)[0]
-    steps = [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)] if folder.is_dir() else []
-    steps = [path for path in steps if any(path.glob(f"*/{_METADATA}"))]
-    if not steps:
-        raise CheckpointError(f"{folder} holds no Orbax checkpoint: no {_METADATA} in it, nor in a step below it")
-    return _item(max(steps, key=lambda path: int(re.sub(r"\D", "", path.name))))
+    raise CheckpointError(f"{folder} holds no Orbax checkpoint: no {_METADATA} in it, nor in a step below it")
 
 
 def _is_array(entry: Mapping[str, Any]) -> bool:
@@ -165,9 +151,12 @@ class Writer:
         if self._source.ocdbt:
             self._merge(processes)
         self._describe(places, shapes)
-        root = self._source.item.relative_to(self._source.folder)
-        for parent in [self._source.item, *self._source.item.parents][: len(root.parts) + 1]:
-            self._copy_beside(parent, skip=self._source.item)
+        source, into = self._source, self._item
+        arrays = set() if source.ocdbt else {path.replace("/", ".") for path in source.arrays}
+        _copy_beside(source.item, into, arrays)
+        for inner in [source.item, *source.item.parents][: len(source.item.relative_to(source.folder).parts)]:
+            into = into.parent
+            _copy_beside(inner.parent, into, {inner.name})
 
     def _merge(self, processes: int) -> None:
         context, transaction = ts.Context(), ts.Transaction(atomic=True)
@@ -210,16 +199,92 @@ class Writer:
             pairs = {_key(path): _key(like) for path, like in places.items()}
             _write(self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of})
 
-    def _copy_beside(self, folder: Path, skip: Path) -> None:
-        """Copy everything except the arrays: metadata of the checkpoint, and other items."""
-        into = self._item / os.path.relpath(folder, self._source.item)
-        for path in sorted(folder.iterdir()):
-            if path.name in _DATA or path.name.startswith("ocdbt.process_") or path == skip or path in skip.parents:
-                continue
-            if path.is_dir() and re.fullmatch(r"\D*\d+", path.name):  # another step
-                continue
-            if self._source.ocdbt or path.name not in {p.replace("/", ".") for p in self._source.arrays}:
-                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, Path(os.path.normpath(into)) / path.name)
+
+class OrbaxItems:
+    """A checkpoint whose parameters and optimizer state are items of their own, as Tunix writes it; used like an `OrbaxTree`.
+
+    Args:
+      folder: a run's folder of steps, or a step.
+
+    Attributes:
+      folder: as given.
+      item: the folder of the step.
+      trees: `OrbaxTree` of each item, by its name.
+      arrays: `Array` by path, which begins with the name of the item.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.item = folder, _step(folder)
+        self.trees = {path.name: OrbaxTree(path) for path in _inner(self.item)}
+        self.arrays = {
+            f"{name}/{path}": array for name, tree in self.trees.items() for path, array in tree.arrays.items()
+        }
+
+    def read(self, path: str) -> np.ndarray:
+        """The numbers of one array."""
+        name, _, inside = path.partition("/")
+        return self.trees[name].read(inside)
+
+
+class ItemsWriter:
+    """`Writer` of an `OrbaxItems`."""
+
+    def __init__(self, source: OrbaxItems, folder: Path, process: int = 0):
+        self._source, self._step = source, folder / source.item.relative_to(source.folder)
+        self._writers = {name: Writer(tree, self._step / name, process) for name, tree in source.trees.items()}
+
+    def write(self, path: str, x: np.ndarray, like: str) -> None:
+        """Write one array, as `Writer.write`."""
+        name, _, inside = path.partition("/")
+        self._writers[name].write(inside, x, like.partition("/")[2])
+
+    def finish(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1) -> None:
+        """Write everything but the arrays, as `Writer.finish`."""
+        for name, writer in self._writers.items():
+            mine = {path: path.removeprefix(f"{name}/") for path in places if path.startswith(f"{name}/")}
+            inside = {short: places[path].removeprefix(f"{name}/") for path, short in mine.items()}
+            writer.finish(inside, {short: shapes[path] for path, short in mine.items()}, processes)
+        _copy_beside(self._source.item, self._step, set(self._source.trees))
+        if self._source.item != self._source.folder:
+            _copy_beside(self._source.folder, self._step.parent, {self._source.item.name})
+
+
+def open_tree(folder: Path) -> OrbaxTree | OrbaxItems:
+    """Open an Orbax checkpoint, with one item of arrays or with several.
+
+    Raises:
+      CheckpointError: as `OrbaxTree`.
+    """
+    inner = _inner(_step(folder))
+    alone = len(inner) < 2 or any(path.name in _ITEMS for path in inner)
+    return OrbaxTree(folder) if alone or (folder / _METADATA).is_file() else OrbaxItems(folder)
+
+
+def writer(source: OrbaxTree | OrbaxItems, folder: Path, process: int) -> Writer | ItemsWriter:
+    """The writer for a checkpoint like ``source``."""
+    kind: Any = ItemsWriter if isinstance(source, OrbaxItems) else Writer
+    return kind(source, folder, process)
+
+
+def _inner(step: Path) -> list[Path]:
+    """The items of a step that hold arrays."""
+    return [path.parent for path in sorted(step.glob(f"*/{_METADATA}"))]
+
+
+def _step(folder: Path) -> Path:
+    """The last step in a run's folder; of any other folder, itself."""
+    steps = [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)] if folder.is_dir() else []
+    steps = [path for path in steps if _inner(path)]
+    return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
+
+
+def _copy_beside(folder: Path, into: Path, skip: set[str]) -> None:
+    """Copy everything except the arrays and other steps: metadata of the checkpoint, and other items."""
+    for path in sorted(folder.iterdir()):
+        arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
+        step = path.is_dir() and re.fullmatch(r"\D*\d+", path.name)
+        if not arrays and not step:
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, into / path.name)
 
 
 def _key(path: str) -> str:
