@@ -521,9 +521,7 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
     _write(a, made, arguments, root, files=_beside(a, root, made, growth, lora), keeps=kept, notes=notes, **said)
 
 
-def _beside(
-    a: argparse.Namespace, root: Any, made: Source, growth: Growth, lora: peft.PeftAdapter | None
-) -> Any:
+def _beside(a: argparse.Namespace, root: Any, made: Source, growth: Growth, lora: peft.PeftAdapter | None) -> Any:
     """Writes the grown LoRA and the grown optimizer state into the new folder; None if neither is asked for."""
     policy = getattr(a, "optimizer", None)
     if policy in (None, "drop"):
