@@ -69,13 +69,8 @@ _AVERAGE = (
     Measurement("ligo_start", "Muon", 20, 1, -21.7, None, None, 0, _MUON),
 )
 
-#: Of each method of `grow`: the policy of `jaxgrow.moments.grow_optimizer` that suits it.
-POLICY = {
-    **dict.fromkeys(("stack", "interleave", "g_stack", "solar", "lemon"), "copy"),
-    **dict.fromkeys(("mslt", "midas", "lidas", "llama_pro", "aki", "sparkling"), "asymmetric"),
-    **dict.fromkeys(("zero_pad", "fpi", "net2net", "average", "hypercloning", "staged"), "exact"),
-    **dict.fromkeys(operators.EXPERTS, "drop"),
-}
+#: Of each method of `grow`: the policy of `jaxgrow.moments.grow_optimizer` that suits it best.
+POLICY = {name: found.state.split()[0].strip(",;") for name, found in operators.OPERATORS.items()}
 #: The measurements by method (in order of application) and by the kinds of axes that grew.
 _EVERY = frozenset({"layers", "embed", "heads", "mlp"})
 MEASURED: dict[tuple[tuple[str, ...], frozenset[str]], tuple[Measurement, ...]] = {
@@ -85,7 +80,6 @@ MEASURED: dict[tuple[tuple[str, ...], frozenset[str]], tuple[Measurement, ...]] 
     (("aki",), _EVERY): _AKI,
     (("average",), _EVERY): _AVERAGE,
 }
-assert POLICY.keys() == METHODS.keys()
 
 
 @dataclass(frozen=True)
