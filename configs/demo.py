@@ -128,7 +128,7 @@ def muon_vcycle() -> Experiment:
 
 # --- growing ---
 
-# The small model trains at a constant learning rate, because only that of the large model decays.
+# The small model trains at a constant learning rate, because only the large model has a decay.
 SOURCE = Stage(0.4, floor=1.0)
 FINAL = Stage(0.6, warmup=50, schedule="linear")
 HALF_WIDTH = replace(MODEL, embed=24, heads=2, mlp=96)
@@ -144,7 +144,7 @@ def stack() -> Experiment:
 
 
 def fpi() -> Experiment:
-    """Function-preserving initialisation (bert2BERT, Chen et al., ACL 2022): half of the width first."""
+    """Function-preserving initialisation (bert2BERT, Chen et al., ACL 2022): half the width."""
     return _by("fpi", Growing(HALF_WIDTH, SOURCE, (GrowTo((FINAL,), by=("fpi",)),)))
 
 
@@ -231,17 +231,17 @@ def inherit() -> Experiment:
 def pld() -> Experiment:
     """Progressive layer dropping (Zhang & He, 2020).
 
-    Theta is 0.5, gamma is 100 / T, and the scaling is that of the paper.
+    Theta is 0.5, gamma is 100 / T, and the scaling is the paper's.
     """
     return _by("pld", Scratch(LayerDrop(theta=0.5)))
 
 
 def sbld() -> Experiment:
-    """Sensitivity-based layer dropping (Zeng et al., AAAI 2023; our reconstruction of the formulas).
+    """Sensitivity-based layer dropping (Zeng et al., AAAI 2023).
 
-    All layers run for 5 % of the steps. Sensitivities are measured once. The schedule and the mean
-    keep probability are then those of PLD, but the probabilities are distributed over the layers in
-    the order of their sensitivities.
+    The formulas are our reconstruction. All layers run for 5 % of the steps. Sensitivities are
+    measured once. The schedule and the mean keep probability are then the same as for PLD, but the
+    probabilities are distributed over the layers in the order of their sensitivities.
     """
     return _by("sbld", Scratch(LayerDrop(theta=0.5, sensitivity=Sensitivity())))
 
@@ -250,7 +250,8 @@ def uniform() -> Experiment:
     """The control of `sbld`: the same without sensitivities (beta 0).
 
     All layers that may be dropped have the same keep probability. The pre-analysis, block list,
-    schedule and mean are those of SBLD, so that only the choice of the dropped layers differs.
+    schedule and mean are the same as for SBLD, so that only the choice of the dropped layers
+    differs.
     """
     return _by("uniform", Scratch(LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))))
 

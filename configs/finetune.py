@@ -116,7 +116,7 @@ def _transfer(name: str, path: str) -> FineTuning:
     """DeiT's transfer to small datasets (Touvron et al., 2021), which LiGO uses as well.
 
     SGD runs for 1000 epochs with batches of 768 and a learning rate of 0.01. Images have the size
-    of the model. Deviations: there is no label smoothing or mixing except that of ``data.augment``;
+    of the model. Deviations: there is no label smoothing or mixing except in ``data.augment``;
     the weight decay is 1e-4.
 
     Args:
@@ -167,7 +167,7 @@ def sst2_pld() -> FineTuning:
 def sst2_sbld() -> FineTuning:
     """Sensitivity-based layer dropping (Zeng et al., 2023; our reconstruction), as on Swin.
 
-    The sensitivities are those of the fine-tuned model.
+    The sensitivities are measured on the fine-tuned model.
     """
     return _dropping(sst2(), LayerDrop(theta=0.5, sensitivity=Sensitivity()), "sbld")
 
@@ -185,7 +185,7 @@ def digits() -> FineTuning:
 def _small(task: str, kind: str, length: int, stride: int = 128, examples: int = 8192) -> FineTuning:
     """A task for the small models of `configs.wikipedia`.
 
-    Their learning rates are a hundred times those of a BERT.
+    Their learning rates are a hundred times as high as for a BERT.
     """
     return FineTuning(
         name=task,
@@ -220,7 +220,7 @@ def pieces_squad1() -> FineTuning:
 
 
 def mnist() -> FineTuning:
-    """Handwritten digits for the ViT of `configs.cifar10`: a folder with one subfolder for each digit."""
+    """MNIST for the ViT of `configs.cifar10`: a folder with one subfolder for each digit."""
     return FineTuning(
         name="mnist",
         data=Images("folder", "mnist-png", size=32),

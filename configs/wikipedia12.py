@@ -125,7 +125,7 @@ def deepen() -> Experiment:
 def muon() -> Experiment:
     """The baseline with Muon.
 
-    Its learning rate is that of `scratch`, which is also the best one for Muon.
+    It uses the learning rate of `scratch`, which is also the best one for Muon.
     """
     return _by_muon("wiki12_muon", scratch())
 
@@ -266,7 +266,7 @@ def _dropping(name: str, drop: LayerDrop) -> Experiment:
 def pld() -> Experiment:
     """PLD (Zhang & He, 2020).
 
-    Theta is 0.5, gamma is 100 / T, and the scaling is that of the paper.
+    Theta is 0.5, gamma is 100 / T, and the scaling is the paper's.
     """
     return _dropping("pld", LayerDrop(theta=0.5))
 
@@ -280,6 +280,7 @@ def uniform50() -> Experiment:
     """The control of `sbld50`: the same without sensitivities (beta 0).
 
     All layers that may be dropped have the same keep probability. The pre-analysis, block list,
-    schedule and mean are those of SBLD, so that only the choice of the dropped layers differs.
+    schedule and mean are the same as for SBLD, so that only the choice of the dropped layers
+    differs.
     """
     return _dropping("uniform50", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))

@@ -6,8 +6,8 @@
     done
 
 Expected result (`docs/results/wikipedia.md`): with the multipliers, the best learning rate stays
-close to that of `base` (2e-2), and the losses around it are flat. Without them, it moves to 5e-3
-(`wide`) and 1e-2 (`deep`), and both models end at a lower loss there.
+close to 2e-2, the best one of `base`, and the losses around it are flat. Without them, it moves to
+5e-3 (`wide`) and 1e-2 (`deep`), and both models end at a lower loss there.
 
 The models are byte-level GPTs. All of them have the same number of steps, so that only the position
 of the best learning rate is compared.

@@ -63,10 +63,10 @@ def small() -> Experiment:
 
 
 def large() -> Experiment:
-    """Large, L24-1024-16, from scratch: the baseline of its V-cycles and of LiGO's growth from base.
+    """Large, L24-1024-16, from scratch: the baseline of V-cycles and of LiGO from base.
 
-    The number of steps, the batch and the learning rate are those of base, because neither paper
-    states others.
+    The number of steps, the batch and the learning rate are the same as for base, because neither
+    paper states others.
     """
     small = base()
     model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="auto")
@@ -89,7 +89,7 @@ def base_ligo() -> Experiment:
 
 
 def large_ligo() -> Experiment:
-    """LiGO from base to large: 45.2 % fewer FLOPs (Fig. 2c), without the cost of the small model."""
+    """LiGO from base to large: 45.2 % fewer FLOPs (Fig. 2c), small model excluded."""
     to = GrowTo((Stage(1.0, warmup=0),), by=Learned())
     return replace(large(), name="bert_large_ligo", method=Growing(base().model, "bert_base-seed{seed}", (to,)))
 
@@ -102,9 +102,9 @@ def base_vcycle() -> Experiment:
 
     The small model trains for half of the steps. The paper trains 300,000 steps at length 128 and
     reports 19.0 % fewer FLOPs and 10.8 % less wall-clock time at equal loss. It does not state the
-    first stage, the learning rates and the warm-ups for BERT. Here they are those of the published
-    example for GPT-2, with a learning rate of 4e-4 for the small model. Embeddings grow by the
-    published rules.
+    first stage, the learning rates and the warm-ups for BERT. Here they are taken from the
+    published example for GPT-2, with a learning rate of 4e-4 for the small model. Embeddings grow
+    by the published rules.
     """
     method = VCycle(
         down=(Stage(0.05),),
@@ -163,8 +163,7 @@ def base_preln() -> Experiment:
 def base_pld() -> Experiment:
     """Progressive layer dropping: theta 0.5, gamma 100 / T.
 
-    The paper reports 24 % less time per sample. It also reports that pre-training is 2.5 times as
-    fast as that of a post-LN baseline with a lower learning rate. `base_preln` is not this
-    baseline.
+    The paper reports 24 % less time per sample. It also reports pre-training 2.5 times as fast as
+    for a post-LN baseline with a lower learning rate. `base_preln` is not this baseline.
     """
     return replace(base_preln(), name="bert_base_pld", method=Scratch(LayerDrop(theta=0.5)))

@@ -9,8 +9,8 @@
 
 Result of the paper: LiGO saves 52.6 % of the FLOPs, without the cost of the small model.
 
-The training recipe is that of DeiT. Touvron et al. (2021) train CaiT for 400 epochs. The deviations
-are those of `configs/papers/deit.py`.
+The training follows DeiT's recipe. Touvron et al. (2021) train CaiT for 400 epochs.
+`configs/papers/deit.py` lists the deviations.
 """
 
 from dataclasses import replace

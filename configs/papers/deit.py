@@ -10,10 +10,10 @@
 Results of the papers: the V-cycle saves 27.1 % of the FLOPs at equal accuracy. LiGO saves 55.4 %,
 without the cost of the small model.
 
-The setting is that of DeiT (Touvron et al., ICML 2021): a batch of 1024, a learning rate of 5e-4 *
-batch / 512, and 1251 steps per epoch. ImageNet comes from tensorflow-datasets, for which its
-archives must be downloaded by hand. Deviations: stochastic depth drops a layer for a complete
-batch, gradients are clipped, and `train.data.augment.Augment` lists those of the augmentation.
+The setting is DeiT's (Touvron et al., ICML 2021): a batch of 1024, a learning rate of
+`5e-4 * batch / 512`, and 1251 steps per epoch. ImageNet comes from tensorflow-datasets, for which
+its archives must be downloaded by hand. Deviations: stochastic depth drops a layer for a complete
+batch, gradients are clipped, and `train.data.augment.Augment` lists more of them.
 """
 
 from dataclasses import replace
@@ -55,7 +55,7 @@ def ti() -> Experiment:
 
 
 def b() -> Experiment:
-    """DeiT-B, L12-768-12, from scratch: the baseline in the tables of the multi-level paper and LiGO.
+    """DeiT-B, L12-768-12, from scratch: the baseline of the multi-level paper and of LiGO.
 
     The DeiT paper reports 81.8 % top-1, the other two papers 81.1 %.
     """

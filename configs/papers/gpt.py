@@ -54,8 +54,8 @@ def base_vcycle() -> Experiment:
 
     The small model trains for half of the steps at a learning rate of 4e-4. The paper reports 24.1
     % fewer FLOPs and 16.5 % less wall-clock time at equal loss. The stages and learning rates, and
-    the absence of warm-ups, are those of the published example. The example pairs the layers (i, i
-    + 6). The paper pairs neighbours, as here.
+    the absence of warm-ups, are taken from the published example. The example pairs the layers
+    ``(i, i + 6)``. The paper pairs neighbours, as here.
     """
     method = VCycle(
         down=(Stage(0.05, warmup=5_000),),  # the published first stage consists only of warm-up
@@ -115,7 +115,7 @@ def medium_ligo() -> Experiment:
 
 
 def medium_stack() -> Experiment:
-    """LEMON in width (exact) and stacking in depth, from base to medium, for comparison with LiGO."""
+    """LEMON in width (exact) and stacking in depth, from base to medium: compare with LiGO."""
     to = GrowTo((Stage(1.0),), by=("lemon", "stack"))
     return replace(
         medium_c4(), name="gpt_medium_stack", method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,))

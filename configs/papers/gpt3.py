@@ -12,9 +12,9 @@ accurate on LAMBADA, for Medium. The preflight estimates 38 GB of the 85 GB of a
 and 31 GB for 3.6B. At theta 0.5, a step that drops layers takes 0.78 and 0.77 of the time of a full
 step.
 
-These settings are those of the paper: the sizes, BookCorpus, 10,000 steps, 32 and 64 A100s of 80 GB
+These settings come from the paper: the sizes, BookCorpus, 10,000 steps, 32 and 64 A100s of 80 GB
 for the two larger models, both baselines, and theta 0.5, 0.7 and 0.9. The batch and the vocabulary
-are the usual ones of Megatron. The learning rates, the warm-up and the other settings are those of
+are the usual ones of Megatron. The learning rates, the warm-up and the other settings come from
 GPT-3 (Brown et al., 2020) at these sizes. SBLD itself is a reconstruction
 (`jaxgrow.drop.allocation`).
 
