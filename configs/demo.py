@@ -144,7 +144,7 @@ def stack() -> Experiment:
 
 
 def fpi() -> Experiment:
-    """Function-preserving initialisation (bert2BERT, Chen et al., ACL 2022): half the width."""
+    """Function-preserving initialisation (bert2BERT, Chen et al., ACL 2022): half the width first."""
     return _by("fpi", Growing(HALF_WIDTH, SOURCE, (GrowTo((FINAL,), by=("fpi",)),)))
 
 
