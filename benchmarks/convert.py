@@ -1,4 +1,4 @@
-"""How much slower than copying a checkpoint is ``jaxgrow grow --method stack``? Time and peak memory.
+"""How much slower than a copy is ``jaxgrow grow --method stack``? Time and peak memory.
 
     python benchmarks/convert.py [--params 8e8] [--rounds 5] [--json FILE] [--mergekit VENV/bin/python]
 

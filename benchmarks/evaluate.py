@@ -142,7 +142,7 @@ def sides(
     Returns:
       The throughput of each side, and its ratio to PyTorch.
     """
-    # also compiles
+    # The first call also compiles.
     first = {name: w.submit(timed, work, tokens, number).result()[2] for name, w in workers.items()}
     if work == "score":
         np.testing.assert_allclose(first["jax"], first["torch"], rtol=1e-4)
