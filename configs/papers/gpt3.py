@@ -53,7 +53,7 @@ def medium() -> Experiment:
         batch=512,
         accumulate=4,
         data=Data(source="text", path="bookcorpus", tokenizer="tokenizer-gpt2"),
-        # the warm-up has 375 M tokens
+        # The warm-up has 375 M tokens.
         optim=Optim(peak_lr=3e-4, schedule="cosine", warmup=360, floor=0.1),
         eval_every=500,
         eval_batches=4,

@@ -47,5 +47,5 @@ def base_ligo() -> Experiment:
 
     The grown model warms up for 10,000 steps again, as in the published code.
     """
-    to = GrowTo((Stage(1.0),), by=Learned(lr=0.25))  # 2e-4, as for BERT
+    to = GrowTo((Stage(1.0),), by=Learned(lr=0.25))  # a learning rate of 2e-4, as for BERT
     return replace(base(), name="roberta_base_ligo", method=Growing(small().model, "roberta_small-seed{seed}", (to,)))

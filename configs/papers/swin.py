@@ -37,7 +37,7 @@ from train.experiment import Experiment
 from train.plan.methods import FineTune, Scratch
 from train.state.optim import Optim
 
-EPOCH, EPOCH_21K = 1251, 3466  # steps, of 1024 and of 4096 images
+EPOCH, EPOCH_21K = 1251, 3466  # steps per epoch, of 1024 and of 4096 images
 PLD = LayerDrop(theta=0.9)
 SBLD = LayerDrop(theta=0.9, sensitivity=Sensitivity())
 
