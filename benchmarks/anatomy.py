@@ -1,9 +1,12 @@
-"""What tells models apart: how many directions their matrices use, where their gradients are, and which layers matter.
+"""How do models differ? The used directions, the gradient and the importance of each layer.
 
     python benchmarks/anatomy.py NAME=MODEL ... --text FILE [--plot FILE.png] [--json FILE]
 
-MODEL is as of `train.evaluate`. A grown model as it is born is a run whose stage after the growth has no steps:
-``python -m train.pretrain configs/wikipedia12.py:stack --set method.to.0.stages.0.steps=0 --set name=stack_born``.
+MODEL is any model that `train.evaluate` accepts. To examine a grown model at initialisation, give
+the stage after the growth no steps:
+
+    python -m train.pretrain configs/wikipedia12.py:stack --set method.to.0.stages.0.steps=0 \\
+        --set name=stack_init
 """
 
 import argparse
@@ -30,22 +33,41 @@ BATCHES, SAMPLES = 4, 32
 
 
 def used(matrices: np.ndarray) -> np.ndarray:
-    """The part of its directions that each matrix [.., m, n] uses: ``exp(H(p)) / min(m, n)``, p the squared singular values'
-    parts of their sum, H the entropy (Roy & Vetterli, 2007). 1 of an orthogonal matrix; a copy of every unit halves it."""
+    """The fraction of its directions that each matrix uses (Roy & Vetterli, 2007).
+
+    ``exp(H(p)) / min(m, n)``, where p are the squared singular values divided by their sum, and H
+    is the entropy. An orthogonal matrix has the value 1. A matrix in which each unit has a copy has
+    half of the value.
+
+    Args:
+      matrices: matrices [.., m, n].
+
+    Returns:
+      An array [..] with a value between 0 and 1 for each matrix.
+    """
     values = np.linalg.svd(matrices.astype(np.float64), compute_uv=False) ** 2
     p = values / values.sum(-1, keepdims=True)
     return np.exp(-(p * np.log(np.maximum(p, 1e-300))).sum(-1)) / p.shape[-1]
 
 
 def anatomy(folder: Path, file: Path) -> dict[str, Any]:
-    """Of each layer: ``directions`` used, the mean over its matrices; ``gradient``, its norm's part of the sum over layers; and
-    ``matters``, by how much the loss rises without it."""
+    """Examine each layer of a model.
+
+    Args:
+      folder: the run or checkpoint.
+      file: validation text.
+
+    Returns:
+      ``loss``, and a list with one value per layer for each of: ``directions``, the mean of `used`
+      over the matrices of the layer; ``gradient``, the norm of the layer's gradient as a fraction
+      of the sum over the layers; ``matters``, the increase of the loss if the layer is removed.
+    """
     model = opened(folder)
     config, params = model.config, jax.device_get(model.params)
     tokens = np.array(model.tokenizer.encode("".join(text(file))).ids, np.int32)
     size = BATCHES * SAMPLES * (config.length + 1)
     if len(tokens) < size:
-        sys.exit(f"{file} has {len(tokens)} tokens, but {size} are wanted")
+        sys.exit(f"{file} has {len(tokens)} tokens, but at least {size} are needed. Use a longer text.")
     places = np.linspace(0, len(tokens) - config.length - 1, BATCHES * SAMPLES).astype(int)
     samples = np.stack([tokens[p : p + config.length + 1] for p in places]).reshape(BATCHES, SAMPLES, -1)
     batches = jax.vmap(next_tokens)(samples)
@@ -74,10 +96,11 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
 
 
 PANELS = {
-    "directions": "directions that its matrices use",
-    "gradient": "part of the gradient's norm",
-    "matters": "loss without it, less loss",
+    "directions": "used fraction of directions",
+    "gradient": "fraction of the gradient norm",
+    "matters": "increase of the loss without the layer",
 }
+LINEAR = 0.1  # the scale of the last panel is linear up to this loss
 
 
 def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
@@ -86,17 +109,19 @@ def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
         for i, (name, of) in enumerate(found.items()):
             axes.plot(range(1, len(of[key]) + 1), of[key], ".-" if i < 10 else "x--", label=name)
         axes.set(xlabel="layer", title=title)
-    figure.axes[-1].set_yscale("symlog", linthresh=0.1)  # the first layer is worth ten times the others
+    # The loss rises ten times as much without the first layer as without any other.
+    figure.axes[-1].set_yscale("symlog", linthresh=LINEAR)
+    figure.axes[-1].set_ylabel(f"linear below {LINEAR}, logarithmic above")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="NAME=MODEL")
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="held-out text")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("models", nargs="+", metavar="NAME=MODEL", help="label and folder of each model")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="validation text")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="where to draw the three panels")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the values of each layer")
     arguments = parser.parse_args()
     found = {}
     for name, _, folder in (model.partition("=") for model in arguments.models):

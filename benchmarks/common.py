@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternated timing, medians with quartiles, results with their date and machine."""
+"""Tools that the benchmarks share: alternated timing, medians with quartiles, and result files."""
 
 import datetime
 import json
@@ -15,9 +15,17 @@ from train.data.workers import end_with_parent
 
 
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """What each side reports, round by round. All take part in every round, in an order that turns around each time.
+    """Run every side in every round, and reverse the order after each round.
 
-    Noise of the machine then hits all of them alike, and ratios within a round are trustworthy where times are not.
+    Noise of the machine then affects all sides of a round equally. The ratios within a round are
+    reliable even if the absolute times are not.
+
+    Args:
+      sides: functions by name. Each returns its measurement.
+      rounds: number of rounds.
+
+    Returns:
+      The measurements of each side, one per round.
     """
     out: dict[str, list[Any]] = {name: [] for name in sides}
     for i in range(rounds):
@@ -29,10 +37,19 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
 def between(
     reference: Callable[[], float], sides: Mapping[str, Callable[[], float]], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """The times of many sides, and their ratios to the reference, of which one run comes before and one after each.
+    """Time many sides, each between two runs of a reference.
 
-    A round of all sides is longer than a machine is steady. The reference may be a side, too: its ratio is the noise, and
-    what a program gains that follows itself.
+    A round of many sides takes longer than the machine is steady, so each side is compared with the
+    two reference runs next to it. If the reference is also one of the sides, its ratio shows the
+    noise, and how much a program gains from running twice in a row.
+
+    Args:
+      reference: runs the reference and returns its time in seconds.
+      sides: functions by name. Each returns its time in seconds.
+      rounds: number of rounds.
+
+    Returns:
+      The times of each side, and their ratios to the mean of the two neighbouring reference times.
     """
     times, over = ({name: [] for name in sides} for _ in range(2))
     before = reference()
@@ -51,7 +68,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
-    """Of ``over / under`` within each round."""
+    """The summary of ``over / under`` within each round."""
     return summary([a / b for a, b in zip(over, under, strict=True)])
 
 
@@ -60,7 +77,13 @@ def shown(s: Mapping[str, float], digits: int = 2) -> str:
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """When, where, and with which versions. The load says how quiet the machine was, ``malloc`` what glibc was told."""
+    """The date, machine, load and package versions of a measurement.
+
+    ``load`` shows how busy the machine was. ``malloc`` holds the settings of glibc's allocator.
+
+    Args:
+      packages: names of the installed packages whose versions are recorded.
+    """
     info = Path("/proc/cpuinfo")
     models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return {
@@ -74,11 +97,19 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def alone(function: Callable, *arguments: Any, seconds: float | None = None) -> Any:
-    """The function's value, from a fresh process, which gives all its memory back.
+    """Call a function in a fresh process, which returns all its memory when it ends.
+
+    Args:
+      function: an importable function.
+      arguments: its arguments.
+      seconds: time limit; None: no limit.
+
+    Returns:
+      The value of the function.
 
     Raises:
-      TimeoutError: it took longer.
-      RuntimeError: it raised, or died.
+      TimeoutError: the function did not finish in time.
+      RuntimeError: the function raised an exception, or its process ended without an answer.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
@@ -87,11 +118,11 @@ def alone(function: Callable, *arguments: Any, seconds: float | None = None) -> 
     there.close()
     try:
         if not here.poll(seconds):
-            raise TimeoutError(f"not done in {seconds:.0f} s")
+            raise TimeoutError(f"the function was not done in {seconds:.0f} s")
         value, error = here.recv()
     except EOFError:
         worker.join()
-        raise RuntimeError(f"its process died, with code {worker.exitcode}") from None
+        raise RuntimeError(f"the function has no result: its process died, with code {worker.exitcode}") from None
     finally:
         worker.kill()
         worker.join()
@@ -104,15 +135,20 @@ def _answer(there: Any, function: Callable, *arguments: Any) -> None:
     end_with_parent()
     try:
         answer = function(*arguments), ""
-    except Exception as error:  # whatever it is, the other process is to say it
+    except Exception as error:  # the parent process reports any error
         answer = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     there.send(answer)
 
 
 class Rows:
-    """Results by name, a line of JSON each, written as they come: what is there is not measured again.
+    """Results by name, written to a JSON Lines file as soon as they are measured.
 
-    The first line of each process says when and where (`environment`).
+    Results that are already in the file are not measured again. The first line of each process
+    holds the date and machine (`environment`).
+
+    Args:
+      path: the file; None: results are not written.
+      about: date and machine of this process.
     """
 
     def __init__(self, path: str | None, about: Mapping[str, Any]):

@@ -1,11 +1,12 @@
-"""``jaxgrow grow --method stack`` to twice the layers, against copying its result: time and peak memory.
+"""How much slower than a copy is ``jaxgrow grow --method stack``? Time and peak memory.
 
     python benchmarks/convert.py [--params 8e8] [--rounds 5] [--json FILE] [--mergekit VENV/bin/python]
 
-A random GPT-2 in float32 is stacked by a process of its own, and the files that this makes are copied by ``dd``. Both sides
-start with their input in the page cache, and end when the result is on the disk; they take turns. Memory: the peak of the
-process, and above that of the same command on a model of a few kB. With ``--mergekit``, its passthrough merge of the same
-layers takes turns, too.
+A process stacks a random GPT-2 in float32 to twice its layers. ``dd`` copies the resulting files.
+The two sides alternate. Both start with their input in the page cache, and end when the result is
+on the disk. Memory is the peak of the process. It is also reported above the peak of the same
+command on a model of a few kB. With ``--mergekit``, mergekit's passthrough merge of the same layers
+is a third side.
 """
 
 import argparse
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Random(interop.Source):
-    """A model that nobody trained, made as it is read."""
+    """A model with random weights, which are generated when they are read."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -44,7 +45,8 @@ class Random(interop.Source):
         return self._rng.standard_normal(shape if layer is None else shape[1:], np.float32)
 
 
-# The peak of a child as the system reports it to its parent begins at the size of the parent: the child says its own.
+# The child writes its own peak. The peak that the system reports to the parent would start at the
+# size of the parent.
 CHILD = """
 import atexit, re, runpy, sys
 from pathlib import Path
@@ -58,7 +60,11 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run(python: str, target: Path, module: str, *arguments: object) -> float:
-    """Runs a module; its peak memory in bytes."""
+    """Run a module in a process of its own.
+
+    Returns:
+      The peak memory of the process in bytes.
+    """
     peak = target.with_suffix(".peak")
     command = [python, "-c", CHILD, str(peak), module, *map(str, arguments)]
     subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True)
@@ -73,7 +79,12 @@ def synced(folder: Path) -> None:
 
 
 def stack(source: Path, target: Path, layers: int) -> tuple[float, float]:
-    """Seconds and peak memory, until the result is on the disk; as `merge`."""
+    """Stack a checkpoint to ``layers`` layers.
+
+    Returns:
+      Seconds until the result is on the disk, and peak memory in bytes. `copy` and `merge` return
+      the same.
+    """
     shutil.rmtree(target, ignore_errors=True)
     start = time.perf_counter()
     options = ("--method", "stack", "--layers", layers)
@@ -105,10 +116,14 @@ def merge(python: Path, source: Path, target: Path, layers: int) -> tuple[float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", type=float, default=8e8, help="of the source, at most; in float32")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
-    parser.add_argument("--mergekit", type=Path, metavar="PYTHON", help="of an environment that has mergekit")
+    parser.add_argument(
+        "--params", type=float, default=8e8, help="largest number of parameters of the source model, in float32"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write the models (default: the folder for temporary files)"
+    )
+    parser.add_argument("--mergekit", type=Path, metavar="PYTHON", help="Python of an environment with mergekit")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=a.folder) as name:
@@ -135,7 +150,7 @@ def main() -> None:
     result |= {"result_gigabytes": size / 1e9, "rounds": a.rounds, "own_megabytes": own / 1e6, "sides": {}}
     print(f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds")
     print(
-        f"{'':>10} {'seconds':>20} {'over a copy':>20} {'peak MB':>9} {'peak / result':>14} {'peak above its own / result':>28}"
+        f"{'':>10} {'seconds':>20} {'time / copy':>20} {'peak MB':>9} {'peak / result':>14} {'peak above small / result':>28}"
     )
     seconds = {side: [time for time, _ in values] for side, values in measured.items()}
     for side, values in measured.items():

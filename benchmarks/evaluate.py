@@ -1,11 +1,13 @@
-"""Tokens a second of scoring and of generation, against Hugging Face's `transformers` by PyTorch, on the same processor.
+"""How fast are scoring and generation, compared with Hugging Face `transformers` on PyTorch?
 
     python benchmarks/evaluate.py [--json FILE] [--layers 12] [--embed 768] [--texts 8] [--batches 1,8] [--new 128]
 
-One GPT-2 of random weights, read from one folder, in float32. Scoring: the loss of every token of texts of the model's context,
-by `train.tasks.scoring`, and by a forward pass of the model, a text at a time or all at once, whichever is faster. Generation:
-the likeliest tokens, keys and values kept on both sides, the reading of the prompts included. Each side lives in a process of
-its own with all cores; rounds alternate, and ratios are taken within a round. Losses and first tokens must agree: both then do
+Both sides read the same GPT-2 with random weights from one folder, in float32, and run on the same
+processor. Scoring computes the loss of every token of texts that fill the context. jaxgrow uses
+`train.tasks.scoring`. PyTorch uses a forward pass of the model, with one text at a time or with all
+texts at once, whichever is faster. Generation is greedy with a KV cache on both sides and includes
+the prefill of the prompts. Each side has its own process with all cores. Rounds alternate, and
+ratios are taken within a round. Losses and first tokens must agree, which shows that both sides do
 the same work.
 """
 
@@ -26,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 
-SAME = 4  # tokens of each row that must be; later ones may part at a near tie
+SAME = 4  # first tokens of each row that must agree; later ones may differ after a near tie
 
 Work = Callable[[np.ndarray, int], np.ndarray]
-# Of this worker process. "generate": prompts [B, P] -> new tokens [B, new]; "score": texts [B, T] -> their losses [B], of so
-# many at once.
+# The tasks of this worker process. "generate" maps prompts [B, P] and the number of new tokens to
+# new tokens [B, new]. "score" maps texts [B, T] and the number of texts per batch to losses [B].
 _works: dict[str, Work] = {}
 
 
@@ -40,7 +42,7 @@ def start_torch(folder: str, threads: int) -> None:
 
     torch.set_num_threads(threads)
     model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa").eval()
-    model.generation_config.eos_token_id = None  # no text ends before all tokens are there
+    model.generation_config.eos_token_id = None  # never stop before all tokens are generated
 
     def generated(prompts: np.ndarray, new: int) -> np.ndarray:
         tokens = torch.from_numpy(prompts).long()
@@ -80,19 +82,27 @@ def start_jax(folder: str) -> None:
 
 
 def timed(work: str, tokens: np.ndarray, number: int) -> tuple[float, float, np.ndarray]:
-    """Seconds, seconds of processor time, and what was found."""
+    """Run a task once.
+
+    Returns:
+      Wall-clock seconds, processor seconds, and the result.
+    """
     start, cpu = time.perf_counter(), time.process_time()
     found = _works[work](tokens, number)
     return time.perf_counter() - start, time.process_time() - cpu, found
 
 
 def compare(size: dict[str, int], a: argparse.Namespace) -> dict[str, Any]:
-    """What each side does in a second, by work."""
+    """Measure each task on both sides.
+
+    Returns:
+      For each task, the result of `sides`.
+    """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: a.cores])  # the workers inherit it
     rng, context = np.random.default_rng(0), multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as parent:
         folder = str(Path(parent) / "model")
-        with ProcessPoolExecutor(1, context) as writer:  # which gives its memory back
+        with ProcessPoolExecutor(1, context) as writer:  # a process that returns its memory
             writer.submit(write, folder, size).result()
         starts: dict[str, tuple[Callable, tuple]] = {
             "torch": (start_torch, (folder, a.cores)),
@@ -100,7 +110,7 @@ def compare(size: dict[str, int], a: argparse.Namespace) -> dict[str, Any]:
         }
         workers = {name: ProcessPoolExecutor(1, context, *start) for name, start in starts.items()}
         for worker in workers.values():
-            worker.submit(len, "").result()  # they have read the folder
+            worker.submit(len, "").result()  # wait until they have read the folder
     texts = rng.integers(0, size["vocab"], (a.texts, size["context"] + 1))
     at_once = min((1, a.texts), key=lambda n: min(_seconds(workers["torch"], "score", texts, n) for _ in range(2)))
     out = {"score": sides(workers, "score", texts, at_once, texts[:, 1:].size, a.rounds)}
@@ -119,12 +129,29 @@ def _seconds(worker: ProcessPoolExecutor, *work: Any) -> float:
 def sides(
     workers: dict[str, ProcessPoolExecutor], work: str, tokens: np.ndarray, number: int, count: int, rounds: int
 ) -> dict[str, Any]:
-    """Each side at one work, of ``count`` tokens."""
-    first = {name: w.submit(timed, work, tokens, number).result()[2] for name, w in workers.items()}  # and compiles
+    """Measure one task on both sides.
+
+    Args:
+      workers: a worker process for each side.
+      work: "score" or "generate".
+      tokens: texts or prompts.
+      number: texts per batch, or new tokens.
+      count: tokens that one call processes.
+      rounds: number of rounds.
+
+    Returns:
+      The throughput of each side, and its ratio to PyTorch.
+    """
+    # The first call also compiles.
+    first = {name: w.submit(timed, work, tokens, number).result()[2] for name, w in workers.items()}
     if work == "score":
         np.testing.assert_allclose(first["jax"], first["torch"], rtol=1e-4)
     else:
-        np.testing.assert_array_equal(first["jax"][:, :SAME], first["torch"][:, :SAME], "they do different work")
+        np.testing.assert_array_equal(
+            first["jax"][:, :SAME],
+            first["torch"][:, :SAME],
+            "the two sides do different work: their first tokens differ",
+        )
     reports = alternate(
         {name: lambda w=w: w.submit(timed, work, tokens, number).result() for name, w in workers.items()}, rounds
     )
@@ -141,7 +168,10 @@ def sides(
 
 
 def write(folder: str, size: dict[str, int]) -> None:
-    """A model whose tokens are not all the same: weights are larger than fresh ones."""
+    """Write a model whose greedy tokens are not all the same.
+
+    Its kernels are four times as large as at initialisation.
+    """
     import jax
 
     from jaxgrow.interop import save as save_model
@@ -154,16 +184,21 @@ def write(folder: str, size: dict[str, int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--embed", type=int, default=768, help="a multiple of 64, the size of a head")
-    parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--texts", type=int, default=8, help="that are scored")
-    parser.add_argument("--batches", default="1,8", help="prompts that are continued together, such as 1,8")
+    parser.add_argument("--layers", type=int, default=12, help="number of layers")
+    parser.add_argument("--embed", type=int, default=768, help="width, a multiple of the head size 64")
+    parser.add_argument("--vocab", type=int, default=50257, help="size of the vocabulary")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of each scored text")
+    parser.add_argument("--texts", type=int, default=8, help="number of scored texts")
+    parser.add_argument("--batches", default="1,8", help="batch sizes of generation, such as 1,8")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--new", type=int, default=128, help="tokens that follow")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="with 1, trust processor time")
+    parser.add_argument("--new", type=int, default=128, help="generated tokens of each prompt")
+    parser.add_argument("--rounds", type=int, default=8, help="measurements of each side")
+    parser.add_argument(
+        "--cores",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of cores; with 1, processor time is reliable",
+    )
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
 
@@ -171,7 +206,7 @@ def main() -> None:
     size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
     result = environment("jax", "jaxlib", "flax", "torch", "transformers")
     print(f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, {a.prompt} + {a.new} tokens")
-    print(f"{'':>20} {'':>6} {'tokens/s':>22} {'speed over torch':>20} {'in processor time':>20}")
+    print(f"{'':>20} {'':>6} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}")
     works = compare(size, a)
     for work, both in works.items():
         for name, side in both.items():

@@ -1,9 +1,10 @@
-"""The memory that a device needs to grow one leaf of a large model, from programs that are compiled for eight H100s.
+"""How much memory does a device need to grow one leaf of a large model? Compiled for eight H100s.
 
     python -m benchmarks.growth_memory [--on h100:8] [--json FILE.json]      # pip install -e '.[aot]'
 
-Nothing is run. Each row grows one kernel, sharded by `jaxgrow.sharding.RULES`. The bound: a device needs
-its parts of the source and of the result, and one slice of the source that is at most as large as its part.
+The programs are compiled ahead of time and not run. Each row grows one kernel that is sharded by
+`jaxgrow.sharding.RULES`. The bound: a device needs its shards of the source and of the result, and
+one slice of the source that is at most as large as its shard.
 """
 
 import argparse
@@ -30,7 +31,7 @@ WIDE = {"embed": 5120, "mlp": 13824}
 
 
 def growths() -> dict[str, tuple[dict[str, int], Growth]]:
-    """By name, the sizes of the source and the growth."""
+    """The sizes of the source model and the growth, by name."""
     deep, to_70b = stack(SEVEN, {"layers": 40}), {"embed": 8192, "mlp": 28672}
     return {
         "7B to 13B, AKI and stack": (SEVEN, compose(deep, aki(SEVEN, WIDE))),
@@ -39,7 +40,15 @@ def growths() -> dict[str, tuple[dict[str, int], Growth]]:
 
 
 def row(machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp: int) -> dict[str, Any]:
-    """Bytes of a device, of one leaf."""
+    """The memory of one device, in bytes, to grow one leaf.
+
+    Args:
+      machine: description of the machine.
+      sizes: axis sizes of the source model.
+      growth: the growth.
+      leaf: name of the leaf in `LEAVES`.
+      fsdp: size of the FSDP axis of the mesh; the tensor axis has the other devices.
+    """
     names, count = LEAVES[leaf], len(machine.devices)
     mesh = Mesh(1, fsdp, count // fsdp).over(list(machine.devices))
     shape = tuple(sizes[axis(name)] for name in names)
@@ -48,7 +57,7 @@ def row(machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp
     with jax.set_mesh(mesh):
         program = jax.jit(partial(_grown, growth, names)).lower(x)
     memory = program.compile().memory_analysis()
-    assert memory is not None  # every compiler here reports it
+    assert memory is not None  # all compilers in use report it
     return {
         "leaf": f"{leaf} {shape}",
         "mesh": f"fsdp={fsdp} tensor={count // fsdp}",
@@ -59,13 +68,13 @@ def row(machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp
 
 
 def _grown(growth: Growth, names: tuple[str, ...], x: jax.Array) -> jax.Array:
-    """The grown leaf."""
+    """Grow one leaf."""
     return grow(growth, {"kernel": x}, {"kernel": names})["kernel"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--on", default="h100:8", help="machine, as of train.preflight")
+    parser.add_argument("--on", default="h100:8", help="machine, as for train.preflight")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # no device is needed

@@ -1,12 +1,16 @@
-"""The time of a gradient that drops layers, as a ratio to the dense one: what layer dropping really saves.
+"""How much time does layer dropping save? The time of a gradient as a ratio to the dense gradient.
 
     python benchmarks/layer_drop.py [--json FILE] [--layers 12] [--embed 384] [--context 128] [--batch 16] [--rounds 22]
 
-Loss and gradient of a GPT-2 with all, three quarters and half of the layers kept, by both executions, with and without
-rematerialisation; beside it masking, which runs a layer and then discards it. The ideal is the ratio of FLOPs. The update of
-AdamW, which no layer drop saves, has a row of its own: its part of a step falls with the batch. Each side is timed between
-two dense gradients, and its ratio is to their mean; a dense side's ratio is the noise. Beside the times, the memory for all
-between parameters and gradients; on a GPU, also the waits of the host for a predicate.
+It times loss and gradient of a GPT-2 with all, three quarters and half of the layers kept, by both
+executions (`cond` and `gather`), with both checkpointing policies. For comparison, it times
+masking, which runs a layer and then discards its result. The ideal is the ratio of FLOPs. Layer
+dropping does not save AdamW's update, which has a separate row; its share of a step falls with the
+batch.
+
+Each program is timed between two dense gradients, and its ratio is to their mean. The ratio of a
+dense gradient shows the noise. The table also shows the memory between parameters and gradients,
+and on a GPU how often the host waits for a predicate.
 """
 
 import argparse
@@ -33,13 +37,23 @@ from train.state.optim import Optim, transformation
 
 
 def temporary(compiled: jax.stages.Compiled) -> float:
-    """Gigabytes between a program's inputs and its results."""
-    used = compiled.memory_analysis()  # not every backend says
+    """The memory of a program between its inputs and its results, in gigabytes.
+
+    It is NaN on backends that do not report it.
+    """
+    used = compiled.memory_analysis()  # None on some backends
     return used.temp_size_in_bytes / 1e9 if used else float("nan")
 
 
 class Gradient:
-    """Loss and gradient of one model, which runs the layers of ``kept``."""
+    """Loss and gradient of one model that runs the layers of ``kept``.
+
+    Args:
+      config: the model.
+      params: its parameters.
+      tokens: tokens [B, T + 1].
+      kept: the kept layers and their scale; None: the dense gradient.
+    """
 
     def __init__(self, config: GPT2Config, params: Any, tokens: np.ndarray, kept: Kept | None):
         def gradient(params, kept):
@@ -57,7 +71,12 @@ class Gradient:
 
 
 class Update:
-    """What follows every gradient: AdamW's update of all parameters, in place."""
+    """AdamW's in-place update of all parameters, which follows every gradient.
+
+    Args:
+      params: the parameters.
+      axes: their axis names.
+    """
 
     def __init__(self, params: Any, axes: Any):
         tx = transformation(Optim())
@@ -79,14 +98,24 @@ class Update:
 
 
 def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, Any], dict[str, float]]:
-    """The sides by name, and the share of the dense gradient's FLOPs that each cannot do without."""
+    """The programs to time, and the ideal ratio of each.
+
+    Args:
+      config: the model.
+      batch: sequences per step.
+      counts: numbers of kept layers.
+
+    Returns:
+      The programs by name, and the FLOPs of each as a fraction of the dense gradient's FLOPs.
+    """
     params = jax.jit(lambda: config.init(jax.random.key(0)))()
     tokens = np.random.default_rng(0).integers(0, config.vocab, (batch, config.context + 1), dtype=np.int32)
     side = partial(Gradient, config, params, tokens)
     dense = flops.train(config, batch * config.context)
     made, ideal = {"dense": side(None)}, {"dense": 1.0}
     for count in counts:
-        layers = np.round(np.linspace(0, config.layers - 1, count)).astype(np.int32)  # spread over the depth
+        # The kept layers are spread over the depth.
+        layers = np.round(np.linspace(0, config.layers - 1, count)).astype(np.int32)
         gates = np.isin(np.arange(config.layers), layers)
         scale = jnp.full(config.layers, config.layers / count, jnp.float32)
         kinds = {"cond": Kept(gates, scale), "gather": Kept(layers, scale)}
@@ -98,13 +127,22 @@ def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, 
             ideal[name] = flops.train(config, batch * config.context, layers=count) / dense
         losses = {kind: made[f"{kind}, {count} kept"].loss for kind in kinds}
         np.testing.assert_allclose(
-            list(losses.values()), losses["cond"], rtol=1e-5, err_msg=f"{losses}: different work"
+            list(losses.values()),
+            losses["cond"],
+            rtol=1e-5,
+            err_msg=f"the executions do different work: their losses are {losses}",
         )
     return made | {"AdamW": Update(params, config.axes())}, ideal
 
 
 def waits(side: Any) -> int | None:
-    """How often a gradient on a GPU makes the host wait for a value: XLA runs a conditional's predicate there."""
+    """How often the host waits for a value during a gradient on a GPU.
+
+    XLA evaluates the predicate of a conditional on the host.
+
+    Returns:
+      The number of waits, or None on other devices.
+    """
     if jax.default_backend() != "gpu":
         return None
     import tempfile
@@ -121,12 +159,12 @@ def waits(side: Any) -> int | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--embed", type=int, default=384, help="a multiple of 64, the size of a head")
-    parser.add_argument("--vocab", type=int, default=256)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=22)
+    parser.add_argument("--layers", type=int, default=12, help="number of layers")
+    parser.add_argument("--embed", type=int, default=384, help="width, a multiple of the head size 64")
+    parser.add_argument("--vocab", type=int, default=256, help="size of the vocabulary")
+    parser.add_argument("--context", type=int, default=128, help="tokens of each sequence")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of each step")
+    parser.add_argument("--rounds", type=int, default=22, help="measurements of each program")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     config = GPT2Config(

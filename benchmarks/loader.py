@@ -1,11 +1,14 @@
-"""The loader: what a sample costs in batches of several sizes, whether it keeps ahead of a step, augmentation in processes.
+"""Is the data loader fast enough? Time per sample, waiting time, and augmentation in processes.
 
     python benchmarks/loader.py [--rounds 5] [--json FILE]
 
-Text: windows of 1024 tokens in batches of 64 to 1024, as training reads them; all sizes take part in every round, and a ratio
-is of a sample's time in one to that in a batch of 64 within the round: 1, where the cost of a batch is that of its samples.
-Then a consumer that takes 20 ms a step: the share of its time that it waits for a batch. Images: DeiT's augmentation at 224
-pixels, by a thread, by one process and by two; the ratio is of rates to the thread's.
+Text: windows of 1024 tokens in batches of 64 to 1024, read as in training. All batch sizes take
+part in every round. The ratio compares the time of a sample in a batch with its time in a batch of
+64 of the same round. It is 1 if the cost of a batch is proportional to its size. Then a consumer
+takes 20 ms per step; the table shows the fraction of its time that it waits for a batch.
+
+Images: DeiT's augmentation at 224 pixels, by a thread, by one process and by two processes. The
+ratio is the throughput over the throughput of the thread.
 """
 
 import argparse
@@ -26,11 +29,11 @@ from train.data.images import Images, images
 LENGTH = 1024
 SIZES = (64, 256, 512, 1024)
 STEP = 0.02  # seconds
-AHEAD = 8  # batches that may be ready before timing begins
+AHEAD = 8  # batches that may be prefetched before timing begins
 
 
 def seconds(stream: Stream, samples: int, batch: int) -> float:
-    """A sample, once what was read ahead is used up."""
+    """The time of one sample in seconds, after the prefetched batches are used up."""
     for _ in range(AHEAD):
         next(stream)
     count = max(1, samples // batch)
@@ -41,7 +44,7 @@ def seconds(stream: Stream, samples: int, batch: int) -> float:
 
 
 def waiting(stream: Stream, steps: int = 50) -> float:
-    """The share of a step that is spent on the batch."""
+    """The time that a consumer waits for a batch, as a fraction of a step of `STEP` seconds."""
     next(stream)
     time.sleep(AHEAD * STEP)
     waited = 0.0
@@ -55,7 +58,7 @@ def waiting(stream: Stream, steps: int = 50) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
 
@@ -72,7 +75,7 @@ def main() -> None:
     result: dict[str, Any] = environment("grain", "numpy", "pillow")
     result |= {"rounds": a.rounds, "length": LENGTH, "step_milliseconds": STEP * 1e3, "text": {}, "deit": {}}
     print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
-    print(f"{'batch':>12} {'ms a sample':>24} {'of that at ' + str(SIZES[0]):>22} {'waited, of a 20 ms step':>26}")
+    print(f"{'batch':>12} {'ms per sample':>24} {'over batch of ' + str(SIZES[0]):>22} {'fraction of step waited':>26}")
     for n in SIZES:
         row = {
             "milliseconds_a_sample": summary([1e3 * t for t in times[n]]),
@@ -93,7 +96,8 @@ def main() -> None:
     for _ in range(a.rounds):
         for workers, side in sides.items():
             times[workers].append(side())
-            streams[workers].close()  # its processes would go on reading ahead beside the others
+            # Otherwise its processes would prefetch during the next measurement.
+            streams[workers].close()
     for workers in streams:
         row = {
             "milliseconds_a_sample": summary([1e3 * t for t in times[workers]]),
@@ -102,7 +106,7 @@ def main() -> None:
         result["deit"][workers] = row
         name = "a thread" if workers == 0 else f"{workers} processes" if workers > 1 else "a process"
         print(
-            f"{name:>12} {shown(row['milliseconds_a_sample']):>24} {shown(row['rate']):>22}, of a thread's rate, DeiT"
+            f"{name:>12} {shown(row['milliseconds_a_sample']):>24} {shown(row['rate']):>22} of a thread's throughput, DeiT"
         )
     save(a.json, result)
 

@@ -1,18 +1,22 @@
-"""What a step of pre-training takes: compiled for machines that need not be there; or here, and how little it asks of the host.
+"""What does a training step cost? Compiled for large machines, or run on this processor.
 
     python -m benchmarks.scale [--only WORD] [--json FILE.jsonl]          # pip install -e '.[aot]'
     python -m benchmarks.scale --here [--rounds 15] [--json FILE.jsonl]
 
-The first compiles the train step of each of `ROWS` for its machine, in a process of its own, and reads memory and exchanges
-from it; nothing is run. The least time is that of `train.ahead.estimate.bound`, as if the links of a host's chips were between
-all of them; what each must send a second for it, a network of hosts may not do. Rows are written as they come, and those in
-FILE are not compiled again.
+The first command compiles the training step of each entry of `ROWS` for its machine, in its own
+process. It reads the memory and the exchanges from the compiled program and runs nothing. The lower
+bound of the step time is `train.ahead.estimate.bound`. It assumes that all devices are connected by
+links as fast as those within a host. Compare the required rate of sending with the bandwidth of a
+network between hosts, which may be lower. Rows are written as soon as they are compiled, and rows
+that are already in FILE are not compiled again.
 
-``--here`` runs. *Step time*: one global batch on 1, 2 and 4 host devices, by `pmap` and over a mesh, against a mesh of one
-device; the cores are the same, so that 1 is no loss. *Host work*: processor time of the thread that runs the training loop,
-from one step to the next: the step's inputs, its batch, and handing both to the devices, which are idle then and are waited
-for outside of it. Where a step eight times as deep, with as many arrays, takes no longer, computing is not in it. The aim is
-below 500 microseconds.
+``--here`` runs steps. *Step time*: one global batch on 1, 2 and 4 host devices, by `pmap` and over
+a mesh, relative to a mesh of one device. All devices share the same cores, so a ratio of 1 means no
+loss. *Host work*: processor time of the thread that runs the training loop, from one step to the
+next. It covers the inputs of the step, its batch, and the dispatch of both to the devices. The
+devices are idle at this time, and waiting for them is not counted. If a step of a model that is
+eight times as deep, with the same number of arrays, takes no longer, then host work includes no
+computation. The goal is less than 500 microseconds.
 """
 
 import argparse
@@ -45,7 +49,8 @@ from train.state.mesh import How, rows
 from train.state.model import Model
 
 GPT, LLAMA = "configs/papers/gpt.py", "configs/papers/llama.py"
-# As many sequences on a device in each row of a model, and a mesh that is no larger than it must be.
+# The rows of a model have equal numbers of sequences per device. A mesh is not larger than
+# necessary.
 ROWS = [
     (f"{GPT}:base_c4:batch=16", "h100:1"),
     (f"{GPT}:base_c4:batch=128", "h100:8"),
@@ -67,14 +72,17 @@ ROWS = [
     (f"{LLAMA}:llama_7b_c4:accumulate=16:mesh.fsdp=64", "v5p:4x4x4"),
     (f"{LLAMA}:llama_70b_c4", "v5p:4x4x4"),
 ]
-SECONDS = 1800  # that a row may compile
+SECONDS = 1800  # time limit for compiling a row
 
 
 # --- compiled ---
 
 
 class StepAlone(Rehearsal):
-    """The first phase's steps: how its model begins, and how it is judged, takes less."""
+    """Compile only the steps of the first phase.
+
+    The initialisation and the evaluation of its model need less memory.
+    """
 
     def programs_of_steps(self) -> list[Program]:
         phase = self.experiment.plan[0]
@@ -86,8 +94,13 @@ class StepAlone(Rehearsal):
 
 
 def compiled(config: str, on: str) -> dict[str, Any]:
-    """A row: gigabytes of one device, seconds that no step is below, what one device sends."""
-    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none that is there is taken
+    """Compile the step of one row.
+
+    Returns:
+      The memory of one device in gigabytes, the lower bound of the step time in seconds, and the
+      data that one device sends in a step.
+    """
+    jax.config.update("jax_platforms", "cpu")  # no device is needed, so none is reserved
     machine, start = described(on), time.perf_counter()
     (program,) = found = StepAlone(load(config), machine).programs_of_steps()
     kinds: dict[str, int] = {}
@@ -117,9 +130,11 @@ def compiled(config: str, on: str) -> dict[str, Any]:
 
 def ahead(found: Rows, only: str) -> None:
     print(
-        "GB of one device; the time that no step is below, and by what; what each device sends in a step, and a second"
+        "Memory of one device in GB; lower bound of the step time and its cause; GB that a device sends per step and per second"
     )
-    print(f"{'':>68} {'state':>7} {'besides':>8} {'of':>6} {'s':>8} {'by':>8} {'tokens/s':>11} {'sent':>8} {'GB/s':>5}")
+    print(
+        f"{'':>68} {'state':>7} {'other':>8} {'total':>6} {'s':>8} {'by':>8} {'tokens/s':>11} {'sent':>8} {'GB/s':>5}"
+    )
     for config, on in ROWS:
         name = f"{config} on {on}"
         if only not in name:
@@ -152,20 +167,25 @@ def experiment(model: Config, batch: int, how: How = "mesh", **changes: Any) -> 
     return Experiment(name="benchmark", model=model, steps=1_000, batch=batch, parallel=how, **changes)
 
 
-PARTS = ("inputs", "batch", "dispatch", "ledger")  # of the host's work for a step
+PARTS = ("inputs", "batch", "dispatch", "ledger")  # parts of the host's work for a step
 
 
 class Loop:
-    """The training loop's steps, one at a time, on tokens at random."""
+    """The training loop, one step at a time, on random tokens.
+
+    Args:
+      e: an experiment with one phase.
+      devices: the devices to use.
+    """
 
     def __init__(self, e: Experiment, devices: list[Any]):
         (phase,) = e.plan
         assert isinstance(phase, Train)
         self.tokens = e.batch * phase.config.length
         self.mesh, self.tx = e.mesh.over(devices, e.parallel), e.tx
-        born = programs.made(_begun, phase, self.tx)
+        initialise = programs.made(_begun, phase, self.tx)
         with jax.set_mesh(self.mesh):
-            self.model: Model = born(jax.random.key(0))
+            self.model: Model = initialise(jax.random.key(0))
         modifiers = tuple(m.program() for m in phase.modifiers)
         self._step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
         self._plans = step_plans(phase, self.model, Setting({}, 0, e.batch, e.accumulate, e.seed))
@@ -177,7 +197,12 @@ class Loop:
         self.host()  # compiles
 
     def step(self) -> dict[str, float]:
-        """Seconds of this thread for a step, part by part, and those that passed; the devices may still be at it."""
+        """Run one step.
+
+        Returns:
+          The processor seconds of this thread for each part of the host's work, and the elapsed
+          seconds. The devices may still be busy.
+        """
         start, clocks = time.perf_counter(), [time.thread_time()]
         plan = self._plans(self._ledger.steps, self._ledger.steps)
         clocks.append(time.thread_time())
@@ -191,13 +216,13 @@ class Loop:
         return parts | {"all": clocks[-1] - clocks[0], "elapsed": time.perf_counter() - start}
 
     def host(self) -> dict[str, float]:
-        """`step`, of devices that are idle, before and after."""
+        """Run one step between idle times of the devices. Returns the same as `step`."""
         parts = self.step()
         jax.block_until_ready((self.model, self.metrics))
         return parts
 
     def seconds(self, steps: int) -> float:
-        """Of one of so many steps, the devices' work included."""
+        """The mean time of a step in seconds, including the work of the devices."""
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
@@ -210,20 +235,20 @@ def _begun(phase: Train, tx: Any, key: jax.Array) -> Model:
 
 
 def host_work(loop: Loop, steps: int) -> dict[str, float]:
-    """Microseconds a step, medians."""
+    """The medians of the host's work per step, in microseconds."""
     parts = [loop.host() for _ in range(steps)]
     return {name: statistics.median(p[name] for p in parts) * 1e6 for name in parts[0]}
 
 
 def over_devices(counts: list[int], model: Config, batch: int) -> dict[str, Loop]:
-    """`Loop` of one batch on so many devices, by `pmap` and over a mesh."""
+    """A `Loop` with the same global batch for each number of devices, by `pmap` and over a mesh."""
     devices = jax.devices()
     hows: tuple[How, ...] = ("mesh", "pmap")
     return {f"{how}, {n}": Loop(experiment(model, batch, how), devices[:n]) for n in counts for how in hows}
 
 
 def step_times(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, Any]:
-    """Of each loop, the time of a step and its ratio to the first one's."""
+    """For each loop, the time of a step and its ratio to the first loop's time."""
     sides: dict[str, Callable[[], float]] = {name: partial(loop.seconds, steps) for name, loop in loops.items()}
     times, over = between(next(iter(sides.values())), sides, rounds)
     return {name: {"seconds": summary(times[name]), "ratio": summary(over[name])} for name in sides}
@@ -233,13 +258,13 @@ def here(found: Rows, rounds: int) -> None:
     jax.config.update("jax_num_cpu_devices", 4)
     counts = [1, 2, 4]
     print(f"{len(jax.devices())} devices: {jax.devices()[0].device_kind}; {rounds} rounds\n")
-    print(f"{'one batch on so many devices':>32} {'ms a step':>22} {'over mesh, 1':>22}")
+    print(f"{'one batch, number of devices':>32} {'ms per step':>22} {'over mesh, 1':>22}")
     for name, row in step_times(over_devices(counts, SMALL, 16), rounds, 2).items():
         found.add(f"step time, {name}", row)
         ms = {k: x * 1e3 for k, x in row["seconds"].items()}
         print(f"{name:>32} {shown(ms, 1):>22} {shown(row['ratio']):>22}")
     print(
-        f"\n{'host work of a step, microseconds':>34} {' '.join(f'{p:>8}' for p in PARTS)} {'all':>22} {'elapsed':>22}"
+        f"\n{'host work per step, microseconds':>34} {' '.join(f'{p:>8}' for p in PARTS)} {'all':>22} {'elapsed':>22}"
     )
     loops = over_devices(counts, TINY, 4)
     one = jax.devices()[:1]
@@ -259,9 +284,9 @@ def here(found: Rows, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--here", action="store_true", help="time steps on this machine's processor")
-    parser.add_argument("--only", default="", help="rows whose name has this word")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", help="where to write the rows, a line each")
+    parser.add_argument("--only", default="", help="compile only rows whose name contains this word")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements with --here")
+    parser.add_argument("--json", help="where to append the rows, one line each")
     a = parser.parse_args()
     found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
     if a.here:

@@ -1,17 +1,19 @@
-"""Tokenising: rate and peak memory of a corpus in several formats, and of one 4 and 16 times as large.
+"""How fast is tokenising, and does its memory grow with the corpus? Several formats and sizes.
 
     python benchmarks/tokenise.py FILE TOKENIZER [--megabytes 160] [--rounds 3] [--json FILE]
     python benchmarks/tokenise.py FILE TOKENIZER --gigabytes 0.5,2,8 [--json FILE.jsonl]
 
-The first ``--megabytes`` of FILE (.txt, .gz, .xz or .zst; again and again, if it has fewer), as one file of text, a folder of
-small ones, compressed JSON Lines, and Parquet in one row group; each also a sixteenth and a quarter as large. Each is
-tokenised by a process of its own into an empty cache, taking turns. Memory: the peak of that process, and of its largest
-worker (bytes need none); imports alone are most of it.
+The first command uses the first ``--megabytes`` of FILE (.txt, .gz, .xz or .zst; a shorter file is
+repeated). It writes them as one text file, a folder of small files, compressed JSON Lines, and
+Parquet in one row group, each also at a sixteenth and a quarter of the size. A process of its own
+tokenises each of them into an empty cache; the corpora alternate. Memory is the peak of this
+process and of its largest worker (bytes need no worker). Most of it comes from imports.
 
-``--gigabytes`` makes corpora of that size, JSON Lines with the documents of FILE again and again, each time in another order;
-tokenises each, and trains a small GPT on it, of which a batch has windows from everywhere. Anonymous memory is what a process
-needs; the peak has also what it has read of mapped files lately, which the system takes back when it likes. Each size needs
-twice as much room on the disk, in TMPDIR.
+``--gigabytes`` writes corpora of these sizes as JSON Lines. They repeat the documents of FILE, each
+time in a new order. It tokenises each corpus, and trains a small GPT on it with batches of windows
+from the complete corpus. A process needs its anonymous memory. The peak also includes recently read
+pages of mapped files, which the system reclaims when it needs memory. Each size needs twice its
+size on the disk, in TMPDIR.
 """
 
 import argparse
@@ -44,7 +46,8 @@ if __name__ == "__main__":
         start = time.perf_counter()
         tokens(Data("text", sys.argv[1], tokenizer=sys.argv[2], cache=cache))
         seconds = time.perf_counter() - start
-    # Not ru_maxrss, which begins with what the process that started this one had; a worker's is then at least this one's.
+    # ru_maxrss would start at the memory of the parent process. A worker's value is therefore at
+    # least the value of this process.
     (own,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     print(json.dumps([seconds, own / 1024, largest / 1024]))
@@ -87,7 +90,12 @@ if __name__ == "__main__":
 
 
 def measure(script: Path, corpus: Path, tokenizer: str) -> tuple[float, float, float]:
-    """Seconds, and MiB of the process and of its largest worker."""
+    """Tokenise a corpus in a process of its own.
+
+    Returns:
+      Seconds, the peak memory of the process in MiB, and the peak memory of its largest worker in
+      MiB.
+    """
     command = [sys.executable, str(script), str(corpus), tokenizer]
     done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True)
     return tuple(json.loads(done.stdout))
@@ -127,7 +135,7 @@ FORMATS: dict[str, Callable[[str, Path], None]] = {
 
 
 def shuffled(lines: list[bytes]) -> Iterator[bytes]:
-    """For ever, each time in another order."""
+    """Yield the lines forever, in a new order each time."""
     order = random.Random(0)
     while True:
         order.shuffle(lines)
@@ -135,7 +143,14 @@ def shuffled(lines: list[bytes]) -> Iterator[bytes]:
 
 
 def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> None:
-    """Memory of tokenising, and of training, against the size of the corpus."""
+    """Measure the memory of tokenising and of training as a function of the size of the corpus.
+
+    Args:
+      file: text whose documents are repeated.
+      tokenizer: as on the command line.
+      gigabytes: sizes of the corpora.
+      found: where results are added.
+    """
     lines = [(json.dumps({"text": d}) + "\n").encode() for d in documents("".join(text(file)))]
     print(f"{'':>22} {'documents':>10} {'seconds':>8} {'anonymous MiB':>14} {'peak MiB':>9}")
     for size in gigabytes:
@@ -159,11 +174,11 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, help="text: .txt, .gz, .xz or .zst")
     parser.add_argument("tokenizer", help="a tokenizer.json, a folder of vocab.json and merges.txt, or bytes")
-    parser.add_argument("--megabytes", type=float, default=160)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--gigabytes", help="sizes, of one file each: tokenise it, and train")
+    parser.add_argument("--megabytes", type=float, default=160, help="size of the largest corpus of each format")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each corpus")
+    parser.add_argument("--gigabytes", help="sizes of corpora to tokenise and to train on")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     tokenizer = a.tokenizer if a.tokenizer == "bytes" else str(Path(a.tokenizer).resolve())
@@ -176,7 +191,8 @@ def main() -> None:
         pieces = (piece for file in itertools.cycle([a.file]) for piece in text(file))
         whole = "".join(itertools.islice(pieces, int(a.megabytes * 1e6) // PIECE))
         sides: dict[str, Callable[[], Any]] = {}
-        about: dict[str, tuple[float, str]] = {}  # megabytes, and the smallest of that format
+        # For each side, its size in megabytes and the name of the smallest corpus of its format.
+        about: dict[str, tuple[float, str]] = {}
         for i, (format, write) in enumerate(FORMATS.items()):
             for size in SIZES:
                 part = whole[: len(whole) * size // SIZES[-1]]
@@ -190,7 +206,8 @@ def main() -> None:
     result |= {"tokenizer": Path(a.tokenizer).name, "rounds": a.rounds, "sides": {}}
     print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
     print(
-        f"{'':>18} {'MB':>5}" + "".join(f"{name:>26}" for name in ("MB/s", "peak MiB", "of a worker", "peak, over 1x"))
+        f"{'':>18} {'MB':>5}"
+        + "".join(f"{name:>26}" for name in ("MB/s", "peak MiB", "worker peak MiB", "peak over 1x"))
     )
     for side, values in measured.items():
         seconds, peak, worker = (list(column) for column in zip(*values, strict=True))

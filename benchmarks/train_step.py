@@ -1,10 +1,11 @@
-"""Tokens a second of the training step, against Hugging Face's PyTorch GPT-2 of the same size, on the same processor.
+"""How fast is the training step, compared with Hugging Face's PyTorch GPT-2 of the same size?
 
     python benchmarks/train_step.py [--json FILE] [--layers 6] [--embed 384] [--batch 8] [--rounds 12]
 
-Same weights, tokens, float32, batch, AdamW, weight decay and clipping on both sides; no dropout. Each side lives in a
-process of its own with all cores; rounds alternate, and ratios are taken within a round. Both losses, over the first
-steps, must agree: both then do the same work. (On an accelerator: ``python -m benchmarks.on_device``.)
+Both sides run on the same processor, with the same weights, tokens, float32, batch, AdamW, weight
+decay and clipping, and without dropout. Each side has its own process with all cores. Rounds
+alternate, and ratios are taken within a round. The losses of the first steps must agree, which
+shows that both sides do the same work. On an accelerator, use ``python -m benchmarks.on_device``.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from benchmarks.common import alternate, environment, ratios, save, shown, summa
 
 LR, B1, B2, EPS, DECAY, CLIP = 6e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
 
-_step: Callable[[], float]  # of this worker process: one training step, returns the loss
+_step: Callable[[], float]  # runs one training step in this worker process and returns the loss
 
 
 def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
@@ -103,7 +104,11 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
 
 def timed(steps: int) -> tuple[float, float, list[float]]:
-    """Seconds a step, seconds of processor time a step, and the losses."""
+    """Run training steps.
+
+    Returns:
+      Wall-clock seconds per step, processor seconds per step, and the losses.
+    """
     start, cpu = time.perf_counter(), time.process_time()
     losses = [_step() for _ in range(steps)]
     return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps, losses
@@ -121,9 +126,11 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
         name: ProcessPoolExecutor(1, context, initializer, arguments)
         for name, (initializer, arguments) in starts.items()
     }
-    losses = {name: w.submit(timed, 3).result()[2] for name, w in workers.items()}  # and compiles
+    losses = {name: w.submit(timed, 3).result()[2] for name, w in workers.items()}  # also compiles
     for name, values in losses.items():
-        np.testing.assert_allclose(values, losses["torch"], rtol=1e-3, err_msg=f"{name} and torch do different work")
+        np.testing.assert_allclose(
+            values, losses["torch"], rtol=1e-3, err_msg=f"{name} and torch do different work: their losses differ"
+        )
     rounds_of = alternate({name: lambda w=w: w.submit(timed, 1).result() for name, w in workers.items()}, rounds)
     for w in workers.values():
         w.shutdown()
@@ -146,7 +153,7 @@ def _tokens(size: dict[str, Any], batch: int) -> np.ndarray:
 
 
 def _weights(size: dict[str, Any]) -> Any:
-    """GPT-2's initial weights in our tree, the same in every process."""
+    """GPT-2's initial weights as a jaxgrow tree, the same in every process."""
     import jax
 
     from jaxgrow.models import GPT2Config
@@ -180,7 +187,8 @@ def _hugging_face(ours: Any, name: str) -> np.ndarray:
         case ["transformer", "h", i, "attn", "c_attn", leaf]:
             attention = ours["blocks"]["attention"]
             parts = [attention[n][names[leaf]][int(i)] for n in ("query", "key", "value")]
-            parts = [p.reshape(*p.shape[:-2], -1) for p in parts]  # heads and their dimensions are one axis there
+            # Heads and head_dim are one axis in PyTorch.
+            parts = [p.reshape(*p.shape[:-2], -1) for p in parts]
             return np.concatenate(parts, -1)
         case ["transformer", "h", i, "attn", "c_proj", leaf]:
             return ours["blocks"]["attention"]["out"][names[leaf]][int(i)]
@@ -197,13 +205,18 @@ def _count(tree: Any) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--embed", type=int, default=384, help="a multiple of 64, the size of a head")
-    parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="with 1, trust processor time")
+    parser.add_argument("--layers", type=int, default=6, help="number of layers")
+    parser.add_argument("--embed", type=int, default=384, help="width, a multiple of the head size 64")
+    parser.add_argument("--vocab", type=int, default=8192, help="size of the vocabulary")
+    parser.add_argument("--context", type=int, default=256, help="tokens of each sequence")
+    parser.add_argument("--batch", type=int, default=8, help="sequences of each step")
+    parser.add_argument("--rounds", type=int, default=12, help="measurements of each side")
+    parser.add_argument(
+        "--cores",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of cores; with 1, processor time is reliable",
+    )
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
 
@@ -212,7 +225,7 @@ def main() -> None:
     result = environment("jax", "jaxlib", "flax", "optax", "torch", "transformers")
     sides = compare(size, a.batch, a.rounds, a.cores)
     print(f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, batch {a.batch}, {a.rounds} rounds")
-    print(f"{'':>12} {'tokens/s':>22} {'speed over torch':>20} {'in processor time':>20}   first losses")
+    print(f"{'':>12} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}   first losses")
     for name, side in sides.items():
         losses = " ".join(f"{x:.4f}" for x in side["first_losses"])
         columns = f"{shown(side['tokens_per_second'], 0):>22} {shown(side['speed_over_torch']):>20}"

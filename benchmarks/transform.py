@@ -1,11 +1,12 @@
-"""Growing and coalescing: gigabytes a second against a plain copy, and peak memory.
+"""How fast are growing and coalescing, compared with a plain copy? Gigabytes per second and memory.
 
     python benchmarks/transform.py [--params 1.5e9 | --scale small] [--only WORD] [--json FILE]
 
-Trees have the shape of GPT-2, in float32; the larger tree of each transform has ``--params`` parameters. Speed: a plain
-copy of that larger tree takes turns with the transform in one process; the ratio is 1 for a transform as fast as copying.
-Memory: the peak of a process of its own, above its libraries, over source + result + one largest leaf. Measured for NumPy
-leaves (checkpoints on the host), and for jax arrays under ``jit``.
+The trees are GPT-2s in float32. The larger tree of each transform has ``--params`` parameters.
+Speed: the transform alternates with a plain copy of the larger tree in one process. The ratio is 1
+if the transform is as fast as the copy. Memory: the peak of a separate process, above the memory of
+its libraries, divided by source + result + largest leaf. Both are measured for NumPy leaves
+(checkpoints on the host) and for jax arrays under ``jit``.
 """
 
 import argparse
@@ -27,7 +28,8 @@ from jaxgrow import grow, operators, swap
 from jaxgrow.maps import Growth
 from jaxgrow.models import GPT2Config
 
-# The growth, from the sizes of the large tree. All go from half the size, but coalescing goes to it.
+# Each entry makes a growth from the sizes of the large tree. Growing starts at half of the size,
+# and coalescing ends there.
 GROWTHS: dict[str, Callable[[dict], Growth]] = {
     "hypercloning": lambda large: operators.hypercloning(
         {k: v // 2 for k, v in large.items()}, {k: large[k] for k in ("embed", "heads", "mlp")}
@@ -42,12 +44,15 @@ GROWTHS: dict[str, Callable[[dict], Growth]] = {
 
 
 def config_of(params: float) -> GPT2Config:
-    """The largest GPT-2 of at most so many parameters in about XL's proportions: twice as many layers as heads."""
+    """The largest GPT-2 with at most ``params`` parameters and about the proportions of XL.
+
+    It has twice as many layers as heads.
+    """
 
     def config(heads: int) -> GPT2Config:
         return GPT2Config(layers=2 * heads, heads=heads, embed=64 * heads, mlp=256 * heads)
 
-    heads = 2  # even, to be halved
+    heads = 2  # an even number, so that it can be halved
     while sum(x.size for x in jax.tree.leaves(shapes(config(heads + 2)))) <= params:
         heads += 2
     return config(heads)
@@ -58,12 +63,12 @@ def shapes(config: GPT2Config) -> Any:
 
 
 def size(tree: Any) -> int:
-    """In bytes."""
+    """The size of a tree in bytes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def filled(shape: jax.ShapeDtypeStruct, as_jax: bool) -> Any:
-    """Random numbers."""
+    """An array of random numbers with the given shape."""
     numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
     out = np.empty(shape.shape, shape.dtype)
     flat = out.reshape(-1)
@@ -73,7 +78,11 @@ def filled(shape: jax.ShapeDtypeStruct, as_jax: bool) -> Any:
 
 
 def prepared(name: str, params: float, as_jax: bool) -> tuple[Callable, Any, Any, Any]:
-    """``(transform, source, shapes of the result, shapes of the larger tree)``; the transform is compiled."""
+    """Compile a transform and make its source.
+
+    Returns:
+      ``(transform, source, shapes of the result, shapes of the larger tree)``.
+    """
     config = config_of(params)
     large = vars(config)
     growth = GROWTHS[name]({n: large[n] for n in ("layers", "heads", "embed", "mlp")})
@@ -98,7 +107,7 @@ def speed(name: str, params: float, as_jax: bool, rounds: int) -> dict[str, Any]
 
     def timed(run: Callable, tree: Any) -> float:
         start = time.perf_counter()
-        jax.block_until_ready(run(tree))  # the result is freed within the time, on both sides
+        jax.block_until_ready(run(tree))  # on both sides, the time includes freeing the result
         return time.perf_counter() - start
 
     sides = {"copy": lambda: timed(copy, large), "transform": lambda: timed(transform, source)}
@@ -114,11 +123,15 @@ def speed(name: str, params: float, as_jax: bool, rounds: int) -> dict[str, Any]
 
 
 def memory(name: str, params: float, as_jax: bool) -> float:
-    """Peak over source + result + one largest leaf; to be called in a fresh process."""
+    """The peak memory, divided by source + result + largest leaf.
+
+    Call it in a fresh process.
+    """
     jax.block_until_ready(jnp.zeros(1))
     libraries = _status("VmRSS")
     transform, source, result, _ = prepared(name, params, as_jax)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here: making the source is not measured
+    # Reset the peak, so that making the source is not measured.
+    Path("/proc/self/clear_refs").write_text("5")
     out = jax.block_until_ready(transform(source))
     peak = _status("VmHWM") - libraries
     leaf = max(map(size, jax.tree.leaves((source, result))))
@@ -126,7 +139,7 @@ def memory(name: str, params: float, as_jax: bool) -> float:
 
 
 def _status(field: str) -> int:
-    """A field of this process's /proc status, in bytes."""
+    """A field of ``/proc/self/status``, in bytes."""
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
@@ -134,22 +147,24 @@ def _status(field: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", type=float, default=1.5e9, help="of the larger tree; needs 11 bytes of memory each")
-    parser.add_argument("--scale", choices=["small"], help="small: a tree of 1e8 parameters")
-    parser.add_argument("--only", default="", help="transforms whose name has this word")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--params", type=float, default=1.5e9, help="parameters of the larger tree; each needs 11 bytes of memory"
+    )
+    parser.add_argument("--scale", choices=["small"], help="small: a larger tree of 1e8 parameters")
+    parser.add_argument("--only", default="", help="measure only transforms whose name contains this word")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each transform")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     params = 1e8 if a.scale == "small" else a.params
     free = int(re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
     if params * 11 > free:
         params = free / 11
-        print(f"{free / 1e9:.0f} GB of memory are free: a tree of {params:.2g} parameters is used instead")
+        print(f"{free / 1e9:.0f} GB of memory are free, so the larger tree has only {params:.2g} parameters")
 
     result: dict[str, Any] = environment("jax", "jaxlib", "numpy")
     result |= {"parameters": sum(x.size for x in jax.tree.leaves(shapes(config_of(params)))), "transforms": {}}
     print(f"{result['machine']}, {result['cores']} cores; {result['parameters']:.3g} parameters, {a.rounds} rounds")
-    print(f"{'':>26} {'GB/s':>19} {'GB/s of a copy':>19} {'ratio':>19} {'peak memory':>12}")
+    print(f"{'':>26} {'GB/s':>19} {'copy, GB/s':>19} {'speed / copy':>19} {'peak memory':>12}")
     for kind in ("numpy", "jit"):
         for name in GROWTHS:
             if a.only in name:

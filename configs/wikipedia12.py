@@ -1,17 +1,27 @@
-"""A byte-level GPT of 12 layers on English Wikipedia, 20 tokens a parameter: growing and dropping layers, every rate swept.
+"""Do growing and layer dropping save FLOPs if every learning rate is swept? A GPT of 12 layers.
 
-    python -m train.compare configs/wikipedia12.py:scratch configs/wikipedia12.py:small configs/wikipedia12.py:ligo0 \\
-        configs/wikipedia12.py:ligo configs/wikipedia12.py:stack configs/wikipedia12.py:aki configs/wikipedia12.py:vcycle \\
-        configs/wikipedia12.py:pld configs/wikipedia12.py:sbld50 configs/wikipedia12.py:uniform50 \\
+    python -m train.compare configs/wikipedia12.py:scratch configs/wikipedia12.py:small \\
+        configs/wikipedia12.py:ligo0 configs/wikipedia12.py:ligo configs/wikipedia12.py:stack \\
+        configs/wikipedia12.py:aki configs/wikipedia12.py:vcycle configs/wikipedia12.py:pld \\
+        configs/wikipedia12.py:sbld50 configs/wikipedia12.py:uniform50 \\
         --seeds 0,1,2 --frontier 0.55,0.75 --workdir runs/wiki12
 
-The same under Muon, which is the better baseline, and what growing still saves there:
+Expected result (`docs/results/wikipedia.md`): under AdamW, `ligo0` saves more than 20.2 % of the
+FLOPs, `ligo` 9.5 % ± 16.2 and `vcycle` 7.9 % ± 21.2. `stack`, `aki` and layer dropping save
+nothing.
 
-    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen configs/wikipedia12.py:muon_halves \\
-        configs/wikipedia12.py:muon_vcycle --seeds 0,1,2 --frontier 0.4,0.55,0.75,0.85 --workdir runs/wiki12
+The same under Muon, which is the better baseline:
 
-94 thousand parameters: so small that the rate can be swept for each row and each point of the frontier, and three seeds be run
-(`docs/results`).
+    python -m train.compare configs/wikipedia12.py:muon configs/wikipedia12.py:muon_deepen \\
+        configs/wikipedia12.py:muon_halves configs/wikipedia12.py:muon_vcycle --seeds 0,1,2 \\
+        --frontier 0.4,0.55,0.75,0.85 --workdir runs/wiki12
+
+Expected result (`docs/results/muon.md`): `muon_halves` saves 17.7 % ± 3.5 of the FLOPs,
+`muon_deepen` 14.7 % ± 4.5, and `muon_vcycle` 13.9 % ± 9.4.
+
+The model is a byte-level GPT on English Wikipedia with 20 tokens per parameter. It has 94 thousand
+parameters. This is small enough to sweep the learning rate of each row and of each point of the
+frontier, and to run three seeds.
 """
 
 from dataclasses import replace
@@ -28,7 +38,7 @@ SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=
 
 
 def scratch() -> Experiment:
-    """The baseline."""
+    """The baseline: AdamW, from scratch."""
     base = wikipedia.scratch()
     return replace(
         base,
@@ -46,9 +56,11 @@ def scratch() -> Experiment:
 
 
 def small() -> Experiment:
-    """The small model that the others grow: 6 layers of width 16, half the steps of the large one's, fully decayed.
+    """The small model that the other experiments grow.
 
-    Each seed's is trained once; the others read it from its run, beside theirs, with all that it cost.
+    It has 6 layers of width 16. It trains for half of the steps of the large model, until its
+    learning rate has decayed. It is trained once for each seed. The other experiments read it, with
+    its total cost, from its run in the same workdir.
     """
     return replace(scratch(), name="grow_small", model=SMALL, steps=900)
 
@@ -59,38 +71,51 @@ def _grown(name: str, by: tuple[str, ...] | Learned) -> Experiment:
 
 
 def stack() -> Experiment:
-    """LEMON's exact map in width, stacking in depth (StackBERT; Gong et al., ICML 2019)."""
+    """LEMON's exact map in width, and stacking in depth (StackBERT; Gong et al., ICML 2019)."""
     return _grown("stack", ("lemon", "stack"))
 
 
 def lemon() -> Experiment:
-    """LEMON (Wang et al., ICLR 2024): exact in width and depth, so that training begins at the small model's loss."""
+    """LEMON (Wang et al., ICLR 2024).
+
+    It is exact in width and depth, so training begins at the loss of the small model.
+    """
     return _grown("lemon", ("lemon", "llama_pro"))
 
 
 def aki() -> Experiment:
-    """Advanced knowledge initialisation, its own stacking in depth (bert2BERT; Chen et al., ACL 2022)."""
+    """Advanced knowledge initialisation (bert2BERT; Chen et al., ACL 2022).
+
+    It has its own stacking in depth.
+    """
     return _grown("aki", ("aki",))
 
 
 def ligo() -> Experiment:
-    """LiGO (Wang et al., ICLR 2023): the maps learned in 100 steps."""
+    """LiGO (Wang et al., ICLR 2023), with maps that are learned in 100 steps."""
     return _grown("ligo", Learned(steps=100))
 
 
 def ligo0() -> Experiment:
-    """The control of `ligo`: its maps as they begin, learned in 0 steps."""
+    """The control of `ligo`: its maps at initialisation, learned for 0 steps."""
     return _grown("ligo0", Learned(steps=0))
 
 
 def vcycle() -> Experiment:
-    """The V-cycle that was best on Wikipedia, for the same large model; no small model is needed before."""
+    """The V-cycle that was best on Wikipedia, for the same large model.
+
+    It needs no small model that was trained before.
+    """
     base = scratch()
     return replace(base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2))
 
 
 def deepen() -> Experiment:
-    """Half of the layers for half of the steps, each then followed by its copy, under one schedule; moments are copied."""
+    """Half of the layers for half of the steps.
+
+    Then each layer is followed by its copy. One schedule covers both models, and the moments are
+    copied.
+    """
     return replace(scratch(), name="grow_deepen", method=deepened(scratch().model, 6, 0.5, wikipedia.FINAL))
 
 
@@ -98,7 +123,10 @@ def deepen() -> Experiment:
 
 
 def muon() -> Experiment:
-    """The baseline by Muon, at the same rate, which is its best, too."""
+    """The baseline with Muon.
+
+    It uses the learning rate of `scratch`, which is also the best one for Muon.
+    """
     return _by_muon("wiki12_muon", scratch())
 
 
@@ -107,22 +135,28 @@ def _by_muon(name: str, experiment: Experiment) -> Experiment:
 
 
 def muon_deepen() -> Experiment:
-    """`deepen`, by Muon."""
+    """`deepen` with Muon."""
     return _by_muon("muon_deepen", deepen())
 
 
 def muon_halves() -> Experiment:
-    """Half of the layers, and half of the units in each MLP, for 0.6 of the steps; the rate falls in the last 0.4."""
+    """Half of the layers, and half of the units in each MLP, for 0.6 of the steps.
+
+    The learning rate decays in the last 0.4 of the steps.
+    """
     return replace(muon(), name="muon_halves", method=halves(scratch().model))
 
 
 def muon_short() -> Experiment:
-    """`muon` with short contexts first (SkyLadder; Zhu et al., 2025): half of the steps with each sample as four."""
+    """`muon` with short contexts first (SkyLadder; Zhu et al., 2025).
+
+    For half of the steps, each sample is split into four.
+    """
     return replace(muon(), name="muon_short", method=_short(12))
 
 
 def muon_short_deepen() -> Experiment:
-    """`muon_deepen`, with `muon_short`'s context while it has half of the layers."""
+    """`muon_deepen`, with the short contexts of `muon_short` while it has half of the layers."""
     return replace(muon(), name="muon_short_deepen", method=_short(6))
 
 
@@ -132,13 +166,20 @@ def _short(layers: int) -> Growing:
 
 
 def muon_one() -> Experiment:
-    """One layer for 0.3 of the steps, then twelve, at a constant rate for 0.2 (Bu, ICML 2026)."""
+    """One layer for 0.3 of the steps, then twelve (Bu, ICML 2026).
+
+    The learning rate is still constant for the first 0.2 of the steps with twelve layers.
+    """
     stages = (Stage(0.2, warmup=0, floor=1.0), wikipedia.FINAL)
     return replace(muon(), name="muon_one", method=deepened(scratch().model, 1, 0.3, *stages))
 
 
 def muon_none() -> Experiment:
-    """No layer for 0.3 of the steps, then twelve, as at birth, at a constant rate for 0.2 (Bu, ICML 2026)."""
+    """No layer for 0.3 of the steps, then twelve (Bu, ICML 2026).
+
+    The twelve layers start freshly initialised. The learning rate is still constant for their first
+    0.2 of the steps.
+    """
     one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     method = replace(one.method, small=one.model, source=Stage(0.3, floor=1.0, drop=nothing))
     return replace(one, name="muon_none", method=method)
@@ -159,44 +200,56 @@ def muon_twice() -> Experiment:
 
 
 def muon_dropped() -> Experiment:
-    """Six of twelve layers a step, drawn anew, while the rate is constant; then all, while it falls (nothing grows)."""
+    """Run six of twelve layers in each step while the learning rate is constant.
+
+    The six layers are sampled again for each step. All layers run while the learning rate decays.
+    The model does not grow.
+    """
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", scale="none")
     method = replace(deepened(muon().model, 12, 0.5, wikipedia.FINAL), source=Stage(0.5, floor=1.0, drop=drop))
     return replace(muon(), name="muon_dropped", method=method)
 
 
 def muon_vcycle() -> Experiment:
-    """`vcycle`, by Muon."""
+    """`vcycle` with Muon."""
     return _by_muon("muon_vcycle", vcycle())
 
 
 def muon_vcycle_pruned() -> Experiment:
-    """`muon_vcycle`, whose small model has the six layers that turn the residual stream most, in place of means of pairs.
+    """`muon_vcycle` with layer selection instead of means of pairs.
 
-    The others wait as they are.
+    The small model has the six layers that change the direction of the residual stream most. The
+    other layers are not changed until the model grows again.
     """
     method = replace(wikipedia.VCYCLE, groupings=(Pruning(6),), moments_up="asymmetric")
     return _by_muon("muon_vcycle_pruned", replace(vcycle(), method=method))
 
 
 def muon_small() -> Experiment:
-    """`small`, by Muon."""
+    """`small` with Muon."""
     return _by_muon("muon_small", small())
 
 
 def muon_ligo0() -> Experiment:
-    """`ligo0`, by Muon: of `muon_small`."""
+    """`ligo0` with Muon. It grows `muon_small`."""
     method = Growing(SMALL, "muon_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=0)),))
     return _by_muon("muon_ligo0", replace(scratch(), method=method))
 
 
 def muon_prores() -> Experiment:
-    """`muon` with ProRes (2026): the branches of layer l come in over ``10 (l + 1)`` steps."""
+    """`muon` with ProRes (2026).
+
+    The residual branches of layer l are ramped up over ``10 (l + 1)`` steps.
+    """
     return replace(muon(), name="muon_prores", method=Scratch(ramp=tuple(range(10, 121, 10))))
 
 
 def muon_halves_prores() -> Experiment:
-    """`muon_halves`, whose first layers come in as those of `muon_prores`; those that are added later are whole at once."""
+    """`muon_halves` with ProRes.
+
+    The first layers are ramped up as in `muon_prores`. Layers that are added later are fully active
+    at once.
+    """
     first = Stage(0.6, floor=1.0, ramp=tuple(range(10, 61, 10)))
     method = replace(halves(scratch().model), source=first)
     return replace(muon(), name="muon_halves_prores", method=method)
@@ -211,18 +264,23 @@ def _dropping(name: str, drop: LayerDrop) -> Experiment:
 
 
 def pld() -> Experiment:
-    """PLD (Zhang & He, 2020): theta 0.5, gamma 100 / T, the paper's scaling."""
+    """PLD (Zhang & He, 2020).
+
+    Theta is 0.5, gamma is 100 / T, and the scaling is the paper's.
+    """
     return _dropping("pld", LayerDrop(theta=0.5))
 
 
 def sbld50() -> Experiment:
-    """SBLD (Zeng et al., 2023; our reconstruction), theta 0.5."""
+    """SBLD (Zeng et al., 2023; our reconstruction), with theta 0.5."""
     return _dropping("sbld50", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
 
 
 def uniform50() -> Experiment:
-    """The control of `sbld50`: the same without sensitivities (beta 0), so every layer that may be dropped alike.
+    """The control of `sbld50`: the same without sensitivities (beta 0).
 
-    Pre-analysis, block list, schedule and mean are SBLD's: what differs is who is dropped.
+    All layers that may be dropped have the same keep probability. The pre-analysis, block list,
+    schedule and mean are the same as for SBLD, so that only the choice of the dropped layers
+    differs.
     """
     return _dropping("uniform50", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))

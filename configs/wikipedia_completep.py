@@ -1,12 +1,16 @@
-"""Does a rate carry over in width and depth? Byte-level GPTs at a few rates, as they are and with CompleteP's multipliers.
+"""Does a learning rate transfer to wider and deeper models, with and without CompleteP?
 
     c=configs/wikipedia_completep.py
     for row in base wide wide_p deep deep_p; do
         python -m train.sweep $c:$row --set optim.peak_lr=5e-3,1e-2,2e-2,4e-2,8e-2 --workdir runs/completep
     done
 
-All have as many steps, so that what is compared is where the best rate lies: where it is `base`'s, the rate carries over
-(`docs/results/wikipedia.md`).
+Expected result (`docs/results/wikipedia.md`): with the multipliers, the best learning rate stays
+close to 2e-2, the best one of `base`, and the losses around it are flat. Without them, it moves to
+5e-3 (`wide`) and 1e-2 (`deep`), and both models end at a lower loss there.
+
+The models are byte-level GPTs. All of them have the same number of steps, so that only the position
+of the best learning rate is compared.
 """
 
 from dataclasses import replace
@@ -16,27 +20,27 @@ from train.experiment import Experiment
 
 
 def base() -> Experiment:
-    """4 layers of width 16, whose rate is the one to carry over."""
+    """The base model: 4 layers of width 16. Its best learning rate is the one to transfer."""
     return _sized("base", 4, 16)
 
 
 def wide() -> Experiment:
-    """Four times as wide."""
+    """A model four times as wide as `base`."""
     return _sized("wide", 4, 64)
 
 
 def wide_p() -> Experiment:
-    """.. with `base`'s multipliers."""
+    """`wide` with CompleteP's multipliers relative to `base`."""
     return _parametrised(wide())
 
 
 def deep() -> Experiment:
-    """Four times as deep."""
+    """A model four times as deep as `base`."""
     return _sized("deep", 16, 16)
 
 
 def deep_p() -> Experiment:
-    """.. with `base`'s multipliers."""
+    """`deep` with CompleteP's multipliers relative to `base`."""
     return _parametrised(deep())
 
 

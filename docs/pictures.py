@@ -1,7 +1,9 @@
 """Draws the pictures of the site, each from what it is about: ``python docs/pictures.py [FOLDER]``."""
 
+import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import matplotlib
@@ -12,17 +14,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from configs import demo
+from configs import demo, wikipedia12
 from jaxgrow import AxisMap, maps, operators, show, sizes
+from jaxgrow.drop import schedule
 from jaxgrow.maps import by_axes
 from jaxgrow.matrices import dense
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import DEPTH
 from train.results import evidence, plots
-from train.results.evidence import Evidence
+from train.results.evidence import Evidence, Frontier
 from train.show import planned
 
 HERE = Path(__file__).parent / "pictures"
+ANATOMY = Path(__file__).parent.parent / "benchmarks" / "results" / "anatomy-wiki12.json"
 BLUE, GREY = plots.COLOURS[1], plots.GREY
 plt.rcParams.update(
     {
@@ -35,13 +39,14 @@ plt.rcParams.update(
 )
 
 
-def _matrix(ax, matrix, title: str, most: float = 1) -> None:
-    show.image(ax, matrix, most)
+def _matrix(ax, matrix, title: str, most: float = 1):
+    image = show.image(ax, matrix, most)
     ax.set_title(title, fontsize=9)
     ax.set_aspect("equal")
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_visible(True)
+    return image
 
 
 def one_product() -> plt.Figure:
@@ -70,12 +75,16 @@ def pairs() -> plt.Figure:
         "zero_pad": operators.zero_pad(sizes, target)["mlp"],
         "average\n(LiGO's start)": operators.average(sizes, target, 0)["mlp"],
     }
-    figure, axes = plt.subplots(2, len(growths), figsize=(7, 4.6))
+    figure, axes = plt.subplots(2, len(growths), figsize=(8.5, 5.2))
     for column, (name, m) in zip(axes.T, growths.items(), strict=True):
-        _matrix(column[0], m.write, name)
+        image = _matrix(column[0], m.write, name)
         _matrix(column[1], m.read, "")
-    axes[0, 0].set_ylabel("write [8, 4]")
-    axes[1, 0].set_ylabel("read [8, 4]")
+    axes[0, 0].set_ylabel("write map: 8 new units\nfrom 4 old ones")
+    axes[1, 0].set_ylabel("read map: 8 new units\nfrom 4 old ones")
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", shrink=0.8, pad=0.03)
+    bar.set_label("weight (the colours follow its square root)")
+    bar.ax.set_ylim(0, 1)  # no map of the figure has a negative weight
+    figure.suptitle("A copied unit is written whole and read in equal parts", x=0.44, y=1.02, fontsize=11)
     return figure
 
 
@@ -122,20 +131,152 @@ def plans() -> plt.Figure:
 
 def saving() -> plt.Figure:
     """How a saving is read: the rows of `docs/results/muon.md`."""
-    flops, losses = np.array([0.55, 0.75, 1.0]), np.array([2.0364, 1.9606, 1.9041])
-    cost, loss = 0.761, 1.9262
+    frontier = _frontier_of("Muon")
+    flops, losses = np.array(frontier.flops), np.mean(frontier.losses, 1)
+    row = _row("deepen", frontier, 0.5)
+    cost, loss = row.flops, float(np.mean(row.losses))
     equal = float(np.exp(np.interp(-loss, -losses, np.log(flops))))
     figure, ax = plt.subplots(figsize=(5.5, 3.4))
-    ax.plot(flops, losses, "o-", color=GREY, label="from scratch, each fully decayed: the frontier")
-    ax.plot(cost, loss, "o", color=BLUE, label="half of the layers first")
+    ax.plot(flops, losses, "s-", color=GREY)
+    ax.annotate(
+        "from scratch, each fully decayed:\nthe frontier", (flops[1], losses[1]), (10, 10), color=GREY, **BESIDE
+    )
+    ax.plot(cost, loss, "o", color=BLUE)
+    ax.annotate("half of the layers first", (cost, loss), (-8, 0), ha="right", color=BLUE, **BESIDE)
     ax.annotate("", (cost, loss), (equal, loss), arrowprops={"arrowstyle": "->", "color": BLUE})
-    ax.text((cost + equal) / 2, loss - 0.004, f"saved: {1 - cost / equal:.1%}", ha="center", va="top", color=BLUE)
+    ax.text((cost + equal) / 2, loss - 0.008, f"saved: {row.mean:.1f} %", ha="center", va="top", color=BLUE)
     ax.set_xscale("log")
-    ax.set_xticks([0.55, 0.75, cost, 1.0], ["0.55", "0.75", "", "1"])
+    ax.set_xticks([*flops, cost], [f"{x:.3g}" for x in flops] + [""])
     ax.minorticks_off()
     ax.set_xlabel("FLOPs, of those of the whole baseline")
     ax.set_ylabel("final loss")
-    ax.legend(frameon=False)
+    ax.set_title("A run saves FLOPs if it ends to the left of the frontier", loc="left")
+    return figure
+
+
+def _frontier_of(optimizer: str) -> Frontier:
+    return next(frontier for frontier in evidence.frontiers() if frontier.optimizer == optimizer)
+
+
+def _row(method: str, frontier: Frontier, tau: float | None = None) -> Evidence:
+    """The row of a method whose losses are in the data file and belong to ``frontier``."""
+    rows = [e for e in evidence.of(method, tau) if e.losses and e.page == frontier.page]
+    return next(e for e in rows if e.optimizer == frontier.optimizer)
+
+
+class Point(NamedTuple):
+    """One row of the data file in `_against_frontier`."""
+
+    method: str
+    tau: float | None
+    label: str
+    offset: tuple[int, int]  # of the label, in points; to the left if the first one is negative
+    marker: str
+    colour: str
+    shift: float = 1.0  # factor on the FLOPs, so that points with nearly equal FLOPs do not hide each other
+
+
+def _against_frontier(optimizer: str, points: list[Point], title: str) -> plt.Figure:
+    """Final loss against FLOPs: the frontier as a line, other rows as points, and each seed as a small dot."""
+    frontier = _frontier_of(optimizer)
+    means = np.mean(frontier.losses, 1)
+    figure, ax = plt.subplots(figsize=(8.5, 4.6))
+    ax.plot(frontier.flops, means, "s-", color="black", markersize=5)
+    ax.plot(frontier.flops, frontier.losses, ".", color="black", markersize=4)
+    ax.annotate("from scratch (the frontier)", (frontier.flops[0], means[0]), (12, 5), **BESIDE)
+    for p in points:
+        row = _row(p.method, frontier, p.tau)
+        x, loss = row.flops * p.shift, float(np.mean(row.losses))
+        ax.plot([x] * len(row.losses), row.losses, ".", color=p.colour, markersize=5)
+        ax.plot(x, loss, p.marker, color=p.colour, markersize=9, markeredgecolor="white", markeredgewidth=0.5)
+        ax.annotate(p.label, (x, loss), p.offset, ha="right" if p.offset[0] < 0 else "left", **BESIDE)
+    ax.set_xscale("log")
+    ax.set_xticks(frontier.flops, [f"{x:g}" for x in frontier.flops])
+    ax.minorticks_off()
+    ax.set_xlabel("FLOPs of all phases, as a fraction of those of the whole baseline (log scale)")
+    ax.set_ylabel("final validation loss (nats per byte)")
+    ax.set_title(title, loc="left", fontsize=11)
+    return figure
+
+
+def wiki12() -> plt.Figure:
+    """Growing under AdamW: rows of `docs/results/wikipedia.md`."""
+    _, blue, red, green, pink, *_ = plots.COLOURS
+    points = [
+        Point("stack", None, "LEMON's width, then stacking", (12, 8), "^", red, 1.004),
+        Point("aki", None, "AKI", (-10, 0), "v", pink, 0.996),
+        Point("vcycle", None, "V-cycle", (8, 1), "D", green),
+        Point("ligo", None, "LiGO, 100 steps", (6, -20), "P", GREY),
+        Point("ligo_start", None, "LiGO's initialisation", (-10, 0), "o", blue),
+    ]
+    return _against_frontier("AdamW", points, "Under AdamW, LiGO's initialisation saves most, and copies save nothing")
+
+
+def wiki12_muon() -> plt.Figure:
+    """Growing under Muon: rows of `docs/results/muon.md`."""
+    _, blue, red, green, pink, *_ = plots.COLOURS
+    points = [
+        Point("halves", 0.6, "half of the layers and of each MLP first", (-10, 0), "o", red),
+        Point("twice", None, "three layers, then six, then twelve", (-8, -11), "v", pink),
+        Point("deepen", 0.5, "half of the layers first", (-2, -21), "D", blue, 0.99),
+        Point("vcycle", None, "V-cycle", (9, 0), "P", green, 1.01),
+        Point("random_layers", None, "six random layers in each step", (-10, 0), "X", GREY),
+    ]
+    title = "Under Muon, a smaller model first saves FLOPs, and skipping random layers does not"
+    return _against_frontier("Muon", points, title)
+
+
+def keep() -> plt.Figure:
+    """Keep probability over depth, of the three configs that drop layers in `docs/results/dropping.md`."""
+    sensitivity = np.array(json.loads(ANATOMY.read_text())["models"]["scratch"]["matters"])
+    layers = np.arange(1, len(sensitivity) + 1)
+    _, blue, red, green, *_ = plots.COLOURS
+    # Name, config, style, colour, and the layer and the offset of the label.
+    series = [
+        ("PLD", wikipedia12.pld(), "o-", blue, 11, (-8, -16)),
+        ("SBLD", wikipedia12.sbld50(), "D--", red, 7, (0, -12)),
+        ("uniform", wikipedia12.uniform50(), "s:", green, 2, (0, -12)),
+    ]
+    figure, ax = plt.subplots(figsize=(8.5, 4.2))
+    for name, run, style, colour, at, offset in series:
+        times = (1, run.steps // 2, run.steps)
+        first, middle, last = (schedule(run.method.drop, len(layers), t, run.steps, sensitivity) for t in times)
+        if not np.allclose(middle, last, atol=1e-3) or np.min(first) < 0.97:
+            raise ValueError(f"the keep probabilities of {name} do not agree with the labels of this figure")
+        ax.plot(layers, last, style, color=colour, markersize=5)
+        ax.annotate(f"{name}, middle and end", (at, last[at - 1]), offset, ha="center", **BESIDE)
+    ax.plot(layers, np.ones(len(layers)), "-", color="black", linewidth=1)
+    ax.annotate("all three, first step (PLD: 0.97 or more)", (6.5, 1), (0, 8), ha="center", **BESIDE)
+    ax.set_ylim(0, 1.1)
+    ax.set_xticks(layers)
+    ax.set_xlabel("layer")
+    ax.set_ylabel("keep probability (linear scale from 0)")
+    title = "PLD drops the upper layers most, SBLD the layers that the loss needs least"
+    ax.set_title(title, loc="left", fontsize=11)
+    return figure
+
+
+def starts() -> plt.Figure:
+    """The fraction of its rank that a matrix uses, of grown models and of their baselines: `docs/results/starts.md`."""
+    models = json.loads(ANATOMY.read_text())["models"]
+    names = ["from scratch", "grown by copies", "LiGO's initialisation"]
+    panels = {
+        "AdamW": ["scratch", "stacked", "LiGO's start"],
+        "Muon": ["Muon", "Muon, stacked", "Muon, LiGO's start"],
+    }
+    looks = [("black", "s-"), (plots.COLOURS[2], "v--"), (BLUE, "o-")]
+    figure, axes = plt.subplots(1, 2, figsize=(8.5, 4), sharey=True, layout="constrained")
+    for ax, (optimizer, lines) in zip(axes, panels.items(), strict=True):
+        for name, model, (colour, style) in zip(names, lines, looks, strict=True):
+            values = models[model]["directions"]
+            ax.plot(range(1, len(values) + 1), values, style, color=colour, markersize=4)
+            ax.annotate(name, (len(values), values[-1]), (8, 0), **BESIDE)
+        ax.set_title(optimizer, fontsize=10)
+        ax.set_xlabel("layer, after training")
+        ax.set_xticks(range(1, 13))
+    axes[0].set_ylim(0, 0.7)
+    axes[0].set_ylabel("fraction of its rank that a matrix uses\n(linear scale from 0)")
+    figure.suptitle("On average over layers, models grown by copies use fewer directions than the others", fontsize=11)
     return figure
 
 
@@ -184,9 +325,24 @@ def _point(ax, row: Evidence, x: float, colour: str) -> None:
     ax.errorbar(x, row.mean, [[low], [high]], fmt="o", color=colour, elinewidth=1, markersize=5, **hollow)
 
 
+FIGURES = (
+    one_product,
+    pairs,
+    grown,
+    depth,
+    plans,
+    saving,
+    saved_by_size,
+    wiki12,
+    wiki12_muon,
+    keep,
+    starts,
+)
+
+
 def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (one_product, pairs, grown, depth, plans, saving, saved_by_size):
+    for make in FIGURES:
         figure = make()
         figure.savefig(folder / f"{make.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
         plt.close(figure)

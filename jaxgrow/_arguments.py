@@ -10,7 +10,10 @@ from typing import Any
 from jaxgrow import operators
 from jaxgrow._keeps import METHODS
 from jaxgrow._version import __version__
+from jaxgrow.integrations.formats import FORMATS
+from jaxgrow.integrations.torch_optimizer import POLICIES
 from jaxgrow.interop.safetensors import SHARD
+from jaxgrow.suggest import factor
 
 TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
 # The axes that an option names, and what their units are.
@@ -65,9 +68,10 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.set_defaults(run=runs[name], command=name)
         return p
 
-    command(
+    p = command(
         "inspect", "show a model: its config, and every leaf with shape, axes, dtype and place", "PATH", writes=False
     )
+    _format(p)
     for name, help in (
         ("coalesce", "make a model smaller: groups of heads, units and layers become one"),
         ("decoalesce", "make a coalesced model large again; groups are those of the large model"),
@@ -120,7 +124,25 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
         p.add_argument(
             "--noise", type=float, metavar="DB", help="tell copies apart by noise that cancels, DB below the weights"
         )
+        p.add_argument(
+            "--optimizer",
+            choices=["drop", *POLICIES],
+            help="grow the optimizer state in SRC by this policy; of PyTorch runs it is left out without this option",
+        )
+        _format(p)
+        p.add_argument(
+            "--optimizer-state",
+            type=Path,
+            metavar="PATH",
+            help="an optimizer.pt or a folder of torch.distributed.checkpoint",
+        )
         _lora(p)
+    p = command(
+        "suggest", "list the growth methods that fit a model, and what was measured for each", "SRC", writes=False
+    )
+    p.add_argument("--to", type=_factor, metavar="2x", help="how many times as large, instead of the new sizes")
+    _sizes(p)
+    p.add_argument("--keep-function", action="store_true", help="list only methods that keep the model's function")
     p = command(
         "prune", "make a model smaller: the layers and units that matter least, on some data, are left out", "SRC"
     )
@@ -139,6 +161,14 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
     p.add_argument("shell", choices=["bash", "zsh"])
     p.set_defaults(run=runs["completion"], command="completion", commands=commands.choices)
     return parser
+
+
+def _format(p: argparse.ArgumentParser) -> None:
+    help = "the trainer that wrote an Orbax checkpoint (default: recognised by its paths)"
+    p.add_argument("--format", choices=sorted(FORMATS), help=help)
+    p.add_argument(
+        "--names", type=Path, metavar="FILE", help="JSON with the axis names of an Orbax checkpoint of another program"
+    )
 
 
 def _lora(p: argparse.ArgumentParser) -> None:
@@ -182,6 +212,13 @@ def _stages(text: str) -> int | tuple[int, ...]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no size, as 24, nor one of each stage, as 2,2,18,2") from None
     return tuple(sizes) if len(sizes) > 1 else sizes[0]
+
+
+def _factor(text: str) -> Fraction:
+    try:
+        return factor(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bytes(text: str) -> int:

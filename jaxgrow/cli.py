@@ -1,7 +1,6 @@
 """The command ``jaxgrow``: checkpoints on disk, grown, coalesced, pruned, interpolated, compared and converted."""
 
 import argparse
-import inspect
 import json
 import math
 import re
@@ -17,11 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow import _inputs, importance, operators, show
+from jaxgrow import _inputs, importance, operators, show, suggest
 from jaxgrow._arguments import AXES, parser
 from jaxgrow._completion import script
+from jaxgrow._keeps import METHODS as METHODS_ABOUT
 from jaxgrow._keeps import keeps, rounding
 from jaxgrow.axes import LAYERS, beside, is_layers, kind
+from jaxgrow.integrations import command, torch_optimizer
 from jaxgrow.interop import (
     FAMILIES,
     Cast,
@@ -98,6 +99,9 @@ def _ended(said: str, error: BaseException, status: int) -> int:
 
 
 def _inspect(a: argparse.Namespace) -> None:
+    if command.is_run(a.path):
+        about = command.inspected(command.opened(a.path, a.format, a.names))
+        return _say(about) if a.json else print(command.described(a.path, about))
     source = open_checkpoint(a.path)
     architecture = source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
     leaves = [
@@ -163,12 +167,28 @@ def _grow(a: argparse.Namespace) -> None:
     for option in ("experts", "active"):
         if getattr(a, option) is not None:
             raise UsageError(f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts")
+    if a.format or a.names or command.is_run(a.src):
+        return _grow_run(a)
     source = open_checkpoint(a.src)
     growth, arguments = _growth(a, source)
     if a.noise is not None and not math.isfinite(a.noise):
         raise UsageError(f"--noise {a.noise} is no number of decibels; give one, as 10")
     noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
     _transform(a, source, growth, arguments | noise)
+
+
+def _grow_run(a: argparse.Namespace) -> None:
+    """Grows a checkpoint of another trainer."""
+    run, target, method = command.opened(a.src, a.format, a.names), _possible(_target(a)), METHODS[a.method]
+    policy = a.optimizer or command.policy_of(a.method)
+    if policy not in command.POLICIES:
+        raise UsageError(f"--optimizer {policy}: checkpoints of Orbax take {', '.join(command.POLICIES)}")
+    with _as_typed():
+        growth = method(run.sizes(), target, **suggest.taken(method, run.format.traits, a.seed or 0))
+    may_become(a.dst, [a.src], a.overwrite)
+    arguments = {"format": run.format.name, "method": a.method, "target": target, "optimizer": policy}
+    about = command.grown(run, growth, policy, a.dst, arguments, overwrite=a.overwrite, dry_run=a.dry_run)
+    _say(about) if a.json else print(command.summary(a.dst, about, METHODS_ABOUT[a.method][1]))
 
 
 def _show(a: argparse.Namespace) -> None:
@@ -187,14 +207,27 @@ def _show(a: argparse.Namespace) -> None:
     print(f"{a.out}: the maps to {_spelt(sizes)}\n{_kept(kept)}")
 
 
+def _suggest(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    if a.to is not None and _given(a):
+        raise UsageError("--to says how large the model becomes: leave out the sizes, or --to")
+    wanted = [_possible(_target(a))] if a.to is None else suggest.targets(source.sizes(), a.to)
+    if not wanted:
+        raise UsageError("--to is too close to 1x for these sizes: give them, as --layers 24")
+    found = [(target, *suggest.suggest(source, target, a.keep_function)) for target in wanted]
+    if a.json:
+        said = [{"target": t, "ways": [way.as_json() for way in ways], "refused": why} for t, ways, why in found]
+        return _say({"src": str(a.src), "parameters": source.parameters, "targets": said})
+    print(f"{_spelt(source.sizes())}\n{suggest.questions(source)}")
+    for target, ways, refused in found:
+        print(f"\nto {_spelt(target)}: {suggest.described(source, ways, refused, str(a.src))}")
+
+
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """What ``--method`` and the sizes ask for, and what it was told."""
     method, target = METHODS[a.method], _possible(_target(a))
-    takes, traits = inspect.signature(method).parameters, source.config.traits
-    options: dict[str, Any] = {name: value for name, value in traits.items() if name in takes}
-    if "seed" in takes:
-        options["seed"] = a.seed or 0
-    elif a.seed is not None and a.noise is None:
+    options = suggest.taken(method, source.config.traits, a.seed or 0)
+    if "seed" not in options and a.seed is not None and a.noise is None:
         raise UsageError(f"--seed: {a.method} draws nothing; leave it out")
     _check_stages(source, target)
     with _as_typed():
@@ -341,6 +374,7 @@ COMMANDS = {
     "interpolate": _interpolate,
     "show": _show,
     "grow": _grow,
+    "suggest": _suggest,
     "prune": _prune,
     "report": _report,
     "convert": _convert,
@@ -482,8 +516,22 @@ def _transform(a: argparse.Namespace, root: Any, growth: Growth, arguments: dict
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
     notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
-    files = None if lora is None else lambda part: peft.write_into(part, lora, made, str(a.dst))
-    _write(a, made, arguments, root, files=files, keeps=kept, notes=notes, **said)
+    if (state := getattr(a, "optimizer", None)) is not None:
+        arguments = arguments | {"optimizer": state}
+    _write(a, made, arguments, root, files=_beside(a, root, made, growth, lora), keeps=kept, notes=notes, **said)
+
+
+def _beside(a: argparse.Namespace, root: Any, made: Source, growth: Growth, lora: peft.PeftAdapter | None) -> Any:
+    """Writes the grown LoRA and the grown optimizer state into the new folder; None if neither is asked for."""
+    policy = getattr(a, "optimizer", None)
+    if policy in (None, "drop"):
+        return None if lora is None else lambda part: peft.write_into(part, lora, made, str(a.dst))
+
+    def write(part: Any) -> list[str]:
+        names = [] if lora is None else peft.write_into(part, lora, made, str(a.dst))
+        return names + torch_optimizer.write_beside(root, part, growth, policy, a.optimizer_state)
+
+    return write
 
 
 def _lora(a: argparse.Namespace, root: Any, growth: Growth) -> peft.PeftAdapter | None:

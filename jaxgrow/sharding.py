@@ -161,9 +161,11 @@ def split_batch(x: jax.Array) -> jax.Array:
 
 
 def split_sequences(x: jax.Array) -> jax.Array:
-    """`split_batch`, with positions, the second axis, divided among the devices of `CONTEXT`, as far as they divide; for traced
-    code."""
-    if sequence_parts(x.shape[1]) == 1:
+    """Shard the batch axis as `split_batch` does, and the second axis, the positions, over `CONTEXT`; for traced code.
+
+    An array without a second axis, or with a number of positions that is not divisible, is sharded over its batch axis only.
+    """
+    if x.ndim < 2 or sequence_parts(x.shape[1]) == 1:
         return split_batch(x)
     return jax.lax.with_sharding_constraint(x, P(batch_axes(len(x)) or None, CONTEXT))
 

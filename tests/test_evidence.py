@@ -6,7 +6,18 @@ from statistics import mean
 
 import pytest
 
-from train.results.evidence import Evidence, Setting, estimate, evidence, fitted, names, nearest, of, summary
+from train.results.evidence import (
+    Evidence,
+    Setting,
+    estimate,
+    evidence,
+    fitted,
+    frontiers,
+    names,
+    nearest,
+    of,
+    summary,
+)
 from train.results.runs import half_width
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +42,29 @@ def test_a_row_agrees_with_itself_and_with_its_page(row: Evidence):
         assert all(re.search(rf"(?<![\d.]){x}(?!\d)", text) for x in row.each)
     elif row.mean is not None:
         assert f"{row.mean:.1f} %" in text
+
+
+def on_page(page: str, flops: float, losses: tuple[float, ...]) -> bool:
+    """Whether a row of the tables of ``page`` has these FLOPs, these final losses, and their mean."""
+    each = ", ".join(f"{x:.4f}" for x in losses)
+    found = re.findall(rf"\| {flops:.3f} \|.* \**(\d\.\d{{4}})\** \[{each}\] \|", PAGES[page])
+    return any(float(x) == pytest.approx(mean(losses), abs=1.01e-4) for x in found)  # of rounded seeds
+
+
+@pytest.mark.parametrize("frontier", frontiers(), ids=lambda f: f.optimizer)
+def test_the_losses_that_figures_draw_are_those_of_the_page_and_give_the_savings(frontier):
+    pairs = zip(frontier.flops, frontier.losses, strict=True)
+    assert all(on_page(frontier.page, flops, losses) for flops, losses in pairs)
+    rows = [e for e in OURS if e.losses and (e.page, e.optimizer) == (frontier.page, frontier.optimizer)]
+    assert len(rows) == 5
+    for e in rows:
+        assert (e.setting, e.data) == (frontier.setting, frontier.data)
+        assert on_page(e.page, e.flops, e.losses), e
+        saved = [100 * (1 - e.flops / frontier.equal(loss, seed)) for seed, loss in enumerate(e.losses)]
+        assert mean(saved) == pytest.approx(e.mean, abs=0.15), e
+        # The FLOPs of a run that samples its layers differ between seeds, but the data file has only their mean.
+        assert saved == pytest.approx(e.each or saved, abs=0.6 if e.method == "random_layers" else 0.15), e
+    assert not on_page("docs/results/muon.md", 0.647, (1.9444, 1.962, 1.9489))  # the control
 
 
 def regressions() -> set[tuple[float, float]]:

@@ -1,5 +1,5 @@
 """Public models as their packages have them, unmodified: named from outside, widened, deepened, with equal outputs, trained
-before and after. ``pip install -e '.[strangers-test]'``, in an environment of its own; nanodo, which is on no index, from its
+before and after. ``pip install -e '.[third-party-test]'``, in an environment of its own; nanodo, which is on no index, from its
 repository.
 """
 

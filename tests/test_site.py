@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,23 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", ROOT / "docs", tmp_path / "site"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["wiki12", "wiki12_muon", "keep", "starts"])
+def test_a_figure_of_results_has_a_title_few_lines_and_labels_beside_them(name):
+    matplotlib = pytest.importorskip("matplotlib")
+    spec = spec_from_file_location("docs_pictures", ROOT / "docs" / "pictures.py")
+    assert spec and spec.loader
+    figures = module_from_spec(spec)
+    with matplotlib.rc_context():
+        spec.loader.exec_module(figures)
+        figure = getattr(figures, name)()
+    places = figure.axes
+    lines = [line for ax in places for line in ax.lines if line.get_linestyle() != "None"]
+    assert 1 <= len(lines) <= 6 and not any(ax.get_legend() for ax in places)
+    assert figure.get_suptitle() or places[0].get_title("left")
+    assert len({line.get_marker() for line in places[0].lines}) >= min(3, len(lines))  # also told apart in grey
+    assert all(len(ax.texts) >= len([x for x in ax.lines if x.get_linestyle() != "None"]) for ax in places)
 
 
 @pytest.mark.slow

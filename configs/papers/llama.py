@@ -1,12 +1,16 @@
-"""Llamas on C4, 20 tokens a parameter: L12-768-12 on 4 key heads, 153 M parameters; 7B, which grows to 13B; and 70B. Not
-run here.
+"""Llamas on C4 with 20 tokens per parameter, up to 70B parameters. Not run here.
 
-    python -m train.compare configs/papers/llama.py:llama_160m_c4 configs/papers/llama.py:llama_160m_stack \\
-        --set data.path=~/tensorflow_datasets
-    python -m train.preflight configs/papers/llama.py:llama_7b_c4 configs/papers/llama.py:llama_13b_grown --on h100:8
+    python -m train.compare configs/papers/llama.py:llama_160m_c4 \\
+        configs/papers/llama.py:llama_160m_stack --set data.path=~/tensorflow_datasets
+    python -m train.preflight configs/papers/llama.py:llama_7b_c4 \\
+        configs/papers/llama.py:llama_13b_grown --on h100:8
 
-C4 comes from tensorflow-datasets; GPT-2's `vocab.json` and `merges.txt` must lie in `tokenizer-gpt2`, a Llama's
-`tokenizer.json` in `tokenizer-llama`.
+Expected result: unknown for the first command, because no paper has this setting. The compiled
+steps of 7B and 70B are in `docs/results/scale.md`.
+
+The models are L12-768-12 with 4 key/value heads (153 M parameters), a 7B that grows to a 13B, and a
+70B. C4 comes from tensorflow-datasets. The `vocab.json` and `merges.txt` of GPT-2 must be in
+`tokenizer-gpt2`, and the `tokenizer.json` of a Llama in `tokenizer-llama`.
 """
 
 from dataclasses import replace
@@ -20,7 +24,7 @@ from train.state.optim import Optim
 
 
 def llama_160m_c4() -> Experiment:
-    """From scratch."""
+    """Train the 160M model from scratch."""
     model = LlamaConfig(
         vocab=50304, context=1024, layers=12, embed=768, heads=12, kv_heads=4, head_dim=64, mlp=2048, dtype="bfloat16"
     )
@@ -41,8 +45,9 @@ def llama_160m_c4() -> Experiment:
 def llama_160m_stack() -> Experiment:
     """G_stack (Du et al., NeurIPS 2024): three layers first, then stacked four times.
 
-    Its formula (`g_stack_tokens`), which is of larger models, asks for more than a quarter of the tokens here: a quarter it
-    is. As published, the grown model has a fresh optimizer and a schedule of its own.
+    Its formula (`g_stack_tokens`) was fitted to larger models. At this size it would give more than
+    a quarter of the tokens to the small model, so a quarter is used. As published, the grown model
+    starts with a fresh optimizer and has its own schedule.
     """
     base = llama_160m_c4()
     small = replace(base.model, layers=base.model.layers // 4)
@@ -51,14 +56,19 @@ def llama_160m_stack() -> Experiment:
 
 
 def llama_8x160m_c4() -> Experiment:
-    """Eight experts in place of each MLP, of which a token goes through two, 0.55 G parameters, over eight devices. No paper's
-    setting."""
+    """Eight experts in place of each MLP, over eight devices: 0.55 G parameters.
+
+    Each token uses two experts. No paper has this setting.
+    """
     base = llama_160m_c4()
     return replace(base, name="llama_8x160m_c4", model=replace(base.model, experts=8), mesh=Mesh(fsdp=8))
 
 
 def llama_7b_c4() -> Experiment:
-    """Llama 7B, L32-4096-32 (Touvron et al., 2023), over eight devices: rate, warm-up, clipping and batch as published."""
+    """Llama 7B, L32-4096-32 (Touvron et al., 2023), over eight devices.
+
+    The learning rate, warm-up, clipping and batch are as published.
+    """
     model = LlamaConfig(
         context=2048,
         layers=32,
@@ -87,7 +97,10 @@ def llama_7b_c4() -> Experiment:
 
 
 def llama_13b_grown() -> Experiment:
-    """Llama 13B, L40-5120-40, grown from a 7B: wider by AKI (bert2BERT), deeper by stacking. No paper's setting."""
+    """Llama 13B, L40-5120-40, grown from a 7B.
+
+    It is widened by AKI (bert2BERT) and deepened by stacking. No paper has this setting.
+    """
     base = llama_7b_c4()
     model = replace(base.model, layers=40, embed=5120, heads=40, kv_heads=40, mlp=13824)
     growing = Growing(base.model, "llama_7b_c4-seed{seed}", (GrowTo((Stage(1.0),), by=("aki", "stack")),))
@@ -95,7 +108,10 @@ def llama_13b_grown() -> Experiment:
 
 
 def llama_70b_c4() -> Experiment:
-    """Llama 70B, L80-8192-64 on 8 key heads (Touvron et al., 2023), over 64 devices: rate and batch as published."""
+    """Llama 70B, L80-8192-64 with 8 key/value heads (Touvron et al., 2023), over 64 devices.
+
+    The learning rate and the batch are as published.
+    """
     base = llama_7b_c4()
     model = replace(base.model, context=4096, layers=80, embed=8192, heads=64, kv_heads=8, mlp=28672)
     return replace(

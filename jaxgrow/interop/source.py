@@ -188,9 +188,12 @@ class Grown(Source):
             for p, leaf in source.leaves.items()
         }
 
+    def _terms(self, path: str, names: Names) -> Sequence[Term]:
+        return terms(self._growth, path, names)
+
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         names = self._names[path]
-        found = terms(self._growth, path, names)
+        found = self._terms(path, names)
         if layer is None:
             return np.asarray(grow_leaf(found, names, self.source.read(path)))
         needed, found = _one_layer(found, _key(names), layer)
@@ -202,7 +205,7 @@ class Grown(Source):
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         names = self._names[path]
-        found = terms(self._growth, path, names)
+        found = self._terms(path, names)
         mine = {axis(n) for n in names}
         touching = [axes for term in found for axes in term if mine.intersection(axes)]
         if not touching:

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from train.errors import UserError
 from train.results.fits import Fit, Measured, fit
 from train.results.runs import markdown
@@ -54,6 +56,8 @@ class Evidence:
     given_interval: float | None = None
     tau: float | None = None  # part of the steps after which the model grows
     small_alone_is_cheaper: bool = False  # the page says that the small model alone reaches its own loss for less
+    flops: float | None = None  # fraction of the FLOPs of the whole baseline
+    losses: tuple[float, ...] = ()  # final loss of each seed
     summary: bool = False  # a row of the table on docs/results/index.md
     note: str = ""
 
@@ -95,6 +99,29 @@ class Evidence:
         return comparable and all(1 / NEAR <= factor <= NEAR for factor in factors)
 
 
+@dataclass(frozen=True)
+class Frontier:
+    """Runs from scratch of one setting at several budgets, each with a learning rate that is fully decayed."""
+
+    family: str
+    parameters: int
+    tokens_per_parameter: float
+    data: str
+    optimizer: str
+    flops: tuple[float, ...]  # of each budget: fraction of the FLOPs of the whole baseline, rising
+    losses: tuple[tuple[float, ...], ...]  # [budget][seed], the final loss
+    page: str
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.family, self.optimizer, self.parameters, self.tokens_per_parameter)
+
+    def equal(self, loss: float, seed: int) -> float:
+        """The FLOPs at which a run from scratch with the same seed ends at ``loss``, by interpolation over log FLOPs."""
+        losses = [-each[seed] for each in self.losses]
+        return float(np.exp(np.interp(-loss, losses, np.log(self.flops))))
+
+
 def amount(count: float) -> str:
     """``"94 K"``."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
@@ -120,8 +147,17 @@ def evidence() -> tuple[Evidence, ...]:
     for row in _read()["measured"]:
         each = tuple(row.get("each", ()))
         mean = row.get("mean", sum(each) / len(each) if each else None)
-        rows.append(Evidence(**row | {"each": each, "mean": mean}))
+        rows.append(Evidence(**row | {"each": each, "mean": mean, "losses": tuple(row.get("losses", ()))}))
     return tuple(rows)
+
+
+@cache
+def frontiers() -> tuple[Frontier, ...]:
+    """The frontiers of the data file, in its order."""
+    return tuple(
+        Frontier(**row | {"flops": tuple(row["flops"]), "losses": tuple(map(tuple, row["losses"]))})
+        for row in _read()["frontier"]
+    )
 
 
 def of(method: str, tau: float | None = None) -> list[Evidence]:

@@ -1,0 +1,141 @@
+"""The commands ``jaxgrow inspect`` and ``jaxgrow grow`` on checkpoints of other trainers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxgrow._version import __version__
+from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
+from jaxgrow.interop.files import RECORD, CheckpointError, listed
+from jaxgrow.interop.folders import appearing
+from jaxgrow.maps import Growth, new_sizes
+from jaxgrow.suggest import POLICY
+
+if TYPE_CHECKING:  # TensorStore takes a second to import, which other commands need not wait for
+    from jaxgrow.integrations.orbax_run import OrbaxRun
+
+POLICIES = ("drop", "copy", "exact")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds an Orbax checkpoint that this library did not write."""
+    if not folder.is_dir() or ((folder / "params").is_dir() and (folder / RECORD).is_file()):
+        return False
+    patterns = ("_METADATA", "*/_METADATA", "*/*/_METADATA")
+    return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
+def policy_of(method: str) -> str:
+    """The policy that suits a method; ``copy`` in place of ``asymmetric``, which needs an optimizer with `rebias`."""
+    return POLICY[method] if POLICY[method] in POLICIES else "copy"
+
+
+def opened(folder: Path, name: str | None, names: Path | None) -> "OrbaxRun":
+    """Open a checkpoint of another trainer.
+
+    Args:
+      folder: a run's folder of steps, a step, or an item of a step.
+      name: the format; None: the one that fits.
+      names: a file of axis names, instead of a format.
+
+    Raises:
+      CheckpointError: no format fits.
+    """
+    from jaxgrow.integrations.orbax_run import OrbaxRun
+    from jaxgrow.integrations.orbax_tree import open_tree
+
+    tree = open_tree(folder)
+    form = from_file(names) if names else FORMATS[name] if name else recognised(tree.arrays)
+    if form is None:
+        found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
+        raise CheckpointError(
+            f"{folder} is an Orbax checkpoint, but of none of the known formats ({', '.join(FORMATS)}). Give the axis names in "
+            f"a file, as --names FILE. Its arrays: {listed(found)}"
+        )
+    return OrbaxRun(tree, form)
+
+
+def inspected(run: "OrbaxRun") -> dict[str, Any]:
+    """The contents of a checkpoint: its format, its sizes, and every leaf with names and shape."""
+    leaves = [
+        {
+            "path": path,
+            "shape": place.shape,
+            "axes": place.names,
+            "dtype": run.shapes[path].dtype.name,
+            "arrays": len(place.paths),
+        }
+        for path, place in run.places.items()
+    ]
+    moments = sorted({plain(place.template).removesuffix(path).strip("/") for path, place in run.states})
+    about = {"format": run.format.name, "item": str(run.tree.item), "parameters_at": run.prefix.strip("/")}
+    about |= {"sizes": run.sizes(), "settings": run.settings(run.sizes()), "parameters": run.parameters}
+    return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
+
+
+def described(folder: Path, about: Mapping[str, Any]) -> str:
+    """The same, for people to read."""
+    rows = [(leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"]) for leaf in about["leaves"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(
+        [
+            f"{folder}: an Orbax checkpoint of format {about['format']}, in {about['item']}",
+            f"parameters: {about['parameters_at']}; optimizer state: {', '.join(about['optimizer_state_at']) or 'none found'}",
+            f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
+            _spelt(about["sizes"]),
+            *table,
+            f"{about['parameters']:,} parameters",
+        ]
+    )
+
+
+def grown(
+    run: "OrbaxRun",
+    growth: Growth,
+    policy: Any,
+    dst: Path,
+    arguments: dict[str, Any],
+    *,
+    overwrite: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Grow a checkpoint into ``dst``, or only find out whether that is possible.
+
+    Args:
+      run: the checkpoint.
+      growth: the growth.
+      policy: of the optimizer state.
+      dst: the new folder.
+      arguments: for the record of the new folder.
+      overwrite: whether ``dst`` may be replaced.
+      dry_run: write nothing.
+
+    Returns:
+      The sizes and settings of the grown model.
+    """
+    from jaxgrow.integrations import orbax_run
+
+    sizes = run.sizes() | new_sizes(growth)
+    about = {"dst": str(dst), "written": not dry_run, "operator": "grow", "arguments": arguments, "sizes": sizes}
+    about |= {"settings": run.settings(sizes)}
+    if dry_run:
+        orbax_run.check_run(run, growth, policy)
+        return about
+    with appearing(dst, [run.tree.folder], overwrite) as part:
+        orbax_run.grow_run(run, growth, policy, part)
+        orbax_run.record(part, {"version": __version__, **about})
+    return about
+
+
+def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
+    """The result of a growth, for people to read."""
+    settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
+    nothing = "" if about["written"] else "; nothing was written (--dry-run)"
+    lines = [f"{dst}: {_spelt(about['sizes'])}{nothing}", f"keeps the function: {keeps}"]
+    lines += [f"optimizer state: {about['arguments']['optimizer']}"]
+    return "\n".join(lines + [f"settings of the larger model: {settings}"] * bool(settings))
+
+
+def _spelt(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))

@@ -1,0 +1,343 @@
+"""Orbax checkpoints of any program, array by array, without the objects that they were saved from.
+
+`OrbaxTree` lists the arrays of a checkpoint by path and reads one at a time. `Writer` writes a checkpoint of the same tree
+with arrays of other shapes. Both go through TensorStore, so no more than one array has to be in memory.
+"""
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from jaxgrow.interop.files import CheckpointError, read_json
+
+_METADATA, _ARRAYS, _SHARDING = "_METADATA", "array_metadatas", "_sharding"
+_DATA = ("manifest.ocdbt", "d", _ARRAYS, _SHARDING, _METADATA)
+_LARGEST = 100 << 20  # bytes of metadata
+_ITEMS = ("items", "default", "state", "params")  # the item with the arrays, if a step has several
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a checkpoint, without its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk: tuple[int, ...]  # shape of a chunk, as of one shard
+
+
+class OrbaxTree:
+    """The arrays of an Orbax checkpoint.
+
+    Args:
+      folder: a run's folder of steps (the last step is taken), a step, or an item of a step.
+
+    Attributes:
+      folder: as given.
+      item: the folder with the arrays.
+      arrays: `Array` by path, such as ``"params/params/decoder/decoder_norm/scale"``.
+
+    Raises:
+      CheckpointError: the folder has no Orbax checkpoint, or its metadata are damaged.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.item = folder, _item(folder)
+        self.metadata = read_json(self.item / _METADATA, _LARGEST)
+        self.ocdbt = (self.item / "manifest.ocdbt").exists()
+        try:
+            entries = self.metadata["tree_metadata"].values()
+            keys = [tuple(str(key["key"]) for key in entry["key_metadata"]) for entry in entries if _is_array(entry)]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{self.item / _METADATA} does not describe a tree: {error!r}") from error
+        self._names = {"/".join(path): ".".join(path) for path in keys}
+        self.arrays = {path: self._described(path) for path in self._names}
+
+    def open(self, path: str) -> Any:
+        """The TensorStore of an array."""
+        return ts.open(_spec(self.item, self._names[path], self.ocdbt, self.zarr3), open=True, read=True).result()
+
+    def read(self, path: str) -> np.ndarray:
+        """The numbers of one array, all shards together."""
+        return np.asarray(self.open(path).read().result())
+
+    @property
+    def zarr3(self) -> bool:
+        """The version of the array format."""
+        return bool(self.metadata.get("use_zarr3"))
+
+    def _described(self, path: str) -> Array:
+        try:
+            store = self.open(path)
+        except ValueError as error:
+            raise CheckpointError(f"{self.item}: array {path} cannot be opened: {error}") from error
+        chunk = tuple(store.chunk_layout.write_chunk.shape or store.shape)
+        return Array(tuple(store.shape), np.dtype(store.dtype.numpy_dtype), chunk)
+
+
+def _item(folder: Path) -> Path:
+    if (folder / _METADATA).is_file():
+        return folder
+    inner = _inner(_step(folder))
+    named = [path for name in _ITEMS for path in inner if path.name == name]
+    if named or len(inner) == 1:
+        return (named or inner)[0]
+    raise CheckpointError(f"{folder} holds no Orbax checkpoint: no {_METADATA} in it, nor in a step below it")
+
+
+def _is_array(entry: Mapping[str, Any]) -> bool:
+    return not entry["value_metadata"]["skip_deserialize"] and entry["value_metadata"]["value_type"] != "string"
+
+
+def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
+    where = str(item.resolve())
+    store: Any = {"driver": "ocdbt", "base": f"file://{where}/", "path": f"{name}/"}
+    if not ocdbt:
+        store = {"driver": "file", "path": f"{where}/{name}/"}
+    return {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store}
+
+
+class Writer:
+    """Writes a checkpoint like another one, with other shapes, or other layers.
+
+    Several processes may write one checkpoint: each one writes some of the arrays, and one of them calls `finish` at the end.
+
+    Args:
+      source: the checkpoint that it is like.
+      folder: the new folder, which exists.
+      process: the number of this process.
+    """
+
+    def __init__(self, source: OrbaxTree, folder: Path, process: int = 0):
+        self._source, self._process = source, process
+        self._item = folder / source.item.relative_to(source.folder)
+        self._part = self._item / f"ocdbt.process_{process}" if source.ocdbt else self._item
+        self._part.mkdir(parents=True, exist_ok=True)
+
+    def write(self, path: str, x: np.ndarray, like: str) -> None:
+        """Write one array.
+
+        Args:
+          path: its path in the new checkpoint.
+          x: the numbers.
+          like: the array of the source whose format and sharding it follows.
+        """
+        old = self._source.open(like)
+        spec = old.spec(retain_context=False).to_json() | _spec(
+            self._part, path.replace("/", "."), self._source.ocdbt, self._source.zarr3
+        )
+        chunk = _chunk(self._source.arrays[like], x.shape)
+        spec["store_data_equal_to_fill_value"] = True  # Orbax refuses to read arrays without their zeros
+        spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
+        spec.pop("transform", None)
+        store = ts.open(ts.Spec(spec), create=True, delete_existing=True).result()
+        store.write(x.astype(old.dtype.numpy_dtype, copy=False)).result()
+
+    def finish(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1) -> None:
+        """Write everything but the arrays.
+
+        Args:
+          places: ``{path in the new checkpoint: path in the source that it is like}`` of all arrays.
+          shapes: the shape of each new array.
+          processes: the number of processes that wrote.
+        """
+        if self._source.ocdbt:
+            self._merge(processes)
+        self._describe(places, shapes)
+        source, into = self._source, self._item
+        arrays = set() if source.ocdbt else {path.replace("/", ".") for path in source.arrays}
+        _copy_beside(source.item, into, arrays)
+        for inner in [source.item, *source.item.parents][: len(source.item.relative_to(source.folder).parts)]:
+            into = into.parent
+            _copy_beside(inner.parent, into, {inner.name})
+
+    def _merge(self, processes: int) -> None:
+        context, transaction = ts.Context(), ts.Transaction(atomic=True)
+        target = _database(self._item, context).with_transaction(transaction)
+        for process in range(processes):
+            _database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(target).result()
+        transaction.commit_sync()
+
+    def _describe(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        source, entries = self._source, {}
+        old = {_path(entry): entry for entry in source.metadata["tree_metadata"].values()}
+        kept = {path: path for path, entry in old.items() if not _is_array(entry)}
+        for path, like in {**places, **kept}.items():
+            entry = json.loads(json.dumps(old[like]))
+            for key, name in zip(entry["key_metadata"], path.split("/"), strict=True):
+                key["key"] = name if isinstance(key["key"], str) else type(key["key"])(name)
+            if "write_shape" in entry["value_metadata"]:
+                entry["value_metadata"]["write_shape"] = list(_chunk(source.arrays[like], shapes[path]))
+            entries[str(tuple(path.split("/")))] = entry
+        _write(self._item / _METADATA, {**source.metadata, "tree_metadata": entries})
+        self._describe_arrays(places, shapes)
+
+    def _describe_arrays(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Write the two files that list arrays by name, if the source has them."""
+        arrays: dict[str, Any] = {}
+        for file in sorted(self._source.item.glob(f"{_ARRAYS}/process_*")):
+            found = read_json(file, _LARGEST)["array_metadatas"]
+            arrays |= {entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in found}
+        described = []
+        for path, like in places.items():
+            if (old := arrays.get(like.replace("/", "."))) is not None:
+                chunk = list(_chunk(self._source.arrays[like], shapes[path]))
+                new = {**old, "param_name": path.replace("/", "."), "write_shape": chunk, "chunk_shape": chunk}
+                described.append({"array_metadata": new})
+        if described:
+            (self._item / _ARRAYS).mkdir()
+            _write(self._item / _ARRAYS / "process_0", {"array_metadatas": described})
+        if (self._source.item / _SHARDING).is_file():
+            of = read_json(self._source.item / _SHARDING, _LARGEST)
+            pairs = {_key(path): _key(like) for path, like in places.items()}
+            _write(self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of})
+
+
+class OrbaxItems:
+    """A checkpoint whose parameters and optimizer state are items of their own, as Tunix writes it; used like an `OrbaxTree`.
+
+    Args:
+      folder: a run's folder of steps, or a step.
+
+    Attributes:
+      folder: as given.
+      item: the folder of the step.
+      trees: `OrbaxTree` of each item, by its name.
+      arrays: `Array` by path, which begins with the name of the item.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.item = folder, _step(folder)
+        self.trees = {path.name: OrbaxTree(path) for path in _inner(self.item)}
+        self.arrays = {
+            f"{name}/{path}": array for name, tree in self.trees.items() for path, array in tree.arrays.items()
+        }
+
+    def read(self, path: str) -> np.ndarray:
+        """The numbers of one array."""
+        name, _, inside = path.partition("/")
+        return self.trees[name].read(inside)
+
+
+class ItemsWriter:
+    """`Writer` of an `OrbaxItems`."""
+
+    def __init__(self, source: OrbaxItems, folder: Path, process: int = 0):
+        self._source, self._step = source, folder / source.item.relative_to(source.folder)
+        self._writers = {name: Writer(tree, self._step / name, process) for name, tree in source.trees.items()}
+
+    def write(self, path: str, x: np.ndarray, like: str) -> None:
+        """Write one array, as `Writer.write`."""
+        name, _, inside = path.partition("/")
+        self._writers[name].write(inside, x, like.partition("/")[2])
+
+    def finish(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1) -> None:
+        """Write everything but the arrays, as `Writer.finish`."""
+        for name, writer in self._writers.items():
+            mine = {path: path.removeprefix(f"{name}/") for path in places if path.startswith(f"{name}/")}
+            inside = {short: places[path].removeprefix(f"{name}/") for path, short in mine.items()}
+            writer.finish(inside, {short: shapes[path] for path, short in mine.items()}, processes)
+        _copy_beside(self._source.item, self._step, set(self._source.trees))
+        if self._source.item != self._source.folder:
+            _copy_beside(self._source.folder, self._step.parent, {self._source.item.name})
+
+
+def open_tree(folder: Path) -> OrbaxTree | OrbaxItems:
+    """Open an Orbax checkpoint, with one item of arrays or with several.
+
+    Raises:
+      CheckpointError: as `OrbaxTree`.
+    """
+    inner = _inner(_step(folder))
+    alone = len(inner) < 2 or any(path.name in _ITEMS for path in inner)
+    return OrbaxTree(folder) if alone or (folder / _METADATA).is_file() else OrbaxItems(folder)
+
+
+def writer(source: OrbaxTree | OrbaxItems, folder: Path, process: int) -> Writer | ItemsWriter:
+    """The writer for a checkpoint like ``source``."""
+    kind: Any = ItemsWriter if isinstance(source, OrbaxItems) else Writer
+    return kind(source, folder, process)
+
+
+def _inner(step: Path) -> list[Path]:
+    """The items of a step that hold arrays."""
+    return [path.parent for path in sorted(step.glob(f"*/{_METADATA}"))]
+
+
+def _step(folder: Path) -> Path:
+    """The last step in a run's folder; of any other folder, itself."""
+    steps = [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)] if folder.is_dir() else []
+    steps = [path for path in steps if _inner(path)]
+    return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
+
+
+def _copy_beside(folder: Path, into: Path, skip: set[str]) -> None:
+    """Copy everything except the arrays and other steps: metadata of the checkpoint, and other items."""
+    for path in sorted(folder.iterdir()):
+        arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
+        step = path.is_dir() and re.fullmatch(r"\D*\d+", path.name)
+        if not arrays and not step:
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, into / path.name)
+
+
+def _key(path: str) -> str:
+    return base64.b64encode(path.replace("/", ".").encode()).decode()
+
+
+def _database(folder: Path, context: ts.Context) -> Any:
+    return ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder.resolve()}/"}, context=context).result()
+
+
+def _path(entry: Mapping[str, Any]) -> str:
+    return "/".join(str(key["key"]) for key in entry["key_metadata"])
+
+
+def _write(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content))
+
+
+def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The chunk of a new array: the same number of chunks along each axis if possible, otherwise chunks of the old size."""
+    pairs = zip(old.shape, old.chunk, shape, strict=True)
+    return tuple(
+        chunk * n // size if size and chunk * n % size == 0 else max(1, min(chunk, n)) for size, chunk, n in pairs
+    )
+
+
+def _resized(metadata: dict[str, Any], shape: tuple[int, ...], chunk: tuple[int, ...]) -> dict[str, Any]:
+    """The metadata of a zarr array with another shape."""
+    if "chunk_grid" not in metadata:
+        return {**metadata, "shape": list(shape), "chunks": list(chunk)}
+    grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk)}}
+    codecs = [_codec(codec, chunk) for codec in metadata.get("codecs", [])]
+    return {**metadata, "shape": list(shape), "chunk_grid": grid, "codecs": codecs}
+
+
+def _codec(codec: dict[str, Any], chunk: tuple[int, ...]) -> dict[str, Any]:
+    """Orbax keeps the chunks of a shard in a ``sharding_indexed`` codec; of the new array it is one chunk."""
+    if codec["name"] != "sharding_indexed":
+        return codec
+    return {**codec, "configuration": {**codec["configuration"], "chunk_shape": list(chunk)}}
+
+
+def each_of(paths: Mapping[str, int], processes: int, process: int) -> list[str]:
+    """The arrays that one of several processes writes, with about the same number of bytes for each process.
+
+    Example:
+      >>> each_of({"a": 4, "b": 3, "c": 1}, 2, 1)
+      ['b', 'c']
+    """
+    load, mine = [0] * processes, []
+    for path, size in sorted(paths.items(), key=lambda item: -item[1]):
+        least = load.index(min(load))
+        load[least] += size
+        if least == process:
+            mine.append(path)
+    return mine

@@ -1,0 +1,386 @@
+"""Grow the optimizer state of a PyTorch run together with its Hugging Face model.
+
+Read are the ``optimizer.pt`` of the Hugging Face Trainer and folders of ``torch.distributed.checkpoint``. The state of a
+parameter is grown by the maps of that parameter, under a policy of `jaxgrow.moments`. PyTorch and transformers are needed:
+``pip install 'jaxgrow[torch]'``.
+
+The whole optimizer state is in memory, before and after the growth.
+"""
+
+import importlib
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from jaxgrow import maps
+from jaxgrow.axes import Names, is_layers
+from jaxgrow.interop import huggingface
+from jaxgrow.interop.family import Family, Stored
+from jaxgrow.interop.files import CheckpointError, listed
+from jaxgrow.interop.huggingface import HuggingFace
+from jaxgrow.interop.source import Grown, Leaf, Source
+from jaxgrow.maps import Growth, Term
+
+Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
+POLICIES = ("copy", "exact", "asymmetric")
+FILE = "optimizer.pt"
+# Files of the Trainer that continue to hold after a growth. They are copied, and never read.
+BESIDE = ("scheduler.pt", "trainer_state.json", "training_args.bin", "scaler.pt")
+# The power of the gradient in each kind of state. Of other kinds, only copies are known.
+POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
+_CHECKPOINT = "torch.distributed.checkpoint"
+_DISTRIBUTED = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
+
+
+@dataclass(frozen=True)
+class State:
+    """The optimizer state of a model, by parameter.
+
+    Attributes:
+      arrays: ``{kind: {parameter: array}}``, such as ``{"exp_avg": {"model.norm.weight": x}}``.
+      scalars: ``{parameter: {kind: value}}`` of everything that has no axes, such as ``step``.
+    """
+
+    arrays: dict[str, dict[str, Any]]
+    scalars: dict[str, dict[str, Any]]
+
+
+def grow_state(model: HuggingFace, grown: HuggingFace, state: State, growth: Growth, policy: Policy) -> State:
+    """Grow the optimizer state of a model.
+
+    Args:
+      model: the checkpoint before the growth.
+      grown: the checkpoint after it.
+      state: the state of ``model``; parameters have the names of its tensors.
+      growth: the growth that made ``grown`` of ``model``.
+      policy: as of `jaxgrow.moments.grow_optimizer`. With ``asymmetric``, new layers begin without any state, and PyTorch
+        initialises it at their first step; other axes may not grow then, because PyTorch counts steps per tensor.
+
+    Returns:
+      The state of ``grown``.
+
+    Raises:
+      CheckpointError: a state whose shape is not that of its parameter, or for which the policy has no rule.
+    """
+    if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):
+        raise CheckpointError(
+            "policy 'asymmetric' restarts single entries, but PyTorch counts steps per tensor: use 'copy' or 'exact', or grow "
+            "the layers alone"
+        )
+    arrays = {}
+    for kind, of in state.arrays.items():
+        if policy == "exact" and kind not in POWERS:
+            raise CheckpointError(
+                f"optimizer state {kind!r}: policy 'exact' knows {', '.join(POWERS)} only; use 'copy'"
+            )
+        _check_shapes(model, kind, of)
+        arrays[kind] = _grown(model, grown, of, growth, policy, POWERS.get(kind, 1))
+    count = next(iter(state.scalars.values()), {})
+    return State(arrays, {name: dict(state.scalars.get(name, count)) for name in grown.tensors})
+
+
+def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
+    """
+    Raises:
+      CheckpointError: an array has another shape than its parameter, or belongs to no tensor of the model.
+    """
+    unknown = [name for name in of if name not in model.tensors]
+    shapes = {name: (tuple(x.shape), model.tensors[name].shape) for name, x in of.items() if name not in unknown}
+    wrong = [f"{name}: {mine}, not {its}" for name, (mine, its) in shapes.items() if mine != its]
+    if unknown or wrong:
+        raise CheckpointError(
+            f"optimizer state {kind!r} does not fit the model in {model.folder}: {listed(unknown, wrong)}. Grow the model "
+            "without its optimizer, or give the checkpoint that belongs to this state"
+        )
+
+
+def _grown(
+    model: HuggingFace, grown: HuggingFace, of: Mapping[str, Any], growth: Growth, policy: Policy, power: int
+) -> dict[str, np.ndarray]:
+    root = policy == "exact" and power == 2  # squares grow by the map of their roots
+    power = 1 if root else power
+    source = _GrownState(_StateOf(model, of, power, root), growth, policy)
+    made = {}
+    for planned in huggingface.planned(source, _family(grown.family, power)):
+        x = planned.content()
+        assert isinstance(x, np.ndarray)
+        if policy != "asymmetric" or x.any():
+            made[planned.name] = np.square(x) if root else x
+    return made
+
+
+class _StateOf(HuggingFace):
+    """State of one kind, read like the parameters of the model; missing entries are zero."""
+
+    def __init__(self, model: HuggingFace, of: Mapping[str, Any], power: int, root: bool):
+        self.__dict__.update(model.__dict__)
+        self.names = {path: _scaled(stored, power) for path, stored in model.names.items()}
+        self.leaves = {path: Leaf(x.names, x.shape, np.dtype(np.float32)) for path, x in model.leaves.items()}
+        arrays: Any = {name: _Array(tensor.shape, of.get(name), root) for name, tensor in model.tensors.items()}
+        self.tensors = arrays
+        self._fused = ("", {})
+
+    def origin(self, path: str, layer: int | None) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A tensor in memory, with the part of `safetensors.Tensor` that reading needs."""
+
+    shape: tuple[int, ...]
+    content: Any
+    root: bool
+
+    def read(self) -> np.ndarray:
+        if self.content is None:
+            return np.zeros(self.shape, np.float32)
+        x = self.content.float().numpy()
+        return np.sqrt(x) if self.root else x
+
+
+class _GrownState(Grown):
+    def __init__(self, source: Source, growth: Growth, policy: Policy):
+        self._policy = policy
+        super().__init__(source, growth)
+
+    def _terms(self, path: str, names: Names) -> list[Term]:
+        found = super()._terms(path, names)
+        if self._policy == "copy":
+            return maps.copying(found)
+        if self._policy == "asymmetric" and found:
+            return maps.first_copies(found, "policy 'asymmetric'")
+        return [maps.dual(term) for term in found]
+
+
+def _scaled(stored: Stored, power: int) -> Stored:
+    """Where ``times * leaf + plus`` is stored, gradients of the stored number are ``1 / times`` of the leaf's."""
+    return replace(stored, times=stored.times**-power, plus=0.0)
+
+
+def _family(family: Family, power: int) -> Family:
+    return replace(family, names=lambda config: {p: _scaled(s, power) for p, s in family.names(config).items()})
+
+
+# --- optimizer.pt ---
+
+
+def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
+    """Read an ``optimizer.pt``, whose state goes by the number of the parameter.
+
+    Args:
+      file: the file; it is loaded with ``weights_only``.
+      model: the model beside it.
+
+    Returns:
+      ``(state, the whole content)``.
+
+    Raises:
+      CheckpointError: the file has another number of parameters than the model.
+    """
+    torch = _imported("torch")
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    names = parameter_groups(model, len(content["param_groups"]))
+    sizes = [len(group["params"]) for group in content["param_groups"]]
+    if sizes != [len(group) for group in names]:
+        raise CheckpointError(
+            f"{file} has groups of {sizes} parameters, but {model.folder} has {[len(group) for group in names]}; only the "
+            "Trainer's groups (with and without weight decay) and a single group are known"
+        )
+    number = {
+        i: n
+        for of, group in zip(content["param_groups"], names, strict=True)
+        for i, n in zip(of["params"], group, strict=True)
+    }
+    return _by_kind({number[i]: entry for i, entry in content["state"].items()}), content
+
+
+def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, Any]) -> None:
+    """Write an ``optimizer.pt`` with the settings of another one.
+
+    Args:
+      file: the new file.
+      grown: the model that it belongs to.
+      state: the optimizer state.
+      like: the content of the old file, whose learning rates and other settings are kept.
+    """
+    torch = _imported("torch")
+    groups, entries, begin = [], {}, 0
+    for old, names in zip(like["param_groups"], parameter_groups(grown, len(like["param_groups"])), strict=True):
+        groups.append({**old, "params": list(range(begin, begin + len(names)))})
+        for i, name in enumerate(names, begin):
+            of = {
+                kind: torch.from_numpy(np.ascontiguousarray(x[name])) for kind, x in state.arrays.items() if name in x
+            }
+            if of:
+                entries[i] = {**state.scalars[name], **of}
+        begin += len(names)
+    torch.save({"state": entries, "param_groups": groups}, file)
+
+
+def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
+    """The names of a model's tensors in the order in which its optimizer has them.
+
+    Args:
+      model: a checkpoint that transformers can load.
+      count: 1 for one group with all parameters, 2 for the groups of the Trainer: with weight decay, and without it.
+
+    Returns:
+      The names of each group.
+    """
+    torch, transformers = _imported("torch"), _imported("transformers")
+    config = transformers.AutoConfig.from_pretrained(model.folder)
+    with torch.device("meta"):
+        module = getattr(transformers, model.family.architecture)(config)
+    stored: dict[str, str] = {model.family.in_memory(name): name for name in model.tensors}
+    decayed = set(transformers.Trainer.get_decay_parameter_names(None, module)) if count == 2 else set()
+    names: list[str] = [name for name, _ in module.named_parameters()]
+    groups = [[n for n in names if n in decayed], [n for n in names if n not in decayed]] if count == 2 else [names]
+    return [[stored.get(name, name) for name in group] for group in groups]
+
+
+def _by_kind(entries: Mapping[str, Mapping[str, Any]]) -> State:
+    arrays: dict[str, dict[str, Any]] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for name, entry in entries.items():
+        for kind, x in entry.items():
+            if getattr(x, "ndim", 0):
+                arrays.setdefault(kind, {})[name] = x
+            else:
+                scalars.setdefault(name, {})[kind] = x
+    return State(arrays, scalars)
+
+
+# --- torch.distributed.checkpoint ---
+
+
+def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
+    """Read a folder of ``torch.distributed.checkpoint`` in one process, however many wrote it.
+
+    Args:
+      folder: with entries ``[..]state.PARAMETER.KIND``, as FSDP and the Trainer write them.
+      model: the model that it belongs to.
+
+    Returns:
+      ``(state, all entries by their names)``.
+
+    Raises:
+      CheckpointError: no entry is optimizer state of a parameter of the model.
+    """
+    checkpoint, torch = _imported(_CHECKPOINT), _imported("torch")
+    reader = checkpoint.FileSystemReader(folder)
+    described = reader.read_metadata().state_dict_metadata
+    content = {
+        key: torch.empty(tuple(about.size), dtype=about.properties.dtype) if hasattr(about, "size") else None
+        for key, about in described.items()
+    }
+    checkpoint.load(content, storage_reader=reader, no_dist=True)
+    entries: dict[str, dict[str, Any]] = {}
+    for key, (name, kind) in _distributed_names(content, model).items():
+        entries.setdefault(name, {})[kind] = content[key]
+    if not entries:
+        raise CheckpointError(
+            f"{folder} has no optimizer state of the parameters in {model.folder}: {listed(list(content))}"
+        )
+    return _by_kind(entries), content
+
+
+def write_distributed(folder: Path, model: HuggingFace, state: State, like: Mapping[str, Any]) -> None:
+    """Write a folder of ``torch.distributed.checkpoint`` with the other entries of an older one.
+
+    Args:
+      folder: the new folder.
+      model: the model that ``like`` belongs to, before the growth.
+      state: the state of the grown model.
+      like: all entries of the old folder.
+    """
+    torch, of = _imported("torch"), _distributed_names(like, model)
+    prefix = next(key.removesuffix(f"{name}.{kind}") for key, (name, kind) in of.items())
+    content = {key: x for key, x in like.items() if key not in of}
+    for kind, arrays in state.arrays.items():
+        for name, x in arrays.items():
+            content[f"{prefix}{name}.{kind}"] = torch.from_numpy(np.ascontiguousarray(x))
+    for name, entry in state.scalars.items():
+        if any(name in arrays for arrays in state.arrays.values()):
+            content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
+    checkpoint = _imported(_CHECKPOINT)
+    checkpoint.save(content, storage_writer=checkpoint.FileSystemWriter(folder), no_dist=True)
+
+
+def _distributed_names(keys: Iterable[str], model: HuggingFace) -> dict[str, tuple[str, str]]:
+    found = {}
+    for key in keys:
+        match = _DISTRIBUTED.match(key)
+        if match and match["parameter"] in model.tensors:
+            found[key] = (match["parameter"], match["kind"])
+    return found
+
+
+# --- the folder of a model ---
+
+
+def write_beside(
+    model: HuggingFace, part: Path, growth: Growth, policy: Policy, optimizer: Path | None = None
+) -> list[str]:
+    """Grow the optimizer state of a model into the folder of the grown model.
+
+    Args:
+      model: the checkpoint before the growth.
+      part: the folder that holds the grown model.
+      growth: the growth between them.
+      policy: as of `grow_state`.
+      optimizer: the ``optimizer.pt`` or the distributed folder; None: the one in the folder of ``model``.
+
+    Returns:
+      The names of the new files and folders.
+
+    Raises:
+      CheckpointError: there is no optimizer state, or it does not fit the model.
+    """
+    grown, where = HuggingFace(part), optimizer or find(model.folder)
+    distributed = where.is_dir()
+    state, content = read_distributed(where, model) if distributed else read_file(where, model)
+    made = grow_state(model, grown, state, growth, policy)
+    if distributed:
+        write_distributed(part / where.name, model, made, content)
+    else:
+        write_file(part / FILE, grown, made, content)
+    others = [name for name in BESIDE if (model.folder / name).is_file() and not (part / name).exists()]
+    for name in others:
+        shutil.copyfile(model.folder / name, part / name)
+    return [where.name if distributed else FILE, *others]
+
+
+def find(folder: Path) -> Path:
+    """The optimizer state in the folder of a model.
+
+    Raises:
+      CheckpointError: the folder does not contain exactly one.
+    """
+    if (folder / FILE).is_file():
+        return folder / FILE
+    found = [path for path in sorted(folder.iterdir()) if (path / ".metadata").is_file() and "optim" in path.name]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{folder} has no {FILE} and {len(found)} folders of torch.distributed.checkpoint whose name contains 'optim'; "
+            "give the path, as --optimizer-state PATH"
+        )
+    return found[0]
+
+
+def _imported(name: str) -> Any:
+    """
+    Raises:
+      CheckpointError: the module is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CheckpointError(
+            f"optimizer state of PyTorch needs {name}: pip install 'jaxgrow[torch]' ({error})"
+        ) from error
