@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import environment, save
 from jaxgrow.axes import LAYERS, cut, leaves, role
-from jaxgrow.drop import sensitivity
+from jaxgrow.layerdrop import sensitivity
 from train.data.batches import next_tokens
 from train.data.formats import text
-from train.state.model import Model, loss
-from train.state.opened import opened
+from train.engine.state.model import Model, loss
+from train.engine.state.pretrained import opened
 
 BATCHES, SAMPLES = 4, 32
 
@@ -67,16 +67,22 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
     tokens = np.array(model.tokenizer.encode("".join(text(file))).ids, np.int32)
     size = BATCHES * SAMPLES * (config.length + 1)
     if len(tokens) < size:
-        sys.exit(f"{file} has {len(tokens)} tokens, but at least {size} are needed. Use a longer text.")
+        sys.exit(
+            f"{file} has {len(tokens)} tokens, but at least {size} are needed. Use a longer text."
+        )
     places = np.linspace(0, len(tokens) - config.length - 1, BATCHES * SAMPLES).astype(int)
-    samples = np.stack([tokens[p : p + config.length + 1] for p in places]).reshape(BATCHES, SAMPLES, -1)
+    samples = np.stack([tokens[p : p + config.length + 1] for p in places]).reshape(
+        BATCHES, SAMPLES, -1
+    )
     batches = jax.vmap(next_tokens)(samples)
 
     def at(params, kept, batch):
         return loss(Model(params, None, config), batch, kept)
 
     value, grads = jax.jit(
-        lambda p: jax.value_and_grad(lambda p: jax.lax.map(lambda b: at(p, None, b), batches).mean())(p)
+        lambda p: jax.value_and_grad(
+            lambda p: jax.lax.map(lambda b: at(p, None, b), batches).mean()
+        )(p)
     )(params)
     squares, directions, axes = np.zeros(config.layers), [], config.axes()
     for (path, w, names), (_, g, _) in zip(leaves(params, axes), leaves(grads, axes), strict=True):
@@ -84,7 +90,9 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
             continue
         squares += (np.asarray(g, np.float64) ** 2).reshape(config.layers, -1).sum(1)
         if role(path, names) == "kernel":
-            directions.append(used(w.reshape(config.layers, math.prod(w.shape[1 : 1 + len(cut(names).read)]), -1)))
+            directions.append(
+                used(w.reshape(config.layers, math.prod(w.shape[1 : 1 + len(cut(names).read)]), -1))
+            )
     matters = sensitivity(lambda kept, b: at(params, kept, b), config.layers, batches)
     norms = np.sqrt(squares)
     return {
@@ -117,16 +125,26 @@ def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="NAME=MODEL", help="label and folder of each model")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="+", metavar="NAME=MODEL", help="label and folder of each model"
+    )
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="validation text")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="where to draw the three panels")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the values of each layer")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="where to draw the three panels"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="where to write the values of each layer"
+    )
     arguments = parser.parse_args()
     found = {}
     for name, _, folder in (model.partition("=") for model in arguments.models):
         found[name] = anatomy(Path(folder), arguments.text)
-        means = ", ".join(f"{key} {np.mean(found[name][key]):.3f}" for key in ("directions", "matters"))
+        means = ", ".join(
+            f"{key} {np.mean(found[name][key]):.3f}" for key in ("directions", "matters")
+        )
         print(f"{name}: loss {found[name]['loss']:.4f}; means over layers: {means}")
     if arguments.plot:
         drawn(found, arguments.plot)

@@ -85,7 +85,11 @@ def environment(*packages: str) -> dict[str, Any]:
       packages: names of the installed packages whose versions are recorded.
     """
     info = Path("/proc/cpuinfo")
-    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line.split(":")[1].strip()
+        for line in info.read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {models[0] if models else platform.processor()}",
@@ -122,7 +126,9 @@ def alone(function: Callable, *arguments: Any, seconds: float | None = None) -> 
         value, error = here.recv()
     except EOFError:
         worker.join()
-        raise RuntimeError(f"the function has no result: its process died, with code {worker.exitcode}") from None
+        raise RuntimeError(
+            f"the function has no result: its process died, with code {worker.exitcode}"
+        ) from None
     finally:
         worker.kill()
         worker.join()

@@ -25,19 +25,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 from benchmarks.transform import config_of
-from jaxgrow import interop
-from jaxgrow.interop.source import Leaf, born
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints.source import Leaf, born
 from jaxgrow.models import Config, GPT2Config
 
 ROOT = Path(__file__).parents[1]
 
 
-class Random(interop.Source):
+class Random(checkpoints.Source):
     """A model with random weights, which are generated when they are read."""
 
     def __init__(self, config: Config):
         self.config = config
-        self.leaves = {path: Leaf(names, shape, np.dtype(np.float32)) for path, (names, shape) in born(config).items()}
+        self.leaves = {
+            path: Leaf(names, shape, np.dtype(np.float32))
+            for path, (names, shape) in born(config).items()
+        }
         self._rng = np.random.default_rng(0)
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
@@ -67,7 +70,9 @@ def run(python: str, target: Path, module: str, *arguments: object) -> float:
     """
     peak = target.with_suffix(".peak")
     command = [python, "-c", CHILD, str(peak), module, *map(str, arguments)]
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True
+    )
     return int(peak.read_text()) * 1024.0
 
 
@@ -88,7 +93,9 @@ def stack(source: Path, target: Path, layers: int) -> tuple[float, float]:
     shutil.rmtree(target, ignore_errors=True)
     start = time.perf_counter()
     options = ("--method", "stack", "--layers", layers)
-    peak = run(sys.executable, target, "jaxgrow.cli", "grow", source, target, *options)
+    peak = run(
+        sys.executable, target, "jaxgrow.cli.checkpoint_commands", "grow", source, target, *options
+    )
     return time.perf_counter() - start, peak
 
 
@@ -98,7 +105,8 @@ def copy(source: Path, target: Path) -> tuple[float, float]:
     start = time.perf_counter()
     for file in source.iterdir():
         subprocess.run(
-            ["dd", f"if={file}", f"of={target / file.name}", "bs=4M", "conv=fsync", "status=none"], check=True
+            ["dd", f"if={file}", f"of={target / file.name}", "bs=4M", "conv=fsync", "status=none"],
+            check=True,
         )
     return time.perf_counter() - start, 0.0
 
@@ -109,30 +117,41 @@ def merge(python: Path, source: Path, target: Path, layers: int) -> tuple[float,
     part = f"  - sources:\n      - model: {source}\n        layer_range: [0, {layers // 2}]\n"
     recipe.write_text(f"slices:\n{part}{part}merge_method: passthrough\ndtype: float32\n")
     start = time.perf_counter()
-    peak = run(str(python), target, "mergekit.scripts.run_yaml", recipe, target, "--no-copy-tokenizer")
+    peak = run(
+        str(python), target, "mergekit.scripts.run_yaml", recipe, target, "--no-copy-tokenizer"
+    )
     synced(target)
     return time.perf_counter() - start, peak
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--params", type=float, default=8e8, help="largest number of parameters of the source model, in float32"
+        "--params",
+        type=float,
+        default=8e8,
+        help="largest number of parameters of the source model, in float32",
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument(
-        "--folder", type=Path, help="where to write the models (default: the folder for temporary files)"
+        "--folder",
+        type=Path,
+        help="where to write the models (default: the folder for temporary files)",
     )
-    parser.add_argument("--mergekit", type=Path, metavar="PYTHON", help="Python of an environment with mergekit")
+    parser.add_argument(
+        "--mergekit", type=Path, metavar="PYTHON", help="Python of an environment with mergekit"
+    )
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=a.folder) as name:
         folder = Path(name)
         config = config_of(a.params)
         layers = 2 * config.layers
-        interop.write(Random(config), folder / "source", {}, [], to="hf")
+        checkpoints.write(Random(config), folder / "source", {}, [], to="hf")
         tiny = GPT2Config(vocab=8, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=8)
-        interop.write(Random(tiny), folder / "tiny", {}, [], to="hf")
+        checkpoints.write(Random(tiny), folder / "tiny", {}, [], to="hf")
         own = stack(folder / "tiny", folder / "tiny-stacked", 4)[1]
 
         stack(folder / "source", folder / "result", layers)
@@ -142,19 +161,31 @@ def main() -> None:
             "grow": lambda: stack(folder / "source", folder / "grown", layers),
         }
         if a.mergekit:
-            sides["mergekit"] = lambda: merge(a.mergekit, folder / "source", folder / "merged", layers)
+            sides["mergekit"] = lambda: merge(
+                a.mergekit, folder / "source", folder / "merged", layers
+            )
         alternate(sides, 1)
         measured = alternate(sides, a.rounds)
 
     result: dict[str, Any] = environment("jax", "numpy", "safetensors")
-    result |= {"result_gigabytes": size / 1e9, "rounds": a.rounds, "own_megabytes": own / 1e6, "sides": {}}
-    print(f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds")
+    result |= {
+        "result_gigabytes": size / 1e9,
+        "rounds": a.rounds,
+        "own_megabytes": own / 1e6,
+        "sides": {},
+    }
+    print(
+        f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds"
+    )
     print(
         f"{'':>10} {'seconds':>20} {'time / copy':>20} {'peak MB':>9} {'peak / result':>14} {'peak above small / result':>28}"
     )
     seconds = {side: [time for time, _ in values] for side, values in measured.items()}
     for side, values in measured.items():
-        row: dict[str, Any] = {"seconds": summary(seconds[side]), "over_copy": ratios(seconds[side], seconds["copy"])}
+        row: dict[str, Any] = {
+            "seconds": summary(seconds[side]),
+            "over_copy": ratios(seconds[side], seconds["copy"]),
+        }
         text = f"{side:>10} {shown(row['seconds']):>20} {shown(row['over_copy']):>20}"
         if side != "copy":
             peak = max(memory for _, memory in values)

@@ -48,7 +48,11 @@ def start_torch(folder: str, threads: int) -> None:
         tokens = torch.from_numpy(prompts).long()
         with torch.inference_mode():
             out = model.generate(
-                tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=new, pad_token_id=0
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=False,
+                max_new_tokens=new,
+                pad_token_id=0,
             )
         return out[:, prompts.shape[1] :].numpy()
 
@@ -57,7 +61,9 @@ def start_torch(folder: str, threads: int) -> None:
         with torch.inference_mode():
             for part in torch.from_numpy(texts).long().split(at_once):
                 logits = model(part[:, :-1]).logits
-                each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
+                each = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none"
+                )
                 out.append(each.reshape(len(part), -1).sum(1).numpy())
         return np.concatenate(out)
 
@@ -66,7 +72,7 @@ def start_torch(folder: str, threads: int) -> None:
 
 def start_jax(folder: str) -> None:
     from jaxgrow import generate
-    from train.state.opened import opened
+    from train.engine.state.pretrained import opened
     from train.tasks.scoring import Request, Scorer
 
     model = opened(folder, "bytes")
@@ -76,7 +82,9 @@ def start_jax(folder: str) -> None:
         return np.stack(generate(model.config, model.params, list(prompts), max_new=new))
 
     def scored(texts: np.ndarray, at_once: int) -> np.ndarray:
-        return np.array([score.loss for score in scorer([Request(text, 1, len(text)) for text in texts])])
+        return np.array(
+            [score.loss for score in scorer([Request(text, 1, len(text)) for text in texts])]
+        )
 
     _works.update(generate=generated, score=scored)
 
@@ -112,11 +120,16 @@ def compare(size: dict[str, int], a: argparse.Namespace) -> dict[str, Any]:
         for worker in workers.values():
             worker.submit(len, "").result()  # wait until they have read the folder
     texts = rng.integers(0, size["vocab"], (a.texts, size["context"] + 1))
-    at_once = min((1, a.texts), key=lambda n: min(_seconds(workers["torch"], "score", texts, n) for _ in range(2)))
+    at_once = min(
+        (1, a.texts),
+        key=lambda n: min(_seconds(workers["torch"], "score", texts, n) for _ in range(2)),
+    )
     out = {"score": sides(workers, "score", texts, at_once, texts[:, 1:].size, a.rounds)}
     for batch in map(int, a.batches.split(",")):
         prompts = rng.integers(0, size["vocab"], (batch, a.prompt))
-        out[f"generate, batch {batch}"] = sides(workers, "generate", prompts, a.new, batch * a.new, a.rounds)
+        out[f"generate, batch {batch}"] = sides(
+            workers, "generate", prompts, a.new, batch * a.new, a.rounds
+        )
     for worker in workers.values():
         worker.shutdown()
     return out
@@ -127,7 +140,12 @@ def _seconds(worker: ProcessPoolExecutor, *work: Any) -> float:
 
 
 def sides(
-    workers: dict[str, ProcessPoolExecutor], work: str, tokens: np.ndarray, number: int, count: int, rounds: int
+    workers: dict[str, ProcessPoolExecutor],
+    work: str,
+    tokens: np.ndarray,
+    number: int,
+    count: int,
+    rounds: int,
 ) -> dict[str, Any]:
     """Measure one task on both sides.
 
@@ -153,7 +171,11 @@ def sides(
             "the two sides do different work: their first tokens differ",
         )
     reports = alternate(
-        {name: lambda w=w: w.submit(timed, work, tokens, number).result() for name, w in workers.items()}, rounds
+        {
+            name: lambda w=w: w.submit(timed, work, tokens, number).result()
+            for name, w in workers.items()
+        },
+        rounds,
     )
     wall = {name: [r[0] for r in of] for name, of in reports.items()}
     cpu = {name: [r[1] for r in of] for name, of in reports.items()}
@@ -174,7 +196,7 @@ def write(folder: str, size: dict[str, int]) -> None:
     """
     import jax
 
-    from jaxgrow.interop import save as save_model
+    from jaxgrow.checkpoints import save as save_model
     from jaxgrow.models import GPT2Config
 
     config = GPT2Config(**size)  # type: ignore[arg-type]
@@ -183,9 +205,13 @@ def write(folder: str, size: dict[str, int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=12, help="number of layers")
-    parser.add_argument("--embed", type=int, default=768, help="width, a multiple of the head size 64")
+    parser.add_argument(
+        "--embed", type=int, default=768, help="width, a multiple of the head size 64"
+    )
     parser.add_argument("--vocab", type=int, default=50257, help="size of the vocabulary")
     parser.add_argument("--context", type=int, default=1024, help="tokens of each scored text")
     parser.add_argument("--texts", type=int, default=8, help="number of scored texts")
@@ -205,12 +231,16 @@ def main() -> None:
     size = {"vocab": a.vocab, "context": a.context, "layers": a.layers, "embed": a.embed}
     size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
     result = environment("jax", "jaxlib", "flax", "torch", "transformers")
-    print(f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, {a.prompt} + {a.new} tokens")
+    print(
+        f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, {a.prompt} + {a.new} tokens"
+    )
     print(f"{'':>20} {'':>6} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}")
     works = compare(size, a)
     for work, both in works.items():
         for name, side in both.items():
-            columns = f"{shown(side['tokens_per_second'], 1):>22} {shown(side['speed_over_torch']):>20}"
+            columns = (
+                f"{shown(side['tokens_per_second'], 1):>22} {shown(side['speed_over_torch']):>20}"
+            )
             columns += f" {shown(side['speed_over_torch_in_processor_time']):>20}"
             print(f"{work:>20} {name:>6} {columns}")
     about = {

@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.common import environment, save
 from jaxgrow import compose, grow
 from jaxgrow.axes import axis
-from jaxgrow.maps import Growth
+from jaxgrow.growth.maps import Growth
 from jaxgrow.operators import aki, hypercloning, stack
 from jaxgrow.sharding import spec
-from train.ahead.machines import Machine, described
-from train.state.mesh import Mesh
+from train.aot.machines import Machine, described
+from train.engine.state.mesh import Mesh
 
 LEAVES = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed")}
 SEVEN = {"layers": 32, "embed": 4096, "mlp": 11008}
@@ -35,11 +35,16 @@ def growths() -> dict[str, tuple[dict[str, int], Growth]]:
     deep, to_70b = stack(SEVEN, {"layers": 40}), {"embed": 8192, "mlp": 28672}
     return {
         "7B to 13B, AKI and stack": (SEVEN, compose(deep, aki(SEVEN, WIDE))),
-        "half a 70B to 70B, HyperCloning and stack": (HALF, stack(HALF, {"layers": 80}) | hypercloning(HALF, to_70b)),
+        "half a 70B to 70B, HyperCloning and stack": (
+            HALF,
+            stack(HALF, {"layers": 80}) | hypercloning(HALF, to_70b),
+        ),
     }
 
 
-def row(machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp: int) -> dict[str, Any]:
+def row(
+    machine: Machine, sizes: dict[str, int], growth: Growth, leaf: str, fsdp: int
+) -> dict[str, Any]:
     """The memory of one device, in bytes, to grow one leaf.
 
     Args:
@@ -73,7 +78,9 @@ def _grown(growth: Growth, names: tuple[str, ...], x: jax.Array) -> jax.Array:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--on", default="h100:8", help="machine, as for train.preflight")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()

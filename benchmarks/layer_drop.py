@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import between, environment, save, shown, summary
 from jaxgrow import flops
-from jaxgrow.drop import Kept
+from jaxgrow.layerdrop import Kept
 from jaxgrow.models import GPT2Config
 from train.data.batches import next_tokens
-from train.state.model import Model, loss
-from train.state.optim import Optim, transformation
+from train.engine.state.model import Model, loss
+from train.engine.state.optim import Optim, transformation
 
 
 def temporary(compiled: jax.stages.Compiled) -> float:
@@ -57,7 +57,9 @@ class Gradient:
 
     def __init__(self, config: GPT2Config, params: Any, tokens: np.ndarray, kept: Kept | None):
         def gradient(params, kept):
-            return jax.value_and_grad(lambda p: loss(Model(p, None, config), next_tokens(tokens), kept))(params)
+            return jax.value_and_grad(
+                lambda p: loss(Model(p, None, config), next_tokens(tokens), kept)
+            )(params)
 
         compiled = jax.jit(gradient).lower(params, kept).compile()
         self.temporary = temporary(compiled)
@@ -87,7 +89,9 @@ class Update:
 
         self._grads = jax.tree.map(jnp.ones_like, params)
         self._state = jax.tree.map(jnp.copy, params), jax.jit(tx.init)(params)
-        self._run = jax.jit(update, donate_argnums=(0, 1)).lower(*self._state, self._grads).compile()
+        self._run = (
+            jax.jit(update, donate_argnums=(0, 1)).lower(*self._state, self._grads).compile()
+        )
         self.temporary = temporary(self._run)
         self.timed()
 
@@ -97,7 +101,9 @@ class Update:
         return time.perf_counter() - start
 
 
-def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, Any], dict[str, float]]:
+def sides(
+    config: GPT2Config, batch: int, counts: list[int]
+) -> tuple[dict[str, Any], dict[str, float]]:
     """The programs to time, and the ideal ratio of each.
 
     Args:
@@ -109,7 +115,9 @@ def sides(config: GPT2Config, batch: int, counts: list[int]) -> tuple[dict[str, 
       The programs by name, and the FLOPs of each as a fraction of the dense gradient's FLOPs.
     """
     params = jax.jit(lambda: config.init(jax.random.key(0)))()
-    tokens = np.random.default_rng(0).integers(0, config.vocab, (batch, config.context + 1), dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(
+        0, config.vocab, (batch, config.context + 1), dtype=np.int32
+    )
     side = partial(Gradient, config, params, tokens)
     dense = flops.train(config, batch * config.context)
     made, ideal = {"dense": side(None)}, {"dense": 1.0}
@@ -158,9 +166,13 @@ def waits(side: Any) -> int | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=12, help="number of layers")
-    parser.add_argument("--embed", type=int, default=384, help="width, a multiple of the head size 64")
+    parser.add_argument(
+        "--embed", type=int, default=384, help="width, a multiple of the head size 64"
+    )
     parser.add_argument("--vocab", type=int, default=256, help="size of the vocabulary")
     parser.add_argument("--context", type=int, default=128, help="tokens of each sequence")
     parser.add_argument("--batch", type=int, default=16, help="sequences of each step")
@@ -171,15 +183,21 @@ def main() -> None:
         layers=a.layers, embed=a.embed, heads=a.embed // 64, mlp=4 * a.embed, vocab=a.vocab, context=a.context,
         dtype="bfloat16" if jax.default_backend() == "gpu" else "float32",
     )  # fmt: skip
-    result: dict[str, Any] = environment("jax", "jaxlib", "flax", "optax") | {"device": jax.devices()[0].device_kind}
-    print(f"{result['machine']}, {len(os.sched_getaffinity(0))} cores; {config}, batch {a.batch}, {a.rounds} rounds")
+    result: dict[str, Any] = environment("jax", "jaxlib", "flax", "optax") | {
+        "device": jax.devices()[0].device_kind
+    }
+    print(
+        f"{result['machine']}, {len(os.sched_getaffinity(0))} cores; {config}, batch {a.batch}, {a.rounds} rounds"
+    )
     print(
         f"{'':>24} {'ideal':>6} {'time / dense':>22} {'over the ideal':>15} {'seconds':>22} {'GB':>6} {'host waits':>11}"
     )
     for remat in ("products", "projections"):
         config_ = GPT2Config(**{**vars(config), "remat": remat})
         made, ideal = sides(config_, a.batch, [a.layers, a.layers * 3 // 4, a.layers // 2])
-        times, over_dense = between(made["dense"].timed, {name: s.timed for name, s in made.items()}, a.rounds)
+        times, over_dense = between(
+            made["dense"].timed, {name: s.timed for name, s in made.items()}, a.rounds
+        )
         rows = {}
         for name, side in made.items():
             rows[name] = row = {

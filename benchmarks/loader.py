@@ -57,7 +57,9 @@ def waiting(stream: Stream, steps: int = 50) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
@@ -73,9 +75,17 @@ def main() -> None:
         stream.close()
 
     result: dict[str, Any] = environment("grain", "numpy", "pillow")
-    result |= {"rounds": a.rounds, "length": LENGTH, "step_milliseconds": STEP * 1e3, "text": {}, "deit": {}}
+    result |= {
+        "rounds": a.rounds,
+        "length": LENGTH,
+        "step_milliseconds": STEP * 1e3,
+        "text": {},
+        "deit": {},
+    }
     print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
-    print(f"{'batch':>12} {'ms per sample':>24} {'over batch of ' + str(SIZES[0]):>22} {'fraction of step waited':>26}")
+    print(
+        f"{'batch':>12} {'ms per sample':>24} {'over batch of ' + str(SIZES[0]):>22} {'fraction of step waited':>26}"
+    )
     for n in SIZES:
         row = {
             "milliseconds_a_sample": summary([1e3 * t for t in times[n]]),
@@ -104,7 +114,9 @@ def main() -> None:
             "rate": ratios(times[0], times[workers]),
         }
         result["deit"][workers] = row
-        name = "a thread" if workers == 0 else f"{workers} processes" if workers > 1 else "a process"
+        name = (
+            "a thread" if workers == 0 else f"{workers} processes" if workers > 1 else "a process"
+        )
         print(
             f"{name:>12} {shown(row['milliseconds_a_sample']):>24} {shown(row['rate']):>22} of a thread's throughput, DeiT"
         )

@@ -3,21 +3,28 @@
     python -m benchmarks.on_device --json FILE.jsonl [--minutes 25]
     python -m benchmarks.on_device --rehearse          # tiny, on whatever is there
 
-On all devices of this host, without a network: tokens are random, text is the standard library's. Every measurement is a
-process of its own, so that its memory is its own and its failure nobody else's. Results are appended as they come, and those in
-FILE are not measured again: after a cut, the same command goes on. What no longer fits into the minutes is said, and left out.
+On all devices of this host, without a network: tokens are random, text is the standard library's.
+Every measurement is a process of its own, so that its memory is its own and its failure nobody
+else's. Results are appended as they come, and those in FILE are not measured again: after a cut,
+the same command goes on. What no longer fits into the minutes is said, and left out.
 
-1. the real training step of GPT-2 124M, T = 1024, bfloat16, for each of `VARIANTS`, and the last one at other batches: tokens a
-   second, and MFU by the model's FLOPs, with the causal half of attention, and as nanoGPT counts them, with all of it
-2. steps that run 12, 9 and 6 of 12 layers over the dense step, against the ratio of FLOPs (the aim is within 5 %)
-3. the most memory that such steps took, over what the program compiled here says; and the one compiled for a description
+1. the real training step of GPT-2 124M, T = 1024, bfloat16, for each of `VARIANTS`, and the last
+   one at other batches: tokens a second, and MFU by the model's FLOPs, with the causal half of
+   attention, and as nanoGPT counts them, with all of it
+2. steps that run 12, 9 and 6 of 12 layers over the dense step, against the ratio of FLOPs (the aim
+   is within 5 %)
+3. the most memory that such steps took, over what the program compiled here says; and the one
+   compiled for a description
 4. growing leaves with the shapes of a 7B model, in width and depth, over copying the result
 5. generation: new tokens a second
-6. `train.pretrain` of a small GPT by a V-cycle, and by one that drops layers, over training from scratch: time, FLOPs, loss
+6. `train.pretrain` of a small GPT by a V-cycle, and by one that drops layers, over training from
+   scratch: time, FLOPs, loss
 7. attention, forward and backward, as models compute it (on a GPU by cuDNN), over XLA's own
-8. the step by `pmap` over that on a mesh; what it asks of the host (`benchmarks.scale`; the aim is below 500 microseconds)
+8. the step by `pmap` over that on a mesh; what it asks of the host (`benchmarks.scale`; the aim is
+   below 500 microseconds)
 
-Each part has a time limit of its own, and together they fit into the minutes: a part that hangs costs no other one.
+Each part has a time limit of its own, and together they fit into the minutes: a part that hangs
+costs no other one.
 """
 
 import argparse
@@ -38,26 +45,28 @@ import numpy as np
 from benchmarks.common import Rows, alone, between, environment, summary
 from benchmarks.scale import TINY, Loop, StepAlone, experiment, host_work, over_devices, step_times
 from jaxgrow import flops, grow, operators
-from jaxgrow.drop import Kept, LayerDrop
-from jaxgrow.generation import generate
+from jaxgrow.layerdrop import Kept, LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.models.attention import attention
-from train import engine
-from train.ahead.machines import Machine, described, present
+from jaxgrow.models.generation import generate
+from train.aot.machines import Machine, described, present
+from train.config.experiment import load
 from train.data.text import Data
-from train.experiment import load
-from train.loop import programs
-from train.loop.step import StepInputs
-from train.loop.trainer import run
+from train.engine import xla
+from train.engine.loop import programs
+from train.engine.loop.step import StepInputs
+from train.engine.loop.trainer import run
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import Model
 from train.plan.modifiers import DropLayers
-from train.state.mesh import Mesh
-from train.state.model import Model
 
 
 @dataclass(frozen=True)
 class Sizes:
     model: GPT2Config
-    grown: tuple[dict[str, int], dict[str, int]]  # sizes of the leaves that grow, and those that they grow to
+    grown: tuple[
+        dict[str, int], dict[str, int]
+    ]  # sizes of the leaves that grow, and those that they grow to
     generated: tuple[int, int, int]  # prompts, tokens of each, new ones
     batches: tuple[int, ...]  # of each device; the first should be a good one
     lengths: tuple[int, ...]  # of attention
@@ -69,7 +78,8 @@ class Sizes:
 
 
 BASE = GPT2Config(dtype="bfloat16")  # 124M
-# How the step is run, from the library's default to what takes the most memory and the least time (docs/results/speed.md).
+# How the step is run, from the library's default to what takes the most memory and the least time
+# (docs/results/speed.md).
 VARIANTS: dict[str, dict[str, Any]] = {
     "layers scanned, products saved": {},
     "unrolled": {"scan_layers": False},
@@ -86,7 +96,9 @@ REAL = Sizes(
     batches=(32, 64),
     lengths=(1024, 4096),
     tokens=16 * 1024,
-    small=GPT2Config(vocab=256, context=256, layers=8, embed=384, heads=6, mlp=1536, dtype="bfloat16"),
+    small=GPT2Config(
+        vocab=256, context=256, layers=8, embed=384, heads=6, mlp=1536, dtype="bfloat16"
+    ),
     train_steps=1000,
     steps=10,
     rounds=7,
@@ -131,18 +143,28 @@ def throughput(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
         "seconds": summary(seconds),
     }
     if not machine.chip.flops:
-        return row | {"mfu": f"no figures of {jax.devices()[0].device_kind} (train/ahead/machines.py)"}
+        return row | {
+            "mfu": f"no figures of {jax.devices()[0].device_kind} (train/aot/machines.py)"
+        }
     peak = machine.chip.flops * len(machine.devices)
-    counts = {"mfu": flops.train(config, loop.tokens), "mfu_by_nanogpt": nanogpt_flops(config, loop.tokens)}
-    return row | {name: summary([cost / peak / t for t in seconds]) for name, cost in counts.items()}
+    counts = {
+        "mfu": flops.train(config, loop.tokens),
+        "mfu_by_nanogpt": nanogpt_flops(config, loop.tokens),
+    }
+    return row | {
+        name: summary([cost / peak / t for t in seconds]) for name, cost in counts.items()
+    }
 
 
 def nanogpt_flops(config: GPT2Config, tokens: int) -> float:
-    """FLOPs of a training step as nanoGPT counts them (PaLM, appendix B): ``6 N + 12 L H K T`` a token. N are all parameters
-    but the position embeddings, and attention has its whole square."""
+    """FLOPs of a training step as nanoGPT counts them (PaLM, appendix B): ``6 N + 12 L H K T`` a
+    token. N are all parameters but the position embeddings, and attention has its whole square.
+    """
     leaves = jax.tree.leaves(jax.eval_shape(config.init, jax.random.key(0)))
     parameters = sum(x.size for x in leaves) - config.context * config.embed
-    return tokens * (6 * parameters + 12 * config.layers * config.heads * config.head_dim * config.context)
+    return tokens * (
+        6 * parameters + 12 * config.layers * config.heads * config.head_dim * config.context
+    )
 
 
 def _loop(config: Config, batch: int) -> Loop:
@@ -170,11 +192,18 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 
     dense, sides, ideal = side(None), {}, {}
     for count in (layers, layers * 3 // 4, layers // 2):
-        places = np.round(np.linspace(0, layers - 1, count)).astype(np.int32)[None]  # spread over the depth
+        places = np.round(np.linspace(0, layers - 1, count)).astype(np.int32)[
+            None
+        ]  # spread over the depth
         scale = np.full((1, layers), layers / count, np.float32)
-        for how, which in {"cond": np.isin(np.arange(layers)[None], places), "gather": places}.items():
+        for how, which in {
+            "cond": np.isin(np.arange(layers)[None], places),
+            "gather": places,
+        }.items():
             sides[f"{how}, {count} of {layers}"] = side(Kept(which, scale))
-            ideal[f"{how}, {count} of {layers}"] = flops.train(config, 1, layers=count) / flops.train(config, 1)
+            ideal[f"{how}, {count} of {layers}"] = flops.train(
+                config, 1, layers=count
+            ) / flops.train(config, 1)
     _, over = between(dense, {"dense": dense, **sides}, s.rounds)
     rows: dict[str, Any] = {"dense again": {"ratio": summary(over.pop("dense"))}}
     for name, ratios in over.items():
@@ -211,8 +240,12 @@ def attended(s: Sizes, length: int) -> dict[str, Any]:
         return clocked(partial(jax.jit(jax.grad(value, (0, 1, 2))), q, k, v), s.steps)
 
     xla = side(partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla"))
-    times, over = between(xla, {"ours": side(partial(attention, causal=True)), "xla": xla}, s.rounds)
-    return {name: {"seconds": summary(times[name]), "over_xla": summary(over[name])} for name in times}
+    times, over = between(
+        xla, {"ours": side(partial(attention, causal=True)), "xla": xla}, s.rounds
+    )
+    return {
+        name: {"seconds": summary(times[name]), "over_xla": summary(over[name])} for name in times
+    }
 
 
 def mapped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
@@ -225,26 +258,37 @@ def mapped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 def host(s: Sizes) -> dict[str, Any]:
     """Microseconds of the host for a step over a mesh and by `pmap`, and eight times as deep."""
     count = len(jax.devices())
-    loops = over_devices([count], TINY, 4 * count) | {"eight times as deep": _loop(replace(TINY, layers=8), 4)}
+    loops = over_devices([count], TINY, 4 * count) | {
+        "eight times as deep": _loop(replace(TINY, layers=8), 4)
+    }
     return {name: host_work(loop, 20 * s.steps) for name, loop in loops.items()}
 
 
 def grown(s: Sizes) -> dict[str, Any]:
     """Growing leaves of layers on one device against copying what comes out: seconds, gigabytes of the result a second."""
     old, new = s.grown
-    axes = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed"), "norm": ("layers", "embed.in")}
+    axes = {
+        "up": ("layers", "embed.in", "mlp"),
+        "down": ("layers", "mlp.in", "embed"),
+        "norm": ("layers", "embed.in"),
+    }
     width = {name: size for name, size in new.items() if name != "layers"}
     wide, deep = operators.aki(old, width), operators.stack(old, {"layers": new["layers"]})
-    shapes = {name: tuple(old[n.removesuffix(".in")] for n in names) for name, names in axes.items()}
+    shapes = {
+        name: tuple(old[n.removesuffix(".in")] for n in names) for name, names in axes.items()
+    }
     source = {name: jax.random.normal(jax.random.key(0), shape) for name, shape in shapes.items()}
     grower = jax.jit(lambda p: grow(deep, grow(wide, p, axes), axes))
     result = grower(source)
     copier = jax.jit(lambda p: jax.tree.map(jnp.copy, p))
     copy = clocked(partial(copier, result), 1)
-    times, over = between(copy, {"grow": clocked(partial(grower, source), 1), "copy": copy}, s.rounds)
+    times, over = between(
+        copy, {"grow": clocked(partial(grower, source), 1), "copy": copy}, s.rounds
+    )
     size = sum(x.nbytes for x in jax.tree.leaves(result)) / 1e9
     rows = {
-        name: {"seconds": summary(t), "gigabytes_per_second": size / statistics.median(t)} for name, t in times.items()
+        name: {"seconds": summary(t), "gigabytes_per_second": size / statistics.median(t)}
+        for name, t in times.items()
     }
     return {"gigabytes": size, **rows, "grow_over_copy": summary(over["grow"])}
 
@@ -265,13 +309,26 @@ def trained(s: Sizes, batch: int) -> dict[str, Any]:
         for name in ("scratch", "vcycle", "vcycle_pld"):
             e = load(f"configs/demo.py:{name}")
             steps, optim = s.train_steps, replace(e.optim, peak_lr=1e-3, warmup=s.train_steps // 20)
-            e = replace(e, model=s.small, steps=steps, batch=batch, optim=optim, data=Data(cache=f"{folder}/data"))
+            e = replace(
+                e,
+                model=s.small,
+                steps=steps,
+                batch=batch,
+                optim=optim,
+                data=Data(cache=f"{folder}/data"),
+            )
             e = replace(e, eval_every=steps, eval_batches=4, checkpoint_every=steps)
             result = run(e, Path(folder) / name)
-            out[name] = {"seconds": result["seconds"] - result["compile_seconds"], "flops": result["flops"]}
+            out[name] = {
+                "seconds": result["seconds"] - result["compile_seconds"],
+                "flops": result["flops"],
+            }
             for figure in ("seconds", "flops"):
                 out[name][f"{figure}_over_scratch"] = out[name][figure] / out["scratch"][figure]
-            out[name] |= {"val_loss": result["val_loss"], "compile_seconds": result["compile_seconds"]}
+            out[name] |= {
+                "val_loss": result["val_loss"],
+                "compile_seconds": result["compile_seconds"],
+            }
     return out
 
 
@@ -279,7 +336,10 @@ def named(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str,
     """What it measures, on which devices, and with which flags of XLA."""
     row = function(*arguments)
     devices = jax.devices()
-    about = {"device": f"{len(devices)} x {devices[0].device_kind}", "xla": engine.recorded(Mesh().over(devices))}
+    about = {
+        "device": f"{len(devices)} x {devices[0].device_kind}",
+        "xla": xla.recorded(Mesh().over(devices)),
+    }
     return {**about, **row}
 
 
@@ -303,7 +363,9 @@ def measurements(s: Sizes):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", help="where to append the results, a line each")
     parser.add_argument("--minutes", type=float, default=25.0, help="of all of it")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, in this process")
@@ -317,10 +379,17 @@ def main() -> None:
             if name in found:
                 continue
             if left < seconds:
-                print(f"{name}: left out, it may take {seconds} s and {max(0, left):.0f} are left", flush=True)
+                print(
+                    f"{name}: left out, it may take {seconds} s and {max(0, left):.0f} are left",
+                    flush=True,
+                )
                 continue
             try:
-                row = named(function, *arguments) if a.rehearse else alone(named, function, *arguments, seconds=seconds)
+                row = (
+                    named(function, *arguments)
+                    if a.rehearse
+                    else alone(named, function, *arguments, seconds=seconds)
+                )
             except (TimeoutError, RuntimeError) as error:
                 row = {"failed": str(error)}
             found.add(name, row)
@@ -331,7 +400,11 @@ def told(row: Any) -> str:
     """Medians, and what belongs to what."""
     if isinstance(row, dict):
         inside = row.get("median")
-        return told(inside) if inside is not None else "; ".join(f"{name} {told(x)}" for name, x in row.items())
+        return (
+            told(inside)
+            if inside is not None
+            else "; ".join(f"{name} {told(x)}" for name, x in row.items())
+        )
     return f"{row:.4g}" if isinstance(row, float) else str(row)
 
 

@@ -1,8 +1,9 @@
 """The ceiling of a plain training step of GPT-2 124M, for comparison: python -m benchmarks.reference [--on h100:1] [--batch 32]
 
-The step is written as nanodo and MaxText write theirs by default: layers in a scan that saves products, activations in
-bfloat16, attention by cuDNN, all logits at once, a cross-entropy in float32, AdamW of optax. It is compiled for a GPU that need
-not be there, and its ceiling is the roofline that `python -m train.preflight` prints for our own steps. Nothing is run.
+The step is written as nanodo and MaxText write theirs by default: layers in a scan that saves
+products, activations in bfloat16, attention by cuDNN, all logits at once, a cross-entropy in
+float32, AdamW of optax. It is compiled for a GPU that need not be there, and its ceiling is the
+roofline that `python -m train.preflight` prints for our own steps. Nothing is run.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
 from jaxgrow.models import GPT2Config
-from train.ahead.machines import Machine, described
-from train.ahead.roofline import kernels, roofline
+from train.aot.machines import Machine, described
+from train.aot.roofline import kernels, roofline
 
 C = GPT2Config(dtype="bfloat16")
 
@@ -37,7 +38,10 @@ def product(w, x):
 def layer(x, w):
     samples, length, width = x.shape
     h = normed(x, w["attention_norm"]["scale"], w["attention_norm"]["bias"])
-    q, k, v = (y.reshape(samples, length, C.heads, C.head_dim) for y in jnp.split(product(w["qkv"], h), 3, -1))
+    q, k, v = (
+        y.reshape(samples, length, C.heads, C.head_dim)
+        for y in jnp.split(product(w["qkv"], h), 3, -1)
+    )
     y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
     x = x + product(w["out"], y.reshape(samples, length, width))
     h = normed(x, w["mlp_norm"]["scale"], w["mlp_norm"]["bias"])
@@ -80,7 +84,9 @@ def ceiling(machine: Machine, batch: int) -> dict[str, float]:
         return optax.apply_updates(params, updates), state, value
 
     params = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, "float32"), shapes(), is_leaf=lambda x: isinstance(x, tuple)
+        lambda shape: jax.ShapeDtypeStruct(shape, "float32"),
+        shapes(),
+        is_leaf=lambda x: isinstance(x, tuple),
     )
     tokens = jax.ShapeDtypeStruct((batch, C.context), "int32")
     given = params, jax.eval_shape(tx.init, params), tokens, tokens
@@ -92,15 +98,24 @@ def ceiling(machine: Machine, batch: int) -> dict[str, float]:
     parts = {name: seconds * 1e3 for name, seconds in least.parts.items()}
     memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    return {"milliseconds": least.seconds * 1e3, "mfu": cost / least.seconds, "gigabytes": held / 1e9, **parts}
+    return {
+        "milliseconds": least.seconds * 1e3,
+        "mfu": cost / least.seconds,
+        "gigabytes": held / 1e9,
+        **parts,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--on", default="h100:1", help="a machine with one GPU")
     parser.add_argument("--batch", type=int, default=32)
     a = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none that is there is taken
+    jax.config.update(
+        "jax_platforms", "cpu"
+    )  # no device is needed, and none that is there is taken
     for name, value in ceiling(described(a.on), a.batch).items():
         print(f"{name} {value:.4g}")
 

@@ -5,7 +5,7 @@
 
 The first command compiles the training step of each entry of `ROWS` for its machine, in its own
 process. It reads the memory and the exchanges from the compiled program and runs nothing. The lower
-bound of the step time is `train.ahead.estimate.bound`. It assumes that all devices are connected by
+bound of the step time is `train.aot.estimate.bound`. It assumes that all devices are connected by
 links as fast as those within a host. Compare the required rate of sending with the bandwidth of a
 network between hosts, which may be lower. Rows are written as soon as they are compiled, and rows
 that are already in FILE are not compiled again.
@@ -32,21 +32,21 @@ import jax
 import numpy as np
 
 from benchmarks.common import Rows, alone, between, environment, shown, summary
-from jaxgrow.drop import LayerDrop
+from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
-from train.ahead.estimate import bound, fits
-from train.ahead.machines import described
-from train.ahead.rehearsal import Program, Rehearsal
+from train.aot.compilation import Program, Rehearsal
+from train.aot.estimate import bound, fits
+from train.aot.machines import described
+from train.config.experiment import Experiment, load
 from train.data import batches
-from train.experiment import Experiment, load
-from train.loop import programs
-from train.loop.inputs import step_plans
+from train.engine.loop import programs
+from train.engine.loop.inputs import step_plans
+from train.engine.run.ledger import Ledger
+from train.engine.state.mesh import How, rows
+from train.engine.state.model import Model
 from train.plan.methods import Scratch
 from train.plan.modifiers import Setting
 from train.plan.training import Train
-from train.run.ledger import Ledger
-from train.state.mesh import How, rows
-from train.state.model import Model
 
 GPT, LLAMA = "configs/papers/gpt.py", "configs/papers/llama.py"
 # The rows of a model have equal numbers of sequences per device. A mesh is not larger than
@@ -152,8 +152,12 @@ def ahead(found: Rows, only: str) -> None:
         verdict = "does not fit"
         if r["fits"]:
             verdict = f"{r['seconds_at_least']:>8.3f} {r['by']:>8} {r['tokens_per_second_at_most']:>11,.0f} "
-            verdict += f"{r['sent_gigabytes']:>8.1f} {r['sent_gigabytes'] / r['seconds_at_least']:>5.0f}"
-        memory = f"{r['state_gigabytes']:>7.1f} {r['besides_gigabytes']:>8.1f} {r['of_gigabytes']:>6.1f}"
+            verdict += (
+                f"{r['sent_gigabytes']:>8.1f} {r['sent_gigabytes'] / r['seconds_at_least']:>5.0f}"
+            )
+        memory = (
+            f"{r['state_gigabytes']:>7.1f} {r['besides_gigabytes']:>8.1f} {r['of_gigabytes']:>6.1f}"
+        )
         print(f"{short:>68} {memory} {verdict}", flush=True)
 
 
@@ -164,7 +168,9 @@ TINY = GPT2Config(vocab=64, context=8, layers=1, embed=16, heads=2, head_dim=8, 
 
 
 def experiment(model: Config, batch: int, how: How = "mesh", **changes: Any) -> Experiment:
-    return Experiment(name="benchmark", model=model, steps=1_000, batch=batch, parallel=how, **changes)
+    return Experiment(
+        name="benchmark", model=model, steps=1_000, batch=batch, parallel=how, **changes
+    )
 
 
 PARTS = ("inputs", "batch", "dispatch", "ledger")  # parts of the host's work for a step
@@ -189,7 +195,9 @@ class Loop:
         modifiers = tuple(m.program() for m in phase.modifiers)
         self._step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
         self._plans = step_plans(phase, self.model, Setting({}, 0, e.batch, e.accumulate, e.seed))
-        text = np.random.default_rng(0).integers(0, phase.config.sizes()["vocab"], 2**20, dtype=np.int32)
+        text = np.random.default_rng(0).integers(
+            0, phase.config.sizes()["vocab"], 2**20, dtype=np.int32
+        )
         source = batches.Windows(text, phase.config.length)
         self.data = batches.training(source, e.batch, e.seed, rows(e.batch, self.mesh))
         self._ledger = Ledger()
@@ -212,7 +220,9 @@ class Loop:
         clocks.append(time.thread_time())
         self._ledger.add(flops=plan.flops, tokens=self.tokens, steps=1, layers=plan.layers)
         clocks.append(time.thread_time())
-        parts = {name: b - a for name, (a, b) in zip(PARTS, itertools.pairwise(clocks), strict=True)}
+        parts = {
+            name: b - a for name, (a, b) in zip(PARTS, itertools.pairwise(clocks), strict=True)
+        }
         return parts | {"all": clocks[-1] - clocks[0], "elapsed": time.perf_counter() - start}
 
     def host(self) -> dict[str, float]:
@@ -244,12 +254,18 @@ def over_devices(counts: list[int], model: Config, batch: int) -> dict[str, Loop
     """A `Loop` with the same global batch for each number of devices, by `pmap` and over a mesh."""
     devices = jax.devices()
     hows: tuple[How, ...] = ("mesh", "pmap")
-    return {f"{how}, {n}": Loop(experiment(model, batch, how), devices[:n]) for n in counts for how in hows}
+    return {
+        f"{how}, {n}": Loop(experiment(model, batch, how), devices[:n])
+        for n in counts
+        for how in hows
+    }
 
 
 def step_times(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, Any]:
     """For each loop, the time of a step and its ratio to the first loop's time."""
-    sides: dict[str, Callable[[], float]] = {name: partial(loop.seconds, steps) for name, loop in loops.items()}
+    sides: dict[str, Callable[[], float]] = {
+        name: partial(loop.seconds, steps) for name, loop in loops.items()
+    }
     times, over = between(next(iter(sides.values())), sides, rounds)
     return {name: {"seconds": summary(times[name]), "ratio": summary(over[name])} for name in sides}
 
@@ -269,7 +285,9 @@ def here(found: Rows, rounds: int) -> None:
     loops = over_devices(counts, TINY, 4)
     one = jax.devices()[:1]
     loops["mesh, 1, eight times as deep"] = Loop(experiment(replace(TINY, layers=8), 4), one)
-    loops["mesh, 1, dropping layers"] = Loop(experiment(TINY, 4, method=Scratch(LayerDrop(theta=0.5))), one)
+    loops["mesh, 1, dropping layers"] = Loop(
+        experiment(TINY, 4, method=Scratch(LayerDrop(theta=0.5))), one
+    )
     each: dict[str, list[dict[str, float]]] = {name: [] for name in loops}
     for _ in range(rounds):
         for name, loop in loops.items():
@@ -282,9 +300,15 @@ def here(found: Rows, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--here", action="store_true", help="time steps on this machine's processor")
-    parser.add_argument("--only", default="", help="compile only rows whose name contains this word")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="time steps on this machine's processor"
+    )
+    parser.add_argument(
+        "--only", default="", help="compile only rows whose name contains this word"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="measurements with --here")
     parser.add_argument("--json", help="where to append the rows, one line each")
     a = parser.parse_args()

@@ -68,8 +68,8 @@ def tokenise(data, folder):
 def train(data, folder):
     from jaxgrow.models import GPT2Config
     from train.data.text import tokens
-    from train.experiment import Experiment
-    from train.loop.trainer import run
+    from train.config.experiment import Experiment
+    from train.engine.loop.trainer import run
     model = GPT2Config(vocab=tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)
     run(Experiment(name="small", model=model, data=data, steps=200, batch=16, eval_batches=2), folder)
 
@@ -97,7 +97,9 @@ def measure(script: Path, corpus: Path, tokenizer: str) -> tuple[float, float, f
       MiB.
     """
     command = [sys.executable, str(script), str(corpus), tokenizer]
-    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True
+    )
     return tuple(json.loads(done.stdout))
 
 
@@ -164,19 +166,42 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
                     out.write(line)
                     count += 1
             for what in ("tokenise", "train"):
-                command = [sys.executable, folder / "child.py", what, folder / "corpus.jsonl", tokenizer, folder]
-                done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True)
+                command = [
+                    sys.executable,
+                    folder / "child.py",
+                    what,
+                    folder / "corpus.jsonl",
+                    tokenizer,
+                    folder,
+                ]
+                done = subprocess.run(
+                    command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True
+                )
                 seconds, anonymous, peak = json.loads(done.stdout.splitlines()[-1])
-                row = {"gigabytes": size, "documents": count, "seconds": seconds, "anonymous_mebibytes": anonymous}
+                row = {
+                    "gigabytes": size,
+                    "documents": count,
+                    "seconds": seconds,
+                    "anonymous_mebibytes": anonymous,
+                }
                 found.add(f"{what} {size:g} GB", row | {"peak_mebibytes": peak})
-                print(f"{what:>13} {size:>5g} GB {count:>10,} {seconds:8.0f} {anonymous:14.0f} {peak:9.0f}", flush=True)
+                print(
+                    f"{what:>13} {size:>5g} GB {count:>10,} {seconds:8.0f} {anonymous:14.0f} {peak:9.0f}",
+                    flush=True,
+                )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, help="text: .txt, .gz, .xz or .zst")
-    parser.add_argument("tokenizer", help="a tokenizer.json, a folder of vocab.json and merges.txt, or bytes")
-    parser.add_argument("--megabytes", type=float, default=160, help="size of the largest corpus of each format")
+    parser.add_argument(
+        "tokenizer", help="a tokenizer.json, a folder of vocab.json and merges.txt, or bytes"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=160, help="size of the largest corpus of each format"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each corpus")
     parser.add_argument("--gigabytes", help="sizes of corpora to tokenise and to train on")
     parser.add_argument("--json", help="where to write the result")
@@ -198,7 +223,9 @@ def main() -> None:
                 part = whole[: len(whole) * size // SIZES[-1]]
                 write(part, folder / f"{i}-{size}")
                 (corpus,) = folder.glob(f"{i}-{size}*")
-                sides[f"{format} {size}x"] = lambda corpus=corpus: measure(folder / "child.py", corpus, tokenizer)
+                sides[f"{format} {size}x"] = lambda corpus=corpus: measure(
+                    folder / "child.py", corpus, tokenizer
+                )
                 about[f"{format} {size}x"] = len(part.encode()) / 1e6, f"{format} {SIZES[0]}x"
         measured = alternate(sides, a.rounds)
 
@@ -219,7 +246,10 @@ def main() -> None:
             "peak_over_1x": ratios(peak, [v[1] for v in measured[first]]),
         }
         result["sides"][side] = {"megabytes": megabytes} | row
-        print(f"{side:>18} {megabytes:5.0f}" + "".join(f"{shown(value):>26}" for value in row.values()))
+        print(
+            f"{side:>18} {megabytes:5.0f}"
+            + "".join(f"{shown(value):>26}" for value in row.values())
+        )
     save(a.json, result)
 
 

@@ -83,10 +83,10 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     from jaxgrow.models import GPT2Config
     from train.data.batches import next_tokens
-    from train.loop.parallel import mapped
-    from train.loop.step import Model, StepInputs, train_step
-    from train.state.mesh import Mesh
-    from train.state.optim import Optim, transformation
+    from train.engine.loop.parallel import mapped
+    from train.engine.loop.step import Model, StepInputs, train_step
+    from train.engine.state.mesh import Mesh
+    from train.engine.state.optim import Optim, transformation
 
     global _step
     params = jax.tree.map(jax.numpy.asarray, _weights(size))
@@ -129,9 +129,14 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
     losses = {name: w.submit(timed, 3).result()[2] for name, w in workers.items()}  # also compiles
     for name, values in losses.items():
         np.testing.assert_allclose(
-            values, losses["torch"], rtol=1e-3, err_msg=f"{name} and torch do different work: their losses differ"
+            values,
+            losses["torch"],
+            rtol=1e-3,
+            err_msg=f"{name} and torch do different work: their losses differ",
         )
-    rounds_of = alternate({name: lambda w=w: w.submit(timed, 1).result() for name, w in workers.items()}, rounds)
+    rounds_of = alternate(
+        {name: lambda w=w: w.submit(timed, 1).result() for name, w in workers.items()}, rounds
+    )
     for w in workers.values():
         w.shutdown()
     tokens = batch * size["context"]
@@ -149,7 +154,9 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
 
 
 def _tokens(size: dict[str, Any], batch: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, size["vocab"], (batch, size["context"] + 1), dtype=np.int32)
+    return np.random.default_rng(0).integers(
+        0, size["vocab"], (batch, size["context"] + 1), dtype=np.int32
+    )
 
 
 def _weights(size: dict[str, Any]) -> Any:
@@ -204,9 +211,13 @@ def _count(tree: Any) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=6, help="number of layers")
-    parser.add_argument("--embed", type=int, default=384, help="width, a multiple of the head size 64")
+    parser.add_argument(
+        "--embed", type=int, default=384, help="width, a multiple of the head size 64"
+    )
     parser.add_argument("--vocab", type=int, default=8192, help="size of the vocabulary")
     parser.add_argument("--context", type=int, default=256, help="tokens of each sequence")
     parser.add_argument("--batch", type=int, default=8, help="sequences of each step")
@@ -224,14 +235,27 @@ def main() -> None:
     size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
     result = environment("jax", "jaxlib", "flax", "optax", "torch", "transformers")
     sides = compare(size, a.batch, a.rounds, a.cores)
-    print(f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, batch {a.batch}, {a.rounds} rounds")
-    print(f"{'':>12} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}   first losses")
+    print(
+        f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, batch {a.batch}, {a.rounds} rounds"
+    )
+    print(
+        f"{'':>12} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}   first losses"
+    )
     for name, side in sides.items():
         losses = " ".join(f"{x:.4f}" for x in side["first_losses"])
         columns = f"{shown(side['tokens_per_second'], 0):>22} {shown(side['speed_over_torch']):>20}"
-        print(f"{name:>12} {columns} {shown(side['speed_over_torch_in_processor_time']):>20}   {losses}")
+        print(
+            f"{name:>12} {columns} {shown(side['speed_over_torch_in_processor_time']):>20}   {losses}"
+        )
     save(
-        a.json, result | {"size": size | {"batch": a.batch}, "rounds": a.rounds, "cores_used": a.cores, "sides": sides}
+        a.json,
+        result
+        | {
+            "size": size | {"batch": a.batch},
+            "rounds": a.rounds,
+            "cores_used": a.cores,
+            "sides": sides,
+        },
     )
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alone, alternate, environment, ratios, save, shown, summary
 from jaxgrow import grow, operators, swap
-from jaxgrow.maps import Growth
+from jaxgrow.growth.maps import Growth
 from jaxgrow.models import GPT2Config
 
 # Each entry makes a growth from the sizes of the large tree. Growing starts at half of the size,
@@ -34,12 +34,20 @@ GROWTHS: dict[str, Callable[[dict], Growth]] = {
     "hypercloning": lambda large: operators.hypercloning(
         {k: v // 2 for k, v in large.items()}, {k: large[k] for k in ("embed", "heads", "mlp")}
     ),
-    "stack": lambda large: operators.stack({"layers": large["layers"] // 2}, {"layers": large["layers"]}),
-    "interleave": lambda large: operators.interleave({"layers": large["layers"] // 2}, {"layers": large["layers"]}),
+    "stack": lambda large: operators.stack(
+        {"layers": large["layers"] // 2}, {"layers": large["layers"]}
+    ),
+    "interleave": lambda large: operators.interleave(
+        {"layers": large["layers"] // 2}, {"layers": large["layers"]}
+    ),
     "decoalesce far": lambda large: operators.decoalesce(large, heads="far", layers="far"),
-    "decoalesce adjacent": lambda large: operators.decoalesce(large, heads="adjacent", layers="adjacent"),
+    "decoalesce adjacent": lambda large: operators.decoalesce(
+        large, heads="adjacent", layers="adjacent"
+    ),
     "coalesce far": lambda large: operators.coalesce(large, heads="far", layers="far"),
-    "coalesce adjacent": lambda large: operators.coalesce(large, heads="adjacent", layers="adjacent"),
+    "coalesce adjacent": lambda large: operators.coalesce(
+        large, heads="adjacent", layers="adjacent"
+    ),
 }
 
 
@@ -102,8 +110,16 @@ def prepared(name: str, params: float, as_jax: bool) -> tuple[Callable, Any, Any
 
 def speed(name: str, params: float, as_jax: bool, rounds: int) -> dict[str, Any]:
     transform, source, result, larger = prepared(name, params, as_jax)
-    large = source if size(source) == size(larger) else jax.tree.map(lambda x: filled(x, as_jax), larger)
-    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree)) if as_jax else lambda tree: jax.tree.map(np.copy, tree)
+    large = (
+        source
+        if size(source) == size(larger)
+        else jax.tree.map(lambda x: filled(x, as_jax), larger)
+    )
+    copy = (
+        jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        if as_jax
+        else lambda tree: jax.tree.map(np.copy, tree)
+    )
 
     def timed(run: Callable, tree: Any) -> float:
         start = time.perf_counter()
@@ -146,12 +162,19 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--params", type=float, default=1.5e9, help="parameters of the larger tree; each needs 11 bytes of memory"
+        "--params",
+        type=float,
+        default=1.5e9,
+        help="parameters of the larger tree; each needs 11 bytes of memory",
     )
     parser.add_argument("--scale", choices=["small"], help="small: a larger tree of 1e8 parameters")
-    parser.add_argument("--only", default="", help="measure only transforms whose name contains this word")
+    parser.add_argument(
+        "--only", default="", help="measure only transforms whose name contains this word"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each transform")
     parser.add_argument("--json", help="where to write the result")
     a = parser.parse_args()
@@ -159,20 +182,34 @@ def main() -> None:
     free = int(re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
     if params * 11 > free:
         params = free / 11
-        print(f"{free / 1e9:.0f} GB of memory are free, so the larger tree has only {params:.2g} parameters")
+        print(
+            f"{free / 1e9:.0f} GB of memory are free, so the larger tree has only {params:.2g} parameters"
+        )
 
     result: dict[str, Any] = environment("jax", "jaxlib", "numpy")
-    result |= {"parameters": sum(x.size for x in jax.tree.leaves(shapes(config_of(params)))), "transforms": {}}
-    print(f"{result['machine']}, {result['cores']} cores; {result['parameters']:.3g} parameters, {a.rounds} rounds")
+    result |= {
+        "parameters": sum(x.size for x in jax.tree.leaves(shapes(config_of(params)))),
+        "transforms": {},
+    }
+    print(
+        f"{result['machine']}, {result['cores']} cores; {result['parameters']:.3g} parameters, {a.rounds} rounds"
+    )
     print(f"{'':>26} {'GB/s':>19} {'copy, GB/s':>19} {'speed / copy':>19} {'peak memory':>12}")
     for kind in ("numpy", "jit"):
         for name in GROWTHS:
             if a.only in name:
                 row = alone(speed, name, params, kind == "jit", a.rounds)
                 row["peak_over_source_result_leaf"] = alone(memory, name, params, kind == "jit")
-                columns = (row["gigabytes_per_second"], row["copy_gigabytes_per_second"], row["speed_over_copy"])
+                columns = (
+                    row["gigabytes_per_second"],
+                    row["copy_gigabytes_per_second"],
+                    row["speed_over_copy"],
+                )
                 text = " ".join(f"{shown(c):>19}" for c in columns)
-                print(f"{kind + ' ' + name:>26} {text} {row['peak_over_source_result_leaf']:>12.2f}", flush=True)
+                print(
+                    f"{kind + ' ' + name:>26} {text} {row['peak_over_source_result_leaf']:>12.2f}",
+                    flush=True,
+                )
                 result["transforms"][f"{kind} {name}"] = row
     save(a.json, result)
 

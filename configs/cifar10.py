@@ -26,14 +26,14 @@ mirrored but not shifted.
 from dataclasses import replace
 
 from configs import wikipedia
-from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import SwinConfig, ViTConfig
+from train.config.experiment import Experiment
 from train.data.augment import Augment
 from train.data.images import Images
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.recipes import deepened, halves
-from train.state.optim import Optim
 
 
 def vit_scratch() -> Experiment:
@@ -56,7 +56,9 @@ def vit_scratch() -> Experiment:
         steps=1800,
         batch=64,
         data=Images(source="folder", path="cifar10/train-jpeg.tar.xz", augment=Augment(flip=True)),
-        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=90, b2=0.999, weight_decay=0.05),
+        optim=Optim(
+            peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=90, b2=0.999, weight_decay=0.05
+        ),
         eval_every=90,
         eval_batches=32,
         log_every=20,
@@ -94,7 +96,9 @@ def vit_sbld() -> Experiment:
 
 def vit_uniform() -> Experiment:
     """The control of `vit_sbld`: the same layer dropping without sensitivities."""
-    return _dropping(vit_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
+    return _dropping(
+        vit_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))
+    )
 
 
 def vit_muon() -> Experiment:
@@ -106,7 +110,9 @@ def vit_muon() -> Experiment:
 def vit_muon_deepen() -> Experiment:
     """`vit_muon` with half of the layers first."""
     return replace(
-        vit_muon(), name="cifar10_vit_muon_deepen", method=deepened(vit_muon().model, 3, 0.5, wikipedia.FINAL)
+        vit_muon(),
+        name="cifar10_vit_muon_deepen",
+        method=deepened(vit_muon().model, 3, 0.5, wikipedia.FINAL),
     )
 
 
@@ -139,7 +145,9 @@ def swin_scratch() -> Experiment:
         window=4,
         remat="projections",
     )
-    return replace(vit, name="cifar10_swin_scratch", model=model, optim=replace(vit.optim, peak_lr=3e-3))
+    return replace(
+        vit, name="cifar10_swin_scratch", model=model, optim=replace(vit.optim, peak_lr=3e-3)
+    )
 
 
 def _dropping(base: Experiment, name: str, drop: LayerDrop) -> Experiment:
@@ -158,4 +166,6 @@ def swin_sbld() -> Experiment:
 
 def swin_uniform() -> Experiment:
     """The control of `swin_sbld`: the same layer dropping without sensitivities."""
-    return _dropping(swin_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
+    return _dropping(
+        swin_scratch(), "uniform", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))
+    )

@@ -24,17 +24,19 @@ methods use the same values.
 
 from dataclasses import replace
 
-from jaxgrow.drop import LayerDrop, Sensitivity, TokenDrop
-from jaxgrow.freeze import Freeze
+from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import GPT2Config, ViTConfig
+from jaxgrow.optim.freeze import Freeze
+from train.config.experiment import Experiment
 from train.data.images import Images
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Method, Scratch, Stage, VCycle
 from train.plan.modifiers import Rewarm
 from train.plan.recipes import deep_vcycle, deepened
-from train.state.optim import Optim
 
-MODEL = GPT2Config(vocab=256, context=64, layers=4, embed=48, heads=4, head_dim=12, mlp=192, remat="projections")
+MODEL = GPT2Config(
+    vocab=256, context=64, layers=4, embed=48, heads=4, head_dim=12, mlp=192, remat="projections"
+)
 
 
 def scratch() -> Experiment:
@@ -155,7 +157,10 @@ def sparkling() -> Experiment:
     rate of the new entries warms up again.
     """
     stage = replace(FINAL, warmup=0, rewarm=Rewarm(steps=50))
-    return _by("sparkling", Growing(HALF_WIDTH, SOURCE, (GrowTo((stage,), by=("sparkling",), moments="asymmetric"),)))
+    return _by(
+        "sparkling",
+        Growing(HALF_WIDTH, SOURCE, (GrowTo((stage,), by=("sparkling",), moments="asymmetric"),)),
+    )
 
 
 def mslt() -> Experiment:
@@ -279,7 +284,9 @@ def vit_scratch() -> Experiment:
         steps=1500,
         batch=32,
         data=Images(),  # not shifted: the digits fill the images and would lose strokes
-        optim=Optim(peak_lr=3e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.999, weight_decay=0.05),
+        optim=Optim(
+            peak_lr=3e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.999, weight_decay=0.05
+        ),
         eval_every=50,
         eval_batches=5,
         log_every=20,

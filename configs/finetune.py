@@ -12,12 +12,12 @@ each in its own subfolder.
 
 from dataclasses import replace
 
-from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from train.config.downstream import FineTuning
 from train.data.augment import Augment
 from train.data.images import Images
 from train.data.labelled.task import Labelled
-from train.finetuning import FineTuning
-from train.state.optim import Optim
+from train.engine.state.optim import Optim
 
 
 def _glue(task: str) -> FineTuning:
@@ -93,7 +93,11 @@ def squad2() -> FineTuning:
 def table() -> FineTuning:
     """Labelled text of your own: ``--set data.path=FILE data.text=COLUMN data.label=COLUMN``."""
     return FineTuning(
-        name="table", data=Labelled("table", "table.csv", length=128), epochs=3, batch=32, rates=(1e-5, 2e-5, 5e-5)
+        name="table",
+        data=Labelled("table", "table.csv", length=128),
+        epochs=3,
+        batch=32,
+        rates=(1e-5, 2e-5, 5e-5),
     )
 
 
@@ -179,10 +183,19 @@ def sst2_uniform() -> FineTuning:
 
 def digits() -> FineTuning:
     """The digits of scikit-learn, 8 x 8 pixels, which need no download."""
-    return FineTuning(name="digits", data=Images("digits"), epochs=20, batch=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2))
+    return FineTuning(
+        name="digits",
+        data=Images("digits"),
+        epochs=20,
+        batch=64,
+        rates=(1e-3, 3e-3),
+        seeds=(0, 1, 2),
+    )
 
 
-def _small(task: str, kind: str, length: int, stride: int = 128, examples: int = 8192) -> FineTuning:
+def _small(
+    task: str, kind: str, length: int, stride: int = 128, examples: int = 8192
+) -> FineTuning:
     """A task for the small models of `configs.wikipedia`.
 
     Their learning rates are a hundred times as high as for a BERT.

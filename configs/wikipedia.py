@@ -21,11 +21,11 @@ from dataclasses import replace
 
 from configs.demo import VCYCLE_PAPER
 from jaxgrow.models import BERTConfig, GPT2Config
+from train.config.experiment import Experiment
 from train.data.text import Data
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Stage
 from train.plan.recipes import deep_vcycle, deepened
-from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
 FINAL = Stage(0.5, warmup=0, schedule="linear")
@@ -37,7 +37,14 @@ def scratch() -> Experiment:
     return Experiment(
         name="wiki_scratch",
         model=GPT2Config(
-            vocab=256, context=128, layers=4, embed=64, heads=4, head_dim=16, mlp=256, remat="projections"
+            vocab=256,
+            context=128,
+            layers=4,
+            embed=64,
+            heads=4,
+            head_dim=16,
+            mlp=256,
+            remat="projections",
         ),
         steps=2200,
         batch=16,
@@ -99,7 +106,9 @@ def bert_scratch() -> Experiment:
         steps=2500,
         batch=64,
         data=DATA,
-        optim=Optim(peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=150, b2=0.98, weight_decay=0.01),
+        optim=Optim(
+            peak_lr=1e-3, schedule="wsd", decay=0.5, warmup=150, b2=0.98, weight_decay=0.01
+        ),
         eval_every=125,
         eval_batches=32,
         log_every=25,

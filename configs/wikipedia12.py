@@ -27,14 +27,16 @@ frontier, and to run three seeds.
 from dataclasses import replace
 
 from configs import wikipedia
-from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
-from train.experiment import Experiment
+from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.recipes import deepened, halves
 from train.plan.transforms import Pruning
 
-SMALL = GPT2Config(vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections")
+SMALL = GPT2Config(
+    vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections"
+)
 
 
 def scratch() -> Experiment:
@@ -43,7 +45,16 @@ def scratch() -> Experiment:
     return replace(
         base,
         name="wiki12_scratch",
-        model=GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96, remat="projections"),
+        model=GPT2Config(
+            vocab=256,
+            context=64,
+            layers=12,
+            embed=24,
+            heads=3,
+            head_dim=8,
+            mlp=96,
+            remat="projections",
+        ),
         steps=1800,
         batch=16,
         optim=replace(base.optim, peak_lr=2e-2, warmup=100),
@@ -107,7 +118,9 @@ def vcycle() -> Experiment:
     It needs no small model that was trained before.
     """
     base = scratch()
-    return replace(base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2))
+    return replace(
+        base, name="grow_vcycle", method=wikipedia.VCYCLE, optim=replace(base.optim, peak_lr=4e-2)
+    )
 
 
 def deepen() -> Experiment:
@@ -116,7 +129,9 @@ def deepen() -> Experiment:
     Then each layer is followed by its copy. One schedule covers both models, and the moments are
     copied.
     """
-    return replace(scratch(), name="grow_deepen", method=deepened(scratch().model, 6, 0.5, wikipedia.FINAL))
+    return replace(
+        scratch(), name="grow_deepen", method=deepened(scratch().model, 6, 0.5, wikipedia.FINAL)
+    )
 
 
 # --- under Muon ---
@@ -187,7 +202,9 @@ def muon_none() -> Experiment:
 
 def muon_quarter() -> Experiment:
     """Three layers for 0.4 of the steps, then twelve for 0.5."""
-    return replace(muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL))
+    return replace(
+        muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL)
+    )
 
 
 def muon_twice() -> Experiment:
@@ -206,7 +223,9 @@ def muon_dropped() -> Experiment:
     The model does not grow.
     """
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", scale="none")
-    method = replace(deepened(muon().model, 12, 0.5, wikipedia.FINAL), source=Stage(0.5, floor=1.0, drop=drop))
+    method = replace(
+        deepened(muon().model, 12, 0.5, wikipedia.FINAL), source=Stage(0.5, floor=1.0, drop=drop)
+    )
     return replace(muon(), name="muon_dropped", method=method)
 
 
@@ -260,7 +279,9 @@ def muon_halves_prores() -> Experiment:
 
 def _dropping(name: str, drop: LayerDrop) -> Experiment:
     base = scratch()
-    return replace(base, name=f"wiki12_{name}", optim=replace(base.optim, peak_lr=1e-2), method=Scratch(drop))
+    return replace(
+        base, name=f"wiki12_{name}", optim=replace(base.optim, peak_lr=1e-2), method=Scratch(drop)
+    )
 
 
 def pld() -> Experiment:

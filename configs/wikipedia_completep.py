@@ -16,7 +16,7 @@ of the best learning rate is compared.
 from dataclasses import replace
 
 from configs import wikipedia12
-from train.experiment import Experiment
+from train.config.experiment import Experiment
 
 
 def base() -> Experiment:
@@ -46,9 +46,13 @@ def deep_p() -> Experiment:
 
 def _sized(name: str, layers: int, embed: int) -> Experiment:
     like = wikipedia12.scratch()
-    model = replace(like.model, layers=layers, embed=embed, heads=embed // like.model.head_dim, mlp=4 * embed)
+    model = replace(
+        like.model, layers=layers, embed=embed, heads=embed // like.model.head_dim, mlp=4 * embed
+    )
     optim = replace(like.optim, warmup=50)
-    return replace(like, name=f"completep_{name}", model=model, steps=400, optim=optim, eval_every=100)
+    return replace(
+        like, name=f"completep_{name}", model=model, steps=400, optim=optim, eval_every=100
+    )
 
 
 def _parametrised(experiment: Experiment) -> Experiment:

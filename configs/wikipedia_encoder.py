@@ -21,12 +21,12 @@ did not learn within 1200.
 from dataclasses import replace
 
 from configs import wikipedia
-from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import ModernBERTConfig
-from train.experiment import Experiment
+from train.config.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.recipes import deepened, halves
-from train.state.optim import Optim
 
 
 def scratch() -> Experiment:
@@ -50,7 +50,9 @@ def scratch() -> Experiment:
         steps=1500,
         batch=16,
         data=replace(wikipedia.DATA, tokenizer="tokenizer-2048.json"),
-        optim=Optim(peak_lr=3e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.98, weight_decay=0.01),
+        optim=Optim(
+            peak_lr=3e-3, schedule="wsd", decay=0.5, warmup=100, b2=0.98, weight_decay=0.01
+        ),
         eval_every=100,
         eval_batches=32,
         log_every=20,
@@ -80,7 +82,9 @@ def small() -> Experiment:
 
 def ligo() -> Experiment:
     """LiGO, with maps that are learned in 100 steps."""
-    method = Growing(small().model, "encoder_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=100)),))
+    method = Growing(
+        small().model, "encoder_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=100)),)
+    )
     return replace(scratch(), name="encoder_ligo", method=method)
 
 
@@ -103,12 +107,16 @@ def uniform() -> Experiment:
 
 def muon() -> Experiment:
     """Train the encoder from scratch with Muon."""
-    return replace(scratch(), name="encoder_muon", optim=replace(scratch().optim, name="muon", peak_lr=1e-2))
+    return replace(
+        scratch(), name="encoder_muon", optim=replace(scratch().optim, name="muon", peak_lr=1e-2)
+    )
 
 
 def muon_deepen() -> Experiment:
     """`muon` with half of the layers first."""
-    return replace(muon(), name="encoder_muon_deepen", method=deepened(muon().model, 3, 0.5, wikipedia.FINAL))
+    return replace(
+        muon(), name="encoder_muon_deepen", method=deepened(muon().model, 3, 0.5, wikipedia.FINAL)
+    )
 
 
 def muon_halves() -> Experiment:

@@ -17,11 +17,19 @@ from dataclasses import replace
 
 from configs import wikipedia12
 from jaxgrow.models import LlamaConfig
-from train.experiment import Experiment
+from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Stage
 
 DENSE = LlamaConfig(
-    vocab=256, context=64, layers=6, embed=32, heads=4, kv_heads=4, head_dim=8, mlp=96, remat="projections"
+    vocab=256,
+    context=64,
+    layers=6,
+    embed=32,
+    heads=4,
+    kv_heads=4,
+    head_dim=8,
+    mlp=96,
+    remat="projections",
 )
 ONE = replace(DENSE, experts=1, active=1)  # the same model, with an axis of experts that can grow
 FOUR = replace(DENSE, experts=4, active=2)
@@ -43,7 +51,12 @@ def _upcycled(name: str, model: LlamaConfig, **options) -> Experiment:
     last = 0.5 * _cost(DENSE) / _cost(model)
     by = ("virtual_groups",) if model.mlp < DENSE.mlp else ("upcycle",)
     grown = GrowTo((Stage(last, warmup=0, schedule="linear"),), by=by, moments="copy", **options)
-    return replace(dense(), name=f"experts_{name}", model=model, method=Growing(ONE, Stage(0.5, floor=1.0), (grown,)))
+    return replace(
+        dense(),
+        name=f"experts_{name}",
+        model=model,
+        method=Growing(ONE, Stage(0.5, floor=1.0), (grown,)),
+    )
 
 
 def _cost(model: LlamaConfig) -> float:
@@ -72,4 +85,6 @@ def groups() -> Experiment:
 def init_experts() -> Experiment:
     """The control: four experts from the first step."""
     base = dense()
-    return replace(base, name="experts_init", model=FOUR, steps=round(base.steps * _cost(DENSE) / _cost(FOUR)))
+    return replace(
+        base, name="experts_init", model=FOUR, steps=round(base.steps * _cost(DENSE) / _cost(FOUR))
+    )

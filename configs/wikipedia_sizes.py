@@ -27,16 +27,20 @@ and the learning rates of the two largest models were not swept (`docs/results`)
 from dataclasses import replace
 
 from configs import wikipedia, wikipedia12
-from train.experiment import Experiment
+from train.config.experiment import Experiment
 from train.plan.methods import Stage
 from train.plan.recipes import deep_vcycle, deepened, halves
 
 
 def _sized(name: str, layers: int, embed: int, steps: int, rate: float) -> Experiment:
     base = wikipedia12.muon()
-    model = replace(base.model, layers=layers, embed=embed, heads=embed // base.model.head_dim, mlp=4 * embed)
+    model = replace(
+        base.model, layers=layers, embed=embed, heads=embed // base.model.head_dim, mlp=4 * embed
+    )
     optim = replace(base.optim, peak_lr=rate, warmup=steps * base.optim.warmup // base.steps)
-    return replace(base, name=f"wiki_{name}", model=model, steps=steps, optim=optim, eval_every=steps // 12)
+    return replace(
+        base, name=f"wiki_{name}", model=model, steps=steps, optim=optim, eval_every=steps // 12
+    )
 
 
 def _deepened(experiment: Experiment) -> Experiment:
@@ -54,7 +58,9 @@ def _cycled(experiment: Experiment) -> Experiment:
     Its warm-up is the same fraction of the steps at each size.
     """
     small = Stage(0.4, warmup=experiment.steps * 50 // 1800, floor=1.0)
-    return replace(experiment, name=f"{experiment.name}_vcycle", method=deep_vcycle(small, wikipedia.FINAL))
+    return replace(
+        experiment, name=f"{experiment.name}_vcycle", method=deep_vcycle(small, wikipedia.FINAL)
+    )
 
 
 def k24() -> Experiment:

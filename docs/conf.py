@@ -14,7 +14,13 @@ import jaxgrow
 project = "jaxgrow"
 author = "the jaxgrow authors"
 release = jaxgrow.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 exclude_patterns = ["conf.py", "pictures.py", "tables.py"]
 html_theme = "furo"
 html_title = f"jaxgrow {release}"
@@ -23,7 +29,10 @@ html_css_files = ["wide.css"]
 html_show_copyright = False
 
 highlight_language = "text"
-os.environ |= {"PYTHONPATH": sys.path[0], "JAX_PLATFORMS": "cpu"}  # of the notebooks, in processes of their own
+os.environ |= {
+    "PYTHONPATH": sys.path[0],
+    "JAX_PLATFORMS": "cpu",
+}  # of the notebooks, in processes of their own
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "force"
 nb_execution_timeout = 600
@@ -32,13 +41,17 @@ nb_execution_show_tb = True
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 
-autodoc_default_options = {"members": True, "ignore-module-all": True}  # of a module, what it defines
+autodoc_default_options = {
+    "members": True,
+    "ignore-module-all": True,
+}  # of a module, what it defines
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False  # a colon in what "Returns" says makes no type of it
 add_module_names = False
-default_role = "py:obj"  # `jaxgrow.maps` in a docstring is a link; `transformers`, which is not ours, is code
+# `jaxgrow.growth.maps` in a docstring is a link; `transformers`, which is not ours, is code
+default_role = "py:obj"
 nitpicky = True
 
 
@@ -49,14 +62,16 @@ def _documented(names):
 
 
 def _elsewhere(app, env, node, contnode):
-    """`jaxgrow.swap` is `jaxgrow.maps.swap`, which the site has. What is not ours is code, and so are type variables."""
+    """`jaxgrow.swap` is `jaxgrow.growth.maps.swap`, which the site has. What is not ours is code, and so are type variables."""
     target, domain = node.get("reftarget", ""), env.domains["py"]
     if node.get("refdomain") != "py":
         return None
     if not target.startswith("jaxgrow") or isinstance(locate(target), TypeVar):
         return contnode
     home = _documented(tuple(domain.objects)).get(id(locate(target)))
-    return home and domain.resolve_xref(env, node["refdoc"], app.builder, "obj", home, node, contnode)
+    return home and domain.resolve_xref(
+        env, node["refdoc"], app.builder, "obj", home, node, contnode
+    )
 
 
 def setup(app):

@@ -15,14 +15,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from configs import demo, wikipedia12
-from jaxgrow import AxisMap, maps, operators, show, sizes
-from jaxgrow.drop import schedule
-from jaxgrow.maps import by_axes
-from jaxgrow.matrices import dense
+from jaxgrow import AxisMap, operators, plot, sizes
+from jaxgrow.growth import maps
+from jaxgrow.growth.maps import by_axes
+from jaxgrow.growth.matrices import dense
+from jaxgrow.layerdrop import schedule
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import DEPTH
-from train.results import evidence, plots
-from train.results.evidence import Evidence, Frontier
+from train.analysis import evidence, plots
+from train.analysis.evidence import Evidence, Frontier
 from train.show import planned
 
 HERE = Path(__file__).parent / "pictures"
@@ -40,7 +41,7 @@ plt.rcParams.update(
 
 
 def _matrix(ax, matrix, title: str, most: float = 1):
-    image = show.image(ax, matrix, most)
+    image = plot.image(ax, matrix, most)
     ax.set_title(title, fontsize=9)
     ax.set_aspect("equal")
     ax.set_xticks([])
@@ -54,13 +55,20 @@ def one_product() -> plt.Figure:
     growth = {"embed": maps.tile(3, 2), "mlp": maps.select([0, 1, 2, 3, 3, 3], 4)}
     kernel = np.random.default_rng(0).normal(size=(3, 4))
     read, write = dense(growth["embed"].read), dense(growth["mlp"].write)
-    figure, axes = plt.subplots(1, 4, figsize=(8.5, 2.3), gridspec_kw={"width_ratios": [3, 4, 6, 6]})
+    figure, axes = plt.subplots(
+        1, 4, figsize=(8.5, 2.3), gridspec_kw={"width_ratios": [3, 4, 6, 6]}
+    )
     _matrix(axes[0], read, "read map of\nembed [6, 3]")
     _matrix(axes[1], kernel, "kernel (embed.in,\nmlp) [3, 4]", np.abs(kernel).max())
     _matrix(axes[2], write.T, "write map of mlp,\ntransposed [4, 6]")
     _matrix(axes[3], read @ kernel @ write.T, "the grown\nkernel [6, 6]", np.abs(kernel).max())
     for ax, sign in zip(axes, ("·", "·", "=", ""), strict=True):
-        at = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "center"}
+        at = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "center",
+        }
         ax.annotate(sign, (1, 0.5), (11, 0), fontsize=18, **at)
     return figure
 
@@ -81,24 +89,46 @@ def pairs() -> plt.Figure:
         _matrix(column[1], m.read, "")
     axes[0, 0].set_ylabel("write map: 8 new units\nfrom 4 old ones")
     axes[1, 0].set_ylabel("read map: 8 new units\nfrom 4 old ones")
-    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", shrink=0.8, pad=0.03)
+    bar = figure.colorbar(
+        image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", shrink=0.8, pad=0.03
+    )
     bar.set_label("weight (the colours follow its square root)")
     bar.ax.set_ylim(0, 1)  # no map of the figure has a negative weight
-    figure.suptitle("A copied unit is written whole and read in equal parts", x=0.44, y=1.02, fontsize=11)
+    figure.suptitle(
+        "A copied unit is written whole and read in equal parts", x=0.44, y=1.02, fontsize=11
+    )
     return figure
 
 
 def depth() -> plt.Figure:
     """Which old layer each new one is of, from 6 layers to 8."""
-    growths = {n: operator({"layers": 6}, {"layers": 8}) for n, operator in DEPTH.items() if n != "g_stack"}
+    growths = {
+        n: operator({"layers": 6}, {"layers": 8}) for n, operator in DEPTH.items() if n != "g_stack"
+    }
     figure, ax = plt.subplots(figsize=(6, 3.4))
     for x, growth in enumerate(growths.values()):
-        found = [growth] if isinstance(growth, dict) else [by_axes(t) for rule in growth.rules for t in rule.terms]
+        found = (
+            [growth]
+            if isinstance(growth, dict)
+            else [by_axes(t) for rule in growth.rules for t in rule.terms]
+        )
         writes = [dense(m.write) for maps in found for m in maps.values()]
-        for y, row in enumerate(max(writes, key=np.count_nonzero)):  # that of what is copied, not of what is zero
+        for y, row in enumerate(
+            max(writes, key=np.count_nonzero)
+        ):  # that of what is copied, not of what is zero
             old = int(row.argmax())
-            ax.add_patch(plt.Rectangle((x - 0.4, y - 0.45), 0.8, 0.9, color=plt.cm.viridis(old / 5)))
-            ax.text(x, y, old, ha="center", va="center", color="white" if old < 4 else "black", fontsize=8)
+            ax.add_patch(
+                plt.Rectangle((x - 0.4, y - 0.45), 0.8, 0.9, color=plt.cm.viridis(old / 5))
+            )
+            ax.text(
+                x,
+                y,
+                old,
+                ha="center",
+                va="center",
+                color="white" if old < 4 else "black",
+                fontsize=8,
+            )
     ax.set_xlim(-0.6, len(growths) - 0.4)
     ax.set_ylim(-0.7, 7.7)
     ax.set_xticks(range(len(growths)), growths, rotation=30, ha="right")
@@ -109,10 +139,12 @@ def depth() -> plt.Figure:
 
 def grown() -> plt.Figure:
     """What `jaxgrow show` draws: GPT-2's width by Net2Net."""
-    config = GPT2Config(vocab=50257, context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072)
+    config = GPT2Config(
+        vocab=50257, context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072
+    )
     params, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
     growth = operators.net2net(sizes(params, axes), {"embed": 1024, "heads": 16, "mlp": 4096}, 0)
-    return show.growth(growth, params, axes)
+    return plot.growth(growth, params, axes)
 
 
 def plans() -> plt.Figure:
@@ -125,7 +157,10 @@ def plans() -> plt.Figure:
     }
     whole = demo.muon().steps
     return plots.timeline(
-        [(f"{name} ({make().steps:,} of {whole:,} steps)", planned(make())) for name, make in methods.items()]
+        [
+            (f"{name} ({make().steps:,} of {whole:,} steps)", planned(make()))
+            for name, make in methods.items()
+        ]
     )
 
 
@@ -139,12 +174,23 @@ def saving() -> plt.Figure:
     figure, ax = plt.subplots(figsize=(5.5, 3.4))
     ax.plot(flops, losses, "s-", color=GREY)
     ax.annotate(
-        "from scratch, each fully decayed:\nthe frontier", (flops[1], losses[1]), (10, 10), color=GREY, **BESIDE
+        "from scratch, each fully decayed:\nthe frontier",
+        (flops[1], losses[1]),
+        (10, 10),
+        color=GREY,
+        **BESIDE,
     )
     ax.plot(cost, loss, "o", color=BLUE)
     ax.annotate("half of the layers first", (cost, loss), (-8, 0), ha="right", color=BLUE, **BESIDE)
     ax.annotate("", (cost, loss), (equal, loss), arrowprops={"arrowstyle": "->", "color": BLUE})
-    ax.text((cost + equal) / 2, loss - 0.008, f"saved: {row.mean:.1f} %", ha="center", va="top", color=BLUE)
+    ax.text(
+        (cost + equal) / 2,
+        loss - 0.008,
+        f"saved: {row.mean:.1f} %",
+        ha="center",
+        va="top",
+        color=BLUE,
+    )
     ax.set_xscale("log")
     ax.set_xticks([*flops, cost], [f"{x:.3g}" for x in flops] + [""])
     ax.minorticks_off()
@@ -173,7 +219,9 @@ class Point(NamedTuple):
     offset: tuple[int, int]  # of the label, in points; to the left if the first one is negative
     marker: str
     colour: str
-    shift: float = 1.0  # factor on the FLOPs, so that points with nearly equal FLOPs do not hide each other
+    shift: float = (
+        1.0  # factor on the FLOPs, so that points with nearly equal FLOPs do not hide each other
+    )
 
 
 def _against_frontier(optimizer: str, points: list[Point], title: str) -> plt.Figure:
@@ -188,8 +236,18 @@ def _against_frontier(optimizer: str, points: list[Point], title: str) -> plt.Fi
         row = _row(p.method, frontier, p.tau)
         x, loss = row.flops * p.shift, float(np.mean(row.losses))
         ax.plot([x] * len(row.losses), row.losses, ".", color=p.colour, markersize=5)
-        ax.plot(x, loss, p.marker, color=p.colour, markersize=9, markeredgecolor="white", markeredgewidth=0.5)
-        ax.annotate(p.label, (x, loss), p.offset, ha="right" if p.offset[0] < 0 else "left", **BESIDE)
+        ax.plot(
+            x,
+            loss,
+            p.marker,
+            color=p.colour,
+            markersize=9,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+        )
+        ax.annotate(
+            p.label, (x, loss), p.offset, ha="right" if p.offset[0] < 0 else "left", **BESIDE
+        )
     ax.set_xscale("log")
     ax.set_xticks(frontier.flops, [f"{x:g}" for x in frontier.flops])
     ax.minorticks_off()
@@ -209,7 +267,9 @@ def wiki12() -> plt.Figure:
         Point("ligo", None, "LiGO, 100 steps", (6, -20), "P", GREY),
         Point("ligo_start", None, "LiGO's initialisation", (-10, 0), "o", blue),
     ]
-    return _against_frontier("AdamW", points, "Under AdamW, LiGO's initialisation saves most, and copies save nothing")
+    return _against_frontier(
+        "AdamW", points, "Under AdamW, LiGO's initialisation saves most, and copies save nothing"
+    )
 
 
 def wiki12_muon() -> plt.Figure:
@@ -240,13 +300,19 @@ def keep() -> plt.Figure:
     figure, ax = plt.subplots(figsize=(8.5, 4.2))
     for name, run, style, colour, at, offset in series:
         times = (1, run.steps // 2, run.steps)
-        first, middle, last = (schedule(run.method.drop, len(layers), t, run.steps, sensitivity) for t in times)
+        first, middle, last = (
+            schedule(run.method.drop, len(layers), t, run.steps, sensitivity) for t in times
+        )
         if not np.allclose(middle, last, atol=1e-3) or np.min(first) < 0.97:
-            raise ValueError(f"the keep probabilities of {name} do not agree with the labels of this figure")
+            raise ValueError(
+                f"the keep probabilities of {name} do not agree with the labels of this figure"
+            )
         ax.plot(layers, last, style, color=colour, markersize=5)
         ax.annotate(f"{name}, middle and end", (at, last[at - 1]), offset, ha="center", **BESIDE)
     ax.plot(layers, np.ones(len(layers)), "-", color="black", linewidth=1)
-    ax.annotate("all three, first step (PLD: 0.97 or more)", (6.5, 1), (0, 8), ha="center", **BESIDE)
+    ax.annotate(
+        "all three, first step (PLD: 0.97 or more)", (6.5, 1), (0, 8), ha="center", **BESIDE
+    )
     ax.set_ylim(0, 1.1)
     ax.set_xticks(layers)
     ax.set_xlabel("layer")
@@ -276,32 +342,59 @@ def starts() -> plt.Figure:
         ax.set_xticks(range(1, 13))
     axes[0].set_ylim(0, 0.7)
     axes[0].set_ylabel("fraction of its rank that a matrix uses\n(linear scale from 0)")
-    figure.suptitle("On average over layers, models grown by copies use fewer directions than the others", fontsize=11)
+    figure.suptitle(
+        "On average over layers, models grown by copies use fewer directions than the others",
+        fontsize=11,
+    )
     return figure
 
 
 def saved_by_size() -> plt.Figure:
     """What three recipes saved on GPTs of several sizes, and what else was measured beside them."""
     figure, ax = plt.subplots(figsize=(8.5, 4))
-    series = [("halves", 0.6, plots.COLOURS[2]), ("deepen", 0.5, BLUE), ("vcycle", None, plots.COLOURS[3])]
+    series = [
+        ("halves", 0.6, plots.COLOURS[2]),
+        ("deepen", 0.5, BLUE),
+        ("vcycle", None, plots.COLOURS[3]),
+    ]
     for i, (method, tau, colour) in enumerate(series):
-        rows = [e for e in evidence.of(method, tau) if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")]
-        short = sorted((e for e in rows if e.each and e.tokens_per_parameter < 25), key=lambda e: e.parameters)
+        rows = [
+            e
+            for e in evidence.of(method, tau)
+            if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
+        ]
+        short = sorted(
+            (e for e in rows if e.each and e.tokens_per_parameter < 25), key=lambda e: e.parameters
+        )
         shift = 1.04 ** (i - 1)  # so that intervals do not hide each other
         ax.plot([e.parameters * shift for e in short], [e.mean for e in short], "-", color=colour)
         for e in filter(lambda e: e.each, rows):
             _point(ax, e, e.parameters * shift, colour)
         last = short[-1]
-        ax.annotate(last.name, (last.parameters * shift, last.mean), (9, 6 * (1 - i)), color=colour, **BESIDE)
+        ax.annotate(
+            last.name,
+            (last.parameters * shift, last.mean),
+            (9, 6 * (1 - i)),
+            color=colour,
+            **BESIDE,
+        )
     beside = [("halves", "ModernBERT"), ("halves", "ViT"), ("vcycle", "GPT2")]
     for method, family in beside:
         optimizer = "AdamW" if family == "GPT2" else "Muon"
-        found = next(e for e in evidence.of(method) if (e.family, e.optimizer) == (family, optimizer) and e.each)
+        found = next(
+            e
+            for e in evidence.of(method)
+            if (e.family, e.optimizer) == (family, optimizer) and e.each
+        )
         place = found.parameters * (0.9 if family == "GPT2" else 1)
         _point(ax, found, place, GREY)
-        name = f"{found.name}, {evidence.FAMILIES.get(family, family)}" + ", AdamW" * (optimizer == "AdamW")
+        name = f"{found.name}, {evidence.FAMILIES.get(family, family)}" + ", AdamW" * (
+            optimizer == "AdamW"
+        )
         side = {"ha": "right"} if family == "GPT2" else {}
-        ax.annotate(name, (place, found.mean), (-7, -24) if side else (9, 0), color=GREY, **BESIDE | side)
+        ax.annotate(
+            name, (place, found.mean), (-7, -24) if side else (9, 0), color=GREY, **BESIDE | side
+        )
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xscale("log")
     ax.set_xlim(1.6e4, 6e6)
@@ -309,7 +402,10 @@ def saved_by_size() -> plt.Figure:
     ax.set_xlabel("parameters")
     ax.set_ylabel("FLOPs saved at an equal loss, %")
     ax.text(
-        1.75e4, 42, "filled: about 20 tokens per parameter; hollow: 50; grey: other models or optimizers", fontsize=8
+        1.75e4,
+        42,
+        "filled: about 20 tokens per parameter; hollow: 50; grey: other models or optimizers",
+        fontsize=8,
     )
     return figure
 
@@ -320,9 +416,13 @@ BESIDE = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 def _point(ax, row: Evidence, x: float, colour: str) -> None:
     """The mean, with its interval or else the range of its seeds."""
     half = row.interval
-    low, high = (half, half) if half is not None else (row.mean - min(row.each), max(row.each) - row.mean)
+    low, high = (
+        (half, half) if half is not None else (row.mean - min(row.each), max(row.each) - row.mean)
+    )
     hollow = {"markerfacecolor": "white"} if row.tokens_per_parameter > 25 else {}
-    ax.errorbar(x, row.mean, [[low], [high]], fmt="o", color=colour, elinewidth=1, markersize=5, **hollow)
+    ax.errorbar(
+        x, row.mean, [[low], [high]], fmt="o", color=colour, elinewidth=1, markersize=5, **hollow
+    )
 
 
 FIGURES = (
@@ -344,7 +444,9 @@ def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for make in FIGURES:
         figure = make()
-        figure.savefig(folder / f"{make.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(
+            folder / f"{make.__name__}.svg", bbox_inches="tight", metadata={"Date": None}
+        )
         plt.close(figure)
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from train.results.evidence import summary
+from train.analysis.evidence import summary
 
 PAGE = Path(__file__).parent / "results" / "index.md"
-PLACE = re.compile(r"(?<=<!-- The table is written by `python docs/tables.py`)(.*?-->\n\n).*?(?=\n\n)", re.DOTALL)
+PLACE = re.compile(
+    r"(?<=<!-- The table is written by `python docs/tables.py`)(.*?-->\n\n).*?(?=\n\n)", re.DOTALL
+)
 
 
 def written(text: str) -> str:

@@ -1,50 +1,49 @@
-"""Grow, coalesce and interpolate Transformers: pure functions over parameter pytrees whose axes have names."""
+"""Grow, coalesce and interpolate Transformers: pure functions over parameter pytrees with named axes."""
 
 from jaxgrow import (
-    adapters,
     axes,
     checking,
-    completep,
-    composition,
-    drop,
-    experts,
+    checkpoints,
     flops,
-    freeze,
-    fused,
-    generation,
-    importance,
-    interop,
-    layout,
-    ligo,
-    lora,
-    maps,
-    matrices,
-    merge,
+    growth,
+    integrations,
+    layerdrop,
     models,
-    moments,
-    muon,
-    naming,
-    nnx,
     operators,
-    report,
+    optim,
+    peft,
+    plot,
     sharding,
-    show,
-    symmetry,
     testing,
 )
-from jaxgrow._grow import grow
 from jaxgrow._version import __version__
-from jaxgrow.axes import named, sizes, split
+from jaxgrow.axes import (
+    by_convention,
+    from_rules,
+    infer,
+    join_fused,
+    named,
+    restructured,
+    sizes,
+    split,
+    split_fused,
+    stack_layers,
+    unstack_layers,
+)
 from jaxgrow.checking import Checked, check_rules
-from jaxgrow.composition import compose
-from jaxgrow.fused import join_fused, split_fused
-from jaxgrow.generation import generate
-from jaxgrow.layout import restructured, stack_layers, unstack_layers
-from jaxgrow.maps import AxisMap, dual, preserves_function, swap
-from jaxgrow.matrices import Rows
-from jaxgrow.merge import correct, interpolate
-from jaxgrow.moments import grow_optimizer
-from jaxgrow.naming import by_convention, from_rules, infer
+from jaxgrow.growth import report, symmetry
+from jaxgrow.growth.apply import grow
+from jaxgrow.growth.composition import compose
+from jaxgrow.growth.maps import AxisMap, dual, preserves_function, swap
+from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.merge import correct, interpolate
+from jaxgrow.growth.moments import grow_optimizer
+from jaxgrow.integrations import nnx
+from jaxgrow.models import importance, upcycling
+from jaxgrow.models.generation import generate
+from jaxgrow.operators import ligo
+from jaxgrow.optim import completep, freeze, muon
+from jaxgrow.peft import adapters, lora
 
 __all__ = [
     "AxisMap",
@@ -56,44 +55,38 @@ __all__ = [
     "by_convention",
     "check_rules",
     "checking",
+    "checkpoints",
     "completep",
     "compose",
-    "composition",
     "correct",
-    "drop",
     "dual",
-    "experts",
     "flops",
     "freeze",
     "from_rules",
-    "fused",
     "generate",
-    "generation",
     "grow",
     "grow_optimizer",
+    "growth",
     "importance",
     "infer",
-    "interop",
+    "integrations",
     "interpolate",
     "join_fused",
-    "layout",
+    "layerdrop",
     "ligo",
     "lora",
-    "maps",
-    "matrices",
-    "merge",
     "models",
-    "moments",
     "muon",
     "named",
-    "naming",
     "nnx",
     "operators",
+    "optim",
+    "peft",
+    "plot",
     "preserves_function",
     "report",
     "restructured",
     "sharding",
-    "show",
     "sizes",
     "split",
     "split_fused",
@@ -102,4 +95,5 @@ __all__ = [
     "symmetry",
     "testing",
     "unstack_layers",
+    "upcycling",
 ]

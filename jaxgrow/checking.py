@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow._grow import grow
-from jaxgrow.axes import (
+from jaxgrow.axes.names import (
     READ,
     VALUE,
     Axes,
@@ -29,14 +28,19 @@ from jaxgrow.axes import (
     sizes,
     turned,
 )
+from jaxgrow.growth.apply import grow
 from jaxgrow.operators import hypercloning
 from jaxgrow.operators.targets import WIDTHS, width
 
-TOLERANCE = 1e-3  # of the deviation of the outputs: float32 rounds to less, a wrong mark changes more
+TOLERANCE = (
+    1e-3  # of the deviation of the outputs: float32 rounds to less, a wrong mark changes more
+)
 _TRIALS = 1500  # combinations of as many other marks, at most
 _SIDE_BY_SIDE = ("qkv", "kv_parts")
 
-Group = tuple[str, Names]  # leaves that differ by numbers alone and have the same names: those of all layers
+Group = tuple[
+    str, Names
+]  # leaves that differ by numbers alone and have the same names: those of all layers
 Named = Mapping[Group, Names]  # other names for some groups
 
 
@@ -46,41 +50,52 @@ class Checked:
 
     change: float  # of the outputs when all widths are doubled, of their deviation
     wrong: tuple[str, ...]  # a line for each name that is wrong
-    unproven: tuple[str, ...]  # a line for each mark that may be wrong: without it the outputs are the same
+    unproven: tuple[
+        str, ...
+    ]  # a line for each mark that may be wrong: without it the outputs are the same
 
     def __bool__(self) -> bool:
         return not self.wrong
 
     def __str__(self) -> str:
         kept = f"doubling all widths changes the outputs by {self.change:.1e} of their deviation"
-        lines = [f"wrong: {line}" for line in self.wrong] + [f"not proven: {line}" for line in self.unproven]
+        lines = [f"wrong: {line}" for line in self.wrong] + [
+            f"not proven: {line}" for line in self.unproven
+        ]
         return "\n".join([kept, *lines])
 
 
-def check_rules(apply: Callable[[Params], Any], params: Params, axes: Axes, seed: int = 0) -> Checked:
+def check_rules(
+    apply: Callable[[Params], Any], params: Params, axes: Axes, seed: int = 0
+) -> Checked:
     """Check the axis names of a model by growing it: all widths are doubled, and its outputs must stay the same.
 
-    Each ``.in`` is removed in turn, and the outputs must then change. If they change although no mark was removed, other names
-    are tried: each ``.in`` added and removed, and the layers on every other dimension. Attention's values are found by an
-    experiment of their own: where keys are zero, the outputs depend on them and not on the queries.
+    Each ``.in`` is removed in turn, and the outputs must then change. If they change although no
+    mark was removed, other names are tried: each ``.in`` added and removed, and the layers on every
+    other dimension. Attention's values are found by an experiment of their own: where keys are
+    zero, the outputs depend on them and not on the queries.
 
-    Take a small model: for each leaf of a layer it is evaluated a few times, at its own sizes and at the doubled ones. Leaves
-    that differ by a number alone, such as those of all layers, are tried together.
+    Take a small model: for each leaf of a layer it is evaluated a few times, at its own sizes and
+    at the doubled ones. Leaves that differ by a number alone, such as those of all layers, are
+    tried together.
 
     Args:
-      apply: from parameters of any sizes to the outputs, an array or a tree of arrays, for fixed inputs. A model that is made
-        from sizes is made here: ``lambda p: Model(**jaxgrow.sizes(p, axes)).apply({"params": p}, tokens)``. ``jax.jit`` of it
-        makes the check faster.
-      params: a pytree of arrays, or of their shapes. Noise is added, since scales of one and biases of zero prove nothing.
+      apply: from parameters of any sizes to the outputs, an array or a tree of arrays, for fixed
+        inputs. A model that is made from sizes is made here:
+        ``lambda p: Model(**jaxgrow.sizes(p, axes)).apply({"params": p}, tokens)``. ``jax.jit`` of
+        it makes the check faster.
+      params: a pytree of arrays, or of their shapes. Noise is added, since scales of one and biases
+        of zero prove nothing.
       axes: the axis names of each.
       seed: random seed for the noise.
 
     Returns:
-      A `Checked`: what is wrong, with names that would be right, and which marks the outputs do not depend on.
+      A `Checked`: what is wrong, with names that would be right, and which marks the outputs do not
+      depend on.
 
     Raises:
-      ValueError: the names do not fit the shapes, the model has no axis that is widened, or ``apply`` returns other shapes for
-        the wider model.
+      ValueError: the names do not fit the shapes, the model has no axis that is widened, or
+        ``apply`` returns other shapes for the wider model.
 
     Example:
       >>> params = {"up": np.eye(2, 3), "down": np.ones((3, 2))}
@@ -93,11 +108,14 @@ def check_rules(apply: Callable[[Params], Any], params: Params, axes: Axes, seed
     moved = check.moved_layers()
     fixes = {} if moved else check.fixes()
     wrong = moved or [
-        f"{group[0]}: is named {group[1]}; with {names} the outputs stay the same" for group, names in fixes.items()
+        f"{group[0]}: is named {group[1]}; with {names} the outputs stay the same"
+        for group, names in fixes.items()
     ]
     change = check.tried({})
     if not wrong and change > TOLERANCE:
-        wrong = ["the outputs change, and no few other marks prevent it: see that every axis has the right name"]
+        wrong = [
+            "the outputs change, and no few other marks prevent it: see that every axis has the right name"
+        ]
     if not moved:
         wrong = [*wrong, *check.attention()]
     return Checked(change, tuple(wrong), () if wrong else tuple(check.unproven()))
@@ -121,7 +139,9 @@ class _Check:
 
     def named(self, other: Named) -> Axes:
         names = {leaf: other[group] for group in other for leaf in self.groups[group]}
-        return jax.tree_util.tree_map_with_path(lambda p, n: names.get(path(p), n), self.axes, is_leaf=is_names)
+        return jax.tree_util.tree_map_with_path(
+            lambda p, n: names.get(path(p), n), self.axes, is_leaf=is_names
+        )
 
     def change(self, other: Named) -> float:
         """How far the outputs change when the model is doubled by these names."""
@@ -132,7 +152,9 @@ class _Check:
             raise ValueError(
                 f"no axis of this model is widened: its axes are {', '.join(known)}, not {', '.join(WIDTHS)}"
             )
-        return _change(self.before, self.outputs(grow(hypercloning(known, target), self.params, axes)))
+        return _change(
+            self.before, self.outputs(grow(hypercloning(known, target), self.params, axes))
+        )
 
     def tried(self, other: Named) -> float:
         """`change`, infinite where the names do not fit the shapes or the model."""
@@ -143,7 +165,9 @@ class _Check:
 
     def moved_layers(self) -> list[str]:
         """What is wrong with the dimension that layers are stacked on, if it is wrong in every leaf alike."""
-        stacked = {group: group[1] for group in self.groups if any(is_layers(axis(n)) for n in group[1])}
+        stacked = {
+            group: group[1] for group in self.groups if any(is_layers(axis(n)) for n in group[1])
+        }
         if not stacked or self.tried({}) < TOLERANCE:
             return []
         for dim in range(max(len(names) for names in stacked.values())):
@@ -159,7 +183,8 @@ class _Check:
     def fixes(self) -> Named:
         """The fewest other marks with which the outputs stay the same; none, if they do, or if there are no such marks.
 
-        Of as few marks, those of kernels go first: a norm's scale can make up for the kernel that alone reads it.
+        Of as few marks, those of kernels go first: a norm's scale can make up for the kernel that
+        alone reads it.
         """
         if self.change({}) < TOLERANCE:
             return {}
@@ -188,7 +213,9 @@ class _Check:
         inner = [group for group in self.groups if _of_heads(group[1])]
         if not inner or not any(_is_out(names) for _, names in self.groups):
             return []
-        keys = [group for group in inner if any(axis(n) == "head_dim" and reads(n) for n in group[1])]
+        keys = [
+            group for group in inner if any(axis(n) == "head_dim" and reads(n) for n in group[1])
+        ]
         if not keys:
             return [f"no leaf is marked as attention's keys are, 'head_dim{READ}'"]
         still = self.replaced(keys, lambda x: np.zeros_like(x))
@@ -196,29 +223,45 @@ class _Check:
         for group in inner:
             if group in keys or any(axis(n) in _SIDE_BY_SIDE for n in group[1]):
                 continue
-            other = self.replaced([group], lambda x: x + self.rng.normal(size=x.shape).astype(x.dtype), still)
-            is_value, is_marked = _change(before, self.outputs(other)) > TOLERANCE, marked(group[1], VALUE)
+            other = self.replaced(
+                [group], lambda x: x + self.rng.normal(size=x.shape).astype(x.dtype), still
+            )
+            is_value, is_marked = (
+                _change(before, self.outputs(other)) > TOLERANCE,
+                marked(group[1], VALUE),
+            )
             if is_value and not is_marked:
-                wrong.append(f"{group[0]}: is named {group[1]}, but is of attention's values: 'head_dim{VALUE}'")
+                wrong.append(
+                    f"{group[0]}: is named {group[1]}, but is of attention's values: 'head_dim{VALUE}'"
+                )
             elif is_marked and not is_value:
-                wrong.append(f"{group[0]}: is named {group[1]}, but is not of attention's values: 'head_dim'")
+                wrong.append(
+                    f"{group[0]}: is named {group[1]}, but is not of attention's values: 'head_dim'"
+                )
         return wrong
 
-    def replaced(self, groups: list[Group], change: Callable[[Any], Any], params: Params | None = None) -> Params:
+    def replaced(
+        self, groups: list[Group], change: Callable[[Any], Any], params: Params | None = None
+    ) -> Params:
         of = {leaf for group in groups for leaf in self.groups[group]}
         params = self.params if params is None else params
-        return jax.tree_util.tree_map_with_path(lambda p, x: change(x) if path(p) in of else x, params)
+        return jax.tree_util.tree_map_with_path(
+            lambda p, x: change(x) if path(p) in of else x, params
+        )
 
 
 def _drawn(params: Params, axes: Axes, rng: np.random.Generator) -> Params:
     """The parameters with noise: no scale is one, no bias zero, and no attention so even that queries do not matter.
 
-    Of a kernel the deviation of the noise is about one over the root of its inputs, of a vector it is one half.
+    Of a kernel the deviation of the noise is about one over the root of its inputs, of a vector it
+    is one half.
     """
 
     def leaf(names: Names, x: Any) -> np.ndarray:
         known = np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
-        one = math.prod(n for n, name in zip(known.shape, names, strict=True) if not is_layers(axis(name)))
+        one = math.prod(
+            n for n, name in zip(known.shape, names, strict=True) if not is_layers(axis(name))
+        )
         noise = 0.5 if _vector(names) else 1.5 / one**0.25
         return (known + noise * rng.normal(size=known.shape)).astype(known.dtype)
 
@@ -232,7 +275,9 @@ def _change(before: list[np.ndarray], after: list[np.ndarray]) -> float:
             f"the outputs have shapes {shapes[0]}, but {shapes[1]} when all widths are doubled: return logits, or what else "
             "has no axis that grows"
         )
-    both = [(x.astype(np.float64), y.astype(np.float64)) for x, y in zip(before, after, strict=True)]
+    both = [
+        (x.astype(np.float64), y.astype(np.float64)) for x, y in zip(before, after, strict=True)
+    ]
     return max(float(np.abs(y - x).max() / max(x.std(), 1e-30)) for x, y in both)
 
 
@@ -253,7 +298,9 @@ def _toggled(names: Names) -> Iterator[Names]:
     for i, name in enumerate(names):
         if _is_width(name):
             other = _renamed(names, i, turned(name, read=not reads(name)))
-            writes = any(not reads(n) and not is_layers(axis(n)) and axis(n) != "head_dim" for n in other)
+            writes = any(
+                not reads(n) and not is_layers(axis(n)) and axis(n) != "head_dim" for n in other
+            )
             if writes or _vector(names):
                 yield other
 

@@ -1,7 +1,8 @@
 """The cost of a model, from its own formula, and of any traced program: floating-point operations of matrix products.
 
-A multiply-add counts two. Norms, softmax and Adam are left out: below 2 % at the sizes of the papers; Muon's products are in
-`jaxgrow.muon.flops`. The test ``tests/test_flops.py`` holds the formula against what XLA counts in the compiled step.
+A multiply-add counts two. Norms, softmax and Adam are left out: below 2 % at the sizes of the
+papers; Muon's products are in `jaxgrow.optim.muon.flops`. The test ``tests/models/test_flops.py``
+holds the formula against what XLA counts in the compiled step.
 """
 
 import math
@@ -14,31 +15,49 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-from jaxgrow import maps
-from jaxgrow._grow import products
-from jaxgrow.adapters import detach
-from jaxgrow.axes import LAYERS, Axes, Names, Params, axis, is_names, leaves, path, reads, role
-from jaxgrow.drop import TokenDrop
-from jaxgrow.lora import RANK, LoRA, axes_of
-from jaxgrow.models.adapters import Adapter, AdapterCost
+from jaxgrow.axes.names import (
+    LAYERS,
+    Axes,
+    Names,
+    Params,
+    axis,
+    is_names,
+    leaves,
+    path,
+    reads,
+    role,
+)
+from jaxgrow.growth import maps
+from jaxgrow.growth.apply import products
+from jaxgrow.layerdrop import TokenDrop
+from jaxgrow.models.bottleneck import Adapter, AdapterCost
 from jaxgrow.models.config import Config, Cost
+from jaxgrow.peft.adapters import detach
+from jaxgrow.peft.lora import RANK, LoRA, axes_of
 
 
 def forward(
-    config: Config, tokens: int, length: int | None = None, layers: float | None = None, *, at_once: int | None = None
+    config: Config,
+    tokens: int,
+    length: int | None = None,
+    layers: float | None = None,
+    *,
+    at_once: int | None = None,
 ) -> float:
     """FLOPs of a forward pass. What a position costs is in the family's ``cost``.
 
-    The head is counted as in training. That of a BERT or ModernBERT that predicts tokens is counted at the masked positions
-    alone (the part ``config.masked`` of all), although a call without ``places`` returns logits of every position.
+    The head is counted as in training. That of a BERT or ModernBERT that predicts tokens is counted
+    at the masked positions alone (the part ``config.masked`` of all), although a call without
+    ``places`` returns logits of every position.
 
     Args:
       config: of the model.
       tokens: how many positions, of all samples together.
       length: positions of a sample; the config's, if left out.
-      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left out.
-      at_once: how many positions a device computes at once, by which a mixture of experts has more or fewer empty rows
-        (`jaxgrow.models.experts.blocks`); very many, if left out.
+      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left
+        out.
+      at_once: how many positions a device computes at once, by which a mixture of experts has more
+        or fewer empty rows (`jaxgrow.models.mixture.blocks`); very many, if left out.
 
     Returns:
       Floating-point operations.
@@ -49,7 +68,9 @@ def forward(
       274.81079808
     """
     cost = _cost(config, length or config.length, at_once)
-    return float(tokens) * ((config.depth if layers is None else layers) * cost.layer + cost.outside)
+    return float(tokens) * (
+        (config.depth if layers is None else layers) * cost.layer + cost.outside
+    )
 
 
 def weights(config: Config) -> np.ndarray:
@@ -59,7 +80,8 @@ def weights(config: Config) -> np.ndarray:
       config: of the model.
 
     Returns:
-      Numbers whose mean is 1: of layers that ran, their sum is what `forward` and `train` take for ``layers``.
+      Numbers whose mean is 1: of layers that ran, their sum is what `forward` and `train` take for
+      ``layers``.
     """
     cost = config.cost(config.length)
     return np.array(cost.layers) / cost.layer if cost.layers else np.ones(config.depth)
@@ -78,16 +100,18 @@ def train(
 ) -> float:
     """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
 
-    Products with the input need no gradient of it. Frozen layers at the bottom and the embeddings below them have no backward
-    pass, and then a tied head's table has no gradient. With an adapter, no kernel of the layers has one, nor has a tied table:
-    their products cost two thirds, those of attention and of a new head what they always do, and its own three forward ones
-    (two, of adapters that are fused).
+    Products with the input need no gradient of it. Frozen layers at the bottom and the embeddings
+    below them have no backward pass, and then a tied head's table has no gradient. With an adapter,
+    no kernel of the layers has one, nor has a tied table: their products cost two thirds, those of
+    attention and of a new head what they always do, and its own three forward ones (two, of
+    adapters that are fused).
 
     Args:
       config: of the model.
       tokens: how many positions, of all samples together.
       length: positions of a sample; the config's, if left out.
-      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left out.
+      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left
+        out.
       frozen: how many layers at the bottom do not train.
       drop: which tokens go around which layers.
       adapter: what trains in place of all that is below the head.
@@ -118,7 +142,9 @@ def train(
         total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
     if adapter is not None:
         if frozen or drop is not None:
-            raise ValueError("an adapter is for a whole stack: not together with frozen layers or token dropping")
+            raise ValueError(
+                "an adapter is for a whole stack: not together with frozen layers or token dropping"
+            )
         if len(config.depths) > 1:
             raise ValueError(
                 f"a {type(config).__name__} has stages, each over positions of its own, for which the cost of adapters is not "
@@ -139,7 +165,10 @@ def train(
 
 def _cost(config: Config, length: int, at_once: int | None) -> Cost:
     """The family's, with that of its adapters and of rows without a token."""
-    cost, own = config.cost(length), sum(config.adapter.cost(config.embed)) if config.adapter else 0.0
+    cost, own = (
+        config.cost(length),
+        sum(config.adapter.cost(config.embed)) if config.adapter else 0.0,
+    )
     return cost._replace(layer=cost.layer + own + config.empty(at_once))
 
 
@@ -184,7 +213,8 @@ class Counted(NamedTuple):
 
     Attributes:
       products: of matrix products and convolutions; a multiply-add counts two.
-      arithmetic: of everything else: one for each element that an arithmetic operation returns or a reduction reads.
+      arithmetic: of everything else: one for each element that an arithmetic operation returns or a
+        reduction reads.
     """
 
     products: float
@@ -201,21 +231,23 @@ _ARITHMETIC = frozenset(
     logistic max min mul neg pow rem round rsqrt sign sin sinh sqrt square sub tan tanh
     """.split()  # noqa: SIM905  (a list of quoted names would be three times as long)
 )
-_REDUCTIONS = frozenset({"argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}) | {
-    f"reduce_{name}" for name in ("max", "min", "prod", "sum")
-}
+_REDUCTIONS = frozenset(
+    {"argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}
+) | {f"reduce_{name}" for name in ("max", "min", "prod", "sum")}
 _SCATTERS = frozenset(f"scatter-{name}" for name in ("add", "max", "min", "mul"))
 
 
 def counted(jaxpr: Jaxpr) -> Counted:
     """Count the floating-point operations of a program from its jaxpr.
 
-    The count is that of the program as it is written, so it depends neither on the platform nor on the version of XLA. The
-    body of a scan counts as often as it runs, a conditional as its most expensive branch, and a `shard_map` on all of its
-    devices. The number of turns of a ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
+    The count is that of the program as it is written, so it depends neither on the platform nor on
+    the version of XLA. The body of a scan counts as often as it runs, a conditional as its most
+    expensive branch, and a `shard_map` on all of its devices. The number of turns of a
+    ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
 
     Args:
-      jaxpr: of `jax.make_jaxpr`, or ``jax.jit(f).trace(*arguments).jaxpr``; its ``.jaxpr``, if it is closed.
+      jaxpr: of `jax.make_jaxpr`, or ``jax.jit(f).trace(*arguments).jaxpr``; its ``.jaxpr``, if it
+        is closed.
 
     Returns:
       Operations of one run of the program, on all devices.
@@ -229,8 +261,13 @@ def counted(jaxpr: Jaxpr) -> Counted:
     for eqn in jaxpr.eqns:
         products += _product(eqn)
         arithmetic += _arithmetic(eqn)
-        # The program within a scatter only says how two numbers are combined: it is counted as arithmetic above.
-        inner = [] if eqn.primitive.name in _SCATTERS else [counted(j) for j in jaxprs_in_params(eqn.params)]
+        # The program within a scatter only says how two numbers are combined: it is counted as
+        # arithmetic above.
+        inner = (
+            []
+            if eqn.primitive.name in _SCATTERS
+            else [counted(j) for j in jaxprs_in_params(eqn.params)]
+        )
         if eqn.primitive.name == "cond":
             inner = [max(inner, key=lambda c: c.total)]
         times = _times(eqn)

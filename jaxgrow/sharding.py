@@ -1,7 +1,8 @@
 """Where leaves lie on a mesh of devices: read off the names of their axes, the same for every family and its optimizer state.
 
-A mesh has axes of its own. `RULES` says which axis of a model is divided among which axis of the mesh; samples are divided
-among those of `BATCH`. So there is no table of paths: a new model, and what grows out of one, need nothing here.
+A mesh has axes of its own. `RULES` says which axis of a model is divided among which axis of the
+mesh; samples are divided among those of `BATCH`. So there is no table of paths: a new model, and
+what grows out of one, need nothing here.
 """
 
 import math
@@ -12,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owner, path
+from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owner, path
 
 RULES: Mapping[str, str] = {
     "embed": "fsdp",
@@ -28,7 +29,9 @@ CONTEXT = "context"  # the axis of the mesh that divides the positions of each s
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 
-def spec(names: Names, shape: tuple[int, ...], mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> P:
+def spec(
+    names: Names, shape: tuple[int, ...], mesh: AnyMesh, rules: Mapping[str, str] = RULES
+) -> P:
     """How one leaf is divided: its axes in order, as far as they divide among the devices; each axis of the mesh serves once.
 
     Args:
@@ -65,15 +68,19 @@ def specs(params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = 
     Returns:
       A tree of the structure of ``params``.
     """
-    return jax.tree.map(lambda names, x: spec(names, x.shape, mesh, rules), axes, params, is_leaf=is_names)
+    return jax.tree.map(
+        lambda names, x: spec(names, x.shape, mesh, rules), axes, params, is_leaf=is_names
+    )
 
 
-def optimizer_specs(state: Tree, params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> Tree:
+def optimizer_specs(
+    state: Tree, params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES
+) -> Tree:
     """How an optimizer state is divided: a moment as its parameter, anything else not at all.
 
     Args:
-      state: of any optax optimizer, or its shapes; a leaf belongs to the parameter whose path ends its own
-        (`jaxgrow.axes.owner`).
+      state: of any optax optimizer, or its shapes; a leaf belongs to the parameter whose path ends
+        its own (`jaxgrow.axes.owner`).
       params: the parameters that it is the state of.
       axes: their axis names.
       mesh: as of `spec`.
@@ -86,7 +93,11 @@ def optimizer_specs(state: Tree, params: Params, axes: Axes, mesh: AnyMesh, rule
 
     def leaf(key_path, x):
         mine = owner(path(key_path), names)
-        return spec(*names[mine], mesh, rules) if mine is not None and x.shape == names[mine][1] else P()
+        return (
+            spec(*names[mine], mesh, rules)
+            if mine is not None and x.shape == names[mine][1]
+            else P()
+        )
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 
@@ -126,13 +137,17 @@ def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RUL
       A tree of `jax.Array`.
     """
     return jax.tree.map(
-        lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), params, specs(params, axes, mesh, rules)
+        lambda x, s: jax.device_put(x, NamedSharding(mesh, s)),
+        params,
+        specs(params, axes, mesh, rules),
     )
 
 
 def constrained(tree: Tree, specs: Tree) -> Tree:
-    """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without a mesh that XLA divides work
-    over, ``tree``. Axes of the mesh that traced code is mapped over divide nothing here."""
+    """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without
+    a mesh that XLA divides work over, ``tree``. Axes of the mesh that traced code is mapped over
+    divide nothing here.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if AxisType.Auto not in mesh.axis_types:
         return tree
@@ -154,7 +169,8 @@ def only(spec: P, axes: Sequence[str]) -> P:
 def split_batch(x: jax.Array) -> jax.Array:
     """``x``, with samples, its first axis, divided among the `BATCH` axes of the mesh and all else whole; for traced code.
 
-    Weights are then gathered, layer by layer, and not activations summed. Itself, where there is nothing to divide.
+    Weights are then gathered, layer by layer, and not activations summed. Itself, where there is
+    nothing to divide.
     """
     over = batch_axes(len(x))
     return jax.lax.with_sharding_constraint(x, P(over)) if over else x
@@ -163,7 +179,8 @@ def split_batch(x: jax.Array) -> jax.Array:
 def split_sequences(x: jax.Array) -> jax.Array:
     """Shard the batch axis as `split_batch` does, and the second axis, the positions, over `CONTEXT`; for traced code.
 
-    An array without a second axis, or with a number of positions that is not divisible, is sharded over its batch axis only.
+    An array without a second axis, or with a number of positions that is not divisible, is sharded
+    over its batch axis only.
     """
     if x.ndim < 2 or sequence_parts(x.shape[1]) == 1:
         return split_batch(x)
@@ -188,13 +205,19 @@ def sequence_parts(positions: int) -> int:
 def gathered(x: jax.Array, names: Names) -> jax.Array:
     """A leaf, with what samples share whole on each device, where a loop would gather it each time; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
-    return constrained(x, undivided_by_samples(names, x.shape)) if set(BATCH) & set(_automatic(mesh)) else x
+    return (
+        constrained(x, undivided_by_samples(names, x.shape))
+        if set(BATCH) & set(_automatic(mesh))
+        else x
+    )
 
 
 def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
     """`spec` of a leaf that devices with different samples all have, as each needs it for its own; for traced code."""
     mesh = jax.sharding.get_abstract_mesh()
-    rules = {axis: over for axis, over in RULES.items() if over not in BATCH and over in _automatic(mesh)}
+    rules = {
+        axis: over for axis, over in RULES.items() if over not in BATCH and over in _automatic(mesh)
+    }
     return spec(names, shape, mesh, rules)
 
 
@@ -214,16 +237,20 @@ def divided(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
 
 
 def mean_of_devices(x: jax.Array) -> jax.Array:
-    """The mean over devices of what each has computed of its own samples; for code that is mapped over `BATCH` axes (by
-    `jax.pmap` or `jax.shard_map`). Elsewhere ``x`` is of all samples."""
-    over = tuple(a for a in BATCH if a in _of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual))
+    """The mean over devices of what each has computed of its own samples; for code that is mapped
+    over `BATCH` axes (by `jax.pmap` or `jax.shard_map`). Elsewhere ``x`` is of all samples.
+    """
+    over = tuple(
+        a for a in BATCH if a in _of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual)
+    )
     return jax.lax.pmean(x, over) if over else x
 
 
 def whole_along(x: jax.Array, dim: int) -> jax.Array:
     """A leaf that is to be contracted along ``dim``, which no device has a part of alone; for traced code.
 
-    What divided it divides the largest other axis that it can: devices exchange their parts, and none ever has all of the leaf.
+    What divided it divides the largest other axis that it can: devices exchange their parts, and
+    none ever has all of the leaf.
     """
     mesh = jax.sharding.get_abstract_mesh()
     over = tuple(a for a in _automatic(mesh) if a != BATCH[0])
@@ -232,7 +259,9 @@ def whole_along(x: jax.Array, dim: int) -> jax.Array:
     if not over or not others:
         return x
     other = max(others, key=lambda d: x.shape[d])
-    return jax.lax.with_sharding_constraint(x, P(*[over if d == other else None for d in range(x.ndim)]))
+    return jax.lax.with_sharding_constraint(
+        x, P(*[over if d == other else None for d in range(x.ndim)])
+    )
 
 
 def apart(x: jax.Array) -> jax.Array:
@@ -269,7 +298,11 @@ def _automatic(mesh: AnyMesh) -> tuple[str, ...]:
 
 
 def _of_type(mesh: AnyMesh, kind: AxisType) -> tuple[str, ...]:
-    return tuple(a for a, k in zip(mesh.axis_names, mesh.axis_types, strict=True) if mesh.shape[a] > 1 and k == kind)
+    return tuple(
+        a
+        for a, k in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if mesh.shape[a] > 1 and k == kind
+    )
 
 
 def platform() -> str:

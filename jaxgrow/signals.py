@@ -1,6 +1,7 @@
 """What ends a process: Ctrl-C, SIGTERM and SIGHUP; as an exception, or put off while a step must not be left half done.
 
-Python calls handlers in the main thread alone: in others nothing is interrupted, and both do nothing.
+Python calls handlers in the main thread alone: in others nothing is interrupted, and both do
+nothing.
 """
 
 import signal
@@ -42,7 +43,9 @@ def uninterrupted() -> Iterator[None]:
 def _handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {n: old for n in numbers if (old := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
+        before = {
+            n: old for n in numbers if (old := signal.getsignal(n)) not in (None, signal.SIG_IGN)
+        }
     try:
         for number in before:
             signal.signal(number, handler)

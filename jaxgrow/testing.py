@@ -1,7 +1,7 @@
 """Assertions to put on growth operators, those here and your own. All raise `AssertionError`, by chex.
 
-An operator is any function from a parameter tree to a parameter tree. Tolerances are absolute, for weights of order one
-in float64; choose them for your precision.
+An operator is any function from a parameter tree to a parameter tree. Tolerances are absolute, for
+weights of order one in float64; choose them for your precision.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import chex
 import jax
 import numpy as np
 
-from jaxgrow.axes import Params, Tree
+from jaxgrow.axes.names import Params, Tree
 
 Operator: TypeAlias = Callable[[Params], Params]
 
@@ -35,24 +35,45 @@ def assert_idempotent(operator: Operator, x: Params, *, atol: float = 1e-12) -> 
 
 
 def assert_function_preserving(
-    operator: Operator, params: Params, before: Callable, after: Callable, inputs, *, atol: float = 1e-10
+    operator: Operator,
+    params: Params,
+    before: Callable,
+    after: Callable,
+    inputs,
+    *,
+    atol: float = 1e-10,
 ) -> None:
     """``after(operator(p), inputs) == before(p, inputs)``: the grown model computes what the old one did."""
-    chex.assert_trees_all_close(after(operator(params), inputs), before(params, inputs), rtol=0, atol=atol)
+    chex.assert_trees_all_close(
+        after(operator(params), inputs), before(params, inputs), rtol=0, atol=atol
+    )
 
 
 def assert_gradient_duality(
-    operator: Operator, dual: Operator, params: Params, before: Callable, after: Callable, *, atol: float = 1e-10
+    operator: Operator,
+    dual: Operator,
+    params: Params,
+    before: Callable,
+    after: Callable,
+    *,
+    atol: float = 1e-10,
 ) -> None:
     """``grad after (operator(p)) == dual(grad before (p))``, for scalar functions ``before`` and ``after`` of parameters."""
-    chex.assert_trees_all_close(jax.grad(after)(operator(params)), dual(jax.grad(before)(params)), rtol=0, atol=atol)
+    chex.assert_trees_all_close(
+        jax.grad(after)(operator(params)), dual(jax.grad(before)(params)), rtol=0, atol=atol
+    )
 
 
-def assert_adjoint(operator: Operator, adjoint: Operator, x: Params, y: Params, *, rtol: float = 1e-12) -> None:
+def assert_adjoint(
+    operator: Operator, adjoint: Operator, x: Params, y: Params, *, rtol: float = 1e-12
+) -> None:
     """``<f(x), y> == <x, f*(y)>``."""
 
     def inner(a: Tree, b: Tree) -> float:
-        return sum(float(np.vdot(u, v)) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+        return sum(
+            float(np.vdot(u, v))
+            for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        )
 
     np.testing.assert_allclose(inner(operator(x), y), inner(x, adjoint(y)), rtol=rtol)
 

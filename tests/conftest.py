@@ -12,7 +12,8 @@ import pytest
 from hypothesis import settings
 
 jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
-# Compiling is what the tests cost: XLA need not optimize what runs once. `tiny.optimized_jit` does, as a real run does.
+# Compiling is what the tests cost: XLA need not optimize what runs once. `tiny.optimized_jit` does,
+# as a real run does.
 _FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):  # later ones refuse it
@@ -21,13 +22,16 @@ os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-gc.disable()  # tracing makes millions of small objects that live on, and it would go over all of them again and again
+# tracing makes millions of small objects that live on, and it would go over all of them again and
+# again
+gc.disable()
 
 settings.register_profile("law", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("law")
 
 
-# A worker takes whole files, in which tests share programs and runs. Those that take longest come first: all end together.
+# A worker takes whole files, in which tests share programs and runs. Those that take longest come
+# first: all end together.
 LONGEST = (
     "hosts", "drop_execution", "finetune", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
     "llama", "notebooks", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
@@ -60,7 +64,8 @@ def few_programs():
         jax.clear_caches()
         gc.unfreeze()
     gc.collect()
-    if full:  # glibc keeps what is freed, unless it is told: then every later module would seem to be full
+    # glibc keeps what is freed, unless it is told: then every later module would seem to be full
+    if full:
         with suppress(OSError, AttributeError):
             ctypes.CDLL("libc.so.6").malloc_trim(0)
     gc.freeze()  # what programs are made of stays, and need not be gone over after every module

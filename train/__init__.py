@@ -16,4 +16,6 @@ NEEDS = (
 
 if missing := [name for name in NEEDS if find_spec(name) is None]:
     # Of an error that bears this package's own name, `python -m` prints the line alone.
-    raise ImportError(f"{', '.join(missing)}: not installed; pip install -e '.[train]'", name=__name__)
+    raise ImportError(
+        f"{', '.join(missing)}: not installed; pip install -e '.[train]'", name=__name__
+    )

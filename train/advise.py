@@ -2,22 +2,24 @@
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-CONFIG is a training from scratch. A measurement counts only if the model family and the optimizer are the same. It answers only
-if parameters and tokens per parameter agree to a factor of two; otherwise the nearest measurement is named, and nothing is
-advised. If several sizes or budgets were measured, the expected saving is a regression over them, with its 95 % interval.
+CONFIG is a training from scratch. A measurement counts only if the model family and the optimizer
+are the same. It answers only if parameters and tokens per parameter agree to a factor of two;
+otherwise the nearest measurement is named, and nothing is advised. If several sizes or budgets were
+measured, the expected saving is a regression over them, with its 95 % interval.
 
-With ``--measure``, a pilot on the model itself answers, wherever it is. A recipe that trains a smaller model for a part tau of
-the steps leaves out ``tau (1 - c)`` of the FLOPs, where c is the cost of its step relative to the large model. But the grown
-model then has the loss of a run from scratch that is b steps behind for each step of the small model. At an equal loss it
-saves::
+With ``--measure``, a pilot on the model itself answers, wherever it is. A recipe that trains a
+smaller model for a part tau of the steps leaves out ``tau (1 - c)`` of the FLOPs, where c is the
+cost of its step relative to the large model. But the grown model then has the loss of a run from
+scratch that is b steps behind for each step of the small model. At an equal loss it saves::
 
     1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
 
-where b is that of a growth after half of the steps. The root fits half of the layers first, with and without half of each MLP,
-for tau of 0.4 to 0.7 (docs/results/muon.md). It does not hold for one layer first, which the pilot leaves out. The pilot prints
-its cost before it runs: each small model trains for 0.5 % of the steps, at least 180, grows, and trains on at a constant
-learning rate, on the batches of a run from scratch. It sees only the beginning of training, where b is smaller than later, so
-b is taken to be at least 0.2. ``--write`` writes the advised config.
+where b is that of a growth after half of the steps. The root fits half of the layers first, with
+and without half of each MLP, for tau of 0.4 to 0.7 (docs/results/muon.md). It does not hold for one
+layer first, which the pilot leaves out. The pilot prints its cost before it runs: each small model
+trains for 0.5 % of the steps, at least 180, grows, and trains on at a constant learning rate, on
+the batches of a run from scratch. It sees only the beginning of training, where b is smaller than
+later, so b is taken to be at least 0.2. ``--write`` writes the advised config.
 """
 
 import math
@@ -30,34 +32,48 @@ from typing import Any
 import jax
 import numpy as np
 
-from train.commands import Parser
-from train.errors import UserError, exits_cleanly
-from train.experiment import Experiment, load
-from train.files import write_text
-from train.loop.trainer import run
+from train.analysis.evidence import Estimate, Setting, estimate, nearest, of
+from train.analysis.runs import Run, markdown
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import write_text
+from train.config.experiment import Experiment, load
+from train.engine.loop.trainer import run
+from train.engine.state.optim import Optim
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.recipes import deep_vcycle, deepened
-from train.results.evidence import Estimate, Setting, estimate, nearest, of
-from train.results.runs import Run, markdown
-from train.state.optim import Optim
 
 WORTH = 0.03  # savings below this part are lost in the noise of seeds
 PILOT = 0.005  # part of the steps for which the small model of a pilot trains
 SHORTEST = 180  # steps of the small model of a pilot, at least
 REACH = 1.5  # the grown model of a pilot trains for so many times the steps of the small model
-PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)  # parts of the steps for which the equation was measured
+PARTS = (
+    0.4,
+    0.45,
+    0.5,
+    0.55,
+    0.6,
+    0.65,
+    0.7,
+)  # parts of the steps for which the equation was measured
 LEAST = 0.2  # smallest b that is believed: short pilots find less, longer runs do not
 MOST_STEPS = 2**31  # of a budget: optimizers count steps in 32 bits
-OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD"}  # as `train.results.evidence` names them
+OPTIMIZERS = {
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "sgd": "SGD",
+}  # as `train.analysis.evidence` names them
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A way to save, for any model that is trained from scratch."""
 
-    name: str  # of the method in `train.results.evidence`
+    name: str  # of the method in `train.analysis.evidence`
     about: str
-    method: Callable[[Experiment, float], Method]  # of the part of the steps for which the small model trains
+    method: Callable[
+        [Experiment, float], Method
+    ]  # of the part of the steps for which the small model trains
     tau: float | None = None  # this part, as measured; None: the recipe fixes its own parts
     piloted: bool = False  # whether the equation holds for it, so that a pilot can find its b
 
@@ -77,7 +93,11 @@ def halves(experiment: Experiment, tau: float) -> Method:
 def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
     decay = decaying(experiment)
     stable, last = 1 - decay - tau, Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
-    stages = (Stage(stable, warmup=0, floor=1.0), last) if round(stable * experiment.steps) > 0 else (last,)
+    stages = (
+        (Stage(stable, warmup=0, floor=1.0), last)
+        if round(stable * experiment.steps) > 0
+        else (last,)
+    )
     return deepened(experiment.model, layers, tau, *stages, narrower=narrower)
 
 
@@ -119,7 +139,9 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
     """The part of the FLOPs that the plan of the recipe leaves out."""
     if tau is not None and not round(tau * experiment.steps):
         return 0.0
-    return 1 - cost(replace(experiment, method=recipe.method(experiment, tau or 0.0))) / cost(experiment)
+    return 1 - cost(replace(experiment, method=recipe.method(experiment, tau or 0.0))) / cost(
+        experiment
+    )
 
 
 def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
@@ -131,7 +153,10 @@ def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) 
 def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
     """The largest expected saving, and the part of the steps after which the model grows for it: before its rate decays."""
     stable = 1 - decaying(experiment)
-    return max((expected(experiment, recipe, tau, behind), tau) for tau in {min(tau, stable) for tau in PARTS})
+    return max(
+        (expected(experiment, recipe, tau, behind), tau)
+        for tau in {min(tau, stable) for tau in PARTS}
+    )
 
 
 # --- the pilot ---
@@ -148,16 +173,23 @@ class Pilot:
 def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     """Train briefly at a constant learning rate, from scratch and by each recipe that grows. Prints the cost first."""
     small = max(round(PILOT * experiment.steps), SHORTEST)
-    optim = replace(experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2))
+    optim = replace(
+        experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2)
+    )
     name, steps = f"{experiment.name}-pilot", round((1 + REACH) * small)
     base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
     growing = {
-        r.name: replace(base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, small / steps))
+        r.name: replace(
+            base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, small / steps)
+        )
         for r in RECIPES
         if r.piloted
     }
     share = sum(map(cost, (base, *growing.values()))) / cost(experiment)
-    print(f"the pilot: {1 + len(growing)} runs of {steps:,} steps, {share:.1%} of the budget", file=sys.stderr)
+    print(
+        f"the pilot: {1 + len(growing)} runs of {steps:,} steps, {share:.1%} of the budget",
+        file=sys.stderr,
+    )
 
     def ran(e: Experiment) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
@@ -175,9 +207,10 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
 def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -> float:
     """How many steps a model that grew after ``small`` of them is behind one from scratch, for each of those.
 
-    The losses are of every step. Each step's batch is the same for both, which leaves little noise in the gap between them; it
-    is averaged from half of ``small`` after the growth on, when what it upset has settled. By ``L ~ t^-p``, fitted to the run
-    from scratch, a gap g of the logarithms is ``t (1 - exp(-g / p))`` steps. Below 0 where the grown one is ahead.
+    The losses are of every step. Each step's batch is the same for both, which leaves little noise
+    in the gap between them; it is averaged from half of ``small`` after the growth on, when what it
+    upset has settled. By ``L ~ t^-p``, fitted to the run from scratch, a gap g of the logarithms is
+    ``t (1 - exp(-g / p))`` steps. Below 0 where the grown one is ahead.
     """
     step = 1 + np.arange(len(scratch))
     late, settled = step > small, step > 1.5 * small
@@ -214,8 +247,8 @@ class Answer:
     def gain(self) -> float:
         """The saving that is safe to expect: the least of what the pilot and comparable measurements say; 0 if nothing is.
 
-        Measurements without a pilot count if their whole interval lies above zero. A recipe is never worth anything if the
-        small model alone was cheaper where it was measured.
+        Measurements without a pilot count if their whole interval lies above zero. A recipe is
+        never worth anything if the small model alone was cheaper where it was measured.
         """
         if self.measured is not None and self.measured.small_alone_is_cheaper:
             return 0.0
@@ -236,7 +269,9 @@ class Answer:
     def source(self) -> str:
         """What the expectation rests on."""
         if self.measured is None:
-            return f"{self.recipe.about}: too far from anything measured: nearest is {self.nearest}."
+            return (
+                f"{self.recipe.about}: too far from anything measured: nearest is {self.nearest}."
+            )
         cheaper = "; there the small model alone was cheaper" * self.measured.small_alone_is_cheaper
         return f"{self.recipe.about}: {self.measured.source}{cheaper}."
 
@@ -264,8 +299,13 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
     found = estimate(rows, here)
     if found is None:
         near = nearest(rows, here).told
-        return experiment, f"Muon in place of AdamW: too far from anything measured: nearest is {near}.\n"
-    made = replace(experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon"))
+        return (
+            experiment,
+            f"Muon in place of AdamW: too far from anything measured: nearest is {near}.\n",
+        )
+    made = replace(
+        experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon")
+    )
     said = f"First of all use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
     return made, f"{said} All that follows is for Muon.\n"
 
@@ -274,7 +314,12 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     """Markdown, and the advised experiment; None if no recipe is advised."""
     base, here = stable(experiment), setting(experiment)
     found = answers(base, pilot)
-    heads = ["recipe", "leaves out at most", "saves at an equal loss, by measurements", "by the pilot"]
+    heads = [
+        "recipe",
+        "leaves out at most",
+        "saves at an equal loss, by measurements",
+        "by the pilot",
+    ]
     count = len(heads) if pilot is not None else len(heads) - 1
     lines = [
         f"{experiment.name}: {here.family}, {here.optimizer}, {here.parameters:,} parameters, {experiment.steps:,} steps, "
@@ -317,9 +362,7 @@ def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
     if pilot is not None:
         return "Growing is not advised: there is nothing to gain at this budget."
     if all(a.measured is None for a in found):
-        return (
-            "No advice: nothing comparable was measured near this setting. --measure runs a pilot on the model itself."
-        )
+        return "No advice: nothing comparable was measured near this setting. --measure runs a pilot on the model itself."
     return "Growing is not advised: no measured saving here has an interval that lies above zero."
 
 
@@ -349,7 +392,9 @@ def script(config: str, advised: Experiment) -> str:
     """A config file of ``advised``: what it changes in ``config``."""
     base, imports = load(config), {Experiment, load}
     settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
-    changes = "".join(f"        {f.name}={written(getattr(advised, f.name), imports)},\n" for f in settings)
+    changes = "".join(
+        f"        {f.name}={written(getattr(advised, f.name), imports)},\n" for f in settings
+    )
     lines = sorted(f"from {of.__module__} import {of.__name__}\n" for of in imports)
     return (
         f"from dataclasses import replace\n\n{''.join(lines)}\n\n"
@@ -372,12 +417,22 @@ def main() -> None:
     parser = Parser("advise", __doc__)
     parser.add_argument("config", help="a training from scratch: FILE.py:NAME, or FILE.py")
     parser.add_argument(
-        "--budget", type=float, metavar="FLOPS", help="compute budget (default: that of the config's steps)"
+        "--budget",
+        type=float,
+        metavar="FLOPS",
+        help="compute budget (default: that of the config's steps)",
     )
-    parser.add_argument("--measure", action="store_true", help="run a pilot: how far is a grown model behind?")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/advise"), help="folder of the pilot's runs")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE.py", help="write the advised config to this file (default: none)"
+        "--measure", action="store_true", help="run a pilot: how far is a grown model behind?"
+    )
+    parser.add_argument(
+        "--workdir", type=Path, default=Path("runs/advise"), help="folder of the pilot's runs"
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE.py",
+        help="write the advised config to this file (default: none)",
     )
     parser.add_set()
     arguments = parser.parse_args()

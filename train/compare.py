@@ -33,26 +33,28 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from train.commands import Parser
+from train.analysis import plots
+from train.analysis.runs import Run, refuse_unlike
+from train.analysis.savings import Comparison
+from train.common.commands import Parser
+from train.common.errors import Diverged, UserError, exits_cleanly
+from train.common.files import write_json, write_text
+from train.config.downstream import FineTuning
+from train.config.experiment import Experiment, as_json, load, load_as, warn
+from train.config.overrides import numbers, seed_list
 from train.data.tokenise import digest
-from train.errors import Diverged, UserError, exits_cleanly
+from train.engine.loop.trainer import run
+from train.engine.run.workdir import Workdir
 from train.evaluate import judged as evaluate
-from train.experiment import Experiment, as_json, load, load_as, warn
-from train.files import write_json, write_text
 from train.finetune import best, finetune, own
-from train.finetuning import FineTuning
-from train.loop.trainer import run
-from train.overrides import numbers, seed_list
 from train.plan.transforms import Import
-from train.results import plots
-from train.results.comparison import Comparison
-from train.results.runs import Run, refuse_unlike
-from train.run.workdir import Workdir
 from train.tasks.benchmarks import Benchmarks
 from train.tasks.perplexity import files_of, is_text
 
 
-def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path) -> Comparison:
+def compare(
+    configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path
+) -> Comparison:
     """Runs, or reads, every config with every seed, and so those of the frontier; ``configs[0]`` is the baseline.
 
     A run that diverges is noted, and the others go on; no config runs with a seed with which the
@@ -78,17 +80,25 @@ def compare(configs: list[Experiment], shorter: list[Experiment], seeds: list[in
         warn(experiment)
     baseline = finished(configs[0], seeds)
     if not baseline:
-        raise UserError(f"every run of the baseline {configs[0].name} diverged: lower its optim.peak_lr")
+        raise UserError(
+            f"every run of the baseline {configs[0].name} diverged: lower its optim.peak_lr"
+        )
     left = [run.seed for run in baseline]
     others = [finished(e, left) for e in configs[1:]]
     frontier = [finished(e, left) for e in shorter]
-    return Comparison([baseline, *filter(None, others)], [*filter(None, frontier)], diverged=diverged)
+    return Comparison(
+        [baseline, *filter(None, others)], [*filter(None, frontier)], diverged=diverged
+    )
 
 
-def attempt(experiment: Experiment, seed: int, workdir: Path, diverged: dict[str, list[int]]) -> Run | None:
+def attempt(
+    experiment: Experiment, seed: int, workdir: Path, diverged: dict[str, list[int]]
+) -> Run | None:
     """The finished run; None, and a note in ``diverged``, if its loss stopped being a number, or that of its source."""
     lost = {f"{name}-seed{s}" for name, seeds in diverged.items() for s in seeds}
-    sources = {phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)}
+    sources = {
+        phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)
+    }
     folder = workdir / f"{experiment.name}-seed{seed}"
     try:
         if gone := sources & lost:
@@ -106,7 +116,9 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
     if not 0 < fraction < 1:
         raise UserError(f"--frontier takes fractions between 0 and 1, not {fraction:g}")
     return replace(
-        experiment, name=f"{experiment.name}-x{fraction:g}", steps=max(1, round(fraction * experiment.steps))
+        experiment,
+        name=f"{experiment.name}-x{fraction:g}",
+        steps=max(1, round(fraction * experiment.steps)),
     )
 
 
@@ -128,7 +140,9 @@ def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, lis
     results = [[one(r) for r in same] for same in runs]
     names = {task: _metric(results[0][0][task]) for task in tasks}
     return {
-        f"{task}, {name.replace('_', ' ')}": [[result[task][name] for result in same] for same in results]
+        f"{task}, {name.replace('_', ' ')}": [
+            [result[task][name] for result in same] for same in results
+        ]
         for task, name in names.items()
     }
 
@@ -143,7 +157,8 @@ def keys(tasks: list[str], data: Path) -> dict[str, str]:
     others = [task for task in tasks if task not in texts]
     found = Benchmarks(data).files(others) if others else {}
     return {task: " ".join([task, *map(digest, files)]) for task, files in texts.items()} | {
-        task: " ".join(["lm-eval", task, *map(digest, _beside(files))]) for task, files in found.items()
+        task: " ".join(["lm-eval", task, *map(digest, _beside(files))])
+        for task, files in found.items()
     }
 
 
@@ -154,7 +169,14 @@ def _metric(result: dict[str, Any]) -> str:
 
 def _beside(files: list[Path]) -> list[Path]:
     """``files``, and those that are read with them: labels, other parts of the same set."""
-    return sorted({f for file in files for f in file.parent.glob(f"{file.name.partition('.')[0]}*") if f.is_file()})
+    return sorted(
+        {
+            f
+            for file in files
+            for f in file.parent.glob(f"{file.name.partition('.')[0]}*")
+            if f.is_file()
+        }
+    )
 
 
 def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str, list[list[float]]]:
@@ -172,19 +194,35 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
 def main() -> None:
     parser = Parser("compare", __doc__)
     parser.add_argument(
-        "configs", nargs="+", help="FILE.py[:NAME], each with :a.b=c ... of its own; the first is the baseline"
+        "configs",
+        nargs="+",
+        help="FILE.py[:NAME], each with :a.b=c ... of its own; the first is the baseline",
     )
     parser.add_argument("--seeds", default="0", help="seeds of each config, such as 0,1,2")
     parser.add_argument(
-        "--frontier", default="", help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c (default: none)"
-    )
-    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="folder of all runs and of the results")
-    parser.add_argument("--evaluate", default="", metavar="A,B", help="tasks of train.evaluate (default: none)")
-    parser.add_argument(
-        "--data", type=Path, default=Path("."), metavar="DIR", help="folder of the files of these tasks"
+        "--frontier",
+        default="",
+        help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c (default: none)",
     )
     parser.add_argument(
-        "--finetune", action="append", default=[], metavar="CONFIG", help="a config of train.finetune (default: none)"
+        "--workdir", type=Path, default=Path("runs"), help="folder of all runs and of the results"
+    )
+    parser.add_argument(
+        "--evaluate", default="", metavar="A,B", help="tasks of train.evaluate (default: none)"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("."),
+        metavar="DIR",
+        help="folder of the files of these tasks",
+    )
+    parser.add_argument(
+        "--finetune",
+        action="append",
+        default=[],
+        metavar="CONFIG",
+        help="a config of train.finetune (default: none)",
     )
     parser.add_set("override fields of every config")
     arguments = parser.parse_args()
@@ -207,7 +245,11 @@ def main() -> None:
     comparison = replace(comparison, scores=scores)
     report = comparison.report()
     write_text(folder / "compare.md", report)
-    summary = {"rows": comparison.rows(), "noise": comparison.noise(), "doubts": comparison.doubts()}
+    summary = {
+        "rows": comparison.rows(),
+        "noise": comparison.noise(),
+        "doubts": comparison.doubts(),
+    }
     summary["diverged"] = comparison.diverged
     write_json(folder / "compare.json", summary)
     drawn = [folder / "compare.png", folder / "compare_seconds.png"]
@@ -215,7 +257,9 @@ def main() -> None:
         plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
         drawn.append(folder / "compare_keep.png")
-    print(f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, drawn))}")
+    print(
+        f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, drawn))}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Evaluates a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada_openai,blimp [--data DIR]``
 
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder.
+MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
+folder.
 
 A task is one of
 
@@ -9,27 +10,28 @@ A task is one of
     cola sst2 ... squad1 squad2               the metrics of a task that the model was fine-tuned on (`train.finetune`)
     lambada_openai blimp piqa hellaswag ...   any task or group of the lm-evaluation-harness (``pip install -e '.[eval]'``)
 
-Texts, and the tasks of `train.finetune`, are read from the published files in DIR or in DIR/TASK, and nothing is downloaded.
-Each token of a text is predicted once, from up to a context of tokens before it; windows advance by ``--stride`` tokens (by
-default, a context).
+Texts, and the tasks of `train.finetune`, are read from the published files in DIR or in DIR/TASK,
+and nothing is downloaded. Each token of a text is predicted once, from up to a context of tokens
+before it; windows advance by ``--stride`` tokens (by default, a context).
 
-Tasks of the harness are run by the harness itself, so their numbers are its numbers, with standard errors. With ``--data DIR``
-their datasets are local: the published files of LAMBADA, BLiMP, PIQA, HellaSwag, ARC and WikiText, or copies of the datasets'
-repositories, such as DIR/allenai/sciq. Without ``--data`` the harness downloads datasets. ``--include`` names a folder of YAML
-files with tasks of your own. A masked model scores a continuation by its pseudo-likelihood: each token is hidden in turn
-(Salazar et al., 2020).
+Tasks of the harness are run by the harness itself, so their numbers are its numbers, with standard
+errors. With ``--data DIR`` their datasets are local: the published files of LAMBADA, BLiMP, PIQA,
+HellaSwag, ARC and WikiText, or copies of the datasets' repositories, such as DIR/allenai/sciq.
+Without ``--data`` the harness downloads datasets. ``--include`` names a folder of YAML files with
+tasks of your own. A masked model scores a continuation by its pseudo-likelihood: each token is
+hidden in turn (Salazar et al., 2020).
 """
 
 from pathlib import Path
 from typing import Any
 
-from train.commands import Parser
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import write_json
 from train.data.labelled.task import NAMES, Labelled
 from train.data.text import name_of
-from train.errors import UserError, exits_cleanly
-from train.files import write_json
-from train.run.workdir import Workdir
-from train.state.opened import config_of, opened
+from train.engine.run.workdir import Workdir
+from train.engine.state.pretrained import config_of, opened
 from train.tasks.benchmarks import Benchmarks
 from train.tasks.perplexity import files_of, is_text, perplexity
 from train.tasks.scoring import Scorer
@@ -50,7 +52,7 @@ def judged(
       model: folder of the model.
       names: tasks.
       data: folder of their files; None: the working directory, and lm-eval downloads datasets.
-      tokenizer: as of `train.state.opened.opened`.
+      tokenizer: as of `train.engine.state.pretrained.opened`.
       stride: tokens between two windows over a text; None: the context.
       benchmarks: how tasks of lm-eval are run; None: with their own settings.
 
@@ -78,10 +80,14 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     where = data / name if (data / name).is_dir() else data
     run = Workdir(model)
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
-    read: dict[str, Any] = {"length": config_of(model).length} | {k: was[k] for k in ("length", "stride") if k in was}
+    read: dict[str, Any] = {"length": config_of(model).length} | {
+        k: was[k] for k in ("length", "stride") if k in was
+    }
     task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
     scores = score(model, task)
-    return {f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()}
+    return {
+        f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()
+    }
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -99,20 +105,45 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
-    parser.add_argument("--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada_openai")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder of the tasks' files (default: this one; lm-eval downloads)"
+        "--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada_openai"
     )
-    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)")
-    parser.add_argument("--stride", type=int, help="tokens between windows over a text (default: the context)")
     parser.add_argument(
-        "--few-shot", type=int, metavar="N", help="examples before each question of lm-eval (default: the task's own)"
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of the tasks' files (default: this one; lm-eval downloads)",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="most questions of each task of lm-eval (default: all)")
     parser.add_argument(
-        "--include", type=Path, metavar="DIR", help="folder of YAML files with more tasks for lm-eval (default: none)"
+        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to this file (default: none)")
+    parser.add_argument(
+        "--stride", type=int, help="tokens between windows over a text (default: the context)"
+    )
+    parser.add_argument(
+        "--few-shot",
+        type=int,
+        metavar="N",
+        help="examples before each question of lm-eval (default: the task's own)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="most questions of each task of lm-eval (default: all)",
+    )
+    parser.add_argument(
+        "--include",
+        type=Path,
+        metavar="DIR",
+        help="folder of YAML files with more tasks for lm-eval (default: none)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write all numbers to this file (default: none)",
+    )
     a = parser.parse_args()
     names = [name for name in a.tasks.split(",") if name]
     if not names:

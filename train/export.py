@@ -1,6 +1,7 @@
 """Writes a finished run as a Hugging Face folder, which `transformers` loads: ``python -m train.export RUN DST [--overwrite]``
 
-Weights, ``config.json``, the tokenizer, and a model card: data, plan, cost and losses, as the run has them.
+Weights, ``config.json``, the tokenizer, and a model card: data, plan, cost and losses, as the run
+has them.
 """
 
 import json
@@ -12,22 +13,23 @@ import numpy as np
 
 from jaxgrow import __version__
 from jaxgrow.axes import axis
-from jaxgrow.interop import CheckpointError, Loaded, Source, huggingface, open_checkpoint
-from jaxgrow.interop.files import RECORD, read_json, write_json
-from jaxgrow.interop.folders import appearing
-from jaxgrow.interop.labels import named
-from jaxgrow.interop.source import flat, nested
+from jaxgrow.checkpoints import CheckpointError, Loaded, Source, open_checkpoint
+from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.hf.labels import named
+from jaxgrow.checkpoints.io.files import RECORD, read_json, write_json
+from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.source import flat, nested
 from jaxgrow.models import Config, EncoderConfig, TextConfig
 from jaxgrow.models.patches import PatchConfig
-from train.commands import Parser
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
 from train.data.images import images_of
 from train.data.labelled.encoding import PADS, Encoder, Frame
 from train.data.labelled.task import Labelled, labelled_of
 from train.data.processor import FILE, described
 from train.data.special import special_tokens
 from train.data.text import tokenizer_of
-from train.errors import UserError, exits_cleanly
-from train.run.workdir import Workdir
+from train.engine.run.workdir import Workdir
 
 # The roles of special tokens, by the names that tokens of the role may have.
 _ROLES = {
@@ -45,20 +47,27 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
     """Writes the last model of a finished run.
 
     Raises:
-      UserError: the run has not ended, no architecture stores its model, or the folder may not be written.
+      UserError: the run has not ended, no architecture stores its model, or the folder may not be
+        written.
     """
     workdir = Workdir(run)
     if not workdir.finished:
-        raise UserError(f"there is no finished run in {run}; jaxgrow convert writes other checkpoints")
+        raise UserError(
+            f"there is no finished run in {run}; jaxgrow convert writes other checkpoints"
+        )
     try:
         source = open_checkpoint(workdir.folder)
         written = in_colour(source)
-        family, foreign = huggingface.family_for(written.config, None)
+        family, foreign = storage.family_for(written.config, None)
         with appearing(folder, [workdir.folder], overwrite) as part:
             foreign |= named(workdir.result.get("labels", ()))
             foreign |= source.head | _inputs(workdir, source.config, part)
-            huggingface.write(written, family, foreign, part)
-            about = {"version": __version__, "operator": "export", "sources": [source.fingerprint()]}
+            storage.write(written, family, foreign, part)
+            about = {
+                "version": __version__,
+                "operator": "export",
+                "sources": [source.fingerprint()],
+            }
             write_json(part / RECORD, about | {"config": written.config.as_json(), "files": []})
             (part / "README.md").write_text(card(workdir, written.config, family.architecture))
     except CheckpointError as error:
@@ -103,12 +112,25 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     named = {
         role: name
         for role, names in _ROLES.items()
-        if role in roles and (name := next((n for n in names if tokenizer.token_to_id(n) is not None), None))
+        if role in roles
+        and (name := next((n for n in names if tokenizer.token_to_id(n) is not None), None))
     }
-    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}  # such texts have other roles
+    of_bert = {named.get("cls_token"), named.get("sep_token")} & {
+        "[CLS]",
+        "[SEP]",
+    }  # such texts have other roles
     ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
-    named |= {role.removesuffix("_id"): tokenizer.id_to_token(i) for role, i in ends.items() if i is not None}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.length, **named, **special.names}
+    named |= {
+        role.removesuffix("_id"): tokenizer.id_to_token(i)
+        for role, i in ends.items()
+        if i is not None
+    }
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.length,
+        **named,
+        **special.names,
+    }
     about |= {} if special.template is None else {"chat_template": special.template}
     write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
     if "pad_token" in named and (not masked or config.first_position == 0):  # type: ignore[union-attr]
@@ -118,7 +140,9 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
 
 def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]:
     """Makes the written tokenizer put texts into the frame that the model was fine-tuned with; returns the padding token."""
-    encoder = Encoder(data.tokenizer if data.tokenizer == "bytes" else str(folder / "tokenizer.json"), config)
+    encoder = Encoder(
+        data.tokenizer if data.tokenizer == "bytes" else str(folder / "tokenizer.json"), config
+    )
     loaded = tokenizer_of(folder)
     loaded.post_processor = _framing(loaded, encoder.frame)
     loaded.save(str(folder / "tokenizer.json"))
@@ -126,10 +150,16 @@ def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]
     pad = _padding(loaded, encoder.frame)
     ends = {"eos_token": encoder.frame.end[-1], "pad_token": pad}
     about |= {role: loaded.id_to_token(number) for role, number in ends.items()}
-    about |= {"model_max_length": min(data.length, config.length), "padding_side": "right", "truncation_side": "right"}
+    about |= {
+        "model_max_length": min(data.length, config.length),
+        "padding_side": "right",
+        "truncation_side": "right",
+    }
     about |= {"model_input_names": _input_names(config)}
     write_json(folder / "tokenizer_config.json", about)
-    return {"eos_token_id": encoder.frame.end[-1]} | ({} if encoder.own_pad else {"pad_token_id": pad})
+    return {"eos_token_id": encoder.frame.end[-1]} | (
+        {} if encoder.own_pad else {"pad_token_id": pad}
+    )
 
 
 def _input_names(config: TextConfig) -> list[str]:
@@ -153,28 +183,45 @@ def _framing(tokenizer: Any, frame: Frame) -> Any:
 def _padding(tokenizer: Any, frame: Frame) -> int:
     """A token for padding with which no text ends.
 
-    `transformers` also finds a special token in raw text, by its spelling. A tokenizer without a token for padding therefore
-    gets one that begins with a mark of the tokenizer, such as the one for a blank, which text hardly contains.
+    `transformers` also finds a special token in raw text, by its spelling. A tokenizer without a
+    token for padding therefore gets one that begins with a mark of the tokenizer, such as the one
+    for a blank, which text hardly contains.
     """
     if tokenizer.id_to_token(frame.pad) in PADS:
         return frame.pad
     marked = [name for name in tokenizer.get_vocab() if name.startswith(("\u0120", "\u2581", "##"))]
-    return tokenizer.token_to_id(max(marked, key=lambda name: (len(name), name))) if marked else frame.pad
+    return (
+        tokenizer.token_to_id(max(marked, key=lambda name: (len(name), name)))
+        if marked
+        else frame.pad
+    )
 
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
     """The model card: what the run knows of its model, as Markdown."""
     was, result, corpus = run.config, run.result, run.result["corpus"]
     kind, data = next(iter(was["data"].items()))
-    hashes = ", ".join(f"{name} `{corpus[name][:12]}`" for name in ("train", "valid", "tokenizer") if name in corpus)
-    about = {name: value for name, value in data.items() if name in ("source", "name", "task", "tokenizer")}
+    hashes = ", ".join(
+        f"{name} `{corpus[name][:12]}`"
+        for name in ("train", "valid", "tokenizer")
+        if name in corpus
+    )
+    about = {
+        name: value
+        for name, value in data.items()
+        if name in ("source", "name", "task", "tokenizer")
+    }
     if "tokenizer" in about:
         about["tokenizer"] = Path(about["tokenizer"]).name  # without the folders of this machine
     phases = [
         f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
         for p in result["phases"]
     ]
-    scores = {f"{metric}, {split}": x for split, of in (run.scores or {}).items() for metric, x in of.items()}
+    scores = {
+        f"{metric}, {split}": x
+        for split, of in (run.scores or {}).items()
+        for metric, x in of.items()
+    }
     judged = {"loss": result["val_loss"]} | (scores or {"accuracy": result["val_accuracy"]})
     return f"""---
 library_name: transformers
@@ -221,7 +268,9 @@ def main() -> None:
     parser = Parser("export", __doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("folder", type=Path, help="folder to be written")
-    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in that folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a checkpoint in that folder"
+    )
     arguments = parser.parse_args()
     export(arguments.run, arguments.folder, arguments.overwrite)
     print(f"{arguments.folder}: {arguments.run} for transformers")

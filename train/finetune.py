@@ -2,14 +2,16 @@
 
 ``python -m train.finetune CONFIG --model MODEL [--lr 1e-5,2e-5] [--seeds 0,1,2] [--workdir DIR] [--set data.path=DIR ...]``
 
-CONFIG is a Python file, or one of the fine-tunings that it names: ``configs/finetune.py:sst2``. MODEL is the folder of a
-finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder with its tokenizer.
+CONFIG is a Python file, or one of the fine-tunings that it names: ``configs/finetune.py:sst2``.
+MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
+folder with its tokenizer.
 
-The work directory (``--workdir``, default: runs/finetune) contains one folder for each learning rate and seed. Each is a run as
-of `train.pretrain`: the same command continues it after a stop, and its cost includes the cost of the run that it starts from.
-The scores on the development data are written to ``CONFIG-MODEL.md`` and ``.json`` there: of every run, and the best learning
-rate by its mean over the seeds. (As in papers, the learning rate is chosen on the data that also judge it, so the best score is
-slightly too good.)
+The work directory (``--workdir``, default: runs/finetune) contains one folder for each learning
+rate and seed. Each is a run as of `train.pretrain`: the same command continues it after a stop, and
+its cost includes the cost of the run that it starts from. The scores on the development data are
+written to ``CONFIG-MODEL.md`` and ``.json`` there: of every run, and the best learning rate by its
+mean over the seeds. (As in papers, the learning rate is chosen on the data that also judge it, so
+the best score is slightly too good.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +20,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TypeAlias
 
-from train.commands import Parser
-from train.errors import UserError, exits_cleanly
-from train.experiment import load_as, warn
-from train.files import write_json, write_text
-from train.finetuning import FineTuning
-from train.loop.trainer import run
-from train.overrides import numbers, seed_list
-from train.run.workdir import Workdir
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import write_json, write_text
+from train.config.downstream import FineTuning
+from train.config.experiment import load_as, warn
+from train.config.overrides import numbers, seed_list
+from train.engine.loop.trainer import run
+from train.engine.run.workdir import Workdir
 from train.tasks.supervised import score
 
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> value
@@ -34,7 +36,10 @@ Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> valu
 def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list[Scores]]:
     """Runs, or reads, every rate with every seed: rate -> scores, one a seed."""
     model = model.expanduser().resolve()
-    return {rate: [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds] for rate in tuning.rates}
+    return {
+        rate: [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
+        for rate in tuning.rates
+    }
 
 
 def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path) -> Scores:
@@ -67,14 +72,14 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     lines = [f"| rate | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
     for rate, runs in found.items():
         cells = [_cell([scores[split][metric] for scores in runs]) for split, metric in names]
-        lines.append(f"| {rate:g}{' (best)' * (len(found) > 1 and rate == best(found))} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {rate:g}{' (best)' * (len(found) > 1 and rate == best(found))} | {' | '.join(cells)} |"
+        )
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} by {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
     said = f"{about}; several seeds: the mean, ± the deviation, and in brackets each."
     if len(found) > 1 and best(found) in (min(found), max(found)):
-        said += (
-            f" The best rate is the {'least' if best(found) == min(found) else 'greatest'} that was tried: try others."
-        )
+        said += f" The best rate is the {'least' if best(found) == min(found) else 'greatest'} that was tried: try others."
     return "\n".join([*lines, "", said]) + "\n"
 
 
@@ -89,11 +94,18 @@ def main() -> None:
     parser.add_argument("config", help="FILE.py:NAME, such as configs/finetune.py:sst2")
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument(
-        "--lr", default="", help="peak learning rates, such as 1e-5,2e-5 (default: those of the config)"
+        "--lr",
+        default="",
+        help="peak learning rates, such as 1e-5,2e-5 (default: those of the config)",
     )
-    parser.add_argument("--seeds", default="", help="seeds, such as 0,1,2 (default: those of the config)")
     parser.add_argument(
-        "--workdir", type=Path, default=Path("runs/finetune"), help="folder of all runs and of the results"
+        "--seeds", default="", help="seeds, such as 0,1,2 (default: those of the config)"
+    )
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        default=Path("runs/finetune"),
+        help="folder of all runs and of the results",
     )
     parser.add_set()
     arguments = parser.parse_args()
@@ -105,8 +117,16 @@ def main() -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     found = finetune(tuning, arguments.model, arguments.workdir)
-    text, name = table(tuning, arguments.model, found), f"{tuning.name}-{arguments.model.resolve().name}"
-    summary = {"task": tuning.name, "model": str(arguments.model), "best": best(found), "seeds": tuning.seeds}
+    text, name = (
+        table(tuning, arguments.model, found),
+        f"{tuning.name}-{arguments.model.resolve().name}",
+    )
+    summary = {
+        "task": tuning.name,
+        "model": str(arguments.model),
+        "best": best(found),
+        "seeds": tuning.seeds,
+    }
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
     write_json(arguments.workdir / f"{name}.json", summary)
     write_text(arguments.workdir / f"{name}.md", text)

@@ -1,13 +1,15 @@
 """Continues texts by a model: ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
 
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face folder of a decoder: GPT-2,
-Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2, OLMo 3, Phi-3, SmolLM 3 or GPT-NeoX (Pythia).
+MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
+folder of a decoder: GPT-2, Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma
+3, OLMo 2, OLMo 3, Phi-3, SmolLM 3 or GPT-NeoX (Pythia).
 
-Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and ``--samples`` continues each
-prompt several times. A text ends where the model ends it, before a string of ``--stop``, after ``--max-new`` tokens, or where
-prompt and new tokens fill the model's context. ``--chat`` puts each prompt into the chat template of the model, and prints the
-answer. The same command gives the same texts. The last line, on stderr, is the time of compiling, which the first call for a
-range of lengths needs, and the time of generation.
+Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and
+``--samples`` continues each prompt several times. A text ends where the model ends it, before a
+string of ``--stop``, after ``--max-new`` tokens, or where prompt and new tokens fill the model's
+context. ``--chat`` puts each prompt into the chat template of the model, and prints the answer. The
+same command gives the same texts. The last line, on stderr, is the time of compiling, which the
+first call for a range of lengths needs, and the time of generation.
 """
 
 import json
@@ -22,12 +24,12 @@ import jax
 import numpy as np
 
 from jaxgrow import generate
-from train.commands import Parser
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
 from train.data.chat import rendered
 from train.data.special import frame
-from train.errors import UserError, exits_cleanly
-from train.run.ledger import Compiling
-from train.state.opened import TextModel, opened
+from train.engine.run.ledger import Compiling
+from train.engine.state.pretrained import TextModel, opened
 from train.tasks.stopping import Stopping
 
 SETTINGS = ("max_new", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
@@ -66,13 +68,18 @@ class Timing:
 
 
 def samples(
-    folder: Path, prompts: Sequence[str], asked: Asked, tokenizer: str | None = None, **settings: Any
+    folder: Path,
+    prompts: Sequence[str],
+    asked: Asked,
+    tokenizer: str | None = None,
+    **settings: Any,
 ) -> tuple[list[dict[str, Any]], Timing]:
     """Continues each prompt ``asked.count`` times; ``settings`` as of `jaxgrow.generate`.
 
     Returns:
-      The samples, and the time that they took. A sample has ``prompt``, ``text`` (prompt and continuation; of a chat, the
-      answer), ``tokens`` (the number of new tokens) and ``ended`` (whether the model or a stop string ended the text).
+      The samples, and the time that they took. A sample has ``prompt``, ``text`` (prompt and
+      continuation; of a chat, the answer), ``tokens`` (the number of new tokens) and ``ended``
+      (whether the model or a stop string ended the text).
 
     Raises:
       UserError: the model does not continue text, or a prompt or a setting is not valid.
@@ -98,7 +105,9 @@ def samples(
         text = answer if asked.chat else model.tokenizer.decode(rows[row]) + answer
         ended = kept[-1] in model.special.ends or stopping.watch(row, kept)
         out.append({"prompt": prompt, "text": text, "tokens": len(kept), "ended": bool(ended)})
-    return out, Timing(compiling, max(0.0, seconds - compiling), sum(sample["tokens"] for sample in out))
+    return out, Timing(
+        compiling, max(0.0, seconds - compiling), sum(sample["tokens"] for sample in out)
+    )
 
 
 def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
@@ -138,7 +147,9 @@ def _timed(
     began, compiling = time.monotonic(), Compiling()
     try:
         with jax.set_mesh(model.mesh):
-            found = generate(model.config, model.params, rows, end=model.special.ends, watch=watch, **settings)
+            found = generate(
+                model.config, model.params, rows, end=model.special.ends, watch=watch, **settings
+            )
     except ValueError as error:
         raise UserError(str(error)) from error
     finally:
@@ -148,7 +159,9 @@ def _timed(
 
 def main() -> None:
     a = _parsed()
-    prompts = [line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])]
+    prompts = [
+        line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])
+    ]
     if not prompts:
         raise UserError("--prompt -: no line came in")
     if a.stream and (len(prompts) > 1 or a.samples > 1 or a.json):
@@ -158,7 +171,9 @@ def main() -> None:
     asked = Asked(a.samples, a.stop, a.chat, a.cut, _printed if a.stream else None)
     if a.stream and not a.chat:
         _printed(prompts[0])
-    found, timing = samples(a.model, prompts, asked, a.tokenizer, **{name: getattr(a, name) for name in SETTINGS})
+    found, timing = samples(
+        a.model, prompts, asked, a.tokenizer, **{name: getattr(a, name) for name in SETTINGS}
+    )
     if a.stream:
         print()
     else:
@@ -178,14 +193,19 @@ def _parsed() -> Any:
         metavar="TEXT",
         help="texts to continue; -: each line of stdin is a prompt",
     )
-    parser.add_argument("--max-new", type=int, default=200, metavar="N", help="most new tokens of each text")
+    parser.add_argument(
+        "--max-new", type=int, default=200, metavar="N", help="most new tokens of each text"
+    )
     parser.add_argument(
         "--temperature",
         type=float,
         help="sample tokens; values below 1 prefer likely tokens (default: take the likeliest token)",
     )
     parser.add_argument(
-        "--top-k", type=int, metavar="N", help="sample from the N likeliest tokens (default: from all tokens)"
+        "--top-k",
+        type=int,
+        metavar="N",
+        help="sample from the N likeliest tokens (default: from all tokens)",
     )
     parser.add_argument(
         "--top-p",
@@ -206,16 +226,31 @@ def _parsed() -> Any:
         help="make tokens that are in the text less likely; 1.1 is usual (default: no penalty)",
     )
     parser.add_argument(
-        "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="strings that end a text (default: none)"
+        "--stop",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TEXT",
+        help="strings that end a text (default: none)",
     )
-    parser.add_argument("--chat", action="store_true", help="prompts are messages, for the model's chat template")
     parser.add_argument(
-        "--cut", action="store_true", help="cut off the beginning of a prompt that does not fit into the context"
+        "--chat", action="store_true", help="prompts are messages, for the model's chat template"
     )
-    parser.add_argument("--stream", action="store_true", help="print the text while it is generated")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="continuations of each prompt")
+    parser.add_argument(
+        "--cut",
+        action="store_true",
+        help="cut off the beginning of a prompt that does not fit into the context",
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="print the text while it is generated"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="continuations of each prompt"
+    )
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
-    parser.add_argument("--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)")
+    parser.add_argument(
+        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each sample")
     return parser.parse_args()
 
@@ -228,7 +263,9 @@ def _stdin() -> list[str]:
     try:
         return sys.stdin.read().splitlines()
     except UnicodeDecodeError as error:
-        raise UserError(f"--prompt -: the lines are not UTF-8 ({error}); convert them, such as by iconv") from error
+        raise UserError(
+            f"--prompt -: the lines are not UTF-8 ({error}); convert them, such as by iconv"
+        ) from error
 
 
 def _checked(prompt: str) -> str:

@@ -1,11 +1,12 @@
 """Write the predictions of a fine-tuned model: ``python -m train.predict RUN FILE [--out FILE]``
 
-RUN is the folder of a finished fine-tuning (`train.finetune`) on a task of classes or numbers. FILE is a table with the columns
-of the texts that the run was trained on: .tsv, .csv, .jsonl, .parquet, or a folder of Hugging Face `datasets`. It needs no
-labels. If it has the column of the labels, the metrics of the rows with a label are printed.
+RUN is the folder of a finished fine-tuning (`train.finetune`) on a task of classes or numbers. FILE
+is a table with the columns of the texts that the run was trained on: .tsv, .csv, .jsonl, .parquet,
+or a folder of Hugging Face `datasets`. It needs no labels. If it has the column of the labels, the
+metrics of the rows with a label are printed.
 
-The output has a line for each row, in the same order: the predicted label (or number) and the probability of each class. It is
-written as TSV to ``--out`` (default: to the terminal).
+The output has a line for each row, in the same order: the predicted label (or number) and the
+probability of each class. It is written as TSV to ``--out`` (default: to the terminal).
 """
 
 import sys
@@ -14,16 +15,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxgrow.interop import CheckpointError, open_checkpoint
-from train.commands import Parser
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import write_text
 from train.data.labelled import glue, table
 from train.data.labelled.encoding import Encoder
 from train.data.labelled.task import Labelled, examples_of, labelled_of
-from train.errors import UserError, exits_cleanly
-from train.files import write_text
-from train.run.workdir import Workdir
-from train.state.heads import learned
-from train.state.mesh import Mesh
+from train.engine.run.workdir import Workdir
+from train.engine.state.heads import learned
+from train.engine.state.mesh import Mesh
 from train.tasks.supervised import outputs
 
 
@@ -38,7 +39,8 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
       The predictions as TSV, and the metrics of the rows that have a label.
 
     Raises:
-      UserError: the run is not a finished fine-tuning on classes or numbers, or the table lacks a column.
+      UserError: the run is not a finished fine-tuning on classes or numbers, or the table lacks a
+        column.
     """
     data, columns = _data(run)
     try:
@@ -61,13 +63,20 @@ def _data(run: Path) -> tuple[Labelled, glue.Columns]:
     workdir = Workdir(run)
     about = workdir.config["data"].get("Labelled") if workdir.finished else None
     if about is None or about["task"].startswith("squad"):
-        raise UserError(f"{run} is not the folder of a finished fine-tuning on classes or numbers of text")
-    data = labelled_of(about | {"tokenizer": "bytes" if about["tokenizer"] == "bytes" else str(run / "tokenizer.json")})
+        raise UserError(
+            f"{run} is not the folder of a finished fine-tuning on classes or numbers of text"
+        )
+    data = labelled_of(
+        about
+        | {"tokenizer": "bytes" if about["tokenizer"] == "bytes" else str(run / "tokenizer.json")}
+    )
     own = glue.TASKS.get(data.task)
     if own is None:
         return data, glue.Columns(data.text, data.label)
     names = own.features or own.columns.texts
-    return data, glue.Columns(names, own.columns.label if isinstance(own.columns.label, str) else "label")
+    return data, glue.Columns(
+        names, own.columns.label if isinstance(own.columns.label, str) else "label"
+    )
 
 
 def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
@@ -80,10 +89,14 @@ def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metrics(found: np.ndarray, rows: list[table.Row], labels: tuple[str, ...], column: str) -> dict[str, float]:
+def _metrics(
+    found: np.ndarray, rows: list[table.Row], labels: tuple[str, ...], column: str
+) -> dict[str, float]:
     """The metrics of the rows that have a label by its name."""
     given = [table.label(row, column) if column in row.fields else None for row in rows]
-    some = [i for i, label in enumerate(given) if label is not None and (not labels or label in labels)]
+    some = [
+        i for i, label in enumerate(given) if label is not None and (not labels or label in labels)
+    ]
     if not some:
         return {}
     if not labels:
@@ -97,7 +110,9 @@ def main() -> None:
     parser = Parser("predict", __doc__)
     parser.add_argument("run", type=Path, help="folder of a finished fine-tuning")
     parser.add_argument("file", type=Path, help="table of texts")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the predictions to this file")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the predictions to this file"
+    )
     arguments = parser.parse_args()
     text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())
     if arguments.out is None:

@@ -2,12 +2,14 @@
 
 ``python -m train.preflight CONFIG [CONFIG ...] --on h100:8 [--set a.b=c ...] [--utilisation 0.4] [--json FILE] [--plot FILE]``
 
-A row is a program. Its memory is that of one device, its FLOPs are those of all devices in one run, and "at least" is a
-roofline of the compiled program: the sum over its kernels of max(FLOPs / peak, bytes / bandwidth), or the time that the links
-between devices and hosts are busy, if that is longer. "MFU at most" is the model FLOPs utilisation of a step that reaches it.
-Real steps take longer, and how much longer only a measurement shows: ``--utilisation`` is the part of the peak to assume for
-days and device hours. If something does not fit, settings with which it would are looked for; if memory is left over, settings
-that use it. No data are read. A config is ``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with settings of its own.
+A row is a program. Its memory is that of one device, its FLOPs are those of all devices in one run,
+and "at least" is a roofline of the compiled program: the sum over its kernels of max(FLOPs / peak,
+bytes / bandwidth), or the time that the links between devices and hosts are busy, if that is
+longer. "MFU at most" is the model FLOPs utilisation of a step that reaches it. Real steps take
+longer, and how much longer only a measurement shows: ``--utilisation`` is the part of the peak to
+assume for days and device hours. If something does not fit, settings with which it would are looked
+for; if memory is left over, settings that use it. No data are read. A config is ``FILE.py:NAME``,
+or ``FILE.py:NAME:batch=16`` with settings of its own.
 """
 
 import sys
@@ -17,27 +19,43 @@ from pathlib import Path
 import jax
 
 from jaxgrow import sharding
-from train.ahead import estimate
-from train.ahead.machines import CHIPS, Machine, described
-from train.ahead.rehearsal import Program, Rehearsal
-from train.commands import Parser
-from train.errors import UserError, exits_cleanly
-from train.experiment import Experiment, load
-from train.files import write_json
-from train.results import plots
-from train.results.runs import markdown
+from train.analysis import plots
+from train.analysis.runs import markdown
+from train.aot import estimate
+from train.aot.compilation import Program, Rehearsal
+from train.aot.machines import CHIPS, Machine, described
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import write_json
+from train.config.experiment import Experiment, load
 
 GB = 1e9
 
 
 def table(programs: list[Program], machine: Machine) -> str:
     """Markdown: memory of one device in GB, and what a run of each program computes and takes at least."""
-    head = ["phase", "program", "runs", "parameters", "optimizer", "other", "temporary", "left", "FLOPs"]
+    head = [
+        "phase",
+        "program",
+        "runs",
+        "parameters",
+        "optimizer",
+        "other",
+        "temporary",
+        "left",
+        "FLOPs",
+    ]
     head += ["at least", "longest part", "MFU at most", "tokens/s at most"]
     rows = []
     for p in programs:
         sizes = (p.parameters, p.moments, p.other, p.temporary, machine.memory - p.memory)
-        row = [p.phase, p.what, f"{p.steps:,}" if p.steps else "", *map(gigabytes, sizes), f"{p.flops:.3g}"]
+        row = [
+            p.phase,
+            p.what,
+            f"{p.steps:,}" if p.steps else "",
+            *map(gigabytes, sizes),
+            f"{p.flops:.3g}",
+        ]
         bound = estimate.bound(p, machine)
         time = ["", "", "", ""]
         if bound is not None and bound.seconds:
@@ -91,7 +109,9 @@ def exchanged(program: Program) -> str:
         if sent < 1e6:
             continue
         overlapped = sum(c.sent for c in same if c.asynchronous) / sent
-        out.append(f"{sent / GB:.3g} GB in {sum(c.times for c in same):,} {kind} ({overlapped:.0%} asynchronous)")
+        out.append(
+            f"{sent / GB:.3g} GB in {sum(c.times for c in same):,} {kind} ({overlapped:.0%} asynchronous)"
+        )
     return ", ".join(out) or "less than a megabyte"
 
 
@@ -108,7 +128,13 @@ def total(programs: list[Program], machine: Machine, utilisation: float) -> str:
     )
 
 
-def report(config: str, experiment: Experiment, programs: list[Program], machine: Machine, utilisation: float) -> str:
+def report(
+    config: str,
+    experiment: Experiment,
+    programs: list[Program],
+    machine: Machine,
+    utilisation: float,
+) -> str:
     """Everything about one config."""
     count = len(machine.devices)
     rows, small = folded(programs)
@@ -117,7 +143,9 @@ def report(config: str, experiment: Experiment, programs: list[Program], machine
         table(rows, machine),
     ]
     if small:
-        out.append(f"Also compiled, with less memory than a step: {', '.join(f'{p.phase}, {p.what}' for p in small)}.")
+        out.append(
+            f"Also compiled, with less memory than a step: {', '.join(f'{p.phase}, {p.what}' for p in small)}."
+        )
     mesh = experiment.mesh.over(list(machine.devices))
     out += [f"Warning: {line}." for line in sharding.whole(experiment.model.sizes(), mesh)]
     out += ["\n".join(notes(rows, machine))] if notes(rows, machine) else []
@@ -139,13 +167,21 @@ def main() -> None:
         help=f"machine, such as h100:8 or v5e:2x4; KIND is one of {', '.join(CHIPS)}",
     )
     parser.add_set("override fields of every config")
-    parser.add_argument("--utilisation", type=float, default=0.4, help="assumed fraction of the devices' peak")
-    parser.add_argument("--json", type=Path, help="also write all numbers to this file (default: none)")
-    parser.add_argument("--plot", type=Path, help="also draw the memory of each program (default: none)")
+    parser.add_argument(
+        "--utilisation", type=float, default=0.4, help="assumed fraction of the devices' peak"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="also write all numbers to this file (default: none)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="also draw the memory of each program (default: none)"
+    )
     arguments = parser.parse_args()
     if not 0 < arguments.utilisation <= 1:
         raise UserError(f"--utilisation lies between 0 and 1, but is {arguments.utilisation}")
-    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none that is there is taken
+    jax.config.update(
+        "jax_platforms", "cpu"
+    )  # no device is needed, and none that is there is taken
     machine = described(arguments.on)
 
     def say(text: str) -> None:
@@ -164,7 +200,9 @@ def main() -> None:
         elif better := estimate.using(experiment, programs, machine, say):
             print(better)
     if arguments.json:
-        everything = {c: [asdict(p) | {"memory": p.memory} for p in programs] for c, programs in found.items()}
+        everything = {
+            c: [asdict(p) | {"memory": p.memory} for p in programs] for c, programs in found.items()
+        }
         about = {"machine": machine.name, "devices": len(machine.devices), "memory": machine.memory}
         write_json(arguments.json, about | {"configs": everything})
     if arguments.plot:

@@ -2,15 +2,16 @@
 
 ``python -m train.race CONFIG RUN [--by stack,fpi+stack,ligo] [--steps 200] [--seeds 0,1] [--workdir DIR] [--set a.b=c ...]``
 
-The loss right after growing predicts little about the loss after training, so the operators are compared after training.
-CONFIG is the config of the large model, and RUN the folder of a finished run of the small model. A plus sign applies several
-operators in turn. ``ligo`` first learns its maps in 100 steps, whose cost is counted.
+The loss right after growing predicts little about the loss after training, so the operators are
+compared after training. CONFIG is the config of the large model, and RUN the folder of a finished
+run of the small model. A plus sign applies several operators in turn. ``ligo`` first learns its
+maps in 100 steps, whose cost is counted.
 
-After the warm-up, the learning rate stays at its peak, so that no schedule favours one length. Losses are compared at equal
-FLOPs: those that the cheapest operator has spent at its end.
+After the warm-up, the learning rate stays at its peak, so that no schedule favours one length.
+Losses are compared at equal FLOPs: those that the cheapest operator has spent at its end.
 
-The work directory (``--workdir``, default: runs/race) contains one folder for each run, and the results: ``race.md``,
-``race.json`` and ``race.png``.
+The work directory (``--workdir``, default: runs/race) contains one folder for each run, and the
+results: ``race.md``, ``race.json`` and ``race.png``.
 """
 
 import itertools
@@ -21,21 +22,24 @@ from jaxgrow import operators
 from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
-from train.commands import Parser
-from train.errors import UserError, exits_cleanly
-from train.experiment import Experiment, load
-from train.files import write_json, write_text
-from train.loop.trainer import run
-from train.overrides import seed_list
+from train.analysis import plots
+from train.analysis.operator_ranking import after_growing, rows, table
+from train.analysis.runs import Run
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import write_json, write_text
+from train.config.experiment import Experiment, load
+from train.config.overrides import seed_list
+from train.engine.loop.trainer import run
+from train.engine.run.workdir import Workdir
+from train.plan.lifetimes import shapes
 from train.plan.methods import Growing, GrowTo, Learned, Stage
-from train.plan.plan import shapes
 from train.plan.transforms import differing
-from train.results import plots
-from train.results.racing import after_growing, rows, table
-from train.results.runs import Run
-from train.run.workdir import Workdir
 
-DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}  # where each is what grows; else pairs of them
+DEFAULTS = {
+    "depth": ("stack", "interleave"),
+    "width": ("fpi", "aki"),
+}  # where each is what grows; else pairs of them
 
 
 def defaults(base: Experiment, source: Path) -> list[str]:
@@ -50,7 +54,9 @@ def defaults(base: Experiment, source: Path) -> list[str]:
 def _small(source: Path):
     run = Workdir(source)
     if not run.finished:
-        raise UserError(f"there is no finished run in {source}: give the work directory of the small model's run")
+        raise UserError(
+            f"there is no finished run in {source}: give the work directory of the small model's run"
+        )
     return from_json(run.result["model"])
 
 
@@ -63,11 +69,15 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     """
     known = operators.DEPTH | operators.WIDTH
     if by != "ligo" and (unknown := [name for name in by.split("+") if name not in known]):
-        raise UserError(f"race: there is no operator {unknown[0]!r}, only {', '.join(sorted(known))}, ligo")
+        raise UserError(
+            f"race: there is no operator {unknown[0]!r}, only {', '.join(sorted(known))}, ligo"
+        )
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     method = Growing(_small(source), str(source.resolve()), (GrowTo((stage,), by=how),))
-    made = replace(base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20))
+    made = replace(
+        base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20)
+    )
     shapes(made.plan, len(made.plan), made.tx)
     return made
 
@@ -88,7 +98,9 @@ def entrants(
         except ValueError as error:
             impossible[by] = " ".join(str(error).split())
     if not fit:
-        raise UserError(f"race: no operator fits: {'; '.join(f'{by}: {why}' for by, why in impossible.items())}")
+        raise UserError(
+            f"race: no operator fits: {'; '.join(f'{by}: {why}' for by, why in impossible.items())}"
+        )
     return fit, impossible
 
 
@@ -108,17 +120,30 @@ def main() -> None:
     parser.add_argument("config", help="config of the large model: FILE.py:NAME, or FILE.py")
     parser.add_argument("run", type=Path, help="folder of the small model's finished run")
     names = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
-    parser.add_argument("--by", help=f"operators out of {names}, ligo (default: some that fit the sizes)")
-    parser.add_argument("--steps", type=int, default=200, help="training steps after growing, at least 20")
+    parser.add_argument(
+        "--by", help=f"operators out of {names}, ligo (default: some that fit the sizes)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, help="training steps after growing, at least 20"
+    )
     parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/race"), help="folder of all runs and of the results")
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        default=Path("runs/race"),
+        help="folder of all runs and of the results",
+    )
     parser.add_set()
     arguments = parser.parse_args()
     if arguments.steps < 20:
         raise UserError(f"--steps must be at least 20, but is {arguments.steps}")
     base = load(arguments.config, arguments.set)
     seeds = seed_list(arguments.seeds)
-    chosen = defaults(base, arguments.run) if arguments.by is None else [by for by in arguments.by.split(",") if by]
+    chosen = (
+        defaults(base, arguments.run)
+        if arguments.by is None
+        else [by for by in arguments.by.split(",") if by]
+    )
     if not chosen:
         raise UserError("a race needs at least one operator in --by")
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)

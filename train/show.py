@@ -2,9 +2,10 @@
 
 ``python -m train.show CONFIG|RUN ... --out FILE.png``
 
-A row is a plan: bars are phases, as wide as their FLOPs, in parts of those of the first row, and as high as their models are
-large. Of a run they are what its ledger counted; of a config what is expected, without what phases that train nothing cost,
-nor an imported model, which are next to nothing and not known.
+A row is a plan: bars are phases, as wide as their FLOPs, in parts of those of the first row, and as
+high as their models are large. Of a run they are what its ledger counted; of a config what is
+expected, without what phases that train nothing cost, nor an imported model, which are next to
+nothing and not known.
 """
 
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 
 import jax
 
-from train.commands import Parser
-from train.errors import UserError, exits_cleanly
-from train.experiment import Experiment, load
-from train.plan.plan import states
-from train.results import plots
-from train.results.runs import markdown
-from train.run.workdir import Workdir
+from train.analysis import plots
+from train.analysis.runs import markdown
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.config.experiment import Experiment, load
+from train.engine.run.workdir import Workdir
+from train.plan.lifetimes import states
 
 
 def planned(experiment: Experiment) -> list[dict[str, Any]]:
@@ -48,7 +49,9 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
         experiment = load(text)
         return experiment.name, planned(experiment)
     if not run.finished:
-        raise UserError(f"there is no finished run in {text}: its config, FILE.py:NAME, is shown without one")
+        raise UserError(
+            f"there is no finished run in {text}: its config, FILE.py:NAME, is shown without one"
+        )
     return run.folder.name, run.result["phases"]
 
 
@@ -65,8 +68,15 @@ def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
 
 def main() -> None:
     parser = Parser("show", __doc__)
-    parser.add_argument("plans", nargs="+", metavar="CONFIG|RUN", help="FILE.py:NAME, or the folder of a finished run")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf")
+    parser.add_argument(
+        "plans",
+        nargs="+",
+        metavar="CONFIG|RUN",
+        help="FILE.py:NAME, or the folder of a finished run",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf"
+    )
     arguments = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # shapes alone are asked for
     rows = [row(text) for text in arguments.plans]

@@ -1,17 +1,19 @@
-"""Run a config with every combination of some settings, because a comparison is only as good as its tuning:
+"""Tune a config: run it with every combination of some settings.
 
-``python -m train.sweep CONFIG --set optim.peak_lr=5e-3,1e-2,2e-2 [--set optim.warmup=50,100] [--frontier 0.75] [--seeds 0]
-[--halving 0.25,0.5] [--workdir DIR]``
+``python -m train.sweep CONFIG --set optim.peak_lr=5e-3,1e-2,2e-2 [--set optim.warmup=50,100]
+[--frontier 0.75] [--seeds 0] [--halving 0.25,0.5] [--workdir DIR]``
 
-``--frontier`` runs the config with this fraction of its steps, to tune a point of the frontier. ``--halving`` first runs every
-combination with each of these fractions of the steps, fully decayed, and keeps the better half each time (successive halving;
-Jamieson & Talwalkar, 2016); the cost of these runs is reported, too. A setting with one value holds for all runs and
-is not part of their names. Write tuples in brackets: ``--set 'model.layers=(1,2),(2,2)'``.
+``--frontier`` runs the config with this fraction of its steps, to tune a point of the frontier.
+``--halving`` first runs every combination with each of these fractions of the steps, fully decayed,
+and keeps the better half each time (successive halving; Jamieson & Talwalkar, 2016); the cost of
+these runs is reported, too. A setting with one value holds for all runs and is not part of their
+names. Write tuples in brackets: ``--set 'model.layers=(1,2),(2,2)'``.
 
-The work directory (``--workdir``, default: runs/sweep) contains one folder for each run. The same command therefore continues
-a stopped sweep. Finished runs of the small model that a config imports must be in the same directory. The results are written
-to ``NAME.md`` and ``NAME.json`` there, the best settings first, with a warning if the best value is the smallest or the largest
-of those that were tried.
+The work directory (``--workdir``, default: runs/sweep) contains one folder for each run. The same
+command therefore continues a stopped sweep. Finished runs of the small model that a config imports
+must be in the same directory. The results are written to ``NAME.md`` and ``NAME.json`` there, the
+best settings first, with a warning if the best value is the smallest or the largest of those that
+were tried.
 """
 
 import hashlib
@@ -21,15 +23,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from train.commands import Parser
+from train.analysis.runs import Run
+from train.analysis.settings import Tried, table
+from train.common.commands import Parser
+from train.common.errors import Diverged, UserError, exits_cleanly
+from train.common.files import write_json, write_text
 from train.compare import shortened
-from train.errors import Diverged, UserError, exits_cleanly
-from train.experiment import Experiment, load
-from train.files import write_json, write_text
-from train.loop.trainer import run
-from train.overrides import numbers, seed_list
-from train.results.runs import Run
-from train.results.sweeping import Tried, table
+from train.config.experiment import Experiment, load
+from train.config.overrides import numbers, seed_list
+from train.engine.loop.trainer import run
 
 LONGEST = 200  # bytes of a run's name: file systems allow 255, to which the seed comes
 
@@ -43,7 +45,9 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
     pairs = [text.partition("=") for text in settings]
     listed = {name: list(dict.fromkeys(filter(None, parts(values)))) for name, _, values in pairs}
     if not listed or not all(listed.values()):
-        raise UserError("a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2")
+        raise UserError(
+            "a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2"
+        )
     return listed
 
 
@@ -74,13 +78,17 @@ def combinations(
 
 def named(experiment: str, settings: dict[str, str]) -> str:
     """The name of a run: that of its experiment, and the settings that differ; a long one ends in a hash of them."""
-    name = "-".join([experiment, *(f"{field}={value}".replace("/", "_") for field, value in settings.items())])
+    name = "-".join(
+        [experiment, *(f"{field}={value}".replace("/", "_") for field, value in settings.items())]
+    )
     if len(name.encode()) <= LONGEST:
         return name
     return f"{name.encode()[: LONGEST - 17].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def attempt(settings: dict[str, str], experiment: Experiment, seed: int, workdir: Path) -> Run | None:
+def attempt(
+    settings: dict[str, str], experiment: Experiment, seed: int, workdir: Path
+) -> Run | None:
     """The finished run, which is named by its settings; None, if its loss ceased to be a number."""
     name = named(experiment.name, settings)
     folder = workdir / f"{name}-seed{seed}"
@@ -95,7 +103,9 @@ def main() -> None:
     parser = Parser("sweep", __doc__)
     parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
     parser.add_set("values of a field to try", "a.b=c,d,..")
-    parser.add_argument("--frontier", type=float, help="fraction of the config's steps (default: all of them)")
+    parser.add_argument(
+        "--frontier", type=float, help="fraction of the config's steps (default: all of them)"
+    )
     parser.add_argument("--seeds", default="0", help="seeds of each combination, such as 0,1,2")
     parser.add_argument(
         "--halving",
@@ -103,7 +113,10 @@ def main() -> None:
         help="rising fractions of the steps; the better half is kept after each (default: no shorter runs)",
     )
     parser.add_argument(
-        "--workdir", type=Path, default=Path("runs/sweep"), help="folder of all runs and of the results"
+        "--workdir",
+        type=Path,
+        default=Path("runs/sweep"),
+        help="folder of all runs and of the results",
     )
     arguments = parser.parse_args()
     seeds = seed_list(arguments.seeds)

@@ -1,8 +1,9 @@
 """Train a tokenizer on the training text of a config: ``python -m train.tokenizer CONFIG --vocab 8192 --out tokenizer.json``
 
-The tokenizer is a byte-level BPE, so that every text can be encoded and decoded. It is trained on the documents that the config
-trains on; held-out text is left out. For an encoder, it has the special tokens [PAD], [UNK], [CLS], [SEP] and [MASK], and
-encloses a text in [CLS] and [SEP]. For a decoder, <|endoftext|> ends a document.
+The tokenizer is a byte-level BPE, so that every text can be encoded and decoded. It is trained on
+the documents that the config trains on; held-out text is left out. For an encoder, it has the
+special tokens [PAD], [UNK], [CLS], [SEP] and [MASK], and encloses a text in [CLS] and [SEP]. For a
+decoder, <|endoftext|> ends a document.
 
 To train a model on its tokens, name the file, with the same size of the vocabulary::
 
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.models import EncoderConfig
-from train.commands import Parser
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.common.files import appears_whole
+from train.config.experiment import Experiment, load_as
 from train.data.text import END, Data, training_text
-from train.errors import UserError, exits_cleanly
-from train.experiment import Experiment, load_as
-from train.files import appears_whole
 
 MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -37,7 +38,9 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
 
     special, alphabet = MASKED if masked else [END], pre_tokenizers.ByteLevel.alphabet()
     if vocab < len(special) + len(alphabet):
-        raise UserError(f"--vocab is {vocab}, but the bytes and the special tokens need {len(special) + len(alphabet)}")
+        raise UserError(
+            f"--vocab is {vocab}, but the bytes and the special tokens need {len(special) + len(alphabet)}"
+        )
     made: Any = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -60,13 +63,19 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
 def main() -> None:
     parser = Parser("tokenizer", __doc__)
     parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
-    parser.add_argument("--vocab", type=int, required=True, metavar="N", help="size of the vocabulary")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new file, such as tokenizer.json")
+    parser.add_argument(
+        "--vocab", type=int, required=True, metavar="N", help="size of the vocabulary"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="new file, such as tokenizer.json"
+    )
     parser.add_set()
     arguments = parser.parse_args()
     experiment = load_as(Experiment, arguments.config, arguments.set)[1]
     if not isinstance(experiment.data, Data):
-        raise UserError(f"{experiment.name} trains on {type(experiment.data).__name__}; a tokenizer needs Data")
+        raise UserError(
+            f"{experiment.name} trains on {type(experiment.data).__name__}; a tokenizer needs Data"
+        )
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already; give another --out")
     made = trained(experiment.data, arguments.vocab, isinstance(experiment.model, EncoderConfig))

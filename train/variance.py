@@ -1,21 +1,22 @@
 """Fits the schedule "variance" of layer dropping to two runs: ``python -m train.variance BASELINE DROPPED``.
 
-Work directories of two finished runs from scratch, alike in everything but that the second drops layers. Prints the field
-``variance`` for the `LayerDrop` of a third. v(t) = (validation loss with dropping - without)^2, at the steps where both were
-judged. [reconstructed] The two runs are this schedule's pre-analysis. What they cost is in their own results and in no other's:
-whoever compares the third run at equal cost adds it, as for any sweep.
+Work directories of two finished runs from scratch, alike in everything but that the second drops
+layers. Prints the field ``variance`` for the `LayerDrop` of a third. v(t) = (validation loss with
+dropping - without)^2, at the steps where both were judged. [reconstructed] The two runs are this
+schedule's pre-analysis. What they cost is in their own results and in no other's: whoever compares
+the third run at equal cost adds it, as for any sweep.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-from jaxgrow.drop import Variance, fit_variance
-from train.commands import Parser
-from train.errors import UserError, exits_cleanly
-from train.experiment import differences
-from train.results.runs import Run
-from train.run.workdir import Workdir
+from jaxgrow.layerdrop import Variance, fit_variance
+from train.analysis.runs import Run
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.config.experiment import differences
+from train.engine.run.workdir import Workdir
 
 
 def fit(baseline: Path, dropped: Path) -> Variance:
@@ -26,10 +27,14 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         if not Workdir(folder).finished:
             raise UserError(f"there is no finished run in {folder}; run its config first")
     base, config = (Workdir(folder).config for folder in (baseline, dropped))
-    alike, there = ({k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config))
+    alike, there = (
+        {k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config)
+    )
     wrong = differences(alike, there)
     if wrong:
-        raise UserError(f"{baseline} and {dropped} differ in more than in dropping layers: {'; '.join(wrong)}")
+        raise UserError(
+            f"{baseline} and {dropped} differ in more than in dropping layers: {'; '.join(wrong)}"
+        )
     drop = config["method"].get("Scratch", {}).get("drop")
     if drop is None or base["method"] != {"Scratch": {"drop": None}}:
         raise UserError(
@@ -37,7 +42,10 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         )
     first = round((drop["sensitivity"] or {"after": 0})["after"] * config["steps"])
     last = (1 - drop["recovery"]) * config["steps"]
-    losses = [{line["step"]: line["val_loss"] for line in Run("", 0, f).curve} for f in (baseline, dropped)]
+    losses = [
+        {line["step"]: line["val_loss"] for line in Run("", 0, f).curve}
+        for f in (baseline, dropped)
+    ]
     steps = sorted(t for t in losses[0].keys() & losses[1].keys() if first < t <= last)
     try:
         times = np.array([(t - first) / (last - first) for t in steps])
@@ -49,7 +57,9 @@ def fit(baseline: Path, dropped: Path) -> Variance:
 def main() -> None:
     parser = Parser("variance", __doc__)
     parser.add_argument("baseline", type=Path, help="work directory of a run that drops nothing")
-    parser.add_argument("dropped", type=Path, help="work directory of the same run with layer dropping")
+    parser.add_argument(
+        "dropped", type=Path, help="work directory of the same run with layer dropping"
+    )
     arguments = parser.parse_args()
     print(fit(arguments.baseline, arguments.dropped))
 

@@ -23,13 +23,13 @@ seed, from the same workdir.
 
 from dataclasses import replace
 
-from jaxgrow.drop import LayerDrop
+from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig
+from train.config.experiment import Experiment
 from train.data.text import Data
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.transforms import Grouping
-from train.state.optim import Optim
 
 
 def base() -> Experiment:
@@ -40,11 +40,15 @@ def base() -> Experiment:
     """
     return Experiment(
         name="bert_base",
-        model=BERTConfig(context=128, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"),
+        model=BERTConfig(
+            context=128, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"
+        ),
         steps=400_000,
         batch=256,
         data=Data(source="tfds", name="wiki40b/en", tokenizer="tokenizer-bert/tokenizer.json"),
-        optim=Optim(peak_lr=2e-4, schedule="linear", warmup=10_000, b2=0.999, eps=1e-6, weight_decay=0.1),
+        optim=Optim(
+            peak_lr=2e-4, schedule="linear", warmup=10_000, b2=0.999, eps=1e-6, weight_decay=0.1
+        ),
         eval_every=2_000,
         eval_batches=32,
         log_every=100,
@@ -85,13 +89,17 @@ def base_ligo() -> Experiment:
     steps.
     """
     to = GrowTo((Stage(1.0, warmup=0),), by=Learned())
-    return replace(base(), name="bert_base_ligo", method=Growing(small().model, "bert_small-seed{seed}", (to,)))
+    return replace(
+        base(), name="bert_base_ligo", method=Growing(small().model, "bert_small-seed{seed}", (to,))
+    )
 
 
 def large_ligo() -> Experiment:
     """LiGO from base to large: 45.2 % fewer FLOPs (Fig. 2c), small model excluded."""
     to = GrowTo((Stage(1.0, warmup=0),), by=Learned())
-    return replace(large(), name="bert_large_ligo", method=Growing(base().model, "bert_base-seed{seed}", (to,)))
+    return replace(
+        large(), name="bert_large_ligo", method=Growing(base().model, "bert_base-seed{seed}", (to,))
+    )
 
 
 # --- V-cycles (Zou et al., ICLR 2024) ---

@@ -16,9 +16,9 @@ The training follows DeiT's recipe. Touvron et al. (2021) train CaiT for 400 epo
 from dataclasses import replace
 
 from configs.papers import deit
-from jaxgrow.drop import LayerDrop
+from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import CaiTConfig
-from train.experiment import Experiment
+from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 
 # The keep probability is the same in all layers, and higher in the smaller model.

@@ -18,14 +18,14 @@ batch, gradients are clipped, and `train.data.augment.Augment` lists more of the
 
 from dataclasses import replace
 
-from jaxgrow.drop import LayerDrop
+from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import ViTConfig
+from train.config.experiment import Experiment
 from train.data.augment import DEIT
 from train.data.images import Images
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.transforms import Grouping
-from train.state.optim import Optim
 
 EPOCH = 1251
 DROP = LayerDrop(theta=0.9, time="constant")
@@ -35,11 +35,20 @@ def s() -> Experiment:
     """DeiT-S, from scratch: the source model for LiGO's DeiT-B. The paper reports 79.8 % top-1."""
     return Experiment(
         name="deit_s",
-        model=ViTConfig(layers=12, embed=384, heads=6, head_dim=64, mlp=1536, eps=1e-6, dtype="bfloat16"),
+        model=ViTConfig(
+            layers=12, embed=384, heads=6, head_dim=64, mlp=1536, eps=1e-6, dtype="bfloat16"
+        ),
         steps=300 * EPOCH,
         batch=1024,
         data=Images(source="tfds", name="imagenet2012", size=224, augment=DEIT, workers=None),
-        optim=Optim(peak_lr=1e-3, schedule="cosine", floor=0.01, warmup=5 * EPOCH, b2=0.999, weight_decay=0.05),
+        optim=Optim(
+            peak_lr=1e-3,
+            schedule="cosine",
+            floor=0.01,
+            warmup=5 * EPOCH,
+            b2=0.999,
+            weight_decay=0.05,
+        ),
         method=Scratch(DROP),
         eval_every=EPOCH,
         eval_batches=48,

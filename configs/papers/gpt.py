@@ -20,11 +20,11 @@ must be in `tokenizer-gpt2`. An experiment that grows a small model reads its ru
 from dataclasses import replace
 
 from jaxgrow.models import GPT2Config
+from train.config.experiment import Experiment
 from train.data.text import Data
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Stage, VCycle
 from train.plan.transforms import Grouping
-from train.state.optim import Optim
 
 # --- the multi-level paper (Zou et al., ICLR 2024) ---
 
@@ -37,7 +37,9 @@ def base_scratch() -> Experiment:
     """
     return Experiment(
         name="gpt_base_scratch",
-        model=GPT2Config(context=512, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"),
+        model=GPT2Config(
+            context=512, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"
+        ),
         steps=100_000,
         batch=512,
         data=Data(source="tfds", name="wiki40b/en", tokenizer="tokenizer-gpt2"),
@@ -78,7 +80,14 @@ def base_c4() -> Experiment:
     return Experiment(
         name="gpt_base_c4",
         model=GPT2Config(
-            context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16", remat="auto"
+            context=1024,
+            layers=12,
+            embed=768,
+            heads=12,
+            head_dim=64,
+            mlp=3072,
+            dtype="bfloat16",
+            remat="auto",
         ),
         steps=100_000,
         batch=384,
@@ -99,7 +108,9 @@ def medium_c4() -> Experiment:
     """
     small = base_c4()
     model = replace(small.model, layers=24, embed=1024, heads=16, mlp=4096, remat="auto")
-    return replace(small, name="gpt_medium_c4", model=model, optim=replace(small.optim, peak_lr=3e-4))
+    return replace(
+        small, name="gpt_medium_c4", model=model, optim=replace(small.optim, peak_lr=3e-4)
+    )
 
 
 def medium_ligo() -> Experiment:
@@ -110,7 +121,9 @@ def medium_ligo() -> Experiment:
     """
     to = GrowTo((Stage(1.0, warmup=0),), by=Learned(lr=0.5))
     return replace(
-        medium_c4(), name="gpt_medium_ligo", method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,))
+        medium_c4(),
+        name="gpt_medium_ligo",
+        method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,)),
     )
 
 
@@ -118,7 +131,9 @@ def medium_stack() -> Experiment:
     """LEMON in width (exact) and stacking in depth, from base to medium: compare with LiGO."""
     to = GrowTo((Stage(1.0),), by=("lemon", "stack"))
     return replace(
-        medium_c4(), name="gpt_medium_stack", method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,))
+        medium_c4(),
+        name="gpt_medium_stack",
+        method=Growing(base_c4().model, "gpt_base_c4-seed{seed}", (to,)),
     )
 
 
@@ -126,7 +141,9 @@ def xl_c4() -> Experiment:
     """XL, 1.5 B parameters, L48-1600-25, from scratch: 15 thousand steps (appendix C.5)."""
     small = medium_c4()
     model = replace(small.model, layers=48, embed=1600, heads=25, mlp=6400)
-    return replace(small, name="gpt_xl_c4", model=model, steps=15_000, optim=replace(small.optim, peak_lr=2e-4))
+    return replace(
+        small, name="gpt_xl_c4", model=model, steps=15_000, optim=replace(small.optim, peak_lr=2e-4)
+    )
 
 
 def xl_ligo() -> Experiment:
@@ -136,4 +153,8 @@ def xl_ligo() -> Experiment:
     is preliminary and does not include the cost of the small model.
     """
     to = GrowTo((Stage(1.0, warmup=0),), by=Learned(lr=0.5))
-    return replace(xl_c4(), name="gpt_xl_ligo", method=Growing(medium_c4().model, "gpt_medium_c4-seed{seed}", (to,)))
+    return replace(
+        xl_c4(),
+        name="gpt_xl_ligo",
+        method=Growing(medium_c4().model, "gpt_medium_c4-seed{seed}", (to,)),
+    )

@@ -16,7 +16,7 @@ These settings come from the paper: the sizes, BookCorpus, 10,000 steps, 32 and 
 for the two larger models, both baselines, and theta 0.5, 0.7 and 0.9. The batch and the vocabulary
 are the usual ones of Megatron. The learning rates, the warm-up and the other settings come from
 GPT-3 (Brown et al., 2020) at these sizes. SBLD itself is a reconstruction
-(`jaxgrow.drop.allocation`).
+(`jaxgrow.layerdrop.sensitivity`).
 
 `bookcorpus` is a folder in which Hugging Face `datasets` saved it, or any folder with its text. The
 `vocab.json` and `merges.txt` of GPT-2 must be in `tokenizer-gpt2`.
@@ -24,13 +24,13 @@ GPT-3 (Brown et al., 2020) at these sizes. SBLD itself is a reconstruction
 
 from dataclasses import replace
 
-from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
+from train.config.experiment import Experiment
 from train.data.text import Data
-from train.experiment import Experiment
+from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim
 from train.plan.methods import Scratch
-from train.state.mesh import Mesh
-from train.state.optim import Optim
 
 
 def medium() -> Experiment:
@@ -76,7 +76,9 @@ def gpt3_1_7b() -> Experiment:
     """1.7B, L24-2304-24, sharded over 32 devices."""
     model = replace(medium().model, embed=2304, heads=24, head_dim=96, mlp=9216)
     optim = replace(medium().optim, peak_lr=2e-4)
-    return replace(medium(), name="gpt3_1_7b", model=model, optim=optim, accumulate=1, mesh=Mesh(fsdp=32))
+    return replace(
+        medium(), name="gpt3_1_7b", model=model, optim=optim, accumulate=1, mesh=Mesh(fsdp=32)
+    )
 
 
 def gpt3_1_7b_pld() -> Experiment:
@@ -93,7 +95,9 @@ def gpt3_3_6b() -> Experiment:
     """3.6B, L30-3072-32, sharded over 64 devices."""
     model = replace(medium().model, layers=30, embed=3072, heads=32, head_dim=96, mlp=12288)
     optim = replace(medium().optim, peak_lr=1.6e-4)
-    return replace(medium(), name="gpt3_3_6b", model=model, optim=optim, accumulate=1, mesh=Mesh(fsdp=64))
+    return replace(
+        medium(), name="gpt3_3_6b", model=model, optim=optim, accumulate=1, mesh=Mesh(fsdp=64)
+    )
 
 
 def gpt3_3_6b_pld() -> Experiment:

@@ -16,17 +16,25 @@ The models are L12-768-12 with 4 key/value heads (153 M parameters), a 7B that g
 from dataclasses import replace
 
 from jaxgrow.models import LlamaConfig
+from train.config.experiment import Experiment
 from train.data.text import Data
-from train.experiment import Experiment
+from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Stage
-from train.state.mesh import Mesh
-from train.state.optim import Optim
 
 
 def llama_160m_c4() -> Experiment:
     """Train the 160M model from scratch."""
     model = LlamaConfig(
-        vocab=50304, context=1024, layers=12, embed=768, heads=12, kv_heads=4, head_dim=64, mlp=2048, dtype="bfloat16"
+        vocab=50304,
+        context=1024,
+        layers=12,
+        embed=768,
+        heads=12,
+        kv_heads=4,
+        head_dim=64,
+        mlp=2048,
+        dtype="bfloat16",
     )
     return Experiment(
         name="llama_160m_c4",
@@ -61,7 +69,9 @@ def llama_8x160m_c4() -> Experiment:
     Each token uses two experts. No paper has this setting.
     """
     base = llama_160m_c4()
-    return replace(base, name="llama_8x160m_c4", model=replace(base.model, experts=8), mesh=Mesh(fsdp=8))
+    return replace(
+        base, name="llama_8x160m_c4", model=replace(base.model, experts=8), mesh=Mesh(fsdp=8)
+    )
 
 
 def llama_7b_c4() -> Experiment:
@@ -103,7 +113,9 @@ def llama_13b_grown() -> Experiment:
     """
     base = llama_7b_c4()
     model = replace(base.model, layers=40, embed=5120, heads=40, kv_heads=40, mlp=13824)
-    growing = Growing(base.model, "llama_7b_c4-seed{seed}", (GrowTo((Stage(1.0),), by=("aki", "stack")),))
+    growing = Growing(
+        base.model, "llama_7b_c4-seed{seed}", (GrowTo((Stage(1.0),), by=("aki", "stack")),)
+    )
     return replace(base, name="llama_13b_grown", model=model, method=growing)
 
 
@@ -113,7 +125,9 @@ def llama_70b_c4() -> Experiment:
     The learning rate and the batch are as published.
     """
     base = llama_7b_c4()
-    model = replace(base.model, context=4096, layers=80, embed=8192, heads=64, kv_heads=8, mlp=28672)
+    model = replace(
+        base.model, context=4096, layers=80, embed=8192, heads=64, kv_heads=8, mlp=28672
+    )
     return replace(
         base,
         name="llama_70b_c4",

@@ -15,7 +15,7 @@ seed, from the same workdir.
 from dataclasses import replace
 
 from configs.papers import bert
-from train.experiment import Experiment
+from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Stage
 
 
@@ -48,4 +48,8 @@ def base_ligo() -> Experiment:
     The grown model warms up for 10,000 steps again, as in the published code.
     """
     to = GrowTo((Stage(1.0),), by=Learned(lr=0.25))  # a learning rate of 2e-4, as for BERT
-    return replace(base(), name="roberta_base_ligo", method=Growing(small().model, "roberta_small-seed{seed}", (to,)))
+    return replace(
+        base(),
+        name="roberta_base_ligo",
+        method=Growing(small().model, "roberta_small-seed{seed}", (to,)),
+    )

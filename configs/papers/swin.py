@@ -29,13 +29,13 @@ augmentation.
 
 from dataclasses import replace
 
-from jaxgrow.drop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import SwinConfig
+from train.config.experiment import Experiment
 from train.data.augment import DEIT
 from train.data.images import Images
-from train.experiment import Experiment
+from train.engine.state.optim import Optim
 from train.plan.methods import FineTune, Scratch
-from train.state.optim import Optim
 
 EPOCH, EPOCH_21K = 1251, 3466  # steps per epoch, of 1024 and of 4096 images
 PLD = LayerDrop(theta=0.9)
@@ -53,7 +53,9 @@ S = replace(T, layers=(2, 2, 18, 2))
 def _wide(embed: int) -> SwinConfig:
     """S with another width, heads of 32 units, and MLPs four times as wide as the stage."""
     widths = tuple(embed * 2**stage for stage in range(4))
-    return replace(S, embed=widths, heads=tuple(d // 32 for d in widths), mlp=tuple(4 * d for d in widths))
+    return replace(
+        S, embed=widths, heads=tuple(d // 32 for d in widths), mlp=tuple(4 * d for d in widths)
+    )
 
 
 B, L = _wide(128), replace(_wide(192), image=192, window=12, classes=21841)
@@ -68,7 +70,13 @@ def t() -> Experiment:
         batch=1024,
         data=Images(source="tfds", name="imagenet2012", size=256, augment=DEIT, workers=None),
         optim=Optim(
-            peak_lr=1e-3, schedule="cosine", floor=0.01, warmup=20 * EPOCH, b2=0.999, weight_decay=0.05, clip=5.0
+            peak_lr=1e-3,
+            schedule="cosine",
+            floor=0.01,
+            warmup=20 * EPOCH,
+            b2=0.999,
+            weight_decay=0.05,
+            clip=5.0,
         ),
         method=_deep(0.8),
         eval_every=EPOCH,
@@ -97,7 +105,14 @@ def l() -> Experiment:  # noqa: E743, the name in the paper
         model=L,
         steps=90 * EPOCH_21K,
         batch=4096,
-        data=Images(source="folder", path="imagenet21k", size=192, augment=DEIT, valid_fraction=0.01, workers=None),
+        data=Images(
+            source="folder",
+            path="imagenet21k",
+            size=192,
+            augment=DEIT,
+            valid_fraction=0.01,
+            workers=None,
+        ),
         optim=replace(small.optim, warmup=5 * EPOCH_21K, weight_decay=0.1),
         method=Scratch(),
         eval_every=EPOCH_21K,

@@ -1,10 +1,8 @@
-# %% [markdown]
-# # Writing an operator, and property-testing it
-#
-# **How do I write a growth operator and test that it is correct?** Every function-preserving widening of the
-# literature divides a unit's output weights *evenly* among its copies. Is this necessary? If the next kernel
-# takes 30 % from one copy and 70 % from the other, the sum is the same. Let us write this operator, try to break
-# it, and find out what it is good for.
+# %% [markdown] # Writing an operator, and property-testing it  **How do I write a growth operator
+# and test that it is correct?** Every function-preserving widening of the literature divides a
+# unit's output weights *evenly* among its copies. Is this necessary? If the next kernel takes 30 %
+# from one copy and 70 % from the other, the sum is the same. Let us write this operator, try to
+# break it, and find out what it is good for.
 
 # %%
 import re
@@ -18,27 +16,30 @@ from hypothesis import strategies as st
 
 from jaxgrow import AxisMap, compose, dual, grow, operators, preserves_function, sizes, swap
 from jaxgrow.models import GPT2Config
-from jaxgrow.testing import assert_function_preserving, assert_gradient_duality, assert_inverse, assert_linear
+from jaxgrow.testing import (
+    assert_function_preserving,
+    assert_gradient_duality,
+    assert_inverse,
+    assert_linear,
+)
 
 
 def uneven(size: int, share: float) -> AxisMap:
     """Copy every unit. The input weights of the first copy are multiplied by ``share``, those of the second by the rest."""
     eye = np.eye(size)
-    return AxisMap(write=np.concatenate([eye, eye]), read=np.concatenate([share * eye, (1 - share) * eye]))
+    return AxisMap(
+        write=np.concatenate([eye, eye]), read=np.concatenate([share * eye, (1 - share) * eye])
+    )
 
 
 print(uneven(2, 0.25).read)
 
-# %% [markdown]
-# This is the complete operator: [a pair of matrices](../concepts/growths.md). `grow` applies it to any model that
-# names the axis.
-#
-# ## Which properties should it have?
-#
-# We test the properties for all sizes, shares and weights, not for one example.
-# [Hypothesis](https://hypothesis.readthedocs.io) samples them and reduces a failing case to the smallest one. The
-# assertions come from [`jaxgrow.testing`](../howto/operator.md). The dtype is float64, so that tolerances test
-# the mathematics and not the rounding.
+# %% [markdown] This is the complete operator: [a pair of matrices](../concepts/growths.md). `grow`
+# applies it to any model that names the axis.  ## Which properties should it have?  We test the
+# properties for all sizes, shares and weights, not for one example.
+# [Hypothesis](https://hypothesis.readthedocs.io) samples them and reduces a failing case to the
+# smallest one. The assertions come from [`jaxgrow.testing`](../howto/operator.md). The dtype is
+# float64, so that tolerances test the mathematics and not the rounding.
 
 # %%
 AXES = {"up": ("embed.in", "mlp"), "bias": ("mlp.bias",), "down": ("mlp.in", "embed")}
@@ -50,7 +51,11 @@ def model(params, x):
 
 def drawn(seed, embed, mlp):
     rng = np.random.default_rng(seed)
-    return {"up": rng.normal(size=(embed, mlp)), "bias": rng.normal(size=mlp), "down": rng.normal(size=(mlp, embed))}
+    return {
+        "up": rng.normal(size=(embed, mlp)),
+        "bias": rng.normal(size=mlp),
+        "down": rng.normal(size=(mlp, embed)),
+    }
 
 
 def properties(operator):
@@ -79,10 +84,9 @@ def properties(operator):
 properties(uneven)()
 print("uneven: linear, invertible, function-preserving, and preserves_function agrees")
 
-# %% [markdown]
-# Shares of 2 and -1 also work: the copies then partly cancel each other. But would the test notice a mistake? **A
-# test that has never failed proves nothing**, so we break the operator on purpose. Here, `read` takes `share` of
-# both copies.
+# %% [markdown] Shares of 2 and -1 also work: the copies then partly cancel each other. But would
+# the test notice a mistake? **A test that has never failed proves nothing**, so we break the
+# operator on purpose. Here, `read` takes `share` of both copies.
 
 
 # %%
@@ -108,10 +112,13 @@ else:
 config = GPT2Config(vocab=17, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=12)
 rng = np.random.default_rng(0)
 params = jax.tree.map(
-    lambda x: rng.normal(size=x.shape).astype("float32") / 2, jax.eval_shape(config.init, jax.random.key(0))
+    lambda x: rng.normal(size=x.shape).astype("float32") / 2,
+    jax.eval_shape(config.init, jax.random.key(0)),
 )
 axes, tokens = config.axes(), rng.integers(0, 17, (2, 8))
-growth = compose(operators.hypercloning(sizes(params, axes), {"embed": 16, "heads": 4}), {"mlp": uneven(12, 0.3)})
+growth = compose(
+    operators.hypercloning(sizes(params, axes), {"embed": 16, "heads": 4}), {"mlp": uneven(12, 0.3)}
+)
 large = config.resized(growth)
 
 
@@ -125,11 +132,15 @@ def larger(params):
 
 before, after = says(config), says(large)
 assert_function_preserving(larger, params, before, after, tokens, atol=1e-5)
-print("a GPT-2, wider on three axes:", {k: large.sizes()[k] for k in ("embed", "heads", "mlp")}, "and the same logits")
+print(
+    "a GPT-2, wider on three axes:",
+    {k: large.sizes()[k] for k in ("embed", "heads", "mlp")},
+    "and the same logits",
+)
 
-# %% [markdown]
-# The growth of gradients is also a property. They grow by the [dual](../concepts/growths.md) growth, not by the
-# growth itself. Adam's moments consist of gradients, so `grow_optimizer` uses the dual.
+# %% [markdown] The growth of gradients is also a property. They grow by the
+# [dual](../concepts/growths.md) growth, not by the growth itself. Adam's moments consist of
+# gradients, so `grow_optimizer` uses the dual.
 
 
 # %%
@@ -138,7 +149,12 @@ def of(run):
 
 
 assert_gradient_duality(
-    larger, lambda g: grow(dual(growth), jax.device_get(g), axes), params, of(before), of(after), atol=1e-5
+    larger,
+    lambda g: grow(dual(growth), jax.device_get(g), axes),
+    params,
+    of(before),
+    of(after),
+    atol=1e-5,
 )
 try:
     assert_gradient_duality(larger, larger, params, of(before), of(after), atol=1e-5)
@@ -146,12 +162,10 @@ try:
 except AssertionError:
     print("gradients grow by the dual growth, not like weights")
 
-# %% [markdown]
-# ## What is it good for?
-#
-# So far we tested exactness, and equal shares are just as exact. The difference shows in training. Copies with
-# equal shares receive the same gradient in every step, so they remain one unit at twice the cost. No property of
-# the operator shows this, but an experiment does.
+# %% [markdown] ## What is it good for?  So far we tested exactness, and equal shares are just as
+# exact. The difference shows in training. Copies with equal shares receive the same gradient in
+# every step, so they remain one unit at twice the cost. No property of the operator shows this, but
+# an experiment does.
 
 
 # %%
@@ -174,14 +188,15 @@ def apart(share, tx, steps=200):
     return float(jnp.abs(up[:, :6] - up[:, 6:]).mean() / jnp.abs(up).mean())
 
 
-found = {share: [apart(share, tx) for tx in (optax.sgd(0.03), optax.adam(0.01))] for share in (0.5, 0.3)}
+found = {
+    share: [apart(share, tx) for tx in (optax.sgd(0.03), optax.adam(0.01))] for share in (0.5, 0.3)
+}
 for share, (sgd, adam) in found.items():
     print(f"share {share}: copies differ by {sgd:6.1%} after SGD, by {adam:6.1%} after Adam")
 assert max(found[0.5]) < 1e-6 < min(found[0.3])
 
-# %% [markdown]
-# With a share of one half, the copies never become different. Noise that cancels
-# (`jaxgrow.symmetry.break_symmetry`, from HyperCloning) also breaks the symmetry, and so does an [optimizer
-# state](../api/training.md) that is not copied. Whether different new units are worth their FLOPs is the next
-# question, and no property of a matrix answers it: [measure it](saving.py). To contribute an operator, change
-# [these places](../contributing.md).
+# %% [markdown] With a share of one half, the copies never become different. Noise that cancels
+# (`jaxgrow.growth.symmetry.break_symmetry`, from HyperCloning) also breaks the symmetry, and so
+# does an [optimizer state](../api/training.md) that is not copied. Whether different new units are
+# worth their FLOPs is the next question, and no property of a matrix answers it: [measure
+# it](saving.py). To contribute an operator, change [these places](../contributing.md).

@@ -1,10 +1,8 @@
-# %% [markdown]
-# # A V-cycle in twenty lines
-#
-# **How does a V-cycle work, and when is it worthwhile?** Train the large model for a few steps, *coalesce* it,
-# train the small model, whose steps cost a fraction, transfer its progress to the large model, and finish the
-# training of the large one. This is the [multi-level framework](../papers/multilevel.md) of Zou et al. First, we
-# need a model, data and a train step.
+# %% [markdown] # A V-cycle in twenty lines  **How does a V-cycle work, and when is it worthwhile?**
+# Train the large model for a few steps, *coalesce* it, train the small model, whose steps cost a
+# fraction, transfer its progress to the large model, and finish the training of the large one. This
+# is the [multi-level framework](../papers/multilevel.md) of Zou et al. First, we need a model, data
+# and a train step.
 
 # %%
 import argparse
@@ -20,7 +18,9 @@ from jaxgrow.models import GPT2Config
 
 BATCH, CONTEXT = 8, 24
 LARGE = GPT2Config(vocab=128, context=CONTEXT, layers=2, embed=32, heads=4, head_dim=8, mlp=64)
-text = np.frombuffer(inspect.getsource(argparse).encode("ascii", "ignore"), np.uint8).astype("int32")
+text = np.frombuffer(inspect.getsource(argparse).encode("ascii", "ignore"), np.uint8).astype(
+    "int32"
+)
 windows = np.stack([text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, 7)])
 seen, held_out = windows[:-400], windows[-320:]  # the end of the file is only for validation
 
@@ -44,19 +44,20 @@ def _train(config, params, steps, seed, rate):
 
 def train(config, params, steps, seed, rate=1e-2):
     """Adam from a fresh state. The learning rate falls to zero, so each phase ends as if it were the last one."""
-    return jax.device_get(_train(config, params, steps, seed, rate))  # algebra on the host does not have to be compiled
+    return jax.device_get(
+        _train(config, params, steps, seed, rate)
+    )  # algebra on the host does not have to be compiled
 
 
 judged = jax.jit(loss, static_argnums=0)
 start, axes = jax.device_get(jax.jit(LARGE.init)(jax.random.key(0))), LARGE.axes()
-print(f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, held_out):.3f}")
+print(
+    f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, held_out):.3f}"
+)
 
-# %% [markdown]
-# ## The twenty lines
-#
-# De-coalescing is a [growth](../concepts/growths.md), and coalescing is the same growth, swapped. One value
-# defines both, so that going up and down again changes nothing. Here, width and depth are halved, and every map
-# is a mean or a copy.
+# %% [markdown] ## The twenty lines  De-coalescing is a [growth](../concepts/growths.md), and
+# coalescing is the same growth, swapped. One value defines both, so that going up and down again
+# changes nothing. Here, width and depth are halved, and every map is a mean or a copy.
 
 # %%
 up = operators.decoalesce(sizes(start, axes), heads="far", layers="adjacent")
@@ -70,7 +71,9 @@ fixed = correct(before, small, up, axes)  # M + D(s - C(M))
 cycled = train(LARGE, fixed, AFTER, seed=3)
 
 cost = {config: flops.train(config, BATCH * CONTEXT) for config in (LARGE, SMALL)}
-print(f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}")
+print(
+    f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}"
+)
 print(
     f"the large model for {ABOVE} steps {judged(LARGE, before, held_out):.3f}, coalesced {judged(SMALL, coarse, held_out):.3f}"
 )
@@ -79,24 +82,26 @@ print(
 )
 print(f"the large one for {AFTER} more    {judged(LARGE, cycled, held_out):.3f}")
 
-# %% [markdown]
-# ## Two properties that do not depend on the losses
-#
-# Going up and down again gives bitwise identical parameters. And if the small model has learned *nothing*, the
-# cycle must change nothing. This is the control that distinguishes the correction from the paper's interpolation,
+# %% [markdown] ## Two properties that do not depend on the losses  Going up and down again gives
+# bitwise identical parameters. And if the small model has learned *nothing*, the cycle must change
+# nothing. This is the control that distinguishes the correction from the paper's interpolation,
 # which moves the large model towards its own coarse part.
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(up), grow(up, small, axes), axes), small)
 idle = correct(before, coarse, up, axes)
 mixed = interpolate(before, grow(up, coarse, axes), alpha=0.25)
-moved = [max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), before, x))) for x in (idle, mixed)]
-print(f"nothing learned: the correction changes weights by {moved[0]:.0e}, the interpolation by {moved[1]:.2f}")
+moved = [
+    max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), before, x)))
+    for x in (idle, mixed)
+]
+print(
+    f"nothing learned: the correction changes weights by {moved[0]:.0e}, the interpolation by {moved[1]:.2f}"
+)
 assert moved[0] == 0 < moved[1]
 
-# %% [markdown]
-# Which start should we choose, and with which weight of the small model? These are the losses of all candidates
-# before further training:
+# %% [markdown] Which start should we choose, and with which weight of the small model? These are
+# the losses of all candidates before further training:
 
 # %%
 lifted = grow(up, small, axes)
@@ -108,31 +113,35 @@ for name, params in {
 }.items():
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
-# %% [markdown]
-# Do not draw conclusions from this table. In width, the de-coalesced model computes the same function as the
-# small one. In depth, each layer now acts twice, which increases the loss. The corrected model keeps a fine part
-# that belongs to other coarse weights. The quality of a start only shows *after* training:
+# %% [markdown] Do not draw conclusions from this table. In width, the de-coalesced model computes
+# the same function as the small one. In depth, each layer now acts twice, which increases the loss.
+# The corrected model keeps a fine part that belongs to other coarse weights. The quality of a start
+# only shows *after* training:
 
 # %%
-starts = {"interpolated, alpha = 0.5": interpolate(before, lifted, 0.5), "the small one, de-coalesced": lifted}
-after = {"corrected": cycled} | {name: train(LARGE, params, AFTER, 3) for name, params in starts.items()}
+starts = {
+    "interpolated, alpha = 0.5": interpolate(before, lifted, 0.5),
+    "the small one, de-coalesced": lifted,
+}
+after = {"corrected": cycled} | {
+    name: train(LARGE, params, AFTER, 3) for name, params in starts.items()
+}
 for name, params in after.items():
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
-# %% [markdown]
-# Although these starts differ much, they end with similar losses. In the de-coalesced model, every unit has [an
-# identical copy that receives identical gradients](operator.py). It is in effect still the small model, and only
-# the fine part of `before` could make the copies different. In a longer run, this matters.
-#
-# ## Was it worthwhile?
-#
-# The cost of every phase counts. For comparison, we need the loss that the same FLOPs reach without a cycle: the
-# large model from scratch, at more learning rates than the one used above, and also the small model alone.
+# %% [markdown] Although these starts differ much, they end with similar losses. In the de-coalesced
+# model, every unit has [an identical copy that receives identical gradients](operator.py). It is in
+# effect still the small model, and only the fine part of `before` could make the copies different.
+# In a longer run, this matters.  ## Was it worthwhile?  The cost of every phase counts. For
+# comparison, we need the loss that the same FLOPs reach without a cycle: the large model from
+# scratch, at more learning rates than the one used above, and also the small model alone.
 
 # %%
 bill = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
 ended = judged(LARGE, cycled, held_out)
-print(f"V-cycle                  {ABOVE + BELOW + AFTER:4} steps, {bill / 1e9:.2f} GFLOPs, loss {ended:.3f}")
+print(
+    f"V-cycle                  {ABOVE + BELOW + AFTER:4} steps, {bill / 1e9:.2f} GFLOPs, loss {ended:.3f}"
+)
 for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(up), start, axes))):
     steps = round(bill / cost[config])
     for rate in (1e-2, 2e-2):
@@ -142,11 +151,11 @@ for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(u
         )
     assert abs(steps * cost[config] / bill - 1) < 0.01
 
-# %% [markdown]
-# This is one seed of a toy model, so nothing follows from which line is lowest. But consider *why* a line is low.
-# With so few steps, the number of steps is the limit, and a cheaper model takes more of them. The cycle therefore
-# beats the large model, and the small model beats both. A large model is for budgets at which the small model no
-# longer improves, and only at such budgets a saving is meaningful. [Reading a saving honestly](saving.py)
-# explains the method, and [the results](../results/muon.md) give the measurements. The cycle as a plan, with an
-# optimizer state that grows with the weights, any number of levels, and a ledger of all costs, is [one
+# %% [markdown] This is one seed of a toy model, so nothing follows from which line is lowest. But
+# consider *why* a line is low. With so few steps, the number of steps is the limit, and a cheaper
+# model takes more of them. The cycle therefore beats the large model, and the small model beats
+# both. A large model is for budgets at which the small model no longer improves, and only at such
+# budgets a saving is meaningful. [Reading a saving honestly](saving.py) explains the method, and
+# [the results](../results/muon.md) give the measurements. The cycle as a plan, with an optimizer
+# state that grows with the weights, any number of levels, and a ledger of all costs, is [one
 # config](../concepts/plans.md).

@@ -1,1 +1,1 @@
-"""Runs of other trainers and libraries: their checkpoints are grown together with the optimizer state."""
+"""Integrations: how do models and runs of other frameworks use the library?"""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgrow._version import __version__
+from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
+from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.cli.suggest import POLICY
+from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
-from jaxgrow.interop.files import RECORD, CheckpointError, listed
-from jaxgrow.interop.folders import appearing
-from jaxgrow.maps import Growth, new_sizes
-from jaxgrow.suggest import POLICY
 
 if TYPE_CHECKING:  # TensorStore takes a second to import, which other commands need not wait for
     from jaxgrow.integrations.orbax_run import OrbaxRun
@@ -67,15 +67,28 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
         }
         for path, place in run.places.items()
     ]
-    moments = sorted({plain(place.template).removesuffix(path).strip("/") for path, place in run.states})
-    about = {"format": run.format.name, "item": str(run.tree.item), "parameters_at": run.prefix.strip("/")}
-    about |= {"sizes": run.sizes(), "settings": run.settings(run.sizes()), "parameters": run.parameters}
+    moments = sorted(
+        {plain(place.template).removesuffix(path).strip("/") for path, place in run.states}
+    )
+    about = {
+        "format": run.format.name,
+        "item": str(run.tree.item),
+        "parameters_at": run.prefix.strip("/"),
+    }
+    about |= {
+        "sizes": run.sizes(),
+        "settings": run.settings(run.sizes()),
+        "parameters": run.parameters,
+    }
     return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
 
 
 def described(folder: Path, about: Mapping[str, Any]) -> str:
     """The same, for people to read."""
-    rows = [(leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"]) for leaf in about["leaves"]]
+    rows = [
+        (leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"])
+        for leaf in about["leaves"]
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(
@@ -117,7 +130,13 @@ def grown(
     from jaxgrow.integrations import orbax_run
 
     sizes = run.sizes() | new_sizes(growth)
-    about = {"dst": str(dst), "written": not dry_run, "operator": "grow", "arguments": arguments, "sizes": sizes}
+    about = {
+        "dst": str(dst),
+        "written": not dry_run,
+        "operator": "grow",
+        "arguments": arguments,
+        "sizes": sizes,
+    }
     about |= {"settings": run.settings(sizes)}
     if dry_run:
         orbax_run.check_run(run, growth, policy)

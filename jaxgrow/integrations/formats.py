@@ -1,7 +1,7 @@
 """The parameter trees of public trainers and libraries, as tables of axis names.
 
-A `Format` recognises a checkpoint by its paths and names the axes of every parameter. For other programs, the user writes
-a file of names (`from_file`).
+A `Format` recognises a checkpoint by its paths and names the axes of every parameter. For other
+programs, the user writes a file of names (`from_file`).
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.axes import LAYERS, Names
-from jaxgrow.interop.files import CheckpointError, listed, read_json
+from jaxgrow.axes.names import LAYERS, Names
+from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state.
 POWERS = {"mu": 1, "nu": 2, "trace": 1, "m": 1, "v": 2, "exp_avg": 1, "exp_avg_sq": 2}
@@ -44,8 +44,8 @@ class Format:
       scanned: the pattern of leaves in which layers are stacked, on any dimension.
       final_norm: the scale before the head.
       head: the kernel of the head; a model without it has tied embeddings.
-      renewed: the pattern of arrays, such as states of random number generators, that are left out when the number of layers
-        changes, because the trainer initialises missing ones.
+      renewed: the pattern of arrays, such as states of random number generators, that are left out
+        when the number of layers changes, because the trainer initialises missing ones.
       settings: the key of the trainer's config for the size of each axis.
       traits: as of `jaxgrow.models.Config.traits`.
     """
@@ -86,7 +86,9 @@ class Format:
         where = _scan_axis({p: s for p, s in shapes.items() if fnmatchcase(p, self.scanned)})
         shared = self._shared_keys(shapes)
         for path, shape in shapes.items():
-            names = next((n for pattern, n in self.table.items() if fnmatchcase(path, pattern)), None)
+            names = next(
+                (n for pattern, n in self.table.items() if fnmatchcase(path, pattern)), None
+            )
             if names is not None and shared:
                 names = tuple(n.replace("kv_heads", "heads") for n in names)
             if names is not None and tied and path == self.final_norm:
@@ -94,7 +96,9 @@ class Format:
             if names is not None and fnmatchcase(path, self.scanned):
                 names = (*names[:where], LAYERS, *names[where:])
             if names is None or len(names) != len(shape):
-                wrong.append(f"{path} {shape}" + ("" if names is None else f", not ({', '.join(names)})"))
+                wrong.append(
+                    f"{path} {shape}" + ("" if names is None else f", not ({', '.join(names)})")
+                )
                 continue
             found[path] = names
         if wrong:
@@ -129,7 +133,11 @@ def plain(path: str) -> str:
 
 def _scan_axis(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """The dimension that has the same size in all stacked leaves; 1, as MaxText has it, if both 0 and 1 fit."""
-    same = [dim for dim in (1, 0) if len({shape[dim] for shape in shapes.values() if len(shape) > dim}) == 1]
+    same = [
+        dim
+        for dim in (1, 0)
+        if len({shape[dim] for shape in shapes.values() if len(shape) > dim}) == 1
+    ]
     return same[0] if same else 1
 
 
@@ -216,19 +224,30 @@ def from_file(file: Path) -> Format:
     """A format from a JSON file.
 
     Args:
-      file: an object with ``names``, ``{pattern: [axis names]}`` of all parameters; and, where they apply, ``layers`` (such as
-        ``"blocks_{}"``), ``scanned`` (such as ``"decoder/layers/*"``) and ``params``, the path of a parameter below the
-        parameters' prefix, by which they are found.
+      file: an object with ``names``, ``{pattern: [axis names]}`` of all parameters; and, where they
+        apply, ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as ``"decoder/layers/*"``)
+        and ``params``, the path of a parameter below the parameters' prefix, by which they are
+        found.
 
     Raises:
       CheckpointError: the file is not such an object.
     """
     content = read_json(file)
     try:
-        table = {str(pattern): tuple(map(str, names)) for pattern, names in content["names"].items()}
-        mark = str(content.get("params") or next(pattern for pattern in table if "*" not in pattern))
+        table = {
+            str(pattern): tuple(map(str, names)) for pattern, names in content["names"].items()
+        }
+        mark = str(
+            content.get("params") or next(pattern for pattern in table if "*" not in pattern)
+        )
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise CheckpointError(
             f'{file} needs "names": {{pattern: [axis names]}}, with one path without a * or "params": {error!r}'
         ) from error
-    return Format("names", (mark,), table, str(content.get("layers", "")), scanned=str(content.get("scanned", "")))
+    return Format(
+        "names",
+        (mark,),
+        table,
+        str(content.get("layers", "")),
+        scanned=str(content.get("scanned", "")),
+    )

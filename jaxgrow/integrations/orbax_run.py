@@ -1,6 +1,7 @@
 """Grow the Orbax checkpoint of another trainer: parameters and optimizer state, leaf by leaf.
 
-One leaf is in memory at a time, before and after its growth. Layers that are stored one by one count as one leaf.
+One leaf is in memory at a time, before and after its growth. Layers that are stored one by one
+count as one leaf.
 """
 
 import json
@@ -14,13 +15,20 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow import maps
-from jaxgrow._grow import check, grow_leaf
-from jaxgrow.axes import LAYERS, Names, axis
+from jaxgrow.axes.names import LAYERS, Names, axis
+from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
+from jaxgrow.growth import maps
+from jaxgrow.growth.apply import check, grow_leaf
+from jaxgrow.growth.maps import Growth, Term
 from jaxgrow.integrations.formats import POWERS, Format, plain
-from jaxgrow.integrations.orbax_tree import ItemsWriter, OrbaxItems, OrbaxTree, Writer, each_of, writer
-from jaxgrow.interop.files import RECORD, CheckpointError, listed
-from jaxgrow.maps import Growth, Term
+from jaxgrow.integrations.orbax_tree import (
+    ItemsWriter,
+    OrbaxItems,
+    OrbaxTree,
+    Writer,
+    each_of,
+    writer,
+)
 
 Policy: TypeAlias = Literal["drop", "copy", "exact"]
 
@@ -53,7 +61,8 @@ class OrbaxRun:
 
     Attributes:
       places: `Place` of every parameter, by its path below the parameters' prefix.
-      states: `Place` of every array of optimizer state that belongs to a parameter, with the parameter.
+      states: `Place` of every array of optimizer state that belongs to a parameter, with the
+        parameter.
       others: arrays that stay as they are, such as step counts.
 
     Raises:
@@ -69,17 +78,29 @@ class OrbaxRun:
                 f"{listed(list(tree.arrays))}"
             )
         self.prefix = prefix
-        groups = _groups([p.removeprefix(prefix) for p in tree.arrays if p.startswith(prefix)], form.layers)
-        shapes = {template: tree.arrays[prefix + paths[0]].shape for template, paths in groups.items()}
+        groups = _groups(
+            [p.removeprefix(prefix) for p in tree.arrays if p.startswith(prefix)], form.layers
+        )
+        shapes = {
+            template: tree.arrays[prefix + paths[0]].shape for template, paths in groups.items()
+        }
         names = form.names({plain(template): shape for template, shape in shapes.items()})
         self.places: dict[str, Place] = {}
         for template, paths in groups.items():
-            self.places[plain(template)] = self._place(prefix, template, paths, names[plain(template)], 0)
+            self.places[plain(template)] = self._place(
+                prefix, template, paths, names[plain(template)], 0
+            )
         self.states = self._states(groups)
-        taken = {path for place in [*self.places.values(), *(p for _, p in self.states)] for path in place.paths}
+        taken = {
+            path
+            for place in [*self.places.values(), *(p for _, p in self.states)]
+            for path in place.paths
+        }
         self.others = [path for path in tree.arrays if path not in taken]
 
-    def _place(self, start: str, template: str, paths: list[str], names: Names, power: int | None) -> Place:
+    def _place(
+        self, start: str, template: str, paths: list[str], names: Names, power: int | None
+    ) -> Place:
         stored = tuple(start + path for path in paths)
         shape = self.tree.arrays[stored[0]].shape
         if "{}" in template:
@@ -90,10 +111,16 @@ class OrbaxRun:
         """Arrays whose path ends as that of a parameter, with its shape."""
         found = []
         for template, paths in groups.items():
-            for whole in [p for p in self.tree.arrays if p.endswith("/" + paths[0]) and not p.startswith(self.prefix)]:
+            for whole in [
+                p
+                for p in self.tree.arrays
+                if p.endswith("/" + paths[0]) and not p.startswith(self.prefix)
+            ]:
                 start = whole.removesuffix(paths[0])
                 name = self.places[plain(template)].names[("{}" in template) :]
-                power = next((POWERS[part] for part in reversed(start.split("/")) if part in POWERS), None)
+                power = next(
+                    (POWERS[part] for part in reversed(start.split("/")) if part in POWERS), None
+                )
                 place = self._place(start, template, paths, name, power)
                 if place.shape == self.places[plain(template)].shape:
                     found.append((plain(template), place))
@@ -108,11 +135,18 @@ class OrbaxRun:
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and dtypes by parameter."""
         arrays = self.tree.arrays
-        return {p: jax.ShapeDtypeStruct(at.shape, arrays[at.paths[0]].dtype) for p, at in self.places.items()}
+        return {
+            p: jax.ShapeDtypeStruct(at.shape, arrays[at.paths[0]].dtype)
+            for p, at in self.places.items()
+        }
 
     def sizes(self) -> dict[str, int]:
         """The size of every axis."""
-        return {axis(n): size for at in self.places.values() for n, size in zip(at.names, at.shape, strict=True)}
+        return {
+            axis(n): size
+            for at in self.places.values()
+            for n, size in zip(at.names, at.shape, strict=True)
+        }
 
     @property
     def parameters(self) -> int:
@@ -138,14 +172,17 @@ class OrbaxRun:
         }
 
 
-def grow_run(run: OrbaxRun, growth: Growth, policy: Policy, folder: Path, process: int | None = None) -> dict[str, int]:
+def grow_run(
+    run: OrbaxRun, growth: Growth, policy: Policy, folder: Path, process: int | None = None
+) -> dict[str, int]:
     """Grow a checkpoint into a new folder. In a run of several JAX processes, all of them call it.
 
     Args:
       run: the checkpoint.
       growth: as of `jaxgrow.grow`, for the sizes and names of ``run``.
-      policy: for moments, as of `jaxgrow.moments.grow_optimizer`. With ``drop``, moments and step counts of the optimizer are
-        zero. ``exact`` takes the fields ``mu``, ``nu`` and ``trace`` for first, second and first moments.
+      policy: for moments, as of `jaxgrow.growth.moments.grow_optimizer`. With ``drop``, moments and
+        step counts of the optimizer are zero. ``exact`` takes the fields ``mu``, ``nu`` and
+        ``trace`` for first, second and first moments.
       folder: the new folder, which exists and is empty.
       process: the number of this process; None: as JAX says.
 
@@ -160,7 +197,8 @@ def grow_run(run: OrbaxRun, growth: Growth, policy: Policy, folder: Path, proces
     target = writer(run.tree, folder, me)
     arrays = run.tree.arrays
     bytes_ = {
-        name: int(np.prod(job.place.shape)) * arrays[job.place.paths[0]].dtype.itemsize for name, job in jobs.items()
+        name: int(np.prod(job.place.shape)) * arrays[job.place.paths[0]].dtype.itemsize
+        for name, job in jobs.items()
     }
     for name in each_of(bytes_, count, me):
         _write(run, target, jobs[name])
@@ -199,10 +237,14 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
     jobs = {}
     for path, place in run.places.items():
         terms = maps.terms(growth, path, place.names)
-        jobs[place.template] = _Job(place, lambda x, t=terms, n=place.names: np.asarray(grow_leaf(t, n, x)))
+        jobs[place.template] = _Job(
+            place, lambda x, t=terms, n=place.names: np.asarray(grow_leaf(t, n, x))
+        )
     unknown = [place.template for _, place in run.states if place.power is None]
     if policy == "exact" and unknown:
-        raise CheckpointError(f"policy 'exact' does not know what these hold: {listed(unknown)}; use 'copy' or 'drop'")
+        raise CheckpointError(
+            f"policy 'exact' does not know what these hold: {listed(unknown)}; use 'copy' or 'drop'"
+        )
     for path, place in run.states:
         terms = maps.terms(growth, path, place.names)
         jobs[place.template] = _Job(place, _of_state(terms, place, policy))
@@ -225,7 +267,9 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
             return np.asarray(grow_leaf(maps.copying(terms), names, x))
         back: list[Term] = [maps.dual(term) for term in terms]
         return (
-            np.square(grow_leaf(back, names, np.sqrt(x))) if place.power == 2 else np.asarray(grow_leaf(back, names, x))
+            np.square(grow_leaf(back, names, np.sqrt(x)))
+            if place.power == 2
+            else np.asarray(grow_leaf(back, names, x))
         )
 
     return change
@@ -239,7 +283,9 @@ def _write(run: OrbaxRun, target: Writer | ItemsWriter, job: _Job) -> None:
         target.write(place.template.replace("{}", str(i)), layer, place.paths[0])
 
 
-def _result(jobs: Mapping[str, _Job], sizes: Mapping[str, int]) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+def _result(
+    jobs: Mapping[str, _Job], sizes: Mapping[str, int]
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """The arrays of the new checkpoint: what each is like, and its shape."""
     places, shapes = {}, {}
     for job in jobs.values():
@@ -247,7 +293,10 @@ def _result(jobs: Mapping[str, _Job], sizes: Mapping[str, int]) -> tuple[dict[st
         shape = tuple(sizes[axis(n)] for n in place.names) if place.names else place.shape
         stored = [place.template]
         if "{}" in place.template:
-            stored, shape = [place.template.replace("{}", str(i)) for i in range(shape[0])], shape[1:]
+            stored, shape = (
+                [place.template.replace("{}", str(i)) for i in range(shape[0])],
+                shape[1:],
+            )
         for path in stored:
             places[path], shapes[path] = place.paths[0], shape
     return places, shapes

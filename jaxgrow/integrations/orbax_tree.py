@@ -1,7 +1,8 @@
 """Orbax checkpoints of any program, array by array, without the objects that they were saved from.
 
-`OrbaxTree` lists the arrays of a checkpoint by path and reads one at a time. `Writer` writes a checkpoint of the same tree
-with arrays of other shapes. Both go through TensorStore, so no more than one array has to be in memory.
+`OrbaxTree` lists the arrays of a checkpoint by path and reads one at a time. `Writer` writes a
+checkpoint of the same tree with arrays of other shapes. Both go through TensorStore, so no more
+than one array has to be in memory.
 """
 
 import base64
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from jaxgrow.interop.files import CheckpointError, read_json
+from jaxgrow.checkpoints.io.files import CheckpointError, read_json
 
 _METADATA, _ARRAYS, _SHARDING = "_METADATA", "array_metadatas", "_sharding"
 _DATA = ("manifest.ocdbt", "d", _ARRAYS, _SHARDING, _METADATA)
@@ -54,15 +55,23 @@ class OrbaxTree:
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
             entries = self.metadata["tree_metadata"].values()
-            keys = [tuple(str(key["key"]) for key in entry["key_metadata"]) for entry in entries if _is_array(entry)]
+            keys = [
+                tuple(str(key["key"]) for key in entry["key_metadata"])
+                for entry in entries
+                if _is_array(entry)
+            ]
         except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{self.item / _METADATA} does not describe a tree: {error!r}") from error
+            raise CheckpointError(
+                f"{self.item / _METADATA} does not describe a tree: {error!r}"
+            ) from error
         self._names = {"/".join(path): ".".join(path) for path in keys}
         self.arrays = {path: self._described(path) for path in self._names}
 
     def open(self, path: str) -> Any:
         """The TensorStore of an array."""
-        return ts.open(_spec(self.item, self._names[path], self.ocdbt, self.zarr3), open=True, read=True).result()
+        return ts.open(
+            _spec(self.item, self._names[path], self.ocdbt, self.zarr3), open=True, read=True
+        ).result()
 
     def read(self, path: str) -> np.ndarray:
         """The numbers of one array, all shards together."""
@@ -89,11 +98,16 @@ def _item(folder: Path) -> Path:
     named = [path for name in _ITEMS for path in inner if path.name == name]
     if named or len(inner) == 1:
         return (named or inner)[0]
-    raise CheckpointError(f"{folder} holds no Orbax checkpoint: no {_METADATA} in it, nor in a step below it")
+    raise CheckpointError(
+        f"{folder} holds no Orbax checkpoint: no {_METADATA} in it, nor in a step below it"
+    )
 
 
 def _is_array(entry: Mapping[str, Any]) -> bool:
-    return not entry["value_metadata"]["skip_deserialize"] and entry["value_metadata"]["value_type"] != "string"
+    return (
+        not entry["value_metadata"]["skip_deserialize"]
+        and entry["value_metadata"]["value_type"] != "string"
+    )
 
 
 def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
@@ -107,7 +121,8 @@ def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
 class Writer:
     """Writes a checkpoint like another one, with other shapes, or other layers.
 
-    Several processes may write one checkpoint: each one writes some of the arrays, and one of them calls `finish` at the end.
+    Several processes may write one checkpoint: each one writes some of the arrays, and one of them
+    calls `finish` at the end.
 
     Args:
       source: the checkpoint that it is like.
@@ -134,17 +149,22 @@ class Writer:
             self._part, path.replace("/", "."), self._source.ocdbt, self._source.zarr3
         )
         chunk = _chunk(self._source.arrays[like], x.shape)
-        spec["store_data_equal_to_fill_value"] = True  # Orbax refuses to read arrays without their zeros
+        spec["store_data_equal_to_fill_value"] = (
+            True  # Orbax refuses to read arrays without their zeros
+        )
         spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
         spec.pop("transform", None)
         store = ts.open(ts.Spec(spec), create=True, delete_existing=True).result()
         store.write(x.astype(old.dtype.numpy_dtype, copy=False)).result()
 
-    def finish(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1) -> None:
+    def finish(
+        self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
+    ) -> None:
         """Write everything but the arrays.
 
         Args:
-          places: ``{path in the new checkpoint: path in the source that it is like}`` of all arrays.
+          places: ``{path in the new checkpoint: path in the source that it is like}`` of all
+            arrays.
           shapes: the shape of each new array.
           processes: the number of processes that wrote.
         """
@@ -154,7 +174,9 @@ class Writer:
         source, into = self._source, self._item
         arrays = set() if source.ocdbt else {path.replace("/", ".") for path in source.arrays}
         _copy_beside(source.item, into, arrays)
-        for inner in [source.item, *source.item.parents][: len(source.item.relative_to(source.folder).parts)]:
+        for inner in [source.item, *source.item.parents][
+            : len(source.item.relative_to(source.folder).parts)
+        ]:
             into = into.parent
             _copy_beside(inner.parent, into, {inner.name})
 
@@ -162,7 +184,9 @@ class Writer:
         context, transaction = ts.Context(), ts.Transaction(atomic=True)
         target = _database(self._item, context).with_transaction(transaction)
         for process in range(processes):
-            _database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(target).result()
+            _database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(
+                target
+            ).result()
         transaction.commit_sync()
 
     def _describe(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -174,22 +198,33 @@ class Writer:
             for key, name in zip(entry["key_metadata"], path.split("/"), strict=True):
                 key["key"] = name if isinstance(key["key"], str) else type(key["key"])(name)
             if "write_shape" in entry["value_metadata"]:
-                entry["value_metadata"]["write_shape"] = list(_chunk(source.arrays[like], shapes[path]))
+                entry["value_metadata"]["write_shape"] = list(
+                    _chunk(source.arrays[like], shapes[path])
+                )
             entries[str(tuple(path.split("/")))] = entry
         _write(self._item / _METADATA, {**source.metadata, "tree_metadata": entries})
         self._describe_arrays(places, shapes)
 
-    def _describe_arrays(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def _describe_arrays(
+        self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
         """Write the two files that list arrays by name, if the source has them."""
         arrays: dict[str, Any] = {}
         for file in sorted(self._source.item.glob(f"{_ARRAYS}/process_*")):
             found = read_json(file, _LARGEST)["array_metadatas"]
-            arrays |= {entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in found}
+            arrays |= {
+                entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in found
+            }
         described = []
         for path, like in places.items():
             if (old := arrays.get(like.replace("/", "."))) is not None:
                 chunk = list(_chunk(self._source.arrays[like], shapes[path]))
-                new = {**old, "param_name": path.replace("/", "."), "write_shape": chunk, "chunk_shape": chunk}
+                new = {
+                    **old,
+                    "param_name": path.replace("/", "."),
+                    "write_shape": chunk,
+                    "chunk_shape": chunk,
+                }
                 described.append({"array_metadata": new})
         if described:
             (self._item / _ARRAYS).mkdir()
@@ -197,7 +232,9 @@ class Writer:
         if (self._source.item / _SHARDING).is_file():
             of = read_json(self._source.item / _SHARDING, _LARGEST)
             pairs = {_key(path): _key(like) for path, like in places.items()}
-            _write(self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of})
+            _write(
+                self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of}
+            )
 
 
 class OrbaxItems:
@@ -217,7 +254,9 @@ class OrbaxItems:
         self.folder, self.item = folder, _step(folder)
         self.trees = {path.name: OrbaxTree(path) for path in _inner(self.item)}
         self.arrays = {
-            f"{name}/{path}": array for name, tree in self.trees.items() for path, array in tree.arrays.items()
+            f"{name}/{path}": array
+            for name, tree in self.trees.items()
+            for path, array in tree.arrays.items()
         }
 
     def read(self, path: str) -> np.ndarray:
@@ -231,17 +270,25 @@ class ItemsWriter:
 
     def __init__(self, source: OrbaxItems, folder: Path, process: int = 0):
         self._source, self._step = source, folder / source.item.relative_to(source.folder)
-        self._writers = {name: Writer(tree, self._step / name, process) for name, tree in source.trees.items()}
+        self._writers = {
+            name: Writer(tree, self._step / name, process) for name, tree in source.trees.items()
+        }
 
     def write(self, path: str, x: np.ndarray, like: str) -> None:
         """Write one array, as `Writer.write`."""
         name, _, inside = path.partition("/")
         self._writers[name].write(inside, x, like.partition("/")[2])
 
-    def finish(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1) -> None:
+    def finish(
+        self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
+    ) -> None:
         """Write everything but the arrays, as `Writer.finish`."""
         for name, writer in self._writers.items():
-            mine = {path: path.removeprefix(f"{name}/") for path in places if path.startswith(f"{name}/")}
+            mine = {
+                path: path.removeprefix(f"{name}/")
+                for path in places
+                if path.startswith(f"{name}/")
+            }
             inside = {short: places[path].removeprefix(f"{name}/") for path, short in mine.items()}
             writer.finish(inside, {short: shapes[path] for path, short in mine.items()}, processes)
         _copy_beside(self._source.item, self._step, set(self._source.trees))
@@ -273,7 +320,11 @@ def _inner(step: Path) -> list[Path]:
 
 def _step(folder: Path) -> Path:
     """The last step in a run's folder; of any other folder, itself."""
-    steps = [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)] if folder.is_dir() else []
+    steps = (
+        [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)]
+        if folder.is_dir()
+        else []
+    )
     steps = [path for path in steps if _inner(path)]
     return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
 
@@ -292,7 +343,9 @@ def _key(path: str) -> str:
 
 
 def _database(folder: Path, context: ts.Context) -> Any:
-    return ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder.resolve()}/"}, context=context).result()
+    return ts.KvStore.open(
+        {"driver": "ocdbt", "base": f"file://{folder.resolve()}/"}, context=context
+    ).result()
 
 
 def _path(entry: Mapping[str, Any]) -> str:
@@ -307,11 +360,14 @@ def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The chunk of a new array: the same number of chunks along each axis if possible, otherwise chunks of the old size."""
     pairs = zip(old.shape, old.chunk, shape, strict=True)
     return tuple(
-        chunk * n // size if size and chunk * n % size == 0 else max(1, min(chunk, n)) for size, chunk, n in pairs
+        chunk * n // size if size and chunk * n % size == 0 else max(1, min(chunk, n))
+        for size, chunk, n in pairs
     )
 
 
-def _resized(metadata: dict[str, Any], shape: tuple[int, ...], chunk: tuple[int, ...]) -> dict[str, Any]:
+def _resized(
+    metadata: dict[str, Any], shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> dict[str, Any]:
     """The metadata of a zarr array with another shape."""
     if "chunk_grid" not in metadata:
         return {**metadata, "shape": list(shape), "chunks": list(chunk)}

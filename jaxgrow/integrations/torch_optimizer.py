@@ -1,7 +1,8 @@
 """Grow the optimizer state of a PyTorch run together with its Hugging Face model.
 
-Read are the ``optimizer.pt`` of the Hugging Face Trainer and folders of ``torch.distributed.checkpoint``. The state of a
-parameter is grown by the maps of that parameter, under a policy of `jaxgrow.moments`. PyTorch and transformers are needed:
+Read are the ``optimizer.pt`` of the Hugging Face Trainer and folders of
+``torch.distributed.checkpoint``. The state of a parameter is grown by the maps of that parameter,
+under a policy of `jaxgrow.growth.moments`. PyTorch and transformers are needed:
 ``pip install 'jaxgrow[torch]'``.
 
 The whole optimizer state is in memory, before and after the growth.
@@ -17,14 +18,14 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from jaxgrow import maps
-from jaxgrow.axes import Names, is_layers
-from jaxgrow.interop import huggingface
-from jaxgrow.interop.family import Family, Stored
-from jaxgrow.interop.files import CheckpointError, listed
-from jaxgrow.interop.huggingface import HuggingFace
-from jaxgrow.interop.source import Grown, Leaf, Source
-from jaxgrow.maps import Growth, Term
+from jaxgrow.axes.names import Names, is_layers
+from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.io.files import CheckpointError, listed
+from jaxgrow.checkpoints.source import Grown, Leaf, Source
+from jaxgrow.growth import maps
+from jaxgrow.growth.maps import Growth, Term
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")
@@ -50,7 +51,9 @@ class State:
     scalars: dict[str, dict[str, Any]]
 
 
-def grow_state(model: HuggingFace, grown: HuggingFace, state: State, growth: Growth, policy: Policy) -> State:
+def grow_state(
+    model: HuggingFace, grown: HuggingFace, state: State, growth: Growth, policy: Policy
+) -> State:
     """Grow the optimizer state of a model.
 
     Args:
@@ -58,14 +61,16 @@ def grow_state(model: HuggingFace, grown: HuggingFace, state: State, growth: Gro
       grown: the checkpoint after it.
       state: the state of ``model``; parameters have the names of its tensors.
       growth: the growth that made ``grown`` of ``model``.
-      policy: as of `jaxgrow.moments.grow_optimizer`. With ``asymmetric``, new layers begin without any state, and PyTorch
-        initialises it at their first step; other axes may not grow then, because PyTorch counts steps per tensor.
+      policy: as of `jaxgrow.growth.moments.grow_optimizer`. With ``asymmetric``, new layers begin
+        without any state, and PyTorch initialises it at their first step; other axes may not grow
+        then, because PyTorch counts steps per tensor.
 
     Returns:
       The state of ``grown``.
 
     Raises:
-      CheckpointError: a state whose shape is not that of its parameter, or for which the policy has no rule.
+      CheckpointError: a state whose shape is not that of its parameter, or for which the policy has
+        no rule.
     """
     if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):
         raise CheckpointError(
@@ -87,10 +92,15 @@ def grow_state(model: HuggingFace, grown: HuggingFace, state: State, growth: Gro
 def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
     """
     Raises:
-      CheckpointError: an array has another shape than its parameter, or belongs to no tensor of the model.
+      CheckpointError: an array has another shape than its parameter, or belongs to no tensor of the
+        model.
     """
     unknown = [name for name in of if name not in model.tensors]
-    shapes = {name: (tuple(x.shape), model.tensors[name].shape) for name, x in of.items() if name not in unknown}
+    shapes = {
+        name: (tuple(x.shape), model.tensors[name].shape)
+        for name, x in of.items()
+        if name not in unknown
+    }
     wrong = [f"{name}: {mine}, not {its}" for name, (mine, its) in shapes.items() if mine != its]
     if unknown or wrong:
         raise CheckpointError(
@@ -100,13 +110,18 @@ def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
 
 
 def _grown(
-    model: HuggingFace, grown: HuggingFace, of: Mapping[str, Any], growth: Growth, policy: Policy, power: int
+    model: HuggingFace,
+    grown: HuggingFace,
+    of: Mapping[str, Any],
+    growth: Growth,
+    policy: Policy,
+    power: int,
 ) -> dict[str, np.ndarray]:
     root = policy == "exact" and power == 2  # squares grow by the map of their roots
     power = 1 if root else power
     source = _GrownState(_StateOf(model, of, power, root), growth, policy)
     made = {}
-    for planned in huggingface.planned(source, _family(grown.family, power)):
+    for planned in storage.planned(source, _family(grown.family, power)):
         x = planned.content()
         assert isinstance(x, np.ndarray)
         if policy != "asymmetric" or x.any():
@@ -120,8 +135,12 @@ class _StateOf(HuggingFace):
     def __init__(self, model: HuggingFace, of: Mapping[str, Any], power: int, root: bool):
         self.__dict__.update(model.__dict__)
         self.names = {path: _scaled(stored, power) for path, stored in model.names.items()}
-        self.leaves = {path: Leaf(x.names, x.shape, np.dtype(np.float32)) for path, x in model.leaves.items()}
-        arrays: Any = {name: _Array(tensor.shape, of.get(name), root) for name, tensor in model.tensors.items()}
+        self.leaves = {
+            path: Leaf(x.names, x.shape, np.dtype(np.float32)) for path, x in model.leaves.items()
+        }
+        arrays: Any = {
+            name: _Array(tensor.shape, of.get(name), root) for name, tensor in model.tensors.items()
+        }
         self.tensors = arrays
         self._fused = ("", {})
 
@@ -164,7 +183,9 @@ def _scaled(stored: Stored, power: int) -> Stored:
 
 
 def _family(family: Family, power: int) -> Family:
-    return replace(family, names=lambda config: {p: _scaled(s, power) for p, s in family.names(config).items()})
+    return replace(
+        family, names=lambda config: {p: _scaled(s, power) for p, s in family.names(config).items()}
+    )
 
 
 # --- optimizer.pt ---
@@ -211,11 +232,15 @@ def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, 
     """
     torch = _imported("torch")
     groups, entries, begin = [], {}, 0
-    for old, names in zip(like["param_groups"], parameter_groups(grown, len(like["param_groups"])), strict=True):
+    for old, names in zip(
+        like["param_groups"], parameter_groups(grown, len(like["param_groups"])), strict=True
+    ):
         groups.append({**old, "params": list(range(begin, begin + len(names)))})
         for i, name in enumerate(names, begin):
             of = {
-                kind: torch.from_numpy(np.ascontiguousarray(x[name])) for kind, x in state.arrays.items() if name in x
+                kind: torch.from_numpy(np.ascontiguousarray(x[name]))
+                for kind, x in state.arrays.items()
+                if name in x
             }
             if of:
                 entries[i] = {**state.scalars[name], **of}
@@ -228,7 +253,8 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
 
     Args:
       model: a checkpoint that transformers can load.
-      count: 1 for one group with all parameters, 2 for the groups of the Trainer: with weight decay, and without it.
+      count: 1 for one group with all parameters, 2 for the groups of the Trainer: with weight
+        decay, and without it.
 
     Returns:
       The names of each group.
@@ -238,9 +264,15 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
     stored: dict[str, str] = {model.family.in_memory(name): name for name in model.tensors}
-    decayed = set(transformers.Trainer.get_decay_parameter_names(None, module)) if count == 2 else set()
+    decayed = (
+        set(transformers.Trainer.get_decay_parameter_names(None, module)) if count == 2 else set()
+    )
     names: list[str] = [name for name, _ in module.named_parameters()]
-    groups = [[n for n in names if n in decayed], [n for n in names if n not in decayed]] if count == 2 else [names]
+    groups = (
+        [[n for n in names if n in decayed], [n for n in names if n not in decayed]]
+        if count == 2
+        else [names]
+    )
     return [[stored.get(name, name) for name in group] for group in groups]
 
 
@@ -276,7 +308,9 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     reader = checkpoint.FileSystemReader(folder)
     described = reader.read_metadata().state_dict_metadata
     content = {
-        key: torch.empty(tuple(about.size), dtype=about.properties.dtype) if hasattr(about, "size") else None
+        key: torch.empty(tuple(about.size), dtype=about.properties.dtype)
+        if hasattr(about, "size")
+        else None
         for key, about in described.items()
     }
     checkpoint.load(content, storage_reader=reader, no_dist=True)
@@ -290,7 +324,9 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     return _by_kind(entries), content
 
 
-def write_distributed(folder: Path, model: HuggingFace, state: State, like: Mapping[str, Any]) -> None:
+def write_distributed(
+    folder: Path, model: HuggingFace, state: State, like: Mapping[str, Any]
+) -> None:
     """Write a folder of ``torch.distributed.checkpoint`` with the other entries of an older one.
 
     Args:
@@ -334,7 +370,8 @@ def write_beside(
       part: the folder that holds the grown model.
       growth: the growth between them.
       policy: as of `grow_state`.
-      optimizer: the ``optimizer.pt`` or the distributed folder; None: the one in the folder of ``model``.
+      optimizer: the ``optimizer.pt`` or the distributed folder; None: the one in the folder of
+        ``model``.
 
     Returns:
       The names of the new files and folders.
@@ -350,7 +387,9 @@ def write_beside(
         write_distributed(part / where.name, model, made, content)
     else:
         write_file(part / FILE, grown, made, content)
-    others = [name for name in BESIDE if (model.folder / name).is_file() and not (part / name).exists()]
+    others = [
+        name for name in BESIDE if (model.folder / name).is_file() and not (part / name).exists()
+    ]
     for name in others:
         shutil.copyfile(model.folder / name, part / name)
     return [where.name if distributed else FILE, *others]
@@ -364,7 +403,11 @@ def find(folder: Path) -> Path:
     """
     if (folder / FILE).is_file():
         return folder / FILE
-    found = [path for path in sorted(folder.iterdir()) if (path / ".metadata").is_file() and "optim" in path.name]
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if (path / ".metadata").is_file() and "optim" in path.name
+    ]
     if len(found) != 1:
         raise CheckpointError(
             f"{folder} has no {FILE} and {len(found)} folders of torch.distributed.checkpoint whose name contains 'optim'; "

@@ -1,7 +1,7 @@
 """Model families: small Flax modules whose parameters name their axes."""
 
-from jaxgrow.models.adapters import Adapter
 from jaxgrow.models.bert import BERTConfig
+from jaxgrow.models.bottleneck import Adapter
 from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, TextConfig, from_json
 from jaxgrow.models.encoder import EncoderConfig

@@ -25,8 +25,8 @@ class Form(NamedTuple):
 
     scale: float | None = None  # None: 1 / sqrt(K)
     cap: float = 0.0  # c; 0: none
-    # How many places a query sees, from its own on backwards and, if not causal, as many forwards: a number, or an int32
-    # array; None: all.
+    # How many places a query sees, from its own on backwards and, if not causal, as many forwards:
+    # a number, or an int32 array; None: all.
     window: Any = None
     places_BT: Any = None  # of the tokens in their text, for the window; None: from 0
     sinks_H: Any = None
@@ -35,12 +35,14 @@ class Form(NamedTuple):
 PLAIN = Form()
 
 
-def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto", form: Form = PLAIN):
+def attention(
+    q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto", form: Form = PLAIN
+):
     """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
 
-    By XLA, causal queries go in blocks of `QUERIES`, each over the keys up to its end, so that up to half of the square is
-    never computed. `jax.nn.dot_product_attention` rounds scores to float32, so a float64 model, which is there to check
-    mathematics, has its own lines.
+    By XLA, causal queries go in blocks of `QUERIES`, each over the keys up to its end, so that up
+    to half of the square is never computed. `jax.nn.dot_product_attention` rounds scores to
+    float32, so a float64 model, which is there to check mathematics, has its own lines.
 
     Args:
       q_BTHK: queries, of H heads.
@@ -48,20 +50,26 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
       v_BSGK: values.
       causal: whether a query sees the keys up to its own place alone.
       mask_BS: the keys that are seen, bool; None: all.
-      by: the kernel; ``"auto"``: the one that the devices of the program have, and that serves these shapes (`refused`).
-      form: another scale, a cap, a window: by XLA. A window saves no products: the keys before it are masked.
+      by: the kernel; ``"auto"``: the one that the devices of the program have, and that serves
+        these shapes (`refused`).
+      form: another scale, a cap, a window: by XLA. A window saves no products: the keys before it
+        are masked.
 
     Raises:
       ValueError: the kernel that was asked for does not serve these shapes, or these devices.
     """
     why = {
-        kernel: refused(kernel, q_BTHK.dtype, q_BTHK.shape[1:], k_BSGK.shape[1:], mask_BS is not None, form)
+        kernel: refused(
+            kernel, q_BTHK.dtype, q_BTHK.shape[1:], k_BSGK.shape[1:], mask_BS is not None, form
+        )
         for kernel in ("cudnn", "splash")
     }
     if by == "auto":
         by = next((kernel for kernel, reasons in why.items() if not reasons), "xla")  # type: ignore[assignment]
     if why.get(by):
-        raise ValueError(f"attention={by} does not serve this model: {'; '.join(why[by])}; set attention=auto")
+        raise ValueError(
+            f"attention={by} does not serve this model: {'; '.join(why[by])}; set attention=auto"
+        )
     if sequence_parts(q_BTHK.shape[1]) > 1:
         if mask_BS is not None or form != PLAIN:
             raise ValueError(
@@ -72,7 +80,8 @@ def attention(q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "a
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
     length = q_BTHK.shape[1]
-    # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same layer gives other bits.
+    # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same
+    # layer gives other bits.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         places_BT = np.arange(length)[None] if form.places_BT is None else form.places_BT
@@ -96,18 +105,24 @@ def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
     """Causal `attention`, by XLA, of tokens that follow others, each row at places of its own.
 
     Args:
-      past: ``((keys, values), places)``: [B, S, G, K] of the places from 0, of which those from a row's first one on mean
-        nothing; and the places of the tokens, int32 [B, T], less than S, one after the other in each row.
+      past: ``((keys, values), places)``: [B, S, G, K] of the places from 0, of which those from a
+        row's first one on mean nothing; and the places of the tokens, int32 [B, T], less than S,
+        one after the other in each row.
       q_BTHK: queries of the tokens.
       k_BTGK: their keys.
       v_BTGK: their values.
       form: as of `attention`.
     """
     old, places_BT = past
-    k_BSGK, v_BSGK = (put_at(a, b, places_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True))
+    k_BSGK, v_BSGK = (
+        put_at(a, b, places_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True)
+    )
     seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= places_BT[:, None, :, None]
     if form.window is not None:
-        seen_B1TS &= places_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None] < form.window
+        seen_B1TS &= (
+            places_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None]
+            < form.window
+        )
     return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS, form)
 
 
@@ -123,7 +138,9 @@ def put_at(old_BS, new_BT, first_B):
 def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
     dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
     if dtype != jnp.float64 and not form.cap and form.sinks_H is None:
-        return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS, scale=form.scale)
+        return jax.nn.dot_product_attention(
+            q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS, scale=form.scale
+        )
     wide = jnp.promote_types(dtype, jnp.float32)
     k_BSHK, v_BSHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
     scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=wide)
@@ -135,7 +152,9 @@ def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
     if form.sinks_H is None:
         weights_BHTS = jax.nn.softmax(scores_BHTS)
     else:
-        sinks_BHT1 = jnp.broadcast_to(form.sinks_H.astype(wide)[None, :, None, None], (*scores_BHTS.shape[:3], 1))
+        sinks_BHT1 = jnp.broadcast_to(
+            form.sinks_H.astype(wide)[None, :, None, None], (*scores_BHTS.shape[:3], 1)
+        )
         weights_BHTS = jax.nn.softmax(jnp.concatenate([scores_BHTS, sinks_BHT1], -1))[..., :-1]
     return jnp.einsum("bhts,bshk->bthk", weights_BHTS.astype(dtype), v_BSHK)
 
@@ -166,7 +185,10 @@ def refused(
         "splash": [
             (on == "tpu", f"it is of TPUs, and the program is for {on}"),
             (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
-            (length % LANES == keys_SGK[0] % LANES == 0, f"{length} positions are no multiple of {LANES}"),
+            (
+                length % LANES == keys_SGK[0] % LANES == 0,
+                f"{length} positions are no multiple of {LANES}",
+            ),
             (not masked, "some keys are masked"),
             plain,
             (
@@ -181,7 +203,8 @@ def refused(
 def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
     """``each(q, k, v, *masks)``, on every device of its samples and heads.
 
-    XLA divides no kernel's work; and JAX's own rule for cuDNN's fails where two axes of the mesh divide the samples (0.10).
+    XLA divides no kernel's work; and JAX's own rule for cuDNN's fails where two axes of the mesh
+    divide the samples (0.10).
     """
     batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
@@ -195,7 +218,12 @@ def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, mask_B1TS):
     def each(q_BTHK, k_BSGK, v_BSGK, *masks):
         mask = masks[0] if masks else None
         return jax.nn.dot_product_attention(
-            q_BTHK, k_BSGK, v_BSGK, mask=mask, is_causal=causal and mask is None, implementation="cudnn"
+            q_BTHK,
+            k_BSGK,
+            v_BSGK,
+            mask=mask,
+            is_causal=causal and mask is None,
+            implementation="cudnn",
         )
 
     return _divided(each, q_BTHK, k_BSGK, v_BSGK, *(() if mask_B1TS is None else (mask_B1TS,)))
@@ -213,10 +241,14 @@ def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):
 
 
 def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
+    from jax.experimental.pallas.ops.tpu import (
+        splash_attention as splash,
+    )  # takes a second to import
 
     mask = (splash.CausalMask if causal else splash.FullMask)((queries, keys))
-    return splash.make_splash_mha(splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=1)
+    return splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=1
+    )
 
 
 RING_QUERIES = 512  # of ring attention that go together
@@ -225,9 +257,10 @@ RING_QUERIES = 512  # of ring attention that go together
 def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
     """Ring attention (Liu et al., 2023): devices have parts of the sequence, and pass their keys and values around.
 
-    Each device meets all keys in as many turns as there are devices, and keeps the sum of exponentials relative to the greatest
-    score so far. The backward pass computes the scores again. No device ever has all keys. A causal device computes scores of
-    later keys, too, and masks them: the last device needs every turn, and the others wait for it.
+    Each device meets all keys in as many turns as there are devices, and keeps the sum of
+    exponentials relative to the greatest score so far. The backward pass computes the scores again.
+    No device ever has all keys. A causal device computes scores of later keys, too, and masks them:
+    the last device needs every turn, and the others wait for it.
     """
 
     def each(q_BTHK, k_BSGK, v_BSGK):
@@ -250,7 +283,9 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
         return (out / total[..., None]).astype(q_BTHK.dtype)
 
     batch = batch_axes(len(q_BTHK)) or None
-    tensor = RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
+    tensor = (
+        RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
+    )
     lies = P(batch, CONTEXT, tensor, None)
     return divided(each, (lies,) * 3, lies)(q_BTHK, k_BSGK, v_BSGK)
 
@@ -258,7 +293,8 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
 def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
     """``(greatest score, sum of exponentials [B, T, H], weighted sum of values)`` after these keys, too.
 
-    ``ahead``: by how many positions the first query is ahead of the first key; None: queries see all keys.
+    ``ahead``: by how many positions the first query is ahead of the first key; None: queries see
+    all keys.
     """
     samples, length, heads, width = q_BTHK.shape
     size = RING_QUERIES if length % RING_QUERIES == 0 else length
@@ -267,21 +303,27 @@ def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
 
     def block(inputs):
         q, first, (most, total, out) = inputs
-        scores = jnp.einsum("bthk,bshk->bths", q, keys, preferred_element_type=out.dtype) / width**0.5
+        scores = (
+            jnp.einsum("bthk,bshk->bths", q, keys, preferred_element_type=out.dtype) / width**0.5
+        )
         seen: Any = True
         if ahead is not None:
             seen = (first + ahead + jnp.arange(size)[:, None] >= places[None])[None, :, None]
         scores = jnp.where(seen, scores, jnp.finfo(out.dtype).min)
         new = jnp.maximum(most, scores.max(-1))
         weights, scale = jnp.where(seen, jnp.exp(scores - new[..., None]), 0), jnp.exp(most - new)
-        added = jnp.einsum("bths,bshk->bthk", weights.astype(q.dtype), values, preferred_element_type=out.dtype)
+        added = jnp.einsum(
+            "bths,bshk->bthk", weights.astype(q.dtype), values, preferred_element_type=out.dtype
+        )
         return new, total * scale + weights.sum(-1), out * scale[..., None] + added
 
     def cut(x):
         return x.reshape(samples, length // size, size, *x.shape[2:]).swapaxes(0, 1)
 
     firsts = jnp.arange(length // size) * size
-    found = jax.lax.map(jax.checkpoint(block, prevent_cse=False), (cut(q_BTHK), firsts, jax.tree.map(cut, sums)))
+    found = jax.lax.map(
+        jax.checkpoint(block, prevent_cse=False), (cut(q_BTHK), firsts, jax.tree.map(cut, sums))
+    )
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(samples, length, *x.shape[3:]), found)
 
 

@@ -1,6 +1,7 @@
 """CaiT (Touvron et al., ICCV 2021): patches alone in the layers, then a class token that looks at them.
 
-Its heads talk to each other (Shazeer et al., 2020), and every sublayer has a learned size for each unit, LayerScale.
+Its heads talk to each other (Shazeer et al., 2020), and every sublayer has a learned size for each
+unit, LayerScale.
 """
 
 from dataclasses import dataclass, replace
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import BELOW, READ, VALUE, named
-from jaxgrow.drop.execution import Kept, rescaled
-from jaxgrow.models.adapters import adapted
+from jaxgrow.axes.names import BELOW, READ, VALUE, named
+from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import (
     MLP,
@@ -44,7 +45,9 @@ class CaiTConfig(PatchConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.attention not in ("auto", "xla"):
-            raise ValueError(f"a CaiT's heads talk, which no kernel does: set attention=auto, not {self.attention}")
+            raise ValueError(
+                f"a CaiT's heads talk, which no kernel does: set attention=auto, not {self.attention}"
+            )
 
     @property
     def module(self) -> nn.Module:
@@ -68,26 +71,31 @@ class CaiTConfig(PatchConfig):
         return 0.1 if self.layers <= 18 else 1e-5 if self.layers <= 24 else 1e-6
 
     def cost(self, length: int) -> Cost:
-        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, ``4 T HK`` in scores and their weighted sum, and ``4 T HH`` in
-        heads that talk. An image has ``2 PPC D`` for each of its patches, ``4 (T + 1) D HK`` for keys and values of each class
-        layer, ``4 (T + 1) HK`` in its scores and sum, ``4 D HK + 4 D F`` for its class token, and the head; a position its
-        share of it."""
+        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, ``4 T HK`` in scores and their
+        weighted sum, and ``4 T HH`` in heads that talk. An image has ``2 PPC D`` for each of its
+        patches, ``4 (T + 1) D HK`` for keys and values of each class layer, ``4 (T + 1) HK`` in its
+        scores and sum, ``4 D HK + 4 D F`` for its class token, and the head; a position its share
+        of it.
+        """
         width = self.heads * self.head_dim
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
         layer = kernels + 4 * length * width + 4 * length * self.heads**2
         patches = self.patches * 2 * self.patch**2 * self.channels * self.embed / length
         looks = 4 * (length + 1) * width * (self.embed + 1) + 4 * self.embed * (width + self.mlp)
         return Cost(
-            layer, patches + (self.class_layers * looks + 2 * self.embed * self.classes) / length, first=patches
+            layer,
+            patches + (self.class_layers * looks + 2 * self.embed * self.classes) / length,
+            first=patches,
         )
 
 
 class Attention(nn.Module):
     """Of ``u`` [B, T, D] to ``x`` [B, S, D]: ``softmax(q k / sqrt(K)) v``, all keys seen.
 
-    With ``talking``, the heads' scores are mixed before the softmax and their weights after it: ``S_g = sum_h S_h W_hg``,
-    ``A_g = sum_h softmax(S_h) W'_hg + b'_g``. The kernels between heads read and write them, so heads that are copies hear
-    and say the same. A bias before the softmax, as in the authors' code, would cancel in it.
+    With ``talking``, the heads' scores are mixed before the softmax and their weights after it:
+    ``S_g = sum_h S_h W_hg``, ``A_g = sum_h softmax(S_h) W'_hg + b'_g``. The kernels between heads
+    read and write them, so heads that are copies hear and say the same. A bias before the softmax,
+    as in the authors' code, would cancel in it.
     """
 
     config: CaiTConfig
@@ -111,7 +119,10 @@ class Attention(nn.Module):
         q_BTHK = project("query", u_BTD, "heads", "head_dim")
         k_BSHK = project("key", x_BSD, "heads", "head_dim" + READ)
         v_BSHK = project("value", x_BSD, "heads", "head_dim" + VALUE)
-        scores_BTSH = jnp.einsum("bthk,bshk->btsh", q_BTHK, k_BSHK, preferred_element_type=wide) / c.head_dim**0.5
+        scores_BTSH = (
+            jnp.einsum("bthk,bshk->btsh", q_BTHK, k_BSHK, preferred_element_type=wide)
+            / c.head_dim**0.5
+        )
         weights_BTSH = jax.nn.softmax(talk("talk_before", scores_BTSH, False), axis=2)
         weights_BTSH = talk("talk_after", weights_BTSH, True).astype(self.dtype)
         y_BTHK = jnp.einsum("btsh,bshk->bthk", weights_BTSH, v_BSHK)
@@ -128,11 +139,15 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, u_BTD, x_BSD=None, scale=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
+        """``scale`` multiplies what each sublayer adds (`jaxgrow.layerdrop.Kept`)."""
         c = self.config
 
         def sized(name, y_BTD):
-            return rescaled(adapted(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)), scale, name)
+            return rescaled(
+                adapted(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)),
+                scale,
+                name,
+            )
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
         z_BSD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(z_BSD)
@@ -147,9 +162,9 @@ class Block(nn.Module):
 class CaiT(nn.Module):
     """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
 
-    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, of the layers of patches: the class
-    token comes after them, so that patches may go around layers. What is frozen with the bottom layers are patches and
-    positions.
+    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, of the
+    layers of patches: the class token comes after them, so that patches may go around layers. What
+    is frozen with the bottom layers are patches and positions.
     """
 
     config: CaiTConfig
@@ -166,15 +181,21 @@ class CaiT(nn.Module):
     ):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
-            raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
+            raise ValueError(
+                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+            )
         dtype = jnp.dtype(c.dtype)
-        places_TD = self.param("position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed))
+        places_TD = self.param(
+            "position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed)
+        )
         x_BTD = embedded(c, images, dtype) + places_TD[None].astype(dtype)
         if frozen:
             x_BTD = jax.lax.stop_gradient(x_BTD)
 
         one = jnp.zeros((1, 1, c.embed), dtype)
-        layer = Block(c, dtype, talking=True, parent=None)  # detached: only its init and apply are used
+        layer = Block(
+            c, dtype, talking=True, parent=None
+        )  # detached: only its init and apply are used
         blocks = stacked(self, "blocks", layer, c.layers, one)
         x_BTD, seen_L = run_parts(
             lambda w, x, *scale: layer.apply({"params": w}, x, None, *scale),
@@ -192,7 +213,11 @@ class CaiT(nn.Module):
         token_D = self.param("class_embedding", named(INIT, "embed", role="table"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
         u_B1D, _ = run_stack(
-            lambda w, u: look.apply({"params": w}, u, x_BTD), looks, u_B1D, remat=c.remat, scan=c.scan_layers
+            lambda w, u: look.apply({"params": w}, u, x_BTD),
+            looks,
+            u_B1D,
+            remat=c.remat,
+            scan=c.scan_layers,
         )
         logits = classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])
         return (logits, seen_L) if observe else logits

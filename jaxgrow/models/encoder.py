@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import READ, named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.axes.names import READ, named
+from jaxgrow.layerdrop.execution import Kept
 from jaxgrow.models.config import TextConfig
 from jaxgrow.models.layers import KeptTokens, Linear, token_head
 
@@ -24,10 +24,13 @@ def masked_places(masked: float, length: int) -> int:
 
 
 class EncoderConfig(TextConfig):
-    """Tokens see those before and after them; it is pre-trained to predict the ones that are masked. A norm makes the residual
-    stream of the embeddings."""
+    """Tokens see those before and after them; it is pre-trained to predict the ones that are
+    masked. A norm makes the residual stream of the embeddings.
+    """
 
-    masked: float  # the part of a sample's places that is predicted: what the head costs in training
+    masked: (
+        float  # the part of a sample's places that is predicted: what the head costs in training
+    )
     types: int = 0  # of tokens, if they have any
     first_position: int = 0  # that of a first token
 
@@ -78,10 +81,16 @@ def check_inputs(
             f"inputs are a mapping, of tokens and perhaps {', '.join(known[1:])}, not {type(inputs).__name__}"
         )
     if "tokens" not in inputs or set(inputs) - set(known):
-        raise ValueError(f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}")
+        raise ValueError(
+            f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}"
+        )
     if kept is not None and (kept_tokens is not None or frozen):
-        raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
-    if "mask" in inputs and ((kept is not None and kept.layers is not None) or kept_tokens is not None):
+        raise ValueError(
+            "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+        )
+    if "mask" in inputs and (
+        (kept is not None and kept.layers is not None) or kept_tokens is not None
+    ):
         raise ValueError(
             "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
         )
@@ -93,7 +102,9 @@ def check_inputs(
         )
 
 
-def transformed(config: EncoderConfig, x_BTD: jax.Array, norm: nn.Module, bias: bool = True) -> jax.Array:
+def transformed(
+    config: EncoderConfig, x_BTD: jax.Array, norm: nn.Module, bias: bool = True
+) -> jax.Array:
     """``norm(gelu(x W + b))``. Inside of a compact module, which gets the kernel as ``transform``."""
     axes, shape = ("embed" + READ, "embed"), (config.embed, config.embed)
     return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
@@ -111,6 +122,14 @@ def predicted(
 ):
     """`token_head`, by the table or a kernel of its own, and a bias for every word. Inside of the compact ``module``."""
     head_axes, head_shape = ("embed" + READ, "vocab"), (config.embed, config.vocab)
-    head_DV = table_VD.T if config.tied else module.param("head_kernel", named(INIT, *head_axes), head_shape)
-    bias_V = module.param("head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (config.vocab,))
-    return token_head(x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap, positions=config.head_positions)
+    head_DV = (
+        table_VD.T
+        if config.tied
+        else module.param("head_kernel", named(INIT, *head_axes), head_shape)
+    )
+    bias_V = module.param(
+        "head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (config.vocab,)
+    )
+    return token_head(
+        x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap, positions=config.head_positions
+    )

@@ -17,8 +17,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import LAYERS, READ, VALUE, named
-from jaxgrow.drop.execution import Kept, conditional, scaled, unbatched
+from jaxgrow.axes.names import LAYERS, READ, VALUE, named
+from jaxgrow.layerdrop.execution import Kept, conditional, scaled, unbatched
 from jaxgrow.models.attention import By, attention, attention_after, put_at
 from jaxgrow.sharding import (
     batch_parts,
@@ -31,8 +31,9 @@ from jaxgrow.sharding import (
     split_sequences,
 )
 
-# Positions on a device whose logits over a vocabulary exist at once, where only a loss is asked for. On a CPU, a small piece
-# stays in the caches. An accelerator reads and writes the gradient of the head once for each piece, so large pieces are faster.
+# Positions on a device whose logits over a vocabulary exist at once, where only a loss is asked
+# for. On a CPU, a small piece stays in the caches. An accelerator reads and writes the gradient of
+# the head once for each piece, so large pieces are faster.
 SCORED = 1024
 SCORED_BY_ACCELERATORS = 4096
 
@@ -40,7 +41,8 @@ SCORED_BY_ACCELERATORS = 4096
 class Linear(nn.Module):
     """``y = x W + b``, with an axis name for every axis of ``W``. Its leading axes that end in ``.in`` are contracted.
 
-    Where leaves ``a`` and ``b`` lie beside the kernel (`jaxgrow.lora.attach`), ``y + (x a) b``.
+    Where leaves ``a`` and ``b`` lie beside the kernel (`jaxgrow.peft.lora.attach`),
+    ``y + (x a) b``.
     """
 
     axes: tuple[str, ...]
@@ -62,14 +64,18 @@ class Linear(nn.Module):
             lora = a.reshape(inputs, -1), b.reshape(b.shape[0], -1)
         if self.bias:
             outputs = self.axes[self.contract :]
-            bias = self.param("bias", named(nn.initializers.zeros, *outputs, role="bias"), self.shape[self.contract :])
+            bias = self.param(
+                "bias",
+                named(nn.initializers.zeros, *outputs, role="bias"),
+                self.shape[self.contract :],
+            )
             bias = bias.astype(self.dtype).reshape(1, -1)
         return kernel, bias, lora
 
     def product(self, x) -> tuple[Any, Any]:
         """``(x W [N, outputs], b [1, outputs] or None)``."""
-        # A product of two matrices, however many axes x and W have: XLA then makes no transposed copies of activations in
-        # the backward pass, 6 % of a training step on a CPU.
+        # A product of two matrices, however many axes x and W have: XLA then makes no transposed
+        # copies of activations in the backward pass, 6 % of a training step on a CPU.
         kernel, bias, lora = self.leaves()
         x_NI = x.reshape(-1, len(kernel))
         y = x_NI @ kernel
@@ -87,10 +93,14 @@ class Linear(nn.Module):
 def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
     """What several `Linear` make of the same input, such as queries, keys and values.
 
-    On GPUs, one product with all kernels side by side, and so are both products of the backward pass: fewer and larger kernels.
-    Elsewhere each has its own product.
+    On GPUs, one product with all kernels side by side, and so are both products of the backward
+    pass: fewer and larger kernels. Elsewhere each has its own product.
     """
-    leaves = [linear.leaves() for linear in linears] if platform() == "gpu" and parts("heads") == 1 else []
+    leaves = (
+        [linear.leaves() for linear in linears]
+        if platform() == "gpu" and parts("heads") == 1
+        else []
+    )
     biases = [bias for _, bias, _ in leaves if bias is not None]
     if not leaves or any(lora for _, _, lora in leaves) or len(biases) not in (0, len(linears)):
         return [linear(x) for linear in linears]
@@ -116,17 +126,21 @@ def class_logits(
 
 
 def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
-    """``(tokens [B, T], place of the last one [B])`` of inputs that are tokens, or ``{"tokens": .., "lengths": [B]}`` where
-    those after the lengths are padding."""
+    """``(tokens [B, T], place of the last one [B])`` of inputs that are tokens, or
+    ``{"tokens": .., "lengths": [B]}`` where those after the lengths are padding.
+    """
     tokens_BT = inputs["tokens"] if isinstance(inputs, Mapping) else inputs
     lengths = inputs.get("lengths") if isinstance(inputs, Mapping) else None
-    return tokens_BT, jnp.full(len(tokens_BT), tokens_BT.shape[1] - 1) if lengths is None else lengths - 1
+    return tokens_BT, jnp.full(
+        len(tokens_BT), tokens_BT.shape[1] - 1
+    ) if lengths is None else lengths - 1
 
 
 class LayerNorm(nn.Module):
     """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32; the scale and the bias, if it has them.
 
-    ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see `jaxgrow.models.gpt2`).
+    ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see
+    `jaxgrow.models.gpt2`).
     """
 
     axis: str
@@ -143,7 +157,9 @@ class LayerNorm(nn.Module):
         if self.scale:
             scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
         if self.bias:
-            bias = self.param("bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size)
+            bias = self.param(
+                "bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size
+            )
         if platform() == "gpu" and scale is not None:
             return normed(x, scale, bias, self.eps, self.dtype, True)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -157,8 +173,9 @@ class LayerNorm(nn.Module):
 def normed(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
     """`LayerNorm`, or, not ``centred``, `RMSNorm`, whose backward pass reads only ``x`` and the gradient.
 
-    Differentiated by JAX, XLA for GPUs writes normalised activations in float32, several times for each norm, and reads them
-    back: a fifth of the memory traffic of a layer. Here two numbers of each position are saved besides ``x``.
+    Differentiated by JAX, XLA for GPUs writes normalised activations in float32, several times for
+    each norm, and reads them back: a fifth of the memory traffic of a layer. Here two numbers of
+    each position are saved besides ``x``.
     """
     return _normed(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
 
@@ -184,7 +201,9 @@ def _normed_forward(x, scale_D, bias_D, eps, dtype, centred):
 
 def _normed_backward(eps, dtype, centred, saved, slope):
     x, scale_D, bias_D, mean_N1, inverse_N1 = saved
-    x, slope = jax.lax.optimization_barrier((x, slope))  # what is computed from them is computed again, not saved
+    x, slope = jax.lax.optimization_barrier(
+        (x, slope)
+    )  # what is computed from them is computed again, not saved
     wide = inverse_N1.dtype
     z_ND = (x.reshape(-1, x.shape[-1]).astype(wide) - mean_N1) * inverse_N1
     slope_ND = slope.reshape(z_ND.shape).astype(wide)
@@ -206,11 +225,15 @@ def capped(x: jax.Array, cap: float) -> jax.Array:
 
 
 @jax.named_scope("head")
-def vocabulary_logits(x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0) -> jax.Array:
+def vocabulary_logits(
+    x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0
+) -> jax.Array:
     """``x W``, in float32 or better: one product of two matrices, as in `Linear`."""
     embed, vocab = head_DV.shape
     wide = jnp.promote_types(dtype, jnp.float32)
-    logits_NV = jnp.matmul(x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide)
+    logits_NV = jnp.matmul(
+        x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide
+    )
     return capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], vocab)
 
 
@@ -225,10 +248,10 @@ def vocabulary_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """``(mean cross-entropy of the targets, share of them that have the greatest logit)``, of logits ``x W + b``, `capped`.
 
-    Logits exist for so many ``positions`` on a device at a time (0: `scored`), and the gradients of ``x``, ``W`` and ``b`` are
-    made while they do: three products, as with all logits at once, in a fraction of their memory. Those of the gradients are in
-    ``dtype``, too. Equal to the whole form to the rounding of sums. In a sharded batch each part sums for itself, and parts are
-    added once.
+    Logits exist for so many ``positions`` on a device at a time (0: `scored`), and the gradients of
+    ``x``, ``W`` and ``b`` are made while they do: three products, as with all logits at once, in a
+    fraction of their memory. Those of the gradients are in ``dtype``, too. Equal to the whole form
+    to the rounding of sums. In a sharded batch each part sums for itself, and parts are added once.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
@@ -274,7 +297,15 @@ def vocabulary_scores(
 
 
 def token_head(
-    x_BTD, head_DV, targets_BT, dtype, bias_V=None, *, each: bool = False, cap: float = 0.0, positions: int = 0
+    x_BTD,
+    head_DV,
+    targets_BT,
+    dtype,
+    bias_V=None,
+    *,
+    each: bool = False,
+    cap: float = 0.0,
+    positions: int = 0,
 ):
     """What a model says of tokens: logits, or, with ``targets``, `vocabulary_loss`; with ``each``, `vocabulary_scores`."""
     if targets_BT is not None:
@@ -287,7 +318,9 @@ def token_head(
 
 def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     """``(logits, log of their sum of exponentials, which is the target, (loss of each, whether it is right))``."""
-    logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(bias_V, (1, 1, len(bias_V)))
+    logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(
+        bias_V, (1, 1, len(bias_V))
+    )
     logits_BSV = capped(logits_BSV, cap)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
     if platform() == "gpu":
@@ -301,8 +334,9 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
 def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     """``(log of the sum of exponentials, target's logit, whether it is the first of the greatest)``: logits are read once.
 
-    The sum of exponentials is kept relative to the greatest logit so far, and is scaled when that grows (Milakov and
-    Gimelshein, 2018). GPUs are limited by memory here; on a CPU the additional exponentials would take longer.
+    The sum of exponentials is kept relative to the greatest logit so far, and is scaled when that
+    grows (Milakov and Gimelshein, 2018). GPUs are limited by memory here; on a CPU the additional
+    exponentials would take longer.
     """
     dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
     places_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
@@ -312,11 +346,19 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
         (most_a, sum_a, first_a, target_a), (most_b, sum_b, first_b, target_b) = a, b
         most = jnp.maximum(most_a, most_b)
         total = sum_a * jnp.exp(most_a - most) + sum_b * jnp.exp(most_b - most)
-        first_a, first_b = (jnp.where(m == most, first, vocab) for m, first in ((most_a, first_a), (most_b, first_b)))
+        first_a, first_b = (
+            jnp.where(m == most, first, vocab)
+            for m, first in ((most_a, first_a), (most_b, first_b))
+        )
         return most, total, jnp.minimum(first_a, first_b), target_a + target_b
 
     zero = jnp.zeros((), dtype)
-    operands = logits_BSV, jnp.ones_like(logits_BSV), places_BSV, jnp.where(chosen_BSV, logits_BSV, zero)
+    operands = (
+        logits_BSV,
+        jnp.ones_like(logits_BSV),
+        places_BSV,
+        jnp.where(chosen_BSV, logits_BSV, zero),
+    )
     begin = least, zero, jnp.asarray(vocab, jnp.int32), zero
     most_BS, sum_BS, first_BS, target_BS = jax.lax.reduce(operands, begin, join, (2,))
     return most_BS + jnp.log(sum_BS), target_BS, first_BS == targets_BS
@@ -324,7 +366,11 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
 
 @jax.named_scope("head")
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
-    asked = x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed  # a frozen table has no gradient, and costs none
+    asked = (
+        x_BTD.perturbed,
+        head_DV.perturbed,
+        bias_V.perturbed,
+    )  # a frozen table has no gradient, and costs none
     x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
     groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
@@ -353,8 +399,14 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
         return split_groups(jnp.zeros((groups * sequence_parts(x_BTD.shape[1]), *shape), wide))
 
     zero = jnp.zeros((), wide)
-    begin = (zero, zero), zeros(*head_DV.shape) if asked[1] else None, zeros(len(bias_V)) if asked[2] else None
-    ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(piece, begin, (x_BTD, targets_BT), positions)
+    begin = (
+        (zero, zero),
+        zeros(*head_DV.shape) if asked[1] else None,
+        zeros(len(bias_V)) if asked[2] else None,
+    )
+    ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(
+        piece, begin, (x_BTD, targets_BT), positions
+    )
     head = None if head_GDV is None else head_GDV.sum(0).astype(head_DV.dtype)
     bias = None if bias_GV is None else bias_GV.sum(0).astype(bias_V.dtype)
     count = targets_BT.size
@@ -399,8 +451,8 @@ def scored() -> int:
 
 
 def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -> tuple[Any, Any]:
-    """`jax.lax.scan` over pieces of the sequences [B, T, ..], of so many positions on each device (0: `scored`); the last one
-    may be shorter.
+    """`jax.lax.scan` over pieces of the sequences [B, T, ..], of so many positions on each device
+    (0: `scored`); the last one may be shorter.
 
     What the function returns beside the total are arrays of the positions of its piece, or None.
     """
@@ -418,7 +470,9 @@ def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -
     return total, each
 
 
-def _in_pieces_of_parts(function: Callable, total: Any, sequences: Any, size: int) -> tuple[Any, Any]:
+def _in_pieces_of_parts(
+    function: Callable, total: Any, sequences: Any, size: int
+) -> tuple[Any, Any]:
     """`_in_pieces`, where devices have parts of the sequences: a piece has as many positions of each part."""
     samples, length = sequences[0].shape[:2]
     parts = sequence_parts(length)
@@ -438,8 +492,9 @@ def _in_pieces_of_parts(function: Callable, total: Any, sequences: Any, size: in
 
 
 class RMSNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, and those named ``before`` it, in float32; ``axis`` as of
-    `LayerNorm`."""
+    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, and those named ``before`` it, in
+    float32; ``axis`` as of `LayerNorm`.
+    """
 
     axis: str
     eps: float
@@ -458,13 +513,17 @@ class RMSNorm(nn.Module):
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
 
 
-KEPT = "intermediates", "keys_and_values"  # where attention leaves them for `run_after`; without it, nothing is left
+KEPT = (
+    "intermediates",
+    "keys_and_values",
+)  # where attention leaves them for `run_after`; without it, nothing is left
 
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention. Query, key and value are leaves of their own, so that growth never has to split one.
 
-    The key's ``head_dim`` is declared as a reader: the query writes that axis, the key contracts it away.
+    The key's ``head_dim`` is declared as a reader: the query writes that axis, the key contracts it
+    away.
     """
 
     embed: int
@@ -478,12 +537,15 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD, mask_BS=None, past=None, asking_BTD=None):
-        """``mask_BS``: the keys that are seen, bool; None: all. ``past``: of this layer, as of `run_after`. ``asking_BTD``: the
-        inputs of the query kernel; None: ``x_BTD``."""
+        """``mask_BS``: the keys that are seen, bool; None: all. ``past``: of this layer, as of
+        `run_after`. ``asking_BTD``: the inputs of the query kernel; None: ``x_BTD``.
+        """
         shape = (self.embed, self.heads, self.head_dim)
 
         def project(name, *outputs):
-            return Linear(("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, name=name)
+            return Linear(
+                ("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, name=name
+            )
 
         query = project("query", "heads", "head_dim")
         key = project("key", "heads", "head_dim" + READ)
@@ -494,7 +556,9 @@ class SelfAttention(nn.Module):
             q_BTHK, (k_BTHK, v_BTHK) = query(asking_BTD), projected((key, value), x_BTD)
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
-            y_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by)
+            y_BTHK = attention(
+                q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by
+            )
         else:
             y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
@@ -505,8 +569,8 @@ class SelfAttention(nn.Module):
 def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | None) -> jax.Array:
     """``activation(up(x))``, or ``activation(gate(x)) * up(x)``.
 
-    On GPUs, the backward pass computes biases and activation again from the products: XLA would save a second array of their
-    size, which takes longer to write and read than to compute.
+    On GPUs, the backward pass computes biases and activation again from the products: XLA would
+    save a second array of their size, which takes longer to write and read than to compute.
     """
     if platform() != "gpu":
         return activation(gate(x)) * up(x) if gate else activation(up(x))
@@ -540,7 +604,9 @@ class MLP(nn.Module):
             axes, shape = (outer + READ, inner), (embed, mlp)
             return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)
 
-        h_BTF = activated(self.activation, x_BTD, inwards("up"), inwards("gate") if self.gated else None)
+        h_BTF = activated(
+            self.activation, x_BTD, inwards("up"), inwards("gate") if self.gated else None
+        )
         axes, shape = (inner + READ, outer), (mlp, embed)
         return Linear(axes, shape, 1, self.out_init, self.dtype, self.bias, name="down")(h_BTF)
 
@@ -551,9 +617,12 @@ def quick_gelu(x: jax.Array) -> jax.Array:
 
 
 def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) -> jax.Array:
-    """What a sublayer wrote, each unit by a learned size (LayerScale, Touvron et al., 2021), which begins with ``init``. Inside
-    of the compact ``module``, which gets it as ``name``."""
-    size_D = module.param(name, named(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],))
+    """What a sublayer wrote, each unit by a learned size (LayerScale, Touvron et al., 2021), which
+    begins with ``init``. Inside of the compact ``module``, which gets it as ``name``.
+    """
+    size_D = module.param(
+        name, named(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],)
+    )
     return size_D.astype(y_BTD.dtype).reshape(1, 1, -1) * y_BTD
 
 
@@ -566,9 +635,12 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
 
 
-def stacked(module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS) -> Any:
-    """The parameter ``name`` of a compact module: those of its blocks, as `stacked_init` makes them, and the LoRA that lies
-    beside their kernels, if one does (`jaxgrow.lora.attach`)."""
+def stacked(
+    module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS
+) -> Any:
+    """The parameter ``name`` of a compact module: those of its blocks, as `stacked_init` makes
+    them, and the LoRA that lies beside their kernels, if one does (`jaxgrow.peft.lora.attach`).
+    """
     given = flatten_dict(module.get_variable("params", name, {}))
     beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}
 
@@ -600,21 +672,29 @@ def run_parts(
 ) -> tuple[Any, Any]:
     """`run_stack`, cut where tokens leave the layers or join them again, and above the bottom ``frozen`` layers.
 
-    ``apply_kept_tokens`` stands in for ``apply`` in the layers of ``kept_tokens``, where a block must know the
-    places of its tokens.
+    ``apply_kept_tokens`` stands in for ``apply`` in the layers of ``kept_tokens``, where a block
+    must know the places of its tokens.
     """
     layers = len(jax.tree.leaves(stacked)[0])
     begin, end = (kept_tokens.begin, kept_tokens.end) if kept_tokens else (0, 0)
     cuts = sorted({0, min(frozen, layers), begin, end, layers})
     observed = []
     for start, stop in itertools.pairwise(cuts):
-        part = stacked if stop - start == layers else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
+        part = (
+            stacked
+            if stop - start == layers
+            else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
+        )
         if stop <= frozen:
             part = jax.lax.stop_gradient(part)
         if kept_tokens is not None and begin <= start < end:
             rows = jnp.arange(len(x_BTD))[:, None]
-            y, own = run_stack(apply_kept_tokens or apply, part, x_BTD[rows, kept_tokens.places_BS], **options)
-            x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(y, unique_indices=True, indices_are_sorted=True)
+            y, own = run_stack(
+                apply_kept_tokens or apply, part, x_BTD[rows, kept_tokens.places_BS], **options
+            )
+            x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(
+                y, unique_indices=True, indices_are_sorted=True
+            )
         else:
             x_BTD, own = run_stack(apply, part, x_BTD, **options)
         observed.append(own)
@@ -650,17 +730,26 @@ class Past:
     def and_then(self, new: "Past") -> "Past":
         """With what was read next, for which there must be room."""
         put = jax.vmap(put_at, (0, 0, None))  # of every layer
-        keys, values = (put(a, b, self.lengths_B) for a, b in ((self.keys, new.keys), (self.values, new.values)))
+        keys, values = (
+            put(a, b, self.lengths_B) for a, b in ((self.keys, new.keys), (self.values, new.values))
+        )
         return Past(keys, values, self.lengths_B + new.lengths_B)
 
 
 def run_after(
-    apply: Callable, stacked: Any, x_BTD: jax.Array, past: Past, last_B: jax.Array, *, scan: bool = True
+    apply: Callable,
+    stacked: Any,
+    x_BTD: jax.Array,
+    past: Past,
+    last_B: jax.Array,
+    *,
+    scan: bool = True,
 ) -> tuple[jax.Array, Past]:
     """``x`` through the blocks, after what was read before: ``(output of each row's last token [B, 1, D], what was read)``.
 
-    ``apply(w, x, past=.., mutable=..) -> (x, variables)``, where past is ``((keys, values) of the layer, places [B, T])``, or
-    None at the beginning: then attention is that of a whole sequence, by whatever kernel.
+    ``apply(w, x, past=.., mutable=..) -> (x, variables)``, where past is
+    ``((keys, values) of the layer, places [B, T])``, or None at the beginning: then attention is
+    that of a whole sequence, by whatever kernel.
     """
     places_BT = past.places_BT(x_BTD.shape[1])
 
@@ -682,8 +771,9 @@ Observe: TypeAlias = Callable[
 
 
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` that saves the results of matrix products, those of experts too, and of the kernels of
-    attention."""
+    """A policy of `jax.checkpoint` that saves the results of matrix products, those of experts too,
+    and of the kernels of attention.
+    """
     return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith(
         ("ragged_dot", "dot_product_attention_fwd")
     )
@@ -698,7 +788,11 @@ POLICIES = {
 
 
 def _rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
-    return jnp.asarray(a).at[of].get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
+    return (
+        jnp.asarray(a)
+        .at[of]
+        .get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
+    )
 
 
 def run_stack(
@@ -713,24 +807,28 @@ def run_stack(
 ) -> tuple[Any, Any]:
     """``x`` through the blocks, one after the other: ``(output, what is observed of each block, stacked, or None)``.
 
-    One scan, so that compile time does not grow with depth; not ``scan``, unrolled, but for layers behind conditionals.
-    ``apply(w, x) -> x`` is a block; with ``kept.scaling == "sublayer"``, ``apply(w, x, scale)``. ``kept`` says which blocks run
-    (None: all); those that do not cost nothing but their zero gradients.
+    One scan, so that compile time does not grow with depth; not ``scan``, unrolled, but for layers
+    behind conditionals. ``apply(w, x) -> x`` is a block; with ``kept.scaling == "sublayer"``,
+    ``apply(w, x, scale)``. ``kept`` says which blocks run (None: all); those that do not cost
+    nothing but their zero gradients.
 
-    ``remat`` says what each block saves for the backward pass, which computes the rest again: ``"products"`` the results of
-    its matrix products, for what lies between them takes less time to compute than to write and read; ``"projections"`` those
-    of products with weights alone, so that attention is computed again, too (`docs/results/speed.md`); ``"full"`` nothing but
-    the block's input; ``"none"`` computes nothing again.
+    ``remat`` says what each block saves for the backward pass, which computes the rest again:
+    ``"products"`` the results of its matrix products, for what lies between them takes less time to
+    compute than to write and read; ``"projections"`` those of products with weights alone, so that
+    attention is computed again, too (`docs/results/speed.md`); ``"full"`` nothing but the block's
+    input; ``"none"`` computes nothing again.
     """
     kept = kept or Kept(None)
     if observe is not None and kept.layers is not None:
-        raise ValueError("what is observed of each layer is of a pass through all of them: leave out kept")
+        raise ValueError(
+            "what is observed of each layer is of a pass through all of them: leave out kept"
+        )
     layers, scale = kept.layers, kept.scale
     if layers is not None:
         layers = unbatched(layers)
         if layers.dtype != bool:
-            # The kept layers' weights are copied once, which costs less than adding into all gradients at every layer. As
-            # many as there are, in order, are all.
+            # The kept layers' weights are copied once, which costs less than adding into all
+            # gradients at every layer. As many as there are, in order, are all.
             if len(layers) < len(jax.tree.leaves(stacked)[0]):
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
@@ -739,21 +837,27 @@ def run_stack(
     if remat != "none":
         layer = jax.checkpoint(layer, prevent_cse=unrolled, policy=POLICIES[remat])
     if layers is not None:
-        return conditional(lambda inputs, x: layer(inputs[0], x, inputs[1]))(layers, (stacked, scale), x), None
+        return conditional(lambda inputs, x: layer(inputs[0], x, inputs[1]))(
+            layers, (stacked, scale), x
+        ), None
 
     def body(x, inputs):
         w, scale = inputs
         y = layer(w, x, scale)
         return y, observe and observe(x, y)
 
-    return _unrolled(body, x, (stacked, scale)) if unrolled else jax.lax.scan(body, x, (stacked, scale))
+    return (
+        _unrolled(body, x, (stacked, scale))
+        if unrolled
+        else jax.lax.scan(body, x, (stacked, scale))
+    )
 
 
 def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
     """`jax.lax.scan` without a loop.
 
-    The gradients of the stacked inputs are concatenated once: the transpose of `jax.lax.split` is a concatenation, while the
-    transpose of indexing is a whole stack of zeros for each layer.
+    The gradients of the stacked inputs are concatenated once: the transpose of `jax.lax.split` is a
+    concatenation, while the transpose of indexing is a whole stack of zeros for each layer.
     """
     leaves, tree = jax.tree.flatten(inputs)
     layers = len(leaves[0])

@@ -1,6 +1,7 @@
 """Llama (Touvron et al., 2023) and its kin: decoders with rotary positions and grouped queries, told apart by their config.
 
-What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or a Pythia of it is in `jaxgrow.interop.llama`.
+What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or a Pythia of it is
+in `jaxgrow.checkpoints.hf.llama`.
 """
 
 import dataclasses
@@ -17,14 +18,13 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import BELOW, LAYERS, POST, READ, VALUE, named
-from jaxgrow.drop.execution import Kept, rescaled
-from jaxgrow.maps import Growth, Rules, by_axes
-from jaxgrow.matrices import dense
-from jaxgrow.models.adapters import adapted
+from jaxgrow.axes.names import BELOW, LAYERS, POST, READ, VALUE, named
+from jaxgrow.growth.maps import Growth, Rules, by_axes
+from jaxgrow.growth.matrices import dense
+from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
+from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
-from jaxgrow.models.experts import EXPERTS, SHARED, Experts, rows
 from jaxgrow.models.layers import (
     KEPT,
     MLP,
@@ -43,6 +43,7 @@ from jaxgrow.models.layers import (
     token_head,
     vocabulary_logits,
 )
+from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
 
 
 class Kind(NamedTuple):
@@ -64,8 +65,9 @@ ACTIVATIONS: dict[str, Callable] = {
 class LlamaConfig(TextConfig):
     """Query head i reads key head ``i // (heads / kv_heads)`` (Ainslie et al., 2023), so these two axes grow together.
 
-    ``head_dim`` should stay as it is when a model grows: rotary positions give each of its pairs a frequency of its own. So do
-    ``embed_scale`` and ``score_dim``, which other codes derive from sizes.
+    ``head_dim`` should stay as it is when a model grows: rotary positions give each of its pairs a
+    frequency of its own. So do ``embed_scale`` and ``score_dim``, which other codes derive from
+    sizes.
     """
 
     eps: float = 1e-6
@@ -76,52 +78,63 @@ class LlamaConfig(TextConfig):
     qkv_bias: bool = False  # Qwen2's
     out_bias: bool = False  # in attention's output alone
     rope_theta: float = 10000.0
-    # A longer context. "linear": all frequencies are divided by ``rope_factor``. "llama3" (Dubey et al., 2024): those of less
-    # than ``rope_low`` turns in ``rope_context`` positions are, those of more than ``rope_high`` stay.
+    # A longer context. "linear": all frequencies are divided by ``rope_factor``. "llama3" (Dubey et
+    # al., 2024): those of less than ``rope_low`` turns in ``rope_context`` positions are, those of
+    # more than ``rope_high`` stay.
     rope_factor: float = 1.0
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_context: int = 8192
-    # "longrope" (Ding et al., 2024): each is divided by a number of its own, of ``rope_short`` in sequences of up to
-    # ``rope_context`` tokens, of ``rope_long`` in longer ones; and queries and keys are multiplied by ``rope_scale``.
-    # "yarn" (Peng et al., 2023): as "llama3", but the share of the division grows evenly over the pairs of dimensions between
-    # those of ``rope_high`` and ``rope_low`` turns, which are whole numbers if ``rope_truncated``; and ``rope_scale``.
-    # "dynamic": in sequences of more than ``context`` tokens, up to ``rope_factor`` times as many, the base is greater.
+    # "longrope" (Ding et al., 2024): each is divided by a number of its own, of ``rope_short`` in
+    # sequences of up to ``rope_context`` tokens, of ``rope_long`` in longer ones; and queries and
+    # keys are multiplied by ``rope_scale``. "yarn" (Peng et al., 2023): as "llama3", but the share
+    # of the division grows evenly over the pairs of dimensions between those of ``rope_high`` and
+    # ``rope_low`` turns, which are whole numbers if ``rope_truncated``; and ``rope_scale``.
+    # "dynamic": in sequences of more than ``context`` tokens, up to ``rope_factor`` times as many,
+    # the base is greater.
     rope_by: Literal["llama3", "linear", "longrope", "yarn", "dynamic"] = "llama3"
     rope_truncated: bool = True
     rope_short: FLOATS = ()
     rope_long: FLOATS = ()
     rope_scale: float = 1.0
     rotary: float = 1.0  # the part of each head that is turned
-    # A letter of `KINDS` for each layer, again from its begin where there are more layers: "f" sees all, "s" the last
-    # ``window`` tokens, with ``local_theta``; "n" sees all, and not where they are.
+    # A letter of `KINDS` for each layer, again from its begin where there are more layers: "f" sees
+    # all, "s" the last ``window`` tokens, with ``local_theta``; "n" sees all, and not where they
+    # are.
     kinds: str = "f"
     window: int = 4096  # an encoder's: those that are fewer places away
     local_theta: float = 0.0  # 0: ``rope_theta``, and its scaling
     layer_norm: bool = False  # LayerNorm in place of RMSNorm
-    # "before" the sublayers; "after" them (OLMo 2), before the residual stream is added to; or "both" (Gemma 2).
+    # "before" the sublayers; "after" them (OLMo 2), before the residual stream is added to; or
+    # "both" (Gemma 2).
     norms: Literal["before", "after", "both"] = "before"
     parallel: bool = False  # both sublayers read the same stream (GPT-J's form; Pythia)
-    query_norm: Literal["none", "head", "all"] = "none"  # RMSNorm of queries and keys: of each head (Qwen3), or of all
+    query_norm: Literal["none", "head", "all"] = (
+        "none"  # RMSNorm of queries and keys: of each head (Qwen3), or of all
+    )
     query_eps: float = 0.0  # of these; 0: eps
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True  # the MLP
     bias: bool = False  # in attention's output, too, the MLP and LayerNorms
-    # A mixture of so many experts in place of the MLP, of which each token goes through ``active`` (`jaxgrow.models.experts`).
+    # A mixture of so many experts in place of the MLP, of which each token goes through ``active``
+    # (`jaxgrow.models.mixture`).
     experts: int = 0
     active: int = 2
     gates_normed: bool = True
     balance: float = 0.01
-    capacity: float = 0.0  # of each expert, in relation to its share of the assignments; 0: no token is dropped
+    capacity: float = (
+        0.0  # of each expert, in relation to its share of the assignments; 0: no token is dropped
+    )
     z_loss: float = 0.0  # of the router
     embed_scale: float = 1.0  # of the embeddings: Gemma's, the root of ``embed`` as it was born
     score_dim: float = 0.0  # scores are divided by its root; 0: head_dim
     score_cap: float = 0.0  # c tanh(score / c), where not 0
     logit_cap: float = 0.0
-    # Fields of few models, which are not shown: whether norms have a learned scale (not in OLMo 1); the factors by which what a
-    # sublayer adds is multiplied, and logits are divided (Granite); and the MLP units of an expert that every token goes
-    # through, with a gate of its own (Qwen2-MoE). In gpt-oss each head has a score that takes part in the softmax without a
-    # value, and experts have biases and clamp their gates and units at ``clamp`` (0: they do not).
+    # Fields of few models, which are not shown: whether norms have a learned scale (not in OLMo 1);
+    # the factors by which what a sublayer adds is multiplied, and logits are divided (Granite); and
+    # the MLP units of an expert that every token goes through, with a gate of its own (Qwen2-MoE).
+    # In gpt-oss each head has a score that takes part in the softmax without a value, and experts
+    # have biases and clamp their gates and units at ``clamp`` (0: they do not).
     norm_scale: bool = dataclasses.field(default=True, repr=False)
     residual_scale: float = dataclasses.field(default=1.0, repr=False)
     logit_divisor: float = dataclasses.field(default=1.0, repr=False)
@@ -147,7 +160,16 @@ class LlamaConfig(TextConfig):
             "local_theta",
         ),
         *("out_bias", "layer_norm", "norms", "parallel", "query_norm"),
-        *("query_eps", "activation", "gated", "bias", "embed_scale", "score_dim", "score_cap", "logit_cap"),
+        *(
+            "query_eps",
+            "activation",
+            "gated",
+            "bias",
+            "embed_scale",
+            "score_dim",
+            "score_cap",
+            "logit_cap",
+        ),
         *("experts", "active", "gates_normed", "balance", "capacity", "z_loss"),
         *("norm_scale", "residual_scale", "logit_divisor", "shared", "sinks", "clamp"),
     )
@@ -155,7 +177,9 @@ class LlamaConfig(TextConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.heads % self.kv_heads:
-            raise ValueError(f"LlamaConfig: {self.heads} query heads do not divide among {self.kv_heads} key heads")
+            raise ValueError(
+                f"LlamaConfig: {self.heads} query heads do not divide among {self.kv_heads} key heads"
+            )
         if not 0 < self.rotary <= 1 or self.turned % 2:
             raise ValueError(
                 f"LlamaConfig: rotary positions turn pairs, but rotary={self.rotary:g} of head_dim={self.head_dim} is "
@@ -163,7 +187,9 @@ class LlamaConfig(TextConfig):
             )
         for name in ("rope_short", "rope_long"):
             factors = getattr(self, name)
-            if self.rope_by == "longrope" and not (2 * len(factors) == self.turned and min(factors) > 0):
+            if self.rope_by == "longrope" and not (
+                2 * len(factors) == self.turned and min(factors) > 0
+            ):
                 raise ValueError(
                     f"LlamaConfig: {name} has a number above 0 for each of the {self.turned // 2} pairs of dimensions that are "
                     f"turned, but is {factors}"
@@ -174,11 +200,17 @@ class LlamaConfig(TextConfig):
                 f"there are {self.experts}"
             )
         if (self.capacity or self.z_loss) and not self.experts:
-            raise ValueError("LlamaConfig: capacity and z_loss are settings of experts, but experts is 0")
+            raise ValueError(
+                "LlamaConfig: capacity and z_loss are settings of experts, but experts is 0"
+            )
         if self.shared and not self.experts:
-            raise ValueError(f"LlamaConfig: shared is {self.shared}, but a model without experts has no shared expert")
+            raise ValueError(
+                f"LlamaConfig: shared is {self.shared}, but a model without experts has no shared expert"
+            )
         if self.clamp and not self.experts:
-            raise ValueError(f"LlamaConfig: clamp is {self.clamp}, but a model without experts clamps nothing")
+            raise ValueError(
+                f"LlamaConfig: clamp is {self.clamp}, but a model without experts clamps nothing"
+            )
         if not self.norm_scale and (not self.layer_norm or self.bias):
             raise ValueError("LlamaConfig: norm_scale=False needs layer_norm=True and bias=False")
         if not self.kinds or set(self.kinds) - KINDS.keys():
@@ -214,7 +246,11 @@ class LlamaConfig(TextConfig):
     @property
     def traits(self) -> dict[str, Any]:
         norm = "layer" if self.layer_norm else "rms"
-        return super().traits | {"norm": norm, "post_norm": self.norms != "before", "period": len(period(self.kinds))}
+        return super().traits | {
+            "norm": norm,
+            "post_norm": self.norms != "before",
+            "period": len(period(self.kinds)),
+        }
 
     @property
     def normed(self) -> tuple[str, ...]:
@@ -248,8 +284,8 @@ class LlamaConfig(TextConfig):
         return "".join(self.kinds[i % len(self.kinds)] for i in range(self.layers))
 
     def resized(self, growth: Growth) -> Self:
-        """Each layer keeps its kind: a new one is of the kind of the layers that it is made of; and norms of queries and keys,
-        which no width of the residual stream changes, their eps.
+        """Each layer keeps its kind: a new one is of the kind of the layers that it is made of; and
+        norms of queries and keys, which no width of the residual stream changes, their eps.
 
         Raises:
           ValueError: one is made of layers of different kinds, alike.
@@ -259,7 +295,9 @@ class LlamaConfig(TextConfig):
             new = replace(new, query_eps=self.query_eps or self.eps)
         kinds = self.layer_kinds
         index = layer_sources(growth, kinds) if len(set(kinds)) > 1 else None
-        return new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
+        return (
+            new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
+        )
 
     def by_length(self) -> tuple[tuple[int, Self], ...]:
         """Two with "longrope" and a longer context: all positions of a longer sequence are by ``rope_long``."""
@@ -267,16 +305,19 @@ class LlamaConfig(TextConfig):
             return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
         if self.rope_by != "longrope":
             return super().by_length()
-        short = replace(self, rope_context=2 * self.context)  # a cache has room for more tokens than are read
+        short = replace(
+            self, rope_context=2 * self.context
+        )  # a cache has room for more tokens than are read
         long = replace(short, rope_short=self.rope_long)
         if self.rope_context >= self.context:
             return ((self.context, short),)
         return ((self.rope_context, short), (self.context, long))
 
     def cost(self, length: int) -> Cost:
-        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F`` of an MLP that is not
-        gated; of experts, those of the active ones and the shared one, and ``2 D E``; scores and head as of a GPT-2.
-        A window spares none."""
+        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F``
+        of an MLP that is not gated; of experts, those of the active ones and the shared one, and
+        ``2 D E``; scores and head as of a GPT-2. A window spares none.
+        """
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         head = head_cost(self, length)
         mlp = (3 if self.gated else 2) * self.mlp
@@ -298,7 +339,11 @@ def period(kinds: str) -> str:
       >>> period("ssfssfs")
       'ssf'
     """
-    return next(kinds[:n] for n in range(1, len(kinds) + 1) if all(a == kinds[i % n] for i, a in enumerate(kinds)))
+    return next(
+        kinds[:n]
+        for n in range(1, len(kinds) + 1)
+        if all(a == kinds[i % n] for i, a in enumerate(kinds))
+    )
 
 
 def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
@@ -323,10 +368,12 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
 
 
 def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of ``t theta^(-2i/R)``, float64 [T, R/2]: how far position t turns pair i of R dimensions that are
-    turned (Su et al., 2021); in layers of a kind, and sequences of so many positions.
+    """Cosine and sine of ``t theta^(-2i/R)``, float64 [T, R/2]: how far position t turns pair i of
+    R dimensions that are turned (Su et al., 2021); in layers of a kind, and sequences of so many
+    positions.
 
-    Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a layer give other bits.
+    Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a
+    layer give other bits.
     """
     positions = KINDS[kind].positions
     local, scale, theta = positions == "local" and c.local_theta > 0, 1.0, c.rope_theta
@@ -337,9 +384,16 @@ def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray,
     if positions == "none":
         frequency = np.zeros_like(frequency)
     elif not local and c.rope_by == "longrope":
-        frequency, scale = frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short), c.rope_scale
+        frequency, scale = (
+            frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short),
+            c.rope_scale,
+        )
     elif not local and c.rope_by != "dynamic":
-        stay = {"llama3": _stay_by_turns, "yarn": _stay_by_pairs, "linear": lambda c, frequency: 0.0}[c.rope_by]
+        stay = {
+            "llama3": _stay_by_turns,
+            "yarn": _stay_by_pairs,
+            "linear": lambda c, frequency: 0.0,
+        }[c.rope_by]
         share = stay(c, frequency)
         frequency = frequency * (share + (1 - share) / c.rope_factor)
         scale = c.rope_scale if c.rope_by == "yarn" else 1.0
@@ -358,7 +412,11 @@ def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
 
     def pair(turns):
         """The place among the pairs, not always whole, of the frequency that makes so many turns."""
-        return c.turned * math.log(c.rope_context / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))
+        return (
+            c.turned
+            * math.log(c.rope_context / (turns * 2 * math.pi))
+            / (2 * math.log(c.rope_theta))
+        )
 
     first, last = pair(c.rope_high), pair(c.rope_low)
     if c.rope_truncated:
@@ -410,7 +468,13 @@ class Attention(nn.Module):
         def project(name, heads, *outputs):
             shape = (c.embed, heads, c.head_dim)
             return Linear(
-                ("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, bias=c.qkv_bias, name=name
+                ("embed" + READ, *outputs),
+                shape,
+                1,
+                self.kernel_init,
+                self.dtype,
+                bias=c.qkv_bias,
+                name=name,
             )
 
         query = project("query", c.heads, "heads", "head_dim")
@@ -421,26 +485,42 @@ class Attention(nn.Module):
         def turned(y_BTHK, name, *outputs):
             if c.query_norm != "none":
                 over = outputs if c.query_norm == "all" else outputs[1:]
-                y_BTHK = RMSNorm(over[-1], c.query_eps or c.eps, self.dtype, over[:-1], name=f"{name}_norm")(y_BTHK)
+                y_BTHK = RMSNorm(
+                    over[-1], c.query_eps or c.eps, self.dtype, over[:-1], name=f"{name}_norm"
+                )(y_BTHK)
             return rotated(y_BTHK, *reading.rotation)
 
         q_BTHK = turned(q_BTHK, "query", "heads", "head_dim")
         k_BTGK = turned(k_BTGK, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
-        sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,)) if c.sinks else None
+        sinks_H = (
+            self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
+            if c.sinks
+            else None
+        )
         scale = c.score_dim**-0.5 if c.score_dim else None
         form = Form(scale, c.score_cap, reading.window, reading.places_BT, sinks_H)
         if reading.past is None:
             y_BTHK = attention(
-                q_BTHK, k_BTGK, v_BTGK, causal=c.causal, mask_BS=reading.mask_BS, by=c.attention, form=form
+                q_BTHK,
+                k_BTGK,
+                v_BTGK,
+                causal=c.causal,
+                mask_BS=reading.mask_BS,
+                by=c.attention,
+                form=form,
             )
         else:
             y_BTHK = attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
         axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
-        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=c.bias or c.out_bias, name="out")(y_BTHK)
+        return Linear(
+            axes, shape, 2, self.out_init, self.dtype, bias=c.bias or c.out_bias, name="out"
+        )(y_BTHK)
 
 
-def mlp(c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str) -> nn.Module:
+def mlp(
+    c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str
+) -> nn.Module:
     """The MLP of a layer, or the experts that it has in its place."""
     inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
     if c.experts:
@@ -470,7 +550,9 @@ class Block(nn.Module):
             if c.norms != "before":
                 y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
             y_BTD = adapted(self, name, y_BTD)
-            return rescaled(y_BTD if c.residual_scale == 1 else c.residual_scale * y_BTD, scale, name)
+            return rescaled(
+                y_BTD if c.residual_scale == 1 else c.residual_scale * y_BTD, scale, name
+            )
 
         y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
         return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
@@ -479,8 +561,8 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; keyword arguments as of `GPT2`.
 
-    ``mask_BS``: the tokens that are seen, bool [B, T]; padding on the left turns no relative position. A tied head is declared
-    as GPT-2's: the final norm reads ``embed``.
+    ``mask_BS``: the tokens that are seen, bool [B, T]; padding on the left turns no relative
+    position. A tied head is declared as GPT-2's: the final norm reads ``embed``.
     """
 
     config: LlamaConfig
@@ -501,7 +583,9 @@ class Llama(nn.Module):
     ):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
-            raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
+            raise ValueError(
+                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+            )
         if mask_BS is not None and (kept is not None or kept_tokens is not None):
             raise ValueError(
                 "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
@@ -515,9 +599,13 @@ class Llama(nn.Module):
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         length = tokens_BT.shape[1]
         if length > c.longest:
-            raise ValueError(f"a sequence of {length} tokens is longer than the context of {c.longest}")
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than the context of {c.longest}"
+            )
         init = nn.initializers.normal(0.02)
-        table_VD = self.param("token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed))
+        table_VD = self.param(
+            "token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed)
+        )
         places = length + (0 if past is None else past.places)
         layer, blocks = layer_and_blocks(self, c, places, mask_BS)
 
@@ -542,14 +630,20 @@ class Llama(nn.Module):
             )
         x_BTD = norm(c, "final_norm", dtype, "embed" + READ if c.ties else "embed")(x_BTD)
         if c.head == "classes":
-            logits_BC = class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False)
+            logits_BC = class_logits(
+                x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False
+            )
             return (logits_BC, more) if observe else logits_BC
         x_BTD = x_BTD if c.logit_divisor == 1 else x_BTD / c.logit_divisor
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
-        head_DV = table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        head_DV = (
+            table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+        )
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap, positions=c.head_positions)
+        said = token_head(
+            x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap, positions=c.head_positions
+        )
         return (said, more) if observe else said
 
 
@@ -559,15 +653,22 @@ def rows_of(c: LlamaConfig, table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Ar
     return x_BTD if c.embed_scale == 1 else x_BTD * jnp.asarray(c.embed_scale, c.dtype)
 
 
-def layer_and_blocks(module: nn.Module, c: LlamaConfig, places: int, mask_BS: Any = None) -> tuple[Callable, Any]:
+def layer_and_blocks(
+    module: nn.Module, c: LlamaConfig, places: int, mask_BS: Any = None
+) -> tuple[Callable, Any]:
     """``(layer(w, x), blocks)`` of a compact ``module``, as `run_parts` takes them; sequences have so many ``places``.
 
-    ``layer`` also takes ``places``, of tokens that are some of a sequence's, and ``past``, as of `run_after`.
+    ``layer`` also takes ``places``, of tokens that are some of a sequence's, and ``past``, as of
+    `run_after`.
     """
     every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
     kinds = sorted(set(every))
-    rotation_NTI = [np.stack(a) for a in zip(*(rotations(c, places, kind) for kind, _ in kinds), strict=True)]
-    windows_N = np.array([c.window if KINDS[kind].window else places for kind, _ in kinds], np.int32)
+    rotation_NTI = [
+        np.stack(a) for a in zip(*(rotations(c, places, kind) for kind, _ in kinds), strict=True)
+    ]
+    windows_N = np.array(
+        [c.window if KINDS[kind].window else places for kind, _ in kinds], np.int32
+    )
     normed_N = np.array([normed for _, normed in kinds])
     block = Block(c, jnp.dtype(c.dtype), parent=None)  # detached: only its init and apply are used
     first = Reading([a[:1, :1] for a in rotation_NTI])

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes import BELOW, READ, named
-from jaxgrow.drop.execution import Kept
+from jaxgrow.axes.names import BELOW, READ, named
+from jaxgrow.layerdrop.execution import Kept
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, predicted, transformed
 from jaxgrow.models.layers import KeptTokens, Observe, class_logits, run_parts
@@ -21,8 +21,9 @@ from jaxgrow.models.llama import LlamaConfig, layer_and_blocks, norm, rows_of
 class ModernBERTConfig(EncoderConfig, LlamaConfig):
     """ModernBERT-base, as it is: two of three layers see 64 tokens before and after their own, gated MLPs, no biases.
 
-    All other settings are `LlamaConfig`'s. The norm of the embeddings is that of the first layer's attention, too, which has
-    none of its own: the scale that stands there in the stack of layers does nothing, until the layer is copied upwards.
+    All other settings are `LlamaConfig`'s. The norm of the embeddings is that of the first layer's
+    attention, too, which has none of its own: the scale that stands there in the stack of layers
+    does nothing, until the layer is copied upwards.
     """
 
     vocab: int = 50368
@@ -39,7 +40,9 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     window: int = 65
     local_theta: float = 10000.0
     masked: float = 0.3  # as it was trained
-    pooling: Literal["cls", "mean"] = "cls"  # what classes are of: the first token, or the mean of those that are seen
+    pooling: Literal["cls", "mean"] = (
+        "cls"  # what classes are of: the first token, or the mean of those that are seen
+    )
 
     causal: ClassVar = False
     first_norm: ClassVar = False
@@ -54,20 +57,24 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
         return self.embed  # the scale of the norm that the first attention does not have
 
     def cost(self, length: int) -> Cost:
-        """A layer as `LlamaConfig.cost`'s, with all T keys; ``2 D D`` and ``2 D V``, or ``2 D C``, at each place that the head
-        reads."""
+        """A layer as `LlamaConfig.cost`'s, with all T keys; ``2 D D`` and ``2 D V``, or ``2 D C``,
+        at each place that the head reads.
+        """
         each = 2 * self.embed * self.head_places(length) / length
         out = each * (self.vocab if self.head == "tokens" else self.classes)
-        return Cost(super().cost(length).layer, each * self.embed + out, table=out if self.ties else 0)
+        return Cost(
+            super().cost(length).layer, each * self.embed + out, table=out if self.ties else 0
+        )
 
 
 class ModernBERT(nn.Module):
-    """``apply({"params": p}, inputs) -> logits`` in float32; inputs, but for types, and keyword arguments as of
-    `jaxgrow.models.bert.BERT`.
+    """``apply({"params": p}, inputs) -> logits`` in float32; inputs, but for types, and keyword
+    arguments as of `jaxgrow.models.bert.BERT`.
 
-    The head is ``norm(gelu(x W))``, and then the table or a kernel of its own, with a bias for every word, [.., vocab]. For
-    classes it is of the first token, or of the mean of those that are seen, and then ``W' + b'``, [B, classes]; for spans and
-    for classes of tokens, of every token, [B, T, classes]. ``head="states"`` returns the last hidden states [B, T, D].
+    The head is ``norm(gelu(x W))``, and then the table or a kernel of its own, with a bias for
+    every word, [.., vocab]. For classes it is of the first token, or of the mean of those that are
+    seen, and then ``W' + b'``, [B, classes]; for spans and for classes of tokens, of every token,
+    [B, T, classes]. ``head="states"`` returns the last hidden states [B, T, D].
     """
 
     config: ModernBERTConfig
@@ -88,7 +95,9 @@ class ModernBERT(nn.Module):
         check_inputs(c, inputs, kept, kept_tokens, frozen)
         dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
         mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
-        table_VD = self.param("token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed))
+        table_VD = self.param(
+            "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
+        )
         layer, blocks = layer_and_blocks(self, c, tokens_BT.shape[1], mask_BT)
         x_BTD = norm(c, "embedding_norm", dtype, "embed" + BELOW)(rows_of(c, table_VD, tokens_BT))
         if frozen:

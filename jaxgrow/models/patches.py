@@ -10,7 +10,7 @@ from einops import rearrange
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import BELOW, READ
+from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.models.config import Config
 from jaxgrow.models.layers import Linear, class_logits
 
@@ -56,14 +56,20 @@ class PatchConfig(Config):
 
     def integers(self) -> dict[str, int]:
         positions = {"positions": self.positions} if self.positions else {}
-        return {**super().integers(), "patch_rows": self.patch, "patch_columns": self.patch, **positions}
+        return {
+            **super().integers(),
+            "patch_rows": self.patch,
+            "patch_columns": self.patch,
+            **positions,
+        }
 
 
 def embedded(
     config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str = "embed", bias: bool = True
 ) -> jax.Array:
-    """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one kernel that writes ``axis``.
-    Inside of a compact module, which gets the kernel as ``patch_embedding``.
+    """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one
+    kernel that writes ``axis``. Inside of a compact module, which gets the kernel as
+    ``patch_embedding``.
 
     Raises:
       ValueError: images of another shape, or of integers.
@@ -74,21 +80,30 @@ def embedded(
             f"the model takes images of floats [batch, {side}, {side}, {channels}], normalised, but was given "
             f"{images.dtype} {list(images.shape)}"
         )
-    patches_BTPPC = rearrange(images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size)
-    axes, shape = (*(name + READ for name in _AXES), axis + BELOW), (size, size, channels, config.sizes()[axis])
+    patches_BTPPC = rearrange(
+        images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size
+    )
+    axes, shape = (
+        (*(name + READ for name in _AXES), axis + BELOW),
+        (size, size, channels, config.sizes()[axis]),
+    )
     return Linear(axes, shape, 3, INIT, dtype, bias, name="patch_embedding")(patches_BTPPC)
 
 
 def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) -> jax.Array:
-    """The embeddings of the positions of ``old``, for images of ``new``'s size: those of patches lie on a grid, which is
-    interpolated (bicubic, as for DeiT, Touvron et al., 2021, section 3); those of tokens are copied. [T, D] -> [T', D]."""
+    """The embeddings of the positions of ``old``, for images of ``new``'s size: those of patches
+    lie on a grid, which is interpolated (bicubic, as for DeiT, Touvron et al., 2021, section 3);
+    those of tokens are copied. [T, D] -> [T', D].
+    """
     if old.patches == new.patches:
         return places_TD
     tokens = old.positions - old.patches
     before, after = (math.isqrt(c.patches) for c in (old, new))
     grid = rearrange(places_TD[tokens:], "(h w) d -> h w d", h=before)
     grid = jax.image.resize(grid, (after, after, grid.shape[-1]), "cubic")
-    return jnp.concatenate([places_TD[:tokens], rearrange(grid, "h w d -> (h w) d").astype(places_TD.dtype)])
+    return jnp.concatenate(
+        [places_TD[:tokens], rearrange(grid, "h w d -> (h w) d").astype(places_TD.dtype)]
+    )
 
 
 def classified(

@@ -15,8 +15,8 @@ from einops import rearrange
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes import BELOW, READ, VALUE, named
-from jaxgrow.drop.execution import Kept, rescaled
+from jaxgrow.axes.names import BELOW, READ, VALUE, named
+from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, Observe, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
@@ -44,11 +44,12 @@ class Grid(NamedTuple):
 class SwinConfig(PatchConfig):
     """Swin V2-T for images of 256 pixels, as it is. Tuples have one number for each stage.
 
-    Layers alternate: windows lie where they are in even ones and are shifted by half in odd ones, counted from 0 in each stage.
-    So a growth in depth that moves a layer to another parity changes what it computes, whatever its weights; `llama_pro`'s
-    layers do, and those that are zero there still add the bias of the norm that follows. `jaxgrow.operators.prune` leaves every
-    layer its parity, where it is told so (``alternating``). ``window`` is clipped to the side of a stage, which then has one
-    window and no shift, as in `transformers` and timm.
+    Layers alternate: windows lie where they are in even ones and are shifted by half in odd ones,
+    counted from 0 in each stage. So a growth in depth that moves a layer to another parity changes
+    what it computes, whatever its weights; `llama_pro`'s layers do, and those that are zero there
+    still add the bias of the norm that follows. `jaxgrow.operators.prune` leaves every layer its
+    parity, where it is told so (``alternating``). ``window`` is clipped to the side of a stage,
+    which then has one window and no shift, as in `transformers` and timm.
     """
 
     layers: tuple[int, ...] = (2, 2, 6, 2)  # type: ignore[assignment]
@@ -59,7 +60,8 @@ class SwinConfig(PatchConfig):
     image: int = 256
     patch: int = 4
     window: int = 8  # patches a side
-    # The windows of the model that this one is fine-tuned from, whose units positions keep; 0, and if left out: its own.
+    # The windows of the model that this one is fine-tuned from, whose units positions keep; 0, and
+    # if left out: its own.
     trained_windows: tuple[int, ...] = ()
     position_mlp: int = 512  # units of the MLP that turns relative positions into biases
 
@@ -114,13 +116,27 @@ class SwinConfig(PatchConfig):
         """Of each stage."""
         sides = [self.image // self.patch // _MERGED**s for s in range(len(self.layers))]
         windows = [min(side, self.window) for side in sides]
-        shifts = [self.window // 2 if side > w else 0 for side, w in zip(sides, windows, strict=True)]
+        shifts = [
+            self.window // 2 if side > w else 0 for side, w in zip(sides, windows, strict=True)
+        ]
         trained = self.trained_windows or (0,) * len(sides)
-        return tuple(map(Grid, sides, windows, shifts, [t or w for t, w in zip(trained, windows, strict=True)]))
+        return tuple(
+            map(
+                Grid,
+                sides,
+                windows,
+                shifts,
+                [t or w for t, w in zip(trained, windows, strict=True)],
+            )
+        )
 
     def for_images(self, image: int, classes: int) -> Self:
         """Windows grow with the image, and positions keep the units of the windows that were trained."""
-        trained = tuple(grid.trained for grid in self.grids) if image != self.image else self.trained_windows
+        trained = (
+            tuple(grid.trained for grid in self.grids)
+            if image != self.image
+            else self.trained_windows
+        )
         window = max(1, self.window * image // self.image)
         return replace(self, image=image, classes=classes, window=window, trained_windows=trained)
 
@@ -129,28 +145,39 @@ class SwinConfig(PatchConfig):
         return {**super().integers(), "coordinates": 2, **merged}
 
     def cost(self, length: int) -> Cost:
-        """Of an image, a layer has ``8 D HK`` and ``4 T HK`` for each patch of its windows, T of them in each and what fills
-        them up among them, and ``4 D F`` for each patch; what merges patches has ``2 * 4 D D'`` for each that it makes. A
-        position, which is a patch of the first stage, has its share. Left out are the biases of positions, which all images of
-        a batch share: below 1 % of one image."""
+        """Of an image, a layer has ``8 D HK`` and ``4 T HK`` for each patch of its windows, T of
+        them in each and what fills them up among them, and ``4 D F`` for each patch; what merges
+        patches has ``2 * 4 D D'`` for each that it makes. A position, which is a patch of the first
+        stage, has its share. Left out are the biases of positions, which all images of a batch
+        share: below 1 % of one image.
+        """
         layers, between = [], []
         for s, grid in enumerate(self.grids):
             embed, width = self.embed[s], self.heads[s] * self.head_dim
             attention = grid.padded**2 * (8 * embed * width + 4 * grid.window**2 * width)
             layer = (attention + grid.side**2 * 4 * embed * self.mlp[s]) / length
-            merging = grid.side**2 * 2 * _MERGED**2 * self.embed[s - 1] * embed / length if s else 0.0
+            merging = (
+                grid.side**2 * 2 * _MERGED**2 * self.embed[s - 1] * embed / length if s else 0.0
+            )
             layers += [layer] * self.layers[s]
             between += [merging] + [0.0] * (self.layers[s] - 1)
         patches = 2.0 * self.patch**2 * self.channels * self.embed[0]
         head = 2 * self.embed[-1] * self.classes / length
         mean = sum(layers) / len(layers)
-        return Cost(mean, patches + sum(between) + head, first=patches, layers=tuple(layers), between=tuple(between))
+        return Cost(
+            mean,
+            patches + sum(between) + head,
+            first=patches,
+            layers=tuple(layers),
+            between=tuple(between),
+        )
 
 
 def coordinates(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     """Relative places in a window, log-spaced, [(2 W - 1)^2, 2]; and which of them lies between two patches, [T, T].
 
-    ``sign(d) log2(1 + |8 d / (W - 1)|) / 3`` of rows and of columns: -1.06 to 1.06 in the window that was trained.
+    ``sign(d) log2(1 + |8 d / (W - 1)|) / 3`` of rows and of columns: -1.06 to 1.06 in the window
+    that was trained.
     """
     w = grid.window
     steps = np.arange(1 - w, w) * 8.0 / max(grid.trained - 1, 1)
@@ -197,9 +224,10 @@ def out_of_windows(x_BGTD, grid: Grid, shifted):
 class Attention(nn.Module):
     """In windows of a stage: ``softmax(a cos(q, k) + 16 sigmoid(B)) v``, with ``a = exp(min(s_h, ln 100))``.
 
-    ``B`` is what an MLP makes of the relative place of two patches, for each head. ``s`` and the MLP's second kernel write
-    ``heads``, so that copies of a head attend alike. Keys have no bias. Deviation: patches that a shift brought together do not
-    see each other; as published, their scores are less by 100 (by 200 in `transformers`).
+    ``B`` is what an MLP makes of the relative place of two patches, for each head. ``s`` and the
+    MLP's second kernel write ``heads``, so that copies of a head attend alike. Keys have no bias.
+    Deviation: patches that a shift brought together do not see each other; as published, their
+    scores are less by 100 (by 200 in `transformers`).
     """
 
     config: SwinConfig
@@ -219,28 +247,43 @@ class Attention(nn.Module):
         k_BGTHK = _unit(project("key", "head_dim" + READ, bias=False))
         v_BGTHK = project("value", "head_dim" + VALUE)
         log_scale_H = self.param(
-            "log_scale", named(nn.initializers.constant(math.log(10)), "heads" + s, role="scale"), (heads,)
+            "log_scale",
+            named(nn.initializers.constant(math.log(10)), "heads" + s, role="scale"),
+            (heads,),
         )
         scale_H = jnp.exp(jnp.minimum(log_scale_H.astype(wide), MAX_SCALE))
         bias_GHTT = self.biases(grid, heads, s)[None]
         if grid.shift:
             seen_GTT = neighbours(grid) | ~shifted
             bias_GHTT = jnp.where(seen_GTT[:, None], bias_GHTT, jnp.finfo(wide).min)
-        scores_BGHTT = jnp.einsum("bgthk,bgshk->bghts", q_BGTHK, k_BGTHK, preferred_element_type=wide)
+        scores_BGHTT = jnp.einsum(
+            "bgthk,bgshk->bghts", q_BGTHK, k_BGTHK, preferred_element_type=wide
+        )
         scores_BGHTT = scores_BGHTT * scale_H[None, None, :, None, None] + bias_GHTT[None]
         weights_BGHTT = jax.nn.softmax(scores_BGHTT).astype(self.dtype)
         y_BGTHK = jnp.einsum("bghts,bgshk->bgthk", weights_BGHTT, v_BGTHK)
 
-        axes, shape = ("heads" + s + READ, "head_dim" + READ, "embed" + s), (heads, c.head_dim, embed)
+        axes, shape = (
+            ("heads" + s + READ, "head_dim" + READ, "embed" + s),
+            (heads, c.head_dim, embed),
+        )
         return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BGTHK)
 
     def biases(self, grid: Grid, heads: int, s: str):
         """Of the scores, [H, T, T], in float32 or better."""
         wide, units = jnp.promote_types(self.dtype, jnp.float32), self.config.position_mlp
         table_N2, between_TT = coordinates(grid)
-        up = Linear(("coordinates" + READ, "position_mlp"), (2, units), 1, INIT, wide, name="position_up")
+        up = Linear(
+            ("coordinates" + READ, "position_mlp"), (2, units), 1, INIT, wide, name="position_up"
+        )
         down = Linear(
-            ("position_mlp" + READ, "heads" + s), (units, heads), 1, INIT, wide, bias=False, name="position_down"
+            ("position_mlp" + READ, "heads" + s),
+            (units, heads),
+            1,
+            INIT,
+            wide,
+            bias=False,
+            name="position_down",
         )
         bias_NH = MAX_BIAS * jax.nn.sigmoid(down(jax.nn.relu(up(jnp.asarray(table_N2, wide)))))
         return jnp.moveaxis(bias_NH[between_TT], -1, 0)
@@ -262,16 +305,21 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x_BYXD, shifted, scale=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.drop.Kept`)."""
+        """``scale`` multiplies what each sublayer adds (`jaxgrow.layerdrop.Kept`)."""
         c, s, grid = self.config, f".{self.stage}", self.config.grids[self.stage]
         norm = partial(LayerNorm, "embed" + s, c.eps, self.dtype, nn.initializers.zeros)
         attention = Attention(c, self.stage, self.dtype, name="attention")
-        # Patches are normalised as they lie in windows: XLA may sum them in another order elsewhere.
-        y_BGTD = norm(name="attention_norm")(attention(into_windows(x_BYXD, grid, shifted), shifted))
+        # Patches are normalised as they lie in windows: XLA may sum them in another order
+        # elsewhere.
+        y_BGTD = norm(name="attention_norm")(
+            attention(into_windows(x_BYXD, grid, shifted), shifted)
+        )
         x_BYXD = x_BYXD + rescaled(out_of_windows(y_BGTD, grid, shifted), scale, "attention")
         gelu = partial(jax.nn.gelu, approximate=False)
         axes = ("embed" + s, "mlp" + s)
-        mlp = MLP(c.embed[self.stage], c.mlp[self.stage], INIT, INIT, self.dtype, gelu, axes, name="mlp")
+        mlp = MLP(
+            c.embed[self.stage], c.mlp[self.stage], INIT, INIT, self.dtype, gelu, axes, name="mlp"
+        )
         return x_BYXD + rescaled(norm(name="mlp_norm")(mlp(x_BYXD)), scale, "mlp")
 
 
@@ -282,10 +330,10 @@ class Swin(nn.Module):
 
         x = norm(patches W + b);  stages: x = blocks(x), between them x = norm([x of 2 x 2 patches] W);  mean(norm(x)) head
 
-    ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, over the layers of all stages, one after the other;
-    gates by indices are a tuple, of each stage, for how many it runs is static, and so is what is observed, for its shapes
-    are the stage's. What is frozen with the bottom layers are patches, and what merges them for a stage whose first layer is
-    frozen.
+    ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, over the layers of all
+    stages, one after the other; gates by indices are a tuple, of each stage, for how many it runs
+    is static, and so is what is observed, for its shapes are the stage's. What is frozen with the
+    bottom layers are patches, and what merges them for a stage whose first layer is frozen.
     """
 
     config: SwinConfig
@@ -304,9 +352,13 @@ class Swin(nn.Module):
         if kept_tokens is not None:
             raise ValueError("a Swin drops no tokens: windows have all of their patches")
         if kept is not None and frozen:
-            raise ValueError("layers are dropped from a whole stack: not together with frozen layers")
+            raise ValueError(
+                "layers are dropped from a whole stack: not together with frozen layers"
+            )
         dtype = jnp.dtype(c.dtype)
-        x = LayerNorm("embed.0" + BELOW, c.eps, dtype, name="patch_norm")(embedded(c, images, dtype, "embed.0"))
+        x = LayerNorm("embed.0" + BELOW, c.eps, dtype, name="patch_norm")(
+            embedded(c, images, dtype, "embed.0")
+        )
         x = rearrange(x, "b (y x) d -> b y x d", y=c.grids[0].side)
         begin, seen = 0, []
         for s, layers in enumerate(c.layers):

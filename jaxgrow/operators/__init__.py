@@ -5,7 +5,8 @@ that the models here use: ``layers``, ``embed`` (the residual stream), ``heads``
 stay whole: their dimensions are another axis. Where queries share keys, ``kv_heads`` are an axis,
 too, and operators keep every query head with its keys. Operators of growth also take a ``target``,
 the new sizes of the axes that grow, and random ones a ``seed``; all raise `ValueError` for an axis
-that they do not grow and for sizes that they cannot reach. LiGO learns its maps: `jaxgrow.ligo`.
+that they do not grow and for sizes that they cannot reach. LiGO learns its maps:
+`jaxgrow.operators.ligo`.
 """
 
 from jaxgrow.operators import depth as _depth
@@ -25,16 +26,37 @@ from jaxgrow.operators.depth import (
     stack,
 )
 from jaxgrow.operators.experts import upcycle, virtual_groups
-from jaxgrow.operators.multilevel import Groups, adjacent, alike, coalesce, decoalesce, far, group_size
+from jaxgrow.operators.multilevel import (
+    Groups,
+    adjacent,
+    alike,
+    coalesce,
+    decoalesce,
+    far,
+    group_size,
+)
 from jaxgrow.operators.pruning import Units, best, keep, prune
 from jaxgrow.operators.registry import OPERATORS, Operator, operator
 from jaxgrow.operators.targets import Sizes
-from jaxgrow.operators.width import aki, average, fpi, hypercloning, lemon, sparkling, staged, zero_pad
+from jaxgrow.operators.width import (
+    aki,
+    average,
+    fpi,
+    hypercloning,
+    lemon,
+    sparkling,
+    staged,
+    zero_pad,
+)
 
 net2net = fpi  # the original name of the same operator
 
 DEPTH, WIDTH, EXPERTS = (
-    {name: found.function for name, found in OPERATORS.items() if found.function.__module__ == module.__name__}
+    {
+        name: found.function
+        for name, found in OPERATORS.items()
+        if found.function.__module__ == module.__name__
+    }
     for module in (_depth, _width, _experts)
 )
 

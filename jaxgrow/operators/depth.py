@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxgrow.axes import LAYERS, beside, is_layers, stages
-from jaxgrow.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
-from jaxgrow.matrices import Rows, dense
+from jaxgrow.axes.names import LAYERS, beside, is_layers, stages
+from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
+from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
 
@@ -175,7 +175,8 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
 def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Repeat the top ``L' - L`` layers on top of the model: multi-stage layerwise training.
 
-    The method then trains only the new layers, and all layers in a last stage (`jaxgrow.freeze`).
+    The method then trains only the new layers, and all layers in a last stage
+    (`jaxgrow.optim.freeze`).
 
     Args:
       {arguments}
@@ -383,11 +384,11 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
 
     One copy follows after every ``L / (L' - L)`` layers. The operator preserves the function of any
     pre-LN model bitwise. At first, only the zeroed kernels have a gradient. The authors train only
-    the new layers (`jaxgrow.freeze`). The identity blocks of LEMON and bert2BERT are of this form.
-    ``W_out`` and ``W_down`` are the kernels of layers whose output axis is ``embed``. Norms and
-    scales are copied. If a norm follows each sublayer (``post_norm``; OLMo 2, Gemma 2), its scale
-    is set to zero instead. Otherwise the norm would rescale the output to unit variance after the
-    first small update of the kernel.
+    the new layers (`jaxgrow.optim.freeze`). The identity blocks of LEMON and bert2BERT are of this
+    form. ``W_out`` and ``W_down`` are the kernels of layers whose output axis is ``embed``. Norms
+    and scales are copied. If a norm follows each sublayer (``post_norm``; OLMo 2, Gemma 2), its
+    scale is set to zero instead. Otherwise the norm would rescale the output to unit variance after
+    the first small update of the kernel.
 
     Args:
       {arguments}
@@ -443,12 +444,16 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
       (2, 3)
     """
     maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
-    every = {axes[0]: ~first(dense(m.write).argmax(1)) for axes, m in maps.items() if is_layers(axes[0])}
+    every = {
+        axes[0]: ~first(dense(m.write).argmax(1)) for axes, m in maps.items() if is_layers(axes[0])
+    }
     parts = stages({name: len(new) for name, new in every.items()})
     return tuple(parts[name].start + int(i) for name in parts for i in np.flatnonzero(every[name]))
 
 
-def _maps(name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap]) -> dict[str, AxisMap]:
+def _maps(
+    name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap]
+) -> dict[str, AxisMap]:
     """The maps of the layers of each stage. Stages that are not in ``target`` keep their layers.
 
     Args:
@@ -472,4 +477,6 @@ def _maps(name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisM
 
 def _at_most_twice(name: str, old: int, new: int) -> None:
     if new > 2 * old:
-        raise ValueError(f"{name} can at most double the {old} layers, but {new} were requested; grow twice")
+        raise ValueError(
+            f"{name} can at most double the {old} layers, but {new} were requested; grow twice"
+        )

@@ -6,12 +6,23 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes import LAYERS, beside, is_layers, kind
-from jaxgrow.maps import AxisMap, blocks, select, swap
-from jaxgrow.matrices import Rows
-from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, depth, of_kinds, unknown, whole, width
+from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.growth.maps import AxisMap, blocks, select, swap
+from jaxgrow.growth.matrices import Rows
+from jaxgrow.operators.targets import (
+    HEADS,
+    KV_HEADS,
+    WIDTHS,
+    Sizes,
+    depth,
+    of_kinds,
+    unknown,
+    whole,
+    width,
+)
 
-# A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many. Of layers also "alike".
+# A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many. Of
+# layers also "alike".
 Groups: TypeAlias = Sequence[Sequence[int]] | str
 
 
@@ -88,34 +99,41 @@ def decoalesce(
 ) -> dict[str, AxisMap]:
     """From the coalesced model back to one of ``sizes``: copies outputs, divides inputs by the group size.
 
-    For a kernel (column convention): ``W = T_out W' F_in``, ``T[j, i] = [j in group i]``, ``F = T.T / group size``; layers
-    are copied. Zou et al., ICLR 2024, section 3.2; the parameter table is the axis names of the model.
+    For a kernel (column convention): ``W = T_out W' F_in``, ``T[j, i] = [j in group i]``,
+    ``F = T.T / group size``; layers are copied. Zou et al., ICLR 2024, section 3.2; the parameter
+    table is the axis names of the model.
 
-    Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function if ``layers`` is left
-    out and the groups of ``embed`` are of one size (an untied head, or the tied one of `jaxgrow.models.gpt2`); copying layers
-    never does. Of a model with stages, the axes of each are grouped so, and follow its own heads.
+    Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function
+    if ``layers`` is left out and the groups of ``embed`` are of one size (an untied head, or the
+    tied one of `jaxgrow.models.gpt2`); copying layers never does. Of a model with stages, the axes
+    of each are grouped so, and follow its own heads.
 
     Args:
       sizes: of the *large* model.
-      heads: groups of heads that are one head in the small model: any partition, e.g. ``((0, 2), (1, 3))``, or ``"far"`` or
-        ``"adjacent"`` for pairs, or threes or fives where heads make no pairs; ``"far:4"`` for groups of four. Where queries
-        share keys, names are of key heads, unless there is only one, and their query heads follow by their place; of a
-        partition of the query heads, those key heads are merged whose query heads are. (Our extension: the paper has no
-        grouped queries.)
-      kv_heads: groups of key heads, if not those that follow from ``heads``; alone, the query heads follow by their place.
-      embed: groups of the units of the residual stream; if left out they follow the heads, in as many equal blocks.
-      mlp: groups of MLP units; if left out they follow the heads, too, as in the published mapper. Units that are no multiple
-        of the heads follow as ``"far"`` groups of the size that all groups of heads have.
-      layers: groups of layers; ``"alike"`` pairs each layer with the next one of its kind (`alike`).
-      kinds: a letter for each layer of the large model, for ``"alike"`` (`jaxgrow.models.Config.layer_kinds`); None: all layers
-        are of one kind.
+      heads: groups of heads that are one head in the small model: any partition, e.g.
+        ``((0, 2), (1, 3))``, or ``"far"`` or ``"adjacent"`` for pairs, or threes or fives where
+        heads make no pairs; ``"far:4"`` for groups of four. Where queries share keys, names are of
+        key heads, unless there is only one, and their query heads follow by their place; of a
+        partition of the query heads, those key heads are merged whose query heads are. (Our
+        extension: the paper has no grouped queries.)
+      kv_heads: groups of key heads, if not those that follow from ``heads``; alone, the query heads
+        follow by their place.
+      embed: groups of the units of the residual stream; if left out they follow the heads, in as
+        many equal blocks.
+      mlp: groups of MLP units; if left out they follow the heads, too, as in the published mapper.
+        Units that are no multiple of the heads follow as ``"far"`` groups of the size that all
+        groups of heads have.
+      layers: groups of layers; ``"alike"`` pairs each layer with the next one of its kind
+        (`alike`).
+      kinds: a letter for each layer of the large model, for ``"alike"``
+        (`jaxgrow.models.Config.layer_kinds`); None: all layers are of one kind.
 
     Returns:
       One map for each axis that changes, from the small to the large model.
 
     Raises:
-      ValueError: an axis that the model does not have; groups that are no partition of the axis, or whose query heads do not
-        share the merged keys alike.
+      ValueError: an axis that the model does not have; groups that are no partition of the axis, or
+        whose query heads do not share the merged keys alike.
 
     Example:
       >>> up = decoalesce({"layers": 2, "embed": 8, "heads": 4, "mlp": 16}, heads="far", layers="adjacent")
@@ -123,13 +141,16 @@ def decoalesce(
       {'heads': (2, 4), 'embed': (4, 8), 'mlp': (8, 16), 'layers': (1, 2)}
 
     References:
-      Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
+      Zou et al.,
+      `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
       ICLR 2024
     """
     sizes = whole("decoalesce", "sizes", sizes)
     given = {"embed": embed, "mlp": mlp}
     asked = {HEADS: heads, **given, LAYERS: layers}
-    absent = [of for of, groups in asked.items() if groups is not None and not of_kinds((of,), sizes)]
+    absent = [
+        of for of, groups in asked.items() if groups is not None and not of_kinds((of,), sizes)
+    ]
     if wrong := unknown("coalescing takes", (LAYERS, *WIDTHS), sizes, absent):
         raise ValueError("\n  ".join(wrong))
     growth = _heads(sizes, heads, kv_heads) if heads is not None or kv_heads is not None else {}
@@ -150,16 +171,20 @@ def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, AxisMa
     growth, begin = {}, 0
     for axis in axes:
         end = begin + sizes[axis]
-        growth[axis] = _partition(axis, sizes[axis], alike(kinds[begin:end]) if groups == "alike" else groups)
+        growth[axis] = _partition(
+            axis, sizes[axis], alike(kinds[begin:end]) if groups == "alike" else groups
+        )
         begin = end
     return growth
 
 
-def coalesce(sizes: Sizes, *, kinds: str | None = None, **groups: Groups | None) -> dict[str, AxisMap]:
+def coalesce(
+    sizes: Sizes, *, kinds: str | None = None, **groups: Groups | None
+) -> dict[str, AxisMap]:
     """From a model of ``sizes`` to a smaller one: mean over merged outputs, sum over merged inputs, mean over layers.
 
-    ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments, same errors. Zou et al.,
-    ICLR 2024, Eq. 1 and 2.
+    ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments,
+    same errors. Zou et al., ICLR 2024, Eq. 1 and 2.
 
     Args:
       sizes: of the large model.
@@ -178,7 +203,8 @@ def coalesce(sizes: Sizes, *, kinds: str | None = None, **groups: Groups | None)
       {'heads': (4, 2), 'embed': (8, 4), 'mlp': (16, 8)}
 
     References:
-      Zou et al., `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
+      Zou et al.,
+      `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
       ICLR 2024
     """
     return swap(decoalesce(sizes, kinds=kinds, **groups))
@@ -203,7 +229,9 @@ def group_size(groups: str, size: int | None = None) -> int:
     """
     found = re.fullmatch("(?:far|adjacent)(?::([1-9][0-9]*))?", groups)
     if not found:
-        raise ValueError(f"groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not {groups!r}")
+        raise ValueError(
+            f"groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not {groups!r}"
+        )
     if found[1]:
         return int(found[1])
     return next((g for g in (2, 3, 5) if size and size % g == 0), 2)
@@ -214,8 +242,14 @@ def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[
     keys = sizes.get(KV_HEADS)
     if keys is None:
         if heads is None or kv_heads is not None:
-            raise ValueError("axis 'kv_heads': the model has no such axis; give the groups of 'heads'")
-        return {axis: _partition(axis, sizes[axis], heads) for axis in width(sizes) if kind(axis) == HEADS}
+            raise ValueError(
+                "axis 'kv_heads': the model has no such axis; give the groups of 'heads'"
+            )
+        return {
+            axis: _partition(axis, sizes[axis], heads)
+            for axis in width(sizes)
+            if kind(axis) == HEADS
+        }
     old = sizes[HEADS]
     if isinstance(heads, str) and kv_heads is None and keys > 1:
         heads, kv_heads = None, heads
@@ -227,7 +261,9 @@ def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[
     of = _of(by_head)
     if by_key is None:
         return {HEADS: by_head, KV_HEADS: _merged_keys(of, by_head.old, keys)}
-    reads = _of(by_key)[np.arange(old) * keys // old]  # the new key head that an old query head should read
+    reads = _of(by_key)[
+        np.arange(old) * keys // old
+    ]  # the new key head that an old query head should read
     if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
         raise ValueError(
             f"axis 'kv_heads': the {by_head.old} new query heads would not read, of {by_key.old} new key heads, what their old "
@@ -243,7 +279,9 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
     for i in range(new):
         part[np.isin(part, part[read[of == i]])] = part[read[of == i]].min()
     parts = np.unique(part)
-    reads = np.array([part[read[of == i][0]] for i in range(new)])  # the part that a new query head reads
+    reads = np.array(
+        [part[read[of == i][0]] for i in range(new)]
+    )  # the part that a new query head reads
     order = reads[:: max(1, new // len(parts))]
     if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
         merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
@@ -264,7 +302,10 @@ def _following(axis: str, sizes: Sizes, by_head: AxisMap) -> AxisMap:
     if len(found) > 1 or size % found[0]:
         as_heads = f"groups of {' and '.join(map(str, found))}, as the heads do"
         _divides(
-            f"axis {axis!r} follows the heads in equal blocks", size, heads, f"nor {as_heads}; name its groups, too"
+            f"axis {axis!r} follows the heads in equal blocks",
+            size,
+            heads,
+            f"nor {as_heads}; name its groups, too",
         )
     return _partition(axis, size, f"far:{found[0]}")
 
@@ -285,7 +326,10 @@ def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
         what = f"{groups} pairs" if each == 2 else f"{groups.partition(':')[0]} groups of {each}"
         by_kind = ', or layers="alike"' if is_layers(axis) else ""
         _divides(
-            f"axis {axis!r}: {what}", size, each, f"name the groups instead, or their size: far:{_least(size)}{by_kind}"
+            f"axis {axis!r}: {what}",
+            size,
+            each,
+            f"name the groups instead, or their size: far:{_least(size)}{by_kind}",
         )
         groups = (far if groups.startswith("far") else adjacent)(size, size // each)
     count = np.zeros(size, int)

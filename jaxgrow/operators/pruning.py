@@ -1,6 +1,7 @@
 """Pruning: down to a smaller model by leaving units out. The sister of coalescing, which makes one unit of several.
 
-A stage's axes are pruned each by itself: ``layers.1``, ``mlp.0``, and ``embed.0``, of which what merges patches reads the rest.
+A stage's axes are pruned each by itself: ``layers.1``, ``mlp.0``, and ``embed.0``, of which what
+merges patches reads the rest.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,34 +10,39 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgrow.axes import LAYERS, beside, is_layers, kind
-from jaxgrow.maps import AxisMap, Growth, Rule, Rules, select
-from jaxgrow.matrices import Rows
+from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, select
+from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
 
-Units: TypeAlias = Mapping[str, ArrayLike]  # by axis: [units], or [layers, units] where each layer has its own
+Units: TypeAlias = Mapping[
+    str, ArrayLike
+]  # by axis: [units], or [layers, units] where each layer has its own
 
 
 def keep(sizes: Sizes, kept: Units) -> Growth:
     """From a model of ``sizes`` to one that has some of its units, as they are: who read the others reads them no more.
 
-    ``write[i, j] = read[i, j] = [j is the i-th kept unit]``. Its `jaxgrow.maps.swap` is the way back up, D, where what was
-    left out is zero. ``C(D(s)) == s`` to the bit, and so `jaxgrow.correct` with D gives back the large model to the bit if
-    nothing was learned. A removed layer is skipped: its input is its output.
+    ``write[i, j] = read[i, j] = [j is the i-th kept unit]``. Its `jaxgrow.growth.maps.swap` is the
+    way back up, D, where what was left out is zero. ``C(D(s)) == s`` to the bit, and so
+    `jaxgrow.correct` with D gives back the large model to the bit if nothing was learned. A removed
+    layer is skipped: its input is its output.
 
     Args:
       sizes: of the large model.
-      kept: the units that stay, of each axis that shrinks, in order; ``[layers, units]`` where each layer keeps its own, for
-        unit i of one layer has nothing to do with unit i of the next. Only the residual stream ``embed`` is the same in all.
+      kept: the units that stay, of each axis that shrinks, in order; ``[layers, units]`` where each
+        layer keeps its own, for unit i of one layer has nothing to do with unit i of the next. Only
+        the residual stream ``embed`` is the same in all.
 
     Returns:
-      One map for each axis; or, where layers keep their own units, rules with a term for each layer that stays. What has such
-      an axis in no layer, as a CaiT's class layers, keeps the units that most layers keep. `jaxgrow.interop.transform` applies
-      such rules layer by layer; `jaxgrow.grow` goes over all of a leaf for each term.
+      One map for each axis; or, where layers keep their own units, rules with a term for each layer
+      that stays. What has such an axis in no layer, as a CaiT's class layers, keeps the units that
+      most layers keep. `jaxgrow.checkpoints.transform` applies such rules layer by layer;
+      `jaxgrow.grow` goes over all of a leaf for each term.
 
     Raises:
-      ValueError: units that do not exist, or not once each and in order; query heads that do not read, of the key heads that
-        stay, what they read before.
+      ValueError: units that do not exist, or not once each and in order; query heads that do not
+        read, of the key heads that stay, what they read before.
 
     Example:
       >>> down = keep({"layers": 4, "mlp": 8}, {"layers": [0, 1, 3]})
@@ -46,7 +52,9 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
     References:
       Men et al., `ShortGPT <https://arxiv.org/abs/2403.03853>`_, 2024
 
-      Gromov et al., `The Unreasonable Ineffectiveness of the Deeper Layers <https://arxiv.org/abs/2403.17887>`_, ICLR 2025
+      Gromov et al.,
+      `The Unreasonable Ineffectiveness of the Deeper Layers <https://arxiv.org/abs/2403.17887>`_,
+      ICLR 2025
     """
     sizes = whole("keep", "sizes", sizes)
     units = {axis: _checked(axis, sizes, np.asarray(found)) for axis, found in kept.items()}
@@ -65,7 +73,9 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
             for i, j in enumerate(stay)
         )
         rules += [Rule(terms, axes=(layers, axis)) for axis in own]
-    common = {axis: select(_commonest(found, sizes[axis]), sizes[axis]) for axis, found in each.items()}
+    common = {
+        axis: select(_commonest(found, sizes[axis]), sizes[axis]) for axis, found in each.items()
+    }
     return Rules((*rules, Rule(({**shared, **common},))))
 
 
@@ -75,8 +85,9 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
     Args:
       scores: ``[.., units]``.
       count: how many.
-      alternating: of layers of two kinds by turns, that each may keep its own: the units with the highest sum among those that
-        are by turns even and odd, too; ``scores`` are [units]. So neighbours go in pairs, and of an odd number the last one.
+      alternating: of layers of two kinds by turns, that each may keep its own: the units with the
+        highest sum among those that are by turns even and odd, too; ``scores`` are [units]. So
+        neighbours go in pairs, and of an odd number the last one.
 
     Returns:
       Their numbers, ``[.., count]``.
@@ -90,7 +101,8 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
     scores = np.asarray(scores)
     if not alternating:
         return np.sort(np.argsort(-scores, axis=-1, kind="stable")[..., :count], axis=-1)
-    # Unit i of those that stay is i + 2 s, and s never falls. The most that it and those before it are worth, by i and s:
+    # Unit i of those that stay is i + 2 s, and s never falls. The most that it and those before it
+    # are worth, by i and s:
     index = np.arange(count)[:, None] + 2 * np.arange((len(scores) - count) // 2 + 1)[None]
     worth = scores[index]
     for i in range(1, count):
@@ -105,24 +117,25 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
 def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[str] = ()) -> Growth:
     """`keep`, of the units with the highest scores; of equal ones, the first.
 
-    Where queries share keys, a key head goes with its queries: of each key head the best queries stay, as many as there will be
-    to each, and the key heads stay whose queries are worth most in sum. ``kv_heads`` alone takes whole groups, ``heads`` alone
-    as many from each.
+    Where queries share keys, a key head goes with its queries: of each key head the best queries
+    stay, as many as there will be to each, and the key heads stay whose queries are worth most in
+    sum. ``kv_heads`` alone takes whole groups, ``heads`` alone as many from each.
 
     Args:
       sizes: of the large model.
-      target: the new sizes of the axes that shrink: ``layers``, ``embed``, ``heads``, ``kv_heads``, ``mlp``.
-      scores: what units are worth (`jaxgrow.importance`): of each axis ``[units]``, or ``[layers, units]``; key heads have no
-        scores of their own.
-      alternating: the model's (`jaxgrow.models.Config.traits`): the axes of layers that are of two kinds by turns, which keep
-        theirs (`best`).
+      target: the new sizes of the axes that shrink: ``layers``, ``embed``, ``heads``, ``kv_heads``,
+        ``mlp``.
+      scores: what units are worth (`jaxgrow.models.importance`): of each axis ``[units]``, or
+        ``[layers, units]``; key heads have no scores of their own.
+      alternating: the model's (`jaxgrow.models.Config.traits`): the axes of layers that are of two
+        kinds by turns, which keep theirs (`best`).
 
     Returns:
       As `keep`.
 
     Raises:
-      ValueError: an axis that is not pruned, a target above its size, scores that are missing, not finite, or of another shape,
-        or query heads that do not divide among the key heads.
+      ValueError: an axis that is not pruned, a target above its size, scores that are missing, not
+        finite, or of another shape, or query heads that do not divide among the key heads.
 
     Example:
       >>> down = prune({"layers": 4, "mlp": 8}, {"layers": 3}, {"layers": [0.9, 0.2, 0.1, 0.4]})
@@ -148,9 +161,13 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
         for axis in axes
         if axis in target and kind(axis) not in (HEADS, KV_HEADS)
     }
-    for axis in dict.fromkeys(beside(a, HEADS) for a in axes if a in target and kind(a) in (HEADS, KV_HEADS)):
+    for axis in dict.fromkeys(
+        beside(a, HEADS) for a in axes if a in target and kind(a) in (HEADS, KV_HEADS)
+    ):
         kept |= _heads(axis, sizes, target, _scores(axis, sizes, scores))
-    return keep(sizes, {axis: units for axis, units in kept.items() if units.shape[-1] < sizes[axis]})
+    return keep(
+        sizes, {axis: units for axis, units in kept.items() if units.shape[-1] < sizes[axis]}
+    )
 
 
 def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[str, np.ndarray]:
@@ -175,7 +192,9 @@ def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[s
 
 def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
     if axis not in scores:
-        raise ValueError(f"axis {axis!r}: there are no scores, only of {', '.join(scores) or 'nothing'}")
+        raise ValueError(
+            f"axis {axis!r}: there are no scores, only of {', '.join(scores) or 'nothing'}"
+        )
     found = np.asarray(scores[axis], np.float64)
     shapes = _shapes(axis, sizes, sizes[axis])
     if found.shape not in shapes or not np.isfinite(found).all():
@@ -202,10 +221,16 @@ def _alone(axis: str) -> bool:
 def _checked(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
     if axis not in sizes:
         raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sizes)}")
-    if units.ndim == 0 or units.size == 0 or units.shape not in _shapes(axis, sizes, units.shape[-1]):
+    if (
+        units.ndim == 0
+        or units.size == 0
+        or units.shape not in _shapes(axis, sizes, units.shape[-1])
+    ):
         layers = sizes.get(beside(axis, LAYERS))
         whose = "" if _alone(axis) or layers is None else f", or of each of {layers} layers"
-        raise ValueError(f"axis {axis!r}: the units that stay are a list{whose}, but have shape {units.shape}")
+        raise ValueError(
+            f"axis {axis!r}: the units that stay are a list{whose}, but have shape {units.shape}"
+        )
     if units.min() < 0 or units.max() >= sizes[axis] or (np.diff(units) <= 0).any():
         raise ValueError(
             f"axis {axis!r}: the units that stay are some of 0 .. {sizes[axis] - 1}, in order, not {units.tolist()}"
@@ -232,7 +257,11 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
 
 def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
     """Layer ``new``, a copy of ``old``; all others are zero."""
-    m = Rows(np.full((len(layers), 1), old, np.int32), (np.arange(len(layers)) == new)[:, None].astype(float), size)
+    m = Rows(
+        np.full((len(layers), 1), old, np.int32),
+        (np.arange(len(layers)) == new)[:, None].astype(float),
+        size,
+    )
     return AxisMap(m, m)
 
 

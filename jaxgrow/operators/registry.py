@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from jaxgrow.axes import Axes
-from jaxgrow.maps import Growth, Rules, preserves_function
+from jaxgrow.axes.names import Axes
+from jaxgrow.growth.maps import Growth, Rules, preserves_function
 
 Function = TypeVar("Function", bound=Callable[..., Growth])
 Inverse: TypeAlias = Literal["bitwise", "rounded", "no"]
@@ -68,10 +68,14 @@ class Operator:
     def name(self) -> str:
         return self.function.__name__
 
-    def __call__(self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any) -> Growth:
+    def __call__(
+        self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any
+    ) -> Growth:
         """The growth. Options that the function does not take are ignored, such as ``seed`` for one without randomness."""
         takes = inspect.signature(self.function).parameters
-        return self.function(sizes, target, **{name: value for name, value in options.items() if name in takes})
+        return self.function(
+            sizes, target, **{name: value for name, value in options.items() if name in takes}
+        )
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -113,7 +117,9 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
         found = Operator(function, **properties)
         for name in filter(None, (found.name, also)):
             if name in OPERATORS:
-                raise ValueError(f"operator {name!r} is registered twice: by {OPERATORS[name].function} and {function}")
+                raise ValueError(
+                    f"operator {name!r} is registered twice: by {OPERATORS[name].function} and {function}"
+                )
             OPERATORS[name] = found
         function.__doc__ = _completed(function.__doc__ or "", inspect.signature(function))
         return function
@@ -122,7 +128,9 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
 
 
 def _completed(text: str, signature: inspect.Signature) -> str:
-    lines = [f"{name}: {about}" for name, about in _ARGUMENTS.items() if name in signature.parameters]
+    lines = [
+        f"{name}: {about}" for name, about in _ARGUMENTS.items() if name in signature.parameters
+    ]
     filled = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]

@@ -1,7 +1,8 @@
 """What every operator of growth is told: the sizes of a model's axes, and the new sizes of those that grow.
 
-Where queries share keys, a model has an axis ``kv_heads``, and query head i reads key head ``i // (heads / kv_heads)``. Then
-new query heads must copy old ones that read what their new key head copies (`sources`).
+Where queries share keys, a model has an axis ``kv_heads``, and query head i reads key head
+``i // (heads / kv_heads)``. Then new query heads must copy old ones that read what their new key
+head copies (`sources`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
 
 Sizes: TypeAlias = Mapping[str, int]
 Choose: TypeAlias = Callable[[int, int], np.ndarray]
@@ -68,7 +69,9 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
     )
     # Of an axis of a kind that it takes, but that the model has none of, the second line says all.
     wrong = [
-        f"axis {a!r}: {takes}" for a in asked if a not in axes and (kind(a) not in kinds or of_kinds((kind(a),), sizes))
+        f"axis {a!r}: {takes}"
+        for a in asked
+        if a not in axes and (kind(a) not in kinds or of_kinds((kind(a),), sizes))
     ]
     stack = "" if depth(sizes) else f"; {_STACK}"
     return wrong + [
@@ -96,15 +99,24 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     if not isinstance(of, Mapping):
         raise TypeError(
             f"{operator}: {argument} is {_brief(of)}, but should be the sizes of axes by their names, such as "
-            '{"layers": 24}' + (", as of jaxgrow.sizes(params, axes) or config.sizes()" if argument == "sizes" else "")
+            '{"layers": 24}'
+            + (
+                ", as of jaxgrow.sizes(params, axes) or config.sizes()"
+                if argument == "sizes"
+                else ""
+            )
         )
     wrong = [
         f"{axis!r}: {_brief(size)}"
         for axis, size in of.items()
-        if not isinstance(axis, str) or not isinstance(size, int | np.integer) or isinstance(size, bool)
+        if not isinstance(axis, str)
+        or not isinstance(size, int | np.integer)
+        or isinstance(size, bool)
     ]
     if wrong:
-        raise TypeError(f"{operator}: {argument} has {', '.join(wrong)}, but the size of an axis is a whole number")
+        raise TypeError(
+            f"{operator}: {argument} has {', '.join(wrong)}, but the size of an axis is a whole number"
+        )
     return {axis: int(size) for axis, size in of.items()}
 
 
@@ -129,12 +141,14 @@ def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
     return layers
 
 
-def grown(operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes) -> dict[str, tuple[int, int]]:
+def grown(
+    operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
+) -> dict[str, tuple[int, int]]:
     """``{axis: (old, new)}`` of the axes of ``target``, in a fixed order.
 
     Raises:
-      ValueError: an axis that is of none of these ``kinds`` or not the model's, or a target smaller than the model; all in
-        one message.
+      ValueError: an axis that is of none of these ``kinds`` or not the model's, or a target smaller
+        than the model; all in one message.
       TypeError: as `whole`.
 
     Example:
@@ -153,7 +167,9 @@ def grown(operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes) -> d
     return {a: (sizes[a], target[a]) for a in sorted(target)}
 
 
-def multiples(operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes) -> dict[str, tuple[int, int]]:
+def multiples(
+    operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
+) -> dict[str, tuple[int, int]]:
     """`grown`, where every new size must be a multiple of the old one.
 
     Raises:
@@ -175,12 +191,14 @@ def sources(
 ) -> dict[str, np.ndarray]:
     """``{axis: index}``: the old unit that each new unit copies, for the axes of ``found`` (`grown`).
 
-    ``choose(old, new)`` says it of one axis; it must begin with all old units. Query heads that share keys it chooses for each
-    new key head, among those of the old one. If fewer queries share a key head than before, each key head is repeated, and its
-    query heads are divided among its copies, whatever ``choose`` would say.
+    ``choose(old, new)`` says it of one axis; it must begin with all old units. Query heads that
+    share keys it chooses for each new key head, among those of the old one. If fewer queries share
+    a key head than before, each key head is repeated, and its query heads are divided among its
+    copies, whatever ``choose`` would say.
 
-    A target may name ``heads`` or ``kv_heads`` alone, the other then stays. Copying keeps the function of attention in every
-    case. Gradients of keys and values grow by the dual where ``heads / kv_heads`` or ``kv_heads`` stays.
+    A target may name ``heads`` or ``kv_heads`` alone, the other then stays. Copying keeps the
+    function of attention in every case. Gradients of keys and values grow by the dual where
+    ``heads / kv_heads`` or ``kv_heads`` stays.
 
     Args:
       operator: its name, for errors.
@@ -201,9 +219,13 @@ def sources(
     grouped = {HEADS, KV_HEADS} & found.keys() if KV_HEADS in sizes else set()
     out = {axis: choose(*found[axis]) for axis in found if axis not in grouped}
     if grouped:
-        (old, new), (old_kv, new_kv) = (found.get(axis, (sizes[axis],) * 2) for axis in (HEADS, KV_HEADS))
+        (old, new), (old_kv, new_kv) = (
+            found.get(axis, (sizes[axis],) * 2) for axis in (HEADS, KV_HEADS)
+        )
         heads, kv_heads = _grouped(operator, (old, new), (old_kv, new_kv), choose)
-        out |= {axis: index for axis, index in ((HEADS, heads), (KV_HEADS, kv_heads)) if axis in found}
+        out |= {
+            axis: index for axis, index in ((HEADS, heads), (KV_HEADS, kv_heads)) if axis in found
+        }
     return {axis: out[axis] for axis in found}
 
 
@@ -215,7 +237,9 @@ def _grouped(
     keep = f"kv_heads={new // group} keeps {group} queries to each"
     ratio = keep if new % group == 0 else f"{old_kv} are there now"
     if new % new_kv:
-        raise ValueError(f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key heads; {ratio}")
+        raise ValueError(
+            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key heads; {ratio}"
+        )
     share = new // new_kv
     if share >= group:
         kv = choose(old_kv, new_kv)

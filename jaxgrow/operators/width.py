@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxgrow.axes import LAYERS, beside, kind
-from jaxgrow.maps import AxisMap, Growth, Maps, Rule, Rules, by_axes, select
-from jaxgrow.matrices import Matrix, Rows, dense
+from jaxgrow.axes.names import LAYERS, beside, kind
+from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, by_axes, select
+from jaxgrow.growth.matrices import Matrix, Rows, dense
 from jaxgrow.operators.registry import Form, by_maps, operator
 from jaxgrow.operators.targets import (
     HEADS,
@@ -175,7 +175,9 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
       Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
     """
     layers = depth(sizes)
-    found = grown("aki", (LAYERS, *WIDTHS), sizes, {**{axis: sizes[axis] for axis in layers}, **target})
+    found = grown(
+        "aki", (LAYERS, *WIDTHS), sizes, {**{axis: sizes[axis] for axis in layers}, **target}
+    )
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis not in layers}, seed)
     base: dict[str, AxisMap] = {axis: m for axis, m in copies.items() if kind(axis) == "embed"}
     following: dict[str, AxisMap] = dict(base)
@@ -189,7 +191,9 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     for axis, m in copies.items():
         if axis not in base:
             layers_beside("aki", axis, sizes)
-            own, others = (AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m))
+            own, others = (
+                AxisMap(_some(m.write, keep), _some(m.read, keep)) for keep in _halves(m)
+            )
             rules.append(Rule(({**base, axis: own}, {**following, axis: others}), axes=(axis,)))
     return Rules((*rules, Rule((base,))))
 
@@ -207,7 +211,7 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Repeat every unit k times and divide the input weights by k: ``W' = tile(W, (k, k)) / k``; vectors are tiled.
 
     The model becomes k times wider and computes the same function.
-    `jaxgrow.symmetry.break_symmetry` adds the noise of the paper, which also preserves the
+    `jaxgrow.growth.symmetry.break_symmetry` adds the noise of the paper, which also preserves the
     function.
 
     Args:
@@ -277,7 +281,9 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     axes = width(sizes)
     found = multiples("staged", WIDTHS, sizes, target)
     if set(found) != set(axes) or any(new != 2 * old for old, new in found.values()):
-        raise ValueError(f"staged doubles {', '.join(axes)}, all of them, but was asked for {dict(target)}")
+        raise ValueError(
+            f"staged doubles {', '.join(axes)}, all of them, but was asked for {dict(target)}"
+        )
     copies = hypercloning(sizes, target)
 
     def half(which: int, read: Sequence[str]) -> Maps:
@@ -285,16 +291,24 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
         for axis, m in copies.items():
             keep = _halves(m)[which]
             block = _some(m.write, keep)
-            out[axis] = AxisMap(m.write, block) if axis in read else AxisMap(block, _some(m.read, keep))
+            out[axis] = (
+                AxisMap(m.write, block) if axis in read else AxisMap(block, _some(m.read, keep))
+            )
         return out
 
     units = [axis for axis in axes if kind(axis) != "embed"]
-    into, out_of = ((half(0, read), half(1, read)) for read in ([a for a in axes if a not in units], units))
+    into, out_of = (
+        (half(0, read), half(1, read)) for read in ([a for a in axes if a not in units], units)
+    )
 
     def rule(terms: tuple[Maps, ...], axis: str, inner: str, outer: str) -> Rule:
         return Rule(
             terms,
-            axes=(layers_beside("staged", axis, sizes), axis + inner, beside(axis, "embed") + outer),
+            axes=(
+                layers_beside("staged", axis, sizes),
+                axis + inner,
+                beside(axis, "embed") + outer,
+            ),
             roles=("kernel",),
         )
 
@@ -311,7 +325,9 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     preserves_for=_lemon_preserves,
     example={"heads": 5, "mlp": 13},
 )
-def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rms"] = "layer") -> Growth:
+def lemon(
+    sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rms"] = "layer"
+) -> Growth:
     """Grow to any width, preserve the function of a pre-LN model, and make all copies different.
 
     Heads and MLP units are copied in turn. The input weights of C copies receive unequal shares:
@@ -349,7 +365,9 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
     growth: dict[str, AxisMap] = {}
     for axis, index in sources("lemon", sizes, found).items():
         old, stream = sizes[axis], beside(axis, "embed")
-        noise = 1 / (target.get(stream, sizes[stream]) ** 0.5 * sizes[layers_beside("lemon", axis, sizes)])
+        noise = 1 / (
+            target.get(stream, sizes[stream]) ** 0.5 * sizes[layers_beside("lemon", axis, sizes)]
+        )
         if axis == stream:
             index = index[: len(index) // old * old]
         copies, own = np.bincount(index, minlength=old), first(index)
@@ -360,7 +378,9 @@ def lemon(sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rm
         growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
     streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
     # Of each residual stream, how many of its units are tiles, of all: 1, but of a ragged one.
-    tiled = {axis: new // old * old / new for axis in streams for old, new in [found.get(axis, (1, 1))]}
+    tiled = {
+        axis: new // old * old / new for axis in streams for old, new in [found.get(axis, (1, 1))]
+    }
     if len(set(tiled.values())) > 1:
         raise ValueError(
             f"lemon multiplies one eps of norms by {tiled}, which differ: make the new sizes of all stages the same multiple"
@@ -421,7 +441,9 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
     growth = {}
-    for axis, index in sources("sparkling", sizes, grown("sparkling", WIDTHS, sizes, target)).items():
+    for axis, index in sources(
+        "sparkling", sizes, grown("sparkling", WIDTHS, sizes, target)
+    ).items():
         old = sizes[axis]
         c = (len(index) - old) / old
         alpha = 1 / (1 + 3 * c) ** 0.5 if c <= 1 else 1 / (1 + c)
@@ -481,7 +503,9 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
         weights[np.arange(new), np.arange(new) % old] = 1
         rows = weights / weights.sum(1, keepdims=True)
         growth[axis] = AxisMap(rows, rows)
-    for axis, index in sources("average", sizes, {a: found[a] for a in found if a not in layers}).items():
+    for axis, index in sources(
+        "average", sizes, {a: found[a] for a in found if a not in layers}
+    ).items():
         group = sizes[HEADS] // sizes[KV_HEADS] if axis == HEADS and KV_HEADS in sizes else 1
         growth[axis] = _averaged(index, sizes[axis], group, rng)
     return growth

@@ -8,8 +8,8 @@ from typing import Literal
 class Augment:
     """How a training image is changed each time that it is seen; by default not at all.
 
-    ``DEIT`` is the recipe of Touvron et al. (2021). Deviations: a sample is mixed with one of its own draw, not with its
-    neighbour in the batch, and no sample is repeated within a batch.
+    ``DEIT`` is the recipe of Touvron et al. (2021). Deviations: a sample is mixed with one of its
+    own draw, not with its neighbour in the batch, and no sample is repeated within a batch.
     """
 
     crop: Literal["none", "pad", "resized"] = (
@@ -24,7 +24,13 @@ class Augment:
     smoothing: float = 0.0  # of the targets, spread over all classes
 
     def __post_init__(self):
-        for name, high in (("erasing", 1), ("smoothing", 1), ("magnitude", 10), ("mixup", 100), ("cutmix", 100)):
+        for name, high in (
+            ("erasing", 1),
+            ("smoothing", 1),
+            ("magnitude", 10),
+            ("mixup", 100),
+            ("cutmix", 100),
+        ):
             if not 0 <= getattr(self, name) <= high:
                 raise ValueError(f"{name} lies between 0 and {high}, but is {getattr(self, name)}")
         if self.randaugment < 0:

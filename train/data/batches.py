@@ -1,7 +1,8 @@
 """Batches of samples: deterministic, sharded, resumable, whatever they are of.
 
-A sample is ``(inputs, targets)``: what the model takes, and what it is to say. A source has a length and ``sample(i, rng)``,
-which is pure: what is random in it (masks, augmentation) comes from ``rng``.
+A sample is ``(inputs, targets)``: what the model takes, and what it is to say. A source has a
+length and ``sample(i, rng)``, which is pure: what is random in it (masks, augmentation) comes from
+``rng``.
 """
 
 import math
@@ -14,16 +15,16 @@ import jax
 import numpy as np
 from absl import flags
 
-from jaxgrow.interop.labels import named
+from jaxgrow.checkpoints.hf.labels import named
 from jaxgrow.models import Config, EncoderConfig, TextConfig
 from jaxgrow.models.encoder import masked_places
 from jaxgrow.models.patches import PatchConfig
+from train.common.errors import UserError
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, task
 from train.data.masking import BYTES, MaskedWindows, vocabulary
 from train.data.text import Data, tokenizer, tokens
 from train.data.workers import end_with_parent
-from train.errors import UserError
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
 _AHEAD = 4  # batches
@@ -64,7 +65,9 @@ class Windows:
         return max(0, (len(self.tokens) - 1) // self.length)
 
     def sample(self, i: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return next_tokens(np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32))
+        return next_tokens(
+            np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32)
+        )
 
 
 def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
@@ -111,7 +114,11 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
         return _of_task(data, model)  # type: ignore[arg-type]
     if isinstance(data, Images):
         split, sizes = images(data), model.integers()
-        takes = {"pixels a side": sizes["image"], "channels": sizes["channels"], "classes": sizes["classes"]}
+        takes = {
+            "pixels a side": sizes["image"],
+            "channels": sizes["channels"],
+            "classes": sizes["classes"],
+        }
         has = dict(zip(takes, (split.shape[0], split.shape[2], len(split.classes)), strict=True))
         wrong = [
             f"{name}: {has[name]} in the images, {takes[name]} in the model"
@@ -123,7 +130,9 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
         return split.train, split.valid
     text, vocab = tokens(data), model.sizes()["vocab"]
     if text.vocab > vocab:
-        raise UserError(f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many")
+        raise UserError(
+            f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many"
+        )
     if isinstance(model, EncoderConfig):
         known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
         if data.whole_words and known.whole_word is None:
@@ -132,7 +141,8 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
             )
         known = known if data.whole_words else known._replace(whole_word=None)
         train, valid = (
-            MaskedWindows(part, model.length, *known, masked=model.masked) for part in (text.train, text.valid)
+            MaskedWindows(part, model.length, *known, masked=model.masked)
+            for part in (text.train, text.valid)
         )
         return train, valid
     return Windows(text.train, model.length), Windows(text.valid, model.length)
@@ -151,8 +161,12 @@ def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
 def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch:
     """A batch for training ``model``, as shapes; no data are read."""
     if isinstance(model, PatchConfig):
-        soft = isinstance(data, Images) and (data.augment.mixup or data.augment.cutmix or data.augment.smoothing)
-        inputs: Any = jax.ShapeDtypeStruct((samples, model.image, model.image, model.channels), np.float32)
+        soft = isinstance(data, Images) and (
+            data.augment.mixup or data.augment.cutmix or data.augment.smoothing
+        )
+        inputs: Any = jax.ShapeDtypeStruct(
+            (samples, model.image, model.image, model.channels), np.float32
+        )
         return inputs, jax.ShapeDtypeStruct(
             (samples, model.classes) if soft else (samples,), np.float32 if soft else np.int32
         )
@@ -176,11 +190,12 @@ def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:
 
 
 class Stream(grain.DatasetIterator):
-    """Batches of ``samples``, an endless `grain.MapDataset`, of each the ``rows`` alone; read ahead by a thread and ``workers``
-    processes.
+    """Batches of ``samples``, an endless `grain.MapDataset`, of each the ``rows`` alone; read ahead
+    by a thread and ``workers`` processes.
 
-    Its state is the number of samples that were taken, in whole batches, whoever reads ahead and however far. `close` ends
-    the processes, which the next batch would begin again; they end by themselves when this process does, however it dies.
+    Its state is the number of samples that were taken, in whole batches, whoever reads ahead and
+    however far. `close` ends the processes, which the next batch would begin again; they end by
+    themselves when this process does, however it dies.
     """
 
     def __init__(self, samples: grain.MapDataset, batch: int, rows: np.ndarray, workers: int = 0):
@@ -201,19 +216,25 @@ class Stream(grain.DatasetIterator):
     def _begin(self) -> Any:
         if self._workers and not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain asks some of its own before it starts a process
-        # Chunks before workers, which take turns, and one batch of several chunks after them: a worker's turn is then the
-        # same samples, however many workers there are.
-        edges = np.flatnonzero(np.diff(np.isin(np.arange(-1, self._batch + 1), self._rows)))  # where rows begin and end
+        # Chunks before workers, which take turns, and one batch of several chunks after them: a
+        # worker's turn is then the same samples, however many workers there are.
+        edges = np.flatnonzero(
+            np.diff(np.isin(np.arange(-1, self._batch + 1), self._rows))
+        )  # where rows begin and end
         chunk = math.gcd(self._batch, self._taken, _CHUNK, *edges.tolist())
         chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
         if len(self._rows) < self._batch:
             chunks = _Part(chunks, self._rows[::chunk] // chunk, self._batch // chunk)
         processes = grain.MultiprocessingOptions(
             num_workers=self._workers,
-            per_worker_buffer_size=math.ceil(_AHEAD * len(self._rows) / chunk / max(1, self._workers)),
+            per_worker_buffer_size=math.ceil(
+                _AHEAD * len(self._rows) / chunk / max(1, self._workers)
+            ),
         )
         read = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-        read = read.mp_prefetch(processes, end_with_parent).batch(len(self._rows) // chunk, batch_fn=_joined)
+        read = read.mp_prefetch(processes, end_with_parent).batch(
+            len(self._rows) // chunk, batch_fn=_joined
+        )
         return iter(grain.experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=_AHEAD))
 
     def get_state(self) -> dict[str, int]:
@@ -252,18 +273,25 @@ def _joined(chunks: Sequence[Any]) -> Any:
 def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = None) -> Stream:
     """An endless iterator of batches, reshuffled each epoch; of each, this process reads ``rows`` (None: all).
 
-    The batches are the same for any number of processes. Its state (``get_state``, ``set_state``) goes into the checkpoint.
+    The batches are the same for any number of processes. Its state (``get_state``, ``set_state``)
+    goes into the checkpoint.
 
     Raises:
       UserError: fewer samples than one batch.
     """
     if len(source) < batch:
-        raise UserError(f"the training data has {len(source)} {source.what}, less than one batch of {batch}")
-    samples = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
+        raise UserError(
+            f"the training data has {len(source)} {source.what}, less than one batch of {batch}"
+        )
+    samples = (
+        grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
+    )
     return Stream(samples, batch, np.arange(batch) if rows is None else rows, source.workers)
 
 
-def validation(source: Source, batch: int, count: int, rows: np.ndarray | None = None) -> list[Batch]:
+def validation(
+    source: Source, batch: int, count: int, rows: np.ndarray | None = None
+) -> list[Batch]:
     """The same ``count`` batches always, spread over the validation data; of each, this process reads ``rows`` (None: all).
 
     Fewer batches if there is little of it.
@@ -278,22 +306,27 @@ def validation(source: Source, batch: int, count: int, rows: np.ndarray | None =
             "raise data.valid_fraction, or lower batch"
         )
     chosen = _spread(len(source), batch, count)
-    return [_stack([_fixed(source, i) for i in row]) for row in (chosen if rows is None else chosen[:, rows])]
+    return [
+        _stack([_fixed(source, i) for i in row])
+        for row in (chosen if rows is None else chosen[:, rows])
+    ]
 
 
 def probe(
     source: Source, batch: int, used: int, micro: int, count: int, rows: np.ndarray | None = None
 ) -> Batch | None:
-    """``count`` micro-batches of ``micro`` samples, along a new axis, of validation data that `validation` (``used`` batches of
-    ``batch``) does not read: what decides how to train must not be what judges it. Of each, this process reads ``rows``
-    (None: all); None, if ``count`` is 0.
+    """``count`` micro-batches of ``micro`` samples, along a new axis, of validation data that
+    `validation` (``used`` batches of ``batch``) does not read: what decides how to train must not
+    be what judges it. Of each, this process reads ``rows`` (None: all); None, if ``count`` is 0.
 
     Raises:
       UserError: there is not enough of it.
     """
     if not count:
         return None
-    free = np.setdiff1d(np.arange(len(source)), _spread(len(source), batch, min(used, len(source) // batch)))
+    free = np.setdiff1d(
+        np.arange(len(source)), _spread(len(source), batch, min(used, len(source) // batch))
+    )
     if len(free) < count * micro:
         raise UserError(
             f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} beside those that evaluation reads, "

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxgrow.interop.folders import sync, sync_folder
-from train.files import lock
+from jaxgrow.checkpoints.io.folders import sync, sync_folder
+from train.common.files import lock
 
 PROGRESS = "progress.json"  # a folder that holds it is gone on with when what made it ended early
 
@@ -14,8 +14,8 @@ PROGRESS = "progress.json"  # a folder that holds it is gone on with when what m
 def made(folder: Path, make: Callable[[Path], None]) -> Path:
     """``folder``; if it is not there, ``make`` fills another that becomes it.
 
-    Processes that want the same one wait for the first. What a killed ``make`` left is found by the next, and what one that
-    failed left is deleted, unless it holds `PROGRESS`.
+    Processes that want the same one wait for the first. What a killed ``make`` left is found by the
+    next, and what one that failed left is deleted, unless it holds `PROGRESS`.
     """
     work = folder.with_name(f".unfinished-{folder.name}")
     while not folder.exists():
@@ -31,7 +31,8 @@ def made(folder: Path, make: Callable[[Path], None]) -> Path:
         with locked:
             if not _is_at(locked.fileno(), work / ".lock"):
                 continue
-            if folder.exists():  # it came to be after we looked, and before this work folder, which is ours, was made
+            # it came to be after we looked, and before this work folder, which is ours, was made
+            if folder.exists():
                 shutil.rmtree(work)
                 continue
             try:

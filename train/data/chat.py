@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from train.common.errors import UserError
 from train.data.special import Special
-from train.errors import UserError
 
 
 def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
@@ -17,7 +17,8 @@ def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
       messages: each has a ``role``, such as "user", and its ``content``.
 
     Raises:
-      UserError: the model has no chat template, the template refuses the messages, or jinja2 is not installed.
+      UserError: the model has no chat template, the template refuses the messages, or jinja2 is not
+        installed.
     """
     if special.template is None:
         raise UserError(
@@ -53,7 +54,9 @@ def _environment() -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    def to_json(
+        value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any
+    ) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
 
     environment = ImmutableSandboxedEnvironment(

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train.common.errors import UserError
 from train.data import formats
 from train.data.formats import Document
-from train.errors import UserError
 
 _HELD_OUT = ("validation", "test")  # splits that judge, the first that is there
 
@@ -41,7 +41,9 @@ class Corpus:
     train: Iterator[Document]
     valid: Iterator[Document] | None  # None: hold some of ``train`` out
     counts: Counts = field(default_factory=Counts)
-    skipped: dict[str, list[Path]] = field(default_factory=dict)  # files and folders that are not read, by the reason
+    skipped: dict[str, list[Path]] = field(
+        default_factory=dict
+    )  # files and folders that are not read, by the reason
 
 
 def stdlib() -> Corpus:
@@ -52,13 +54,19 @@ def stdlib() -> Corpus:
     if not files:
         raise UserError(f"there is no Python file in the standard library under {root}")
     counts = Counts()
-    return Corpus(_key(files), _documents(files, "", counts, lambda file, _: iter([formats.text(file)])), None, counts)
+    return Corpus(
+        _key(files),
+        _documents(files, "", counts, lambda file, _: iter([formats.text(file)])),
+        None,
+        counts,
+    )
 
 
 def text(path: str, valid_path: str | None, field: str) -> Corpus:
     """Files of text, or those in folders (`train.data.formats`), of which ``field`` holds the documents where they have fields.
 
-    Of a `DatasetDict` of Hugging Face `datasets`, "train"; without ``valid_path`` its "validation" or "test" judges.
+    Of a `DatasetDict` of Hugging Face `datasets`, "train"; without ``valid_path`` its "validation"
+    or "test" judges.
 
     Raises:
       UserError: there are none, or they are no text.
@@ -101,7 +109,9 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
     def documents(split: str) -> Iterator[Document]:
         for example in builder.as_data_source(split):
             if field not in example:
-                raise UserError(f"{name} has no feature {field!r}, only {', '.join(example)}; set data.field")
+                raise UserError(
+                    f"{name} has no feature {field!r}, only {', '.join(example)}; set data.field"
+                )
             document = example[field]
             if not isinstance(document, bytes):
                 raise UserError(
@@ -110,7 +120,11 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
             yield formats.pieces(document.decode("utf-8", errors="replace"))
 
     split = next((s for s in _HELD_OUT if s in builder.info.splits), None)
-    key = [builder.info.full_name, field, {k: s.num_examples for k, s in builder.info.splits.items()}]
+    key = [
+        builder.info.full_name,
+        field,
+        {k: s.num_examples for k, s in builder.info.splits.items()},
+    ]
     return Corpus(key, documents("train"), documents(split) if split else None)
 
 
@@ -121,7 +135,9 @@ def prepared(name: str, path: str | None) -> Any:
       UserError: it cannot be.
     """
     import tensorflow_datasets as tfds
-    import tensorflow_datasets.text  # registers the text corpora, which the line above does only with TensorFlow
+
+    # registers the text corpora, which the line above does only with TensorFlow
+    import tensorflow_datasets.text
 
     folder = None if path is None else Path(path).expanduser()
     try:
@@ -148,11 +164,17 @@ def _existing(name: str) -> Path:
         )
     if not splits(path) and not any(True for _ in _files(path)):
         found = [suffix for suffix in formats.NAMED if any(path.rglob(f"*{suffix}"))]
-        others = sorted({"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()})[:8]
+        others = sorted(
+            {"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()}
+        )[:8]
         raise UserError(
             f"no text in {name}: there are no {formats.NAMES} files"
             + (f", only {', '.join(others)}" if others else "")
-            + (f"; {', '.join(found)} files are read if data.path names the file itself" if found else "")
+            + (
+                f"; {', '.join(found)} files are read if data.path names the file itself"
+                if found
+                else ""
+            )
         )
     return path
 
@@ -172,7 +194,9 @@ def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
         raise UserError(f"{path} holds the splits {', '.join(several)}; name the folder of one")
     else:
         with os.scandir(path) as entries:
-            found = sorted((e.name, e.is_dir(follow_symlinks=False), e.is_dir(), e.is_file()) for e in entries)
+            found = sorted(
+                (e.name, e.is_dir(follow_symlinks=False), e.is_dir(), e.is_file()) for e in entries
+            )
         for name, is_folder, leads_to_folder, is_file in found:
             if name.startswith("."):  # such as ._a.txt, which macOS writes beside a.txt
                 yield path / name, "hidden"
@@ -211,7 +235,9 @@ def shards(path: Path) -> list[Path]:
         return []
     found = [path / shard["filename"] for shard in _entry(file, "_data_files")]
     if missing := [shard.name for shard in found if not shard.exists()]:
-        raise UserError(f"{path} lacks {len(missing)} of {len(found)} files that its state.json names: {missing[0]} ..")
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(found)} files that its state.json names: {missing[0]} .."
+        )
     return found
 
 
@@ -219,4 +245,6 @@ def _entry(file: Path, name: str) -> list[Any]:
     try:
         return json.loads(file.read_text())[name]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {file}, as Hugging Face datasets writes it: {error!r}") from error
+        raise UserError(
+            f"cannot read {file}, as Hugging Face datasets writes it: {error!r}"
+        ) from error

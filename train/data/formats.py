@@ -1,8 +1,9 @@
 """Formats: the documents of one file, read piece by piece and row by row, so that none has to fit into memory.
 
-A file of text is one document. JSON Lines hold one in each line, and Parquet, Arrow and CSV one in each row, in a named
-field. A document that is null or empty has no tokens, and is left out; bytes that are not UTF-8 become U+FFFD, and UTF-16 is an
-error. The same documents give the same pieces in every format.
+A file of text is one document. JSON Lines hold one in each line, and Parquet, Arrow and CSV one in
+each row, in a named field. A document that is null or empty has no tokens, and is left out; bytes
+that are not UTF-8 become U+FFFD, and UTF-16 is an error. The same documents give the same pieces in
+every format.
 """
 
 import codecs
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from train.errors import UserError
+from train.common.errors import UserError
 
 PIECE = 1 << 16  # characters; long documents are tokenised and held out in pieces of this size
 Document: TypeAlias = Iterable[str]  # pieces: all of PIECE characters but the last, and none empty
@@ -55,7 +56,8 @@ def documents(path: Path, field: str) -> Iterator[Document]:
     """Of a file that has a `reader`; ``field`` holds them, where they have fields.
 
     Raises:
-      UserError: the file is damaged, has no such field, or that is no text; the message names file, line, and what is there.
+      UserError: the file is damaged, has no such field, or that is no text; the message names file,
+        line, and what is there.
     """
     read = reader(path)
     assert read is not None
@@ -68,7 +70,11 @@ def pieces(text: str) -> Document:
 
 def text(path: Path) -> Document:
     """The document that the file is."""
-    with _readable(path), _opened(path) as file, io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as decoded:
+    with (
+        _readable(path),
+        _opened(path) as file,
+        io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as decoded,
+    ):
         while piece := decoded.read(PIECE):
             yield piece
 
@@ -77,7 +83,8 @@ def whole(path: Path) -> str:
     """The text of a file that must be UTF-8: a label or an answer in another encoding would silently become another one.
 
     Raises:
-      UserError: the file cannot be read, or has another encoding; the message names the file and the line.
+      UserError: the file cannot be read, or has another encoding; the message names the file and
+        the line.
     """
     with _readable(path), _opened(path) as file:
         content = file.read().removeprefix(codecs.BOM_UTF8)
@@ -100,7 +107,8 @@ def whole(path: Path) -> str:
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """``(where it is, in words, all fields)`` of each line of a ``.jsonl``, which may be compressed, or row of a ``.parquet``.
 
-    Or of the split of tensorflow-datasets of which an ``.array_record`` file is the first; it is read without TensorFlow.
+    Or of the split of tensorflow-datasets of which an ``.array_record`` file is the first; it is
+    read without TensorFlow.
 
     Raises:
       UserError: as `documents`.
@@ -127,9 +135,14 @@ def _of_tfds(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         rows: Any = tfds.builder_from_directory(path.parent).as_data_source(split)  # type: ignore[call-arg]
     except Exception as error:
-        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}; prepare it again") from error
+        raise UserError(
+            f"cannot read {path}: {type(error).__name__}: {error}; prepare it again"
+        ) from error
     for n, row in enumerate(rows):
-        yield f"{path.parent}, {split}, row {n}", {name: _plain(value) for name, value in row.items()}
+        yield (
+            f"{path.parent}, {split}, row {n}",
+            {name: _plain(value) for name, value in row.items()},
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -174,10 +187,14 @@ def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
 def _field(line: bytes, field: str, where: str) -> str:
     record = _object(line, where, f" with a field {field!r}")
     if field not in record:
-        raise UserError(f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field")
+        raise UserError(
+            f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field"
+        )
     text = "" if record[field] is None else record[field]
     if not isinstance(text, str):
-        raise UserError(f"{where}: field {field!r} is no text, but {json.dumps(text)[:40]}; set data.field")
+        raise UserError(
+            f"{where}: field {field!r} is no text, but {json.dumps(text)[:40]}; set data.field"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:  # an escape such as \ud83d alone is half a character
@@ -199,11 +216,15 @@ def _csv(path: Path, field: str) -> Iterator[Document]:
         rows = csv.reader(f)
         head = next(rows, [])
         if field not in head:
-            raise UserError(f"{path} has no column {field!r}, only {', '.join(head) or 'none'}; set data.field")
+            raise UserError(
+                f"{path} has no column {field!r}, only {', '.join(head) or 'none'}; set data.field"
+            )
         column = head.index(field)
         for row in rows:
             if row and len(row) != len(head):
-                raise UserError(f"{path}, line {rows.line_num} has {len(row)} cells, but the header names {len(head)}")
+                raise UserError(
+                    f"{path}, line {rows.line_num} has {len(row)} cells, but the header names {len(head)}"
+                )
             yield pieces(row[column] if row else "")
 
 
@@ -213,7 +234,10 @@ def _csv(path: Path, field: str) -> Iterator[Document]:
 def _parquet(path: Path, field: str) -> Iterator[Document]:
     from pyarrow import ArrowException, parquet
 
-    with _readable(path, ArrowException), parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+    with (
+        _readable(path, ArrowException),
+        parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file,
+    ):
         _check(file.schema_arrow, field, path)
         for batch in file.iter_batches(_ROWS, columns=[field], use_threads=False):
             yield from _rows(batch.column(0))
@@ -223,7 +247,11 @@ def _arrow(path: Path, field: str) -> Iterator[Document]:
     """Of the stream format, whose batches the writer has made as large as it liked: 1000 rows by Hugging Face `datasets`."""
     import pyarrow as pa
 
-    with _readable(path, pa.ArrowException), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+    with (
+        _readable(path, pa.ArrowException),
+        pa.OSFile(str(path)) as file,
+        pa.ipc.open_stream(file) as stream,
+    ):
         _check(stream.schema, field, path)
         for batch in stream:
             yield from _rows(batch.column(field))
@@ -233,7 +261,9 @@ def _check(schema: Any, field: str, path: Path) -> None:
     from pyarrow import types
 
     if field not in schema.names:
-        raise UserError(f"{path} has no column {field!r}, only {', '.join(schema.names) or 'none'}; set data.field")
+        raise UserError(
+            f"{path} has no column {field!r}, only {', '.join(schema.names) or 'none'}; set data.field"
+        )
     kind = schema.field(field).type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise UserError(f"column {field!r} of {path} is no text, but {kind}; set data.field")
@@ -253,7 +283,11 @@ def _zstd(path: Path, mode: str) -> BinaryIO:
     return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
 
 
-_COMPRESSED: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _zstd}
+_COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": _zstd,
+}
 _NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # compressed
 
 
@@ -261,7 +295,9 @@ _NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # compressed
 def _opened(path: Path) -> Iterator[Any]:
     with _COMPRESSED.get(path.suffix, open)(path, "rb") as file:
         if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise UserError(f"{path} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8")
+            raise UserError(
+                f"{path} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8"
+            )
         yield file
 
 

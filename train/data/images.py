@@ -1,7 +1,7 @@
 """Images and their classes: decoded once into a file, or read as they are stored; served one by one, some of them held out.
 
-A source of the training loop has a length and ``sample(i, rng) -> (inputs, targets)``, which is pure: the same generator
-gives the same sample.
+A source of the training loop has a length and ``sample(i, rng) -> (inputs, targets)``, which is
+pure: the same generator gives the same sample.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from train.common.errors import UserError
+from train.common.files import read_json, write_json
+from train.config.overrides import LATER
 from train.data.augment import Augment
 from train.data.cache import again, made
 from train.data.corpus import prepared
 from train.data.tokenise import digest
 from train.data.workers import cores
-from train.errors import UserError
-from train.files import read_json, write_json
-from train.overrides import LATER
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
@@ -35,9 +35,10 @@ _SUFFIXES = {".jpg", ".jpeg", ".png"}
 class Images:
     """A set of images, each of one class.
 
-    ``source="digits"`` is scikit-learn's, 1797 of 8 x 8 pixels: images that are always there. ``"folder"`` is a folder, or
-    a tar or zip of one, at ``path``, that has a folder of ``.jpg`` and ``.png`` files for every class. ``"tfds"`` is the
-    tensorflow-datasets set ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
+    ``source="digits"`` is scikit-learn's, 1797 of 8 x 8 pixels: images that are always there.
+    ``"folder"`` is a folder, or a tar or zip of one, at ``path``, that has a folder of ``.jpg`` and
+    ``.png`` files for every class. ``"tfds"`` is the tensorflow-datasets set ``name``, prepared or
+    to be prepared under ``path``; it is read without TensorFlow.
     """
 
     source: Literal["digits", "folder", "tfds"] = "digits"
@@ -46,10 +47,15 @@ class Images:
     size: int | None = None  # pixels a side that images are brought to; None: all have the same
     augment: Augment = field(default_factory=Augment)
     valid_fraction: float = 0.1  # held out, where there is no validation split
-    workers: int | None = 0  # processes that decode and augment; 0: a thread of this one; None: one a core
+    workers: int | None = (
+        0  # processes that decode and augment; 0: a thread of this one; None: one a core
+    )
     cache: str = "~/.cache/jaxgrow"
-    channels: int | None = field(default=None, metadata=LATER)  # 1: gray, 3: colours; None: as the images are stored
-    # The mean and the standard deviation of each channel, in 0..1; none: ImageNet's, or 0.5 for gray images.
+    channels: int | None = field(
+        default=None, metadata=LATER
+    )  # 1: gray, 3: colours; None: as the images are stored
+    # The mean and the standard deviation of each channel, in 0..1; none: ImageNet's, or 0.5 for
+    # gray images.
     mean: tuple[float, ...] = field(default=(), metadata=LATER)
     std: tuple[float, ...] = field(default=(), metadata=LATER)
 
@@ -67,14 +73,18 @@ class Images:
                 f"mean and std have a number for each channel, std positive ones, but are {self.mean}, {self.std}"
             )
         if self.source == "folder" and self.path is None:
-            raise ValueError("data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it")
+            raise ValueError(
+                "data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it"
+            )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
 
 
 def images_of(about: Mapping[str, Any]) -> Images:
     """The images of a run, as its ``config.json`` has them, without how training samples are changed."""
-    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in about.items()}
+    fields: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in about.items()
+    }
     fields["augment"] = Augment()
     return Images(**fields)
 
@@ -89,13 +99,15 @@ class Store(Protocol):
 class Pictures:
     """Some of the images of a store: for training, changed by ``augment``, or as they are, to validate.
 
-    Inputs are float32 [size, size, channels], normalised; targets the class, int32, or, where ``augment`` mixes or smoothes,
-    a probability of every class, float32 [classes].
+    Inputs are float32 [size, size, channels], normalised; targets the class, int32, or, where
+    ``augment`` mixes or smoothes, a probability of every class, float32 [classes].
     """
 
     what = "images"
 
-    def __init__(self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None, workers: int = 0):
+    def __init__(
+        self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None, workers: int = 0
+    ):
         self.kept, self.chosen, self.augment, self.workers = kept, chosen, augment, workers
 
     def __len__(self) -> int:
@@ -106,12 +118,18 @@ class Pictures:
 
         image, label = self._at(i)
         if self.augment is None:
-            return pixels.normalised(pixels.central(image, self.kept.size), *self.kept.normal), np.asarray(
-                label, np.int32
-            )
-        other = self._at(int(rng.integers(len(self)))) if self.augment.mixup or self.augment.cutmix else None
+            return pixels.normalised(
+                pixels.central(image, self.kept.size), *self.kept.normal
+            ), np.asarray(label, np.int32)
+        other = (
+            self._at(int(rng.integers(len(self))))
+            if self.augment.mixup or self.augment.cutmix
+            else None
+        )
         size, classes = self.kept.size, len(self.kept.classes)
-        return pixels.sample((image, label), other, self.augment, size, classes, rng, *self.kept.normal)
+        return pixels.sample(
+            (image, label), other, self.augment, size, classes, rng, *self.kept.normal
+        )
 
     def label(self, i: int) -> int:
         """The class of an image."""
@@ -141,7 +159,9 @@ def images(data: Images) -> Split:
         import PIL  # noqa: F401
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError(f"images need Pillow and scikit-learn ({error}): pip install -e '.[vision]'") from error
+        raise UserError(
+            f"images need Pillow and scikit-learn ({error}): pip install -e '.[vision]'"
+        ) from error
 
     if data.source == "tfds":
         train, valid = _tfds(data)
@@ -156,7 +176,10 @@ def images(data: Images) -> Split:
     mine, held = np.arange(len(train.store)), None
     if valid is None:
         # Shuffled first: files lie in the order of their names, which may mean something.
-        order, every = np.random.default_rng(0).permutation(len(train.store)), round(1 / data.valid_fraction)
+        order, every = (
+            np.random.default_rng(0).permutation(len(train.store)),
+            round(1 / data.valid_fraction),
+        )
         held = np.sort(order[::every])
         mine = np.setdiff1d(mine, held)
     train, valid = _as_asked(train, data), None if valid is None else _as_asked(valid, data)
@@ -166,10 +189,16 @@ def images(data: Images) -> Split:
     workers = cores() if data.workers is None else data.workers
     identity = {"name": data.name if data.source == "tfds" else Path(data.path or data.source).name}
     for name, kept, chosen in (("train", train, mine), ("valid", other, held)):
-        what = json.dumps([kept.content, kept.classes, kept.size, kept.channels, *kept.normal]).encode()
+        what = json.dumps(
+            [kept.content, kept.classes, kept.size, kept.channels, *kept.normal]
+        ).encode()
         identity[name] = hashlib.sha256(what + chosen.astype("<i8").tobytes()).hexdigest()
     return Split(
-        Pictures(train, mine, data.augment, workers), Pictures(other, held, None), train.classes, shape, identity
+        Pictures(train, mine, data.augment, workers),
+        Pictures(other, held, None),
+        train.classes,
+        shape,
+        identity,
     )
 
 
@@ -193,7 +222,9 @@ def _as_asked(kept: _Kept, data: Images) -> _Kept:
     """
     channels, normal = data.channels or kept.channels, (data.mean, data.std) if data.mean else ()
     if data.mean and len(data.mean) != channels:
-        raise UserError(f"data.mean has {len(data.mean)} numbers, but the images have {channels} channels")
+        raise UserError(
+            f"data.mean has {len(data.mean)} numbers, but the images have {channels} channels"
+        )
     return replace(kept, channels=channels, normal=normal)
 
 
@@ -215,12 +246,16 @@ class _Array:
         from PIL import Image
 
         pixels = self.pixels[i]
-        return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), int(self.labels[i])
+        return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), int(
+            self.labels[i]
+        )
 
 
 def _mapped(folder: Path) -> _Array:
     try:
-        pixels, labels = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels"))
+        pixels, labels = (
+            np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels")
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"the images in {folder} are damaged: {error}; {again(folder)}") from error
     return _Array(pixels, labels)
@@ -267,7 +302,14 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
                 for member in archive:
                     file = archive.extractfile(member) if member.name in wanted else None
                     yield member.name, file.read() if file else b""
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
+    except (
+        OSError,
+        EOFError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        lzma.LZMAError,
+        zlib.error,
+    ) as error:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
@@ -278,10 +320,14 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
         raise UserError(f"no images in {path}: there is no .jpg, .jpeg or .png file")
     of = {name: PurePosixPath(name).parent.name for name in names}
     if astray := [name for name in names if not of[name]]:
-        raise UserError(f"{astray[0]} in {path} is of no class: images lie in a folder that is named as their class")
+        raise UserError(
+            f"{astray[0]} in {path} is of no class: images lie in a folder that is named as their class"
+        )
     classes = sorted(set(of.values()))
     if len(classes) == 1:
-        raise UserError(f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart")
+        raise UserError(
+            f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart"
+        )
     _write_pixels(path, names, size, work / "pixels.npy")
     np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
     content = hashlib.sha256(
@@ -295,7 +341,12 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
 
     place, pixels, first, gray = {name: i for i, name in enumerate(names)}, None, "", True
     for name, content in tqdm(
-        _contents(path, place), desc="decode", unit=" files", total=len(names), disable=None, leave=False
+        _contents(path, place),
+        desc="decode",
+        unit=" files",
+        total=len(names),
+        disable=None,
+        leave=False,
     ):
         if name not in place:
             continue
@@ -309,7 +360,9 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
             image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
         if pixels is None:
             if image.width != image.height:
-                raise UserError(f"{name} in {path} has {image.width} x {image.height} pixels, no square; set data.size")
+                raise UserError(
+                    f"{name} in {path} has {image.width} x {image.height} pixels, no square; set data.size"
+                )
             shape, first = (len(names), image.height, image.width, 3), name
             pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
         if image.size != pixels.shape[1:3]:
@@ -352,7 +405,9 @@ def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
     keys = builder.info.supervised_keys or ("image", "label")
     features = builder.info.features
     if not all(key in features for key in keys) or not hasattr(features[keys[1]], "names"):
-        raise UserError(f"{data.name} is no set of images with one class each: it has {', '.join(features)}")
+        raise UserError(
+            f"{data.name} is no set of images with one class each: it has {', '.join(features)}"
+        )
     rows, columns, channels = features[keys[0]].shape
     if data.size is None and (rows is None or rows != columns):
         raise UserError(f"the images of {data.name} are not all squares of one size; set data.size")
@@ -361,9 +416,21 @@ def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
         source = builder.as_data_source(split, decoders={keys[0]: tfds.decode.SkipDecoding()})
         store = _Records(source, *keys)
         info = builder.info.splits[split]
-        what = [builder.info.full_name, split, info.num_examples, info.num_bytes, list(info.shard_lengths)]
+        what = [
+            builder.info.full_name,
+            split,
+            info.num_examples,
+            info.num_bytes,
+            list(info.shard_lengths),
+        ]
         content = hashlib.sha256(json.dumps(what).encode()).hexdigest()
-        return _Kept(store, tuple(features[keys[1]].names), data.size or rows, 1 if channels == 1 else 3, content)
+        return _Kept(
+            store,
+            tuple(features[keys[1]].names),
+            data.size or rows,
+            1 if channels == 1 else 3,
+            content,
+        )
 
     valid = next((s for s in ("validation", "test") if s in builder.info.splits), None)
     return kept("train"), kept(valid) if valid else None

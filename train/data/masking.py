@@ -6,10 +6,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgrow.models.encoder import masked_places
-from train.errors import UserError
+from train.common.errors import UserError
 
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>", "<|endoftext|>")
-_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # as byte-level tokenizers spell blank, newline, tab and carriage return
+_SPECIAL = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+    "<mask>",
+    "<|endoftext|>",
+)
+_SPACES = (
+    "Ġ",
+    "Ċ",
+    "ĉ",
+    "č",
+)  # as byte-level tokenizers spell blank, newline, tab and carriage return
 
 
 class Vocabulary(NamedTuple):
@@ -28,13 +45,15 @@ BYTES = Vocabulary(256, 0xFF, frozenset({0x00, 0xC0, 0xC1, *range(0xF5, 0x100)})
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """Of a `tokenizers.Tokenizer` that has a mask: WordPiece, where ``##`` continues a word, byte-level BPE, where ``Ġ`` begins
-    one, or another, of which words are not known.
+    """Of a `tokenizers.Tokenizer` that has a mask: WordPiece, where ``##`` continues a word,
+    byte-level BPE, where ``Ġ`` begins one, or another, of which words are not known.
 
     Raises:
       UserError: there is no mask token.
     """
-    mask = next((i for t in ("[MASK]", "<mask>") if (i := tokenizer.token_to_id(t)) is not None), None)
+    mask = next(
+        (i for t in ("[MASK]", "<mask>") if (i := tokenizer.token_to_id(t)) is not None), None
+    )
     if mask is None:
         raise UserError(
             "the tokenizer has no [MASK] or <mask>: take that of a BERT or RoBERTa, or the tokenizer 'bytes'"
@@ -57,10 +76,12 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
 class MaskedWindows:
     """Windows of ``length`` tokens, side by side; of each, ``round(masked * length)`` places, at least one, are predicted.
 
-    A token to be predicted is replaced by the mask in 8 of 10 cases, by a random token in one, and left alone in one, each
-    independently (Devlin et al., 2019, section 3.1). The number of places is the same for all windows, so that a mean over a
-    batch does not depend on how the batch is divided. Whole words are taken in random order if they still fit; what is left
-    then is filled with single pieces. Special tokens stay; where a window has too few others, they are predicted as they are.
+    A token to be predicted is replaced by the mask in 8 of 10 cases, by a random token in one, and
+    left alone in one, each independently (Devlin et al., 2019, section 3.1). The number of places
+    is the same for all windows, so that a mean over a batch does not depend on how the batch is
+    divided. Whole words are taken in random order if they still fit; what is left then is filled
+    with single pieces. Special tokens stay; where a window has too few others, they are predicted
+    as they are.
     """
 
     workers = 0
@@ -98,7 +119,9 @@ class MaskedWindows:
         tokens[places] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
         return {"tokens": tokens, "places": places.astype(np.int32)}, targets
 
-    def _places(self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _places(
+        self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
         """Which places are predicted: [S], ascending."""
         order = rng.permutation(self.length)
         if self._continues is not None:

@@ -1,7 +1,7 @@
 """What is done to the pixels of an image before a model sees it: Pillow does the work.
 
-Random resized crops (Szegedy et al., 2015), RandAugment (Cubuk et al., 2020), random erasing (Zhong et al., 2020), mixup
-(Zhang et al., 2018), CutMix (Yun et al., 2019), as DeiT combines them.
+Random resized crops (Szegedy et al., 2015), RandAugment (Cubuk et al., 2020), random erasing (Zhong
+et al., 2020), mixup (Zhang et al., 2018), CutMix (Yun et al., 2019), as DeiT combines them.
 """
 
 import math
@@ -21,21 +21,32 @@ Rng: TypeAlias = np.random.Generator
 Picture: TypeAlias = tuple[Image.Image, int]  # and its class
 
 
-def normalised(image: Image.Image, mean: Sequence[float] = (), std: Sequence[float] = ()) -> np.ndarray:
+def normalised(
+    image: Image.Image, mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> np.ndarray:
     """Normalise an image, float32 [rows, columns, channels].
 
-    The result is ``(x - mean) / std`` of pixels from 0 to 1, by default with the mean and standard deviation of ImageNet.
+    The result is ``(x - mean) / std`` of pixels from 0 to 1, by default with the mean and standard
+    deviation of ImageNet.
     """
     x = np.asarray(image, np.float32) / 255
     if mean:
         x = x[..., None] if x.ndim == 2 else x
         return (x - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
-    return (2 * x - 1)[..., None] if x.ndim == 2 else (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
+    return (
+        (2 * x - 1)[..., None]
+        if x.ndim == 2
+        else (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
+    )
 
 
 def central(image: Image.Image, size: int) -> Image.Image:
     """What is validated on: the central seven eighths; an image of that size as it is."""
-    return image if image.size == (size, size) else ImageOps.fit(image, (size, size), _CUBIC, bleed=1 / 16)
+    return (
+        image
+        if image.size == (size, size)
+        else ImageOps.fit(image, (size, size), _CUBIC, bleed=1 / 16)
+    )
 
 
 def sample(
@@ -67,7 +78,12 @@ def smooth(label: int, classes: int, smoothing: float) -> np.ndarray:
 
 
 def changed(
-    image: Image.Image, augment: Augment, size: int, rng: Rng, mean: Sequence[float] = (), std: Sequence[float] = ()
+    image: Image.Image,
+    augment: Augment,
+    size: int,
+    rng: Rng,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
 ) -> np.ndarray:
     """One image, normalised."""
     image = _cropped(image, augment.crop, size, rng)
@@ -94,7 +110,12 @@ def _rectangle(
         ratio = math.exp(rng.uniform(-math.log(aspect), math.log(aspect)))
         height, width = round(math.sqrt(wanted / ratio)), round(math.sqrt(wanted * ratio))
         if 0 < height <= rows and 0 < width <= columns:
-            return int(rng.integers(rows - height + 1)), int(rng.integers(columns - width + 1)), height, width
+            return (
+                int(rng.integers(rows - height + 1)),
+                int(rng.integers(columns - width + 1)),
+                height,
+                width,
+            )
     return None
 
 
@@ -121,7 +142,9 @@ def _erased(x: np.ndarray, rng: Rng) -> np.ndarray:
     return x
 
 
-def mixed(one: np.ndarray, other: np.ndarray, augment: Augment, rng: Rng) -> tuple[float, np.ndarray]:
+def mixed(
+    one: np.ndarray, other: np.ndarray, augment: Augment, rng: Rng
+) -> tuple[float, np.ndarray]:
     """``(share of one, the mixture)``."""
     cut = augment.cutmix > 0 and (not augment.mixup or rng.random() < 0.5)
     alpha = augment.cutmix if cut else augment.mixup
@@ -143,7 +166,9 @@ def mixed(one: np.ndarray, other: np.ndarray, augment: Augment, rng: Rng) -> tup
 def _affine(image: Image.Image, *matrix: float) -> Image.Image:
     """Pixel (x, y) of the result is that at (a x + b y + c, d x + e y + f); beyond the border lies the mean colour."""
     fill = tuple(int(255 * m) for m in MEAN) if image.mode == "RGB" else 128
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
+    return image.transform(
+        image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill
+    )
 
 
 def _rotate(image: Image.Image, level: float) -> Image.Image:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from train.common.errors import UserError
+from train.common.files import read_json
 from train.data.images import Images
-from train.errors import UserError
-from train.files import read_json
 
 FILE = "preprocessor_config.json"
 
@@ -32,15 +32,21 @@ def usual(channels: int) -> Normal:
 def described(data: Images, size: int, channels: int) -> dict[str, Any]:
     """The file for a model that was validated on images of ``size`` pixels a side.
 
-    `transformers` converts every image to colours, so that gray images have three equal channels. Square images are processed
-    as in validation. `transformers` rounds the longer side of others to a whole pixel before it crops them.
+    `transformers` converts every image to colours, so that gray images have three equal channels.
+    Square images are processed as in validation. `transformers` rounds the longer side of others to
+    a whole pixel before it crops them.
     """
     own = Normal(data.mean, data.std) if data.mean else usual(channels)
     mean, std = (list(part) * (3 // len(part)) for part in own)
     shorter = round(size * 8 / 7) if data.source == "tfds" and data.size is not None else size
     return {
         "image_processor_type": "BitImageProcessor",
-        **{"do_convert_rgb": True, "do_resize": True, "size": {"shortest_edge": shorter}, "resample": 3},
+        **{
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "size": {"shortest_edge": shorter},
+            "resample": 3,
+        },
         **{"do_center_crop": True, "crop_size": {"height": size, "width": size}},
         **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
         **{"image_mean": mean, "image_std": std},
@@ -66,17 +72,28 @@ def normal_in(folder: Path) -> Normal | None:
 def _read(file: Path) -> Normal | None:
     about = read_json(file, "download it again")
     factor = about.get("rescale_factor", 1 / 255)
-    if not about.get("do_rescale", True) or not isinstance(factor, int | float) or not np.isclose(factor, 1 / 255):
+    if (
+        not about.get("do_rescale", True)
+        or not isinstance(factor, int | float)
+        or not np.isclose(factor, 1 / 255)
+    ):
         raise UserError(
             f"{file}: images are not scaled by 1/255 (rescale_factor {factor!r}), which is not computed here"
         )
     if not about.get("do_normalize", True):
         return Normal((0.0,) * 3, (1.0,) * 3)
     found = [about.get(key) for key in ("image_mean", "image_std")]
-    if not all(isinstance(part, list) and part and all(isinstance(x, int | float) for x in part) for part in found):
-        raise UserError(f"{file}: image_mean and image_std are {json.dumps(found)}, but should be lists of numbers")
+    if not all(
+        isinstance(part, list) and part and all(isinstance(x, int | float) for x in part)
+        for part in found
+    ):
+        raise UserError(
+            f"{file}: image_mean and image_std are {json.dumps(found)}, but should be lists of numbers"
+        )
     mean, std = (tuple(map(float, part or ())) for part in found)
     if len(mean) != len(std) or not all(x > 0 for x in std):
         raise UserError(f"{file}: image_mean {mean} and image_std {std} do not fit each other")
     known = usual(len(mean))
-    return None if np.allclose(mean, known.mean) and np.allclose(std, known.std) else Normal(mean, std)
+    return (
+        None if np.allclose(mean, known.mean) and np.allclose(std, known.std) else Normal(mean, std)
+    )

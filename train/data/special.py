@@ -18,13 +18,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.errors import UserError
-from train.files import appears_whole, checked_json
+from train.common.errors import UserError
+from train.common.files import appears_whole, checked_json
 
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
 _BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *ENDS)
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _TEMPLATE = "chat_template.jinja"
 FILES = (_CONFIG, _MAP, _TEMPLATE)  # that belong to a tokenizer
@@ -51,16 +59,23 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     Raises:
       UserError: one of the files is damaged.
     """
-    own, model = _settings(folder, _CONFIG, _MAP), _settings(folder, "generation_config.json", "config.json")
+    own, model = (
+        _settings(folder, _CONFIG, _MAP),
+        _settings(folder, "generation_config.json", "config.json"),
+    )
     names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
     begin = _of_role(tokenizer, own, model, "bos")
     end = _of_role(tokenizer, own, model, "eos")
-    ends = next((ids for ids in (_ids(tokenizer, file.get("eos_token_id")) for file in model) if ids), ())
+    ends = next(
+        (ids for ids in (_ids(tokenizer, file.get("eos_token_id")) for file in model) if ids), ()
+    )
     if not own:
         begin = _first(tokenizer, _BEGINS) if begin is None else begin
         end = _first(tokenizer, ENDS) if end is None else end
     begin = end if begin is None else begin
-    return Special(begin, end, ends or (() if end is None else (end,)), names, _template(folder, own))
+    return Special(
+        begin, end, ends or (() if end is None else (end,)), names, _template(folder, own)
+    )
 
 
 def set_up(tokenizer: Any, folder: Path) -> None:
@@ -74,7 +89,11 @@ def set_up(tokenizer: Any, folder: Path) -> None:
     own = _settings(folder, _CONFIG, _MAP)
     names = {END, *(name for role in _ROLES if (name := _named(own, role)) is not None)}
     for file in own:
-        names |= {token["content"] for token in file.get("added_tokens_decoder", {}).values() if token.get("special")}
+        names |= {
+            token["content"]
+            for token in file.get("added_tokens_decoder", {}).values()
+            if token.get("special")
+        }
     there = [name for name in sorted(names) if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in there])
     sides = []
@@ -125,7 +144,9 @@ def _named(own: Sequence[dict[str, Any]], role: str) -> str | None:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _of_role(tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict[str, Any]], role: str) -> int | None:
+def _of_role(
+    tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict[str, Any]], role: str
+) -> int | None:
     """The token that begins or ends texts; the model's files decide if the tokenizer's files do not have the role."""
     if any(f"{role}_token" in file for file in own):
         name = _named(own, f"{role}_token")
@@ -137,7 +158,9 @@ def _of_role(tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict
 def _ids(tokenizer: Any, given: Any) -> tuple[int, ...]:
     """The tokens of a setting, which is null, a number, or a list of numbers; those that the tokenizer has."""
     numbers: Iterator[Any] = iter(given if isinstance(given, list) else [given])
-    return tuple(i for i in numbers if isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None)
+    return tuple(
+        i for i in numbers if isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None
+    )
 
 
 def _first(tokenizer: Any, names: Sequence[str]) -> int | None:

@@ -1,7 +1,7 @@
 """Text: tokenised once into files of tokens, which what was trained on them is known by.
 
-Every source takes the same path: documents, pieces, tokens on disk. Where no validation text is named, every
-k-th piece is held out.
+Every source takes the same path: documents, pieces, tokens on disk. Where no validation text is
+named, every k-th piece is held out.
 """
 
 import hashlib
@@ -15,31 +15,34 @@ from typing import Any, Literal
 
 import numpy as np
 
+from train.common.errors import UserError
+from train.common.files import read_json, write_json
 from train.data import corpus as reading
 from train.data.cache import PROGRESS, again, made
 from train.data.corpus import Corpus
 from train.data.special import END, ENDS, set_up, special_tokens
 from train.data.tokenise import Encode, digest, dtype, sequence, tokenise
 from train.data.workers import cores
-from train.errors import UserError
-from train.files import read_json, write_json
 
 
 @dataclass(frozen=True)
 class Data:
     """A corpus and its tokens.
 
-    ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always there. ``"text"`` is a
-    file or folder at ``path``: text (``.txt``, a document a file) and JSON Lines (``.jsonl``), both also compressed
-    (``.gz``, ``.xz``, ``.zst``), Parquet, or what Hugging Face `datasets` wrote with ``save_to_disk``. Markdown, Python and CSV
-    files (``.md``, ``.py``, ``.csv``) are read if ``path`` is the file itself. ``"tfds"`` is the
-    tensorflow-datasets corpus ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow.
-    A document that is empty or null is left out; one that lacks ``field`` is an error.
+    ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always
+    there. ``"text"`` is a file or folder at ``path``: text (``.txt``, a document a file) and JSON
+    Lines (``.jsonl``), both also compressed (``.gz``, ``.xz``, ``.zst``), Parquet, or what Hugging
+    Face `datasets` wrote with ``save_to_disk``. Markdown, Python and CSV files (``.md``, ``.py``,
+    ``.csv``) are read if ``path`` is the file itself. ``"tfds"`` is the tensorflow-datasets corpus
+    ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow. A document
+    that is empty or null is left out; one that lacks ``field`` is an error.
     """
 
     source: Literal["stdlib", "text", "tfds"] = "stdlib"
     path: str | None = None
-    valid_path: str | None = None  # validation text of its own, for "text"; a DatasetDict's own split, if there is one
+    valid_path: str | None = (
+        None  # validation text of its own, for "text"; a DatasetDict's own split, if there is one
+    )
     name: str | None = None  # for "tfds", e.g. "wiki40b/en"
     field: str = "text"  # the feature, column or key that holds a document
     tokenizer: str = "bytes"  # or a tokenizer.json, or a folder with vocab.json and merges.txt
@@ -85,19 +88,26 @@ def tokens(data: Data) -> Tokens:
     def make(work: Path) -> None:
         _make(corpus, data, vocab, every, work)
 
-    folder = made(Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make)
+    folder = made(
+        Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make
+    )
     about = read_json(folder / "about.json", again(folder), ("train", "valid", "tokens", "read"))
     train, valid = (
-        _mapped(folder, *part, dtype(vocab)) for part in zip(("train", "valid"), about["tokens"], strict=True)
+        _mapped(folder, *part, dtype(vocab))
+        for part in zip(("train", "valid"), about["tokens"], strict=True)
     )
     read = about.pop("read")
     identity = {"name": _name(data), "tokenizer": how} | about
     identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
     report = [_summary(read, about["tokens"], corpus.skipped)]
-    return Tokens(train, valid, vocab, identity, report + _warnings(read, corpus.skipped, data.tokenizer, end))
+    return Tokens(
+        train, valid, vocab, identity, report + _warnings(read, corpus.skipped, data.tokenizer, end)
+    )
 
 
-def _summary(read: Mapping[str, Any], tokens: Sequence[int], skipped: Mapping[str, Sequence[Path]]) -> str:
+def _summary(
+    read: Mapping[str, Any], tokens: Sequence[int], skipped: Mapping[str, Sequence[Path]]
+) -> str:
     whys = ", ".join(f"{len(files):,} {why}" for why, files in sorted(skipped.items()))
     return (
         f"data: {read['files']:,} files, {read['documents']:,} documents, {read['bytes']:,} bytes, {tokens[0]:,} training and "
@@ -131,7 +141,9 @@ def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
     file, size = folder / name, count * np.dtype(kind).itemsize
     there = file.stat().st_size if file.exists() else 0
     if there != size:
-        raise UserError(f"{file}, of tokens, is damaged: it has {there} bytes, not {size}; {again(folder)}")
+        raise UserError(
+            f"{file}, of tokens, is damaged: it has {there} bytes, not {size}; {again(folder)}"
+        )
     return np.memmap(file, kind, "r")
 
 
@@ -189,8 +201,8 @@ def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> Non
 
 
 def tokenizer(name: str) -> Any:
-    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json`` and ``merges.txt``; of
-    ``"bytes"``, one that gives the same tokens.
+    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json``
+    and ``merges.txt``; of ``"bytes"``, one that gives the same tokens.
 
     Raises:
       UserError: there is none.
@@ -208,7 +220,8 @@ def tokenizer(name: str) -> Any:
             set_up(loaded, path)
         else:
             loaded = Tokenizer.from_file(str(path))
-            loaded.no_truncation()  # of whole documents, to the context of the model that it was saved with
+            # of whole documents, to the context of the model that it was saved with
+            loaded.no_truncation()
             loaded.no_padding()
     except Exception as error:
         raise UserError(
@@ -221,7 +234,8 @@ def _byte_tokenizer() -> Any:
     """A token is a byte of UTF-8, and its number the byte's; byte 0, which no text holds, ends documents."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    # A byte-level BPE spells bytes as characters that can be printed: those that are one, then the others from 256 on.
+    # A byte-level BPE spells bytes as characters that can be printed: those that are one, then the
+    # others from 256 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)) - set(printable))
     spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -233,7 +247,8 @@ def _byte_tokenizer() -> Any:
     return made
 
 
-# Bytes that no text holds, by what they are to models of bytes (`train.data.masking.BYTES`, `train.data.labelled.encoding`).
+# Bytes that no text holds, by what they are to models of bytes (`train.data.masking.BYTES`,
+# `train.data.labelled.encoding`).
 _NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
 
@@ -298,4 +313,6 @@ def _encoder(name: str) -> Encode:
 
 
 def _bytes(pieces: list[str]) -> tuple[list[Any], list[int]]:
-    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [0]  # no text holds a zero byte, so it ends documents
+    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [
+        0
+    ]  # no text holds a zero byte, so it ends documents

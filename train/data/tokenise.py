@@ -1,7 +1,7 @@
 """Tokenising: streamed, in processes, in shards. Memory does not grow with the corpus.
 
-A corpus is one sequence of pieces, in order. What is finished is written down after every shard, so that a tokenisation
-that was killed skips the pieces it has, which costs only their reading.
+A corpus is one sequence of pieces, in order. What is finished is written down after every shard, so
+that a tokenisation that was killed skips the pieces it has, which costs only their reading.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
+from train.common.errors import UserError
+from train.common.files import read_json, write_json
 from train.data.cache import PROGRESS, again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
 from train.data.workers import end_with_parent
-from train.errors import UserError
-from train.files import read_json, write_json
 
 # Pieces -> ids of each, and the ids that end a document.
 Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], list[int]]]
@@ -43,9 +43,11 @@ def dtype(vocab: int) -> type:
     return np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32
 
 
-def tokenise(corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: int, workers: int, work: Path) -> None:
-    """Writes ``work/train`` and ``work/valid``, and goes on with what is there; where no validation text is named, every
-    ``every``-th piece is held out.
+def tokenise(
+    corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: int, workers: int, work: Path
+) -> None:
+    """Writes ``work/train`` and ``work/valid``, and goes on with what is there; where no validation
+    text is named, every ``every``-th piece is held out.
 
     ``encoder`` makes what encodes, in ``workers`` processes if there are several.
     """
@@ -58,7 +60,9 @@ def tokenise(corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: i
         files = {"train": train, "valid": valid}
         for name, file in files.items():
             file.truncate(done[name])
-        for i, (batch, ids, sizes) in enumerate(_encoded(_batches(stream), encoder, kind, workers), 1):
+        for i, (batch, ids, sizes) in enumerate(
+            _encoded(_batches(stream), encoder, kind, workers), 1
+        ):
             held = np.repeat(batch.held, sizes)
             train.write(ids[~held].tobytes())
             valid.write(ids[held].tobytes())
@@ -160,7 +164,9 @@ def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarr
     encoded, end = encode(batch.pieces)
     parts = [np.asarray(ids, kind) for ids in encoded]
     last = np.asarray(end, kind)
-    parts = [np.concatenate([p, last]) if ends else p for p, ends in zip(parts, batch.ends, strict=True)]
+    parts = [
+        np.concatenate([p, last]) if ends else p for p, ends in zip(parts, batch.ends, strict=True)
+    ]
     return np.concatenate(parts), np.array([len(p) for p in parts])
 
 

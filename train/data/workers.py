@@ -13,8 +13,8 @@ def cores() -> int:
 def end_with_parent(*_: int) -> None:
     """To be called in a worker as it begins.
 
-    What is sent to the group of this process (Ctrl-C, SIGTERM), so that it saves and ends, does not reach the worker, which
-    ends when this process is gone, even by SIGKILL.
+    What is sent to the group of this process (Ctrl-C, SIGTERM), so that it saves and ends, does not
+    reach the worker, which ends when this process is gone, even by SIGKILL.
     """
     os.setsid()
     parent = multiprocessing.parent_process()

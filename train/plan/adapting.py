@@ -1,7 +1,8 @@
 """Adapters in a plan: a phase that trains one of a model that stands still, and one that makes a plain model of both.
 
-A LoRA is merged into the model; a bottleneck cannot be, and stays in it, as its config says (`jaxgrow.adapters`). Either is
-saved with the run, to be kept where its model is known, grown with it, trained on, or, several of them, fused.
+A LoRA is merged into the model; a bottleneck cannot be, and stays in it, as its config says
+(`jaxgrow.peft.adapters`). Either is saved with the run, to be kept where its model is known, grown
+with it, trained on, or, several of them, fused.
 """
 
 from collections.abc import Sequence
@@ -14,29 +15,34 @@ import jax
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxgrow import adapters, flops, lora, muon
+from jaxgrow import flops
 from jaxgrow.axes import Params
-from jaxgrow.lora import LoRA
 from jaxgrow.models import Adapter, Config, from_json
-from train.errors import UserError
-from train.files import read_arrays, write_arrays
+from jaxgrow.optim import muon
+from jaxgrow.peft import adapters, lora
+from jaxgrow.peft.lora import LoRA
+from train.common.errors import UserError
+from train.common.files import read_arrays, write_arrays
+from train.engine.state.assembly import ByAdapter, ByLoRA
+from train.engine.state.heads import split
+from train.engine.state.model import Model, plain
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
-from train.state.heads import split
-from train.state.made import ByAdapter, ByLoRA
-from train.state.model import Model, plain
 
 
 @dataclass(frozen=True)
 class Adapt(Train):
     """Trains an adapter of the model ``name``, and its head; only these have gradients and optimizer state.
 
-    Of adapters that are fused, which stand still, it trains what composes them. A model that has the adapter goes on with it.
+    Of adapters that are fused, which stand still, it trains what composes them. A model that has
+    the adapter goes on with it.
     """
 
     adapter: LoRA | Adapter = field(default_factory=LoRA)
-    saved: tuple[str, ...] = ()  # files: of the adapter that it goes on from, or of those that are fused
+    saved: tuple[
+        str, ...
+    ] = ()  # files: of the adapter that it goes on from, or of those that are fused
 
     def __post_init__(self):
         super().__post_init__()
@@ -46,11 +52,17 @@ class Adapt(Train):
                 raise ValueError(
                     f"the LoRA is for {', '.join(heads)}, but a head trains as it is: leave it out of its targets"
                 )
-        elif self.config.adapter is not None and (self.config.adapter != self.adapter or self.saved):
+        elif self.config.adapter is not None and (
+            self.config.adapter != self.adapter or self.saved
+        ):
             raise ValueError(
                 f"the model has an adapter: to train it on, ask for {self.config.adapter}, and for none that is saved"
             )
-        elif self.adapter.fused is not None and self.config.adapter is None and len(self.saved) != self.adapter.fused:
+        elif (
+            self.adapter.fused is not None
+            and self.config.adapter is None
+            and len(self.saved) != self.adapter.fused
+        ):
             raise ValueError(
                 f"{self.adapter.fused} adapters are fused, which runs have trained, but saved names {len(self.saved)} files"
             )
@@ -58,17 +70,31 @@ class Adapt(Train):
     @cached_property
     def fixed_flops(self) -> float:  # type: ignore[override]
         """Muon is for the matrices that the run's model has: for an adapter that was there."""
-        if self.optim.name != "muon" or isinstance(self.adapter, LoRA) or self.config.adapter is None:
+        if (
+            self.optim.name != "muon"
+            or isinstance(self.adapter, LoRA)
+            or self.config.adapter is None
+        ):
             return 0.0
         return muon.flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
         return flops.train(
-            self.config, tokens, self.window, layers, adapter=self.adapter, at_once=at_once, **self._savings
+            self.config,
+            tokens,
+            self.window,
+            layers,
+            adapter=self.adapter,
+            at_once=at_once,
+            **self._savings,
         )
 
     def start(
-        self, models: Models, tx: optax.GradientTransformation, key: jax.Array, saved: Sequence[Params] = ()
+        self,
+        models: Models,
+        tx: optax.GradientTransformation,
+        key: jax.Array,
+        saved: Sequence[Params] = (),
     ) -> Model:
         model = models[self.name]
         if model.made is None:
@@ -81,7 +107,9 @@ class Adapt(Train):
         if isinstance(self.adapter, LoRA):
             fresh = lora.init(self.adapter, split(self.config.axes())[0], self.config.sizes(), key)
             own = saved[0] if saved else fresh
-            return Model(own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter))
+            return Model(
+                own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
+            )
         config, made = replace(self.config, adapter=self.adapter), ByAdapter(self.adapter)
         if self.config.adapter is None:
             own = adapters.init(config, key)
@@ -92,7 +120,11 @@ class Adapt(Train):
         return Model(own | head, None, config, model.sensitivity, body, made)
 
     def given(self, context: Context) -> tuple[Any, ...]:
-        return (loaded(self.saved, self.config)[1],) if self.saved and context.models[self.name].made is None else ()
+        return (
+            (loaded(self.saved, self.config)[1],)
+            if self.saved and context.models[self.name].made is None
+            else ()
+        )
 
     def run(self, context: Context) -> Model:
         model = super().run(context)
@@ -134,7 +166,7 @@ class Saved(NamedTuple):
 
     config: Config  # of the model
     adapter: LoRA | Adapter
-    params: Params  # as of `jaxgrow.lora.init` or `jaxgrow.adapters.init`
+    params: Params  # as of `jaxgrow.peft.lora.init` or `jaxgrow.peft.adapters.init`
 
 
 def save(path: Path, saved: Saved) -> None:
@@ -153,17 +185,21 @@ def load(path: Path) -> Saved:
 
     def made(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
         config, own = from_json(about["model"]), about.get("lora")
-        adapter = config.adapter if own is None else LoRA(**own | {"targets": tuple(own["targets"])})
+        adapter = (
+            config.adapter if own is None else LoRA(**own | {"targets": tuple(own["targets"])})
+        )
         if adapter is None:
             raise ValueError("its model has no adapter")
         return Saved(config, adapter, unflatten_dict(arrays, sep="/"))
 
-    return read_arrays(path, made, "adapter", "a run that trains one writes lora.npz or adapter.npz")
+    return read_arrays(
+        path, made, "adapter", "a run that trains one writes lora.npz or adapter.npz"
+    )
 
 
 def loaded(files: Sequence[str], config: Config) -> tuple[LoRA | Adapter, list[Params]]:
-    """What to train of a model of ``config``, and the parameters to begin with: the adapter of one file, to go on from, or
-    several, to be fused.
+    """What to train of a model of ``config``, and the parameters to begin with: the adapter of one
+    file, to go on from, or several, to be fused.
 
     Raises:
       UserError: as `load`, or they are of another model, or cannot be fused.
@@ -174,11 +210,15 @@ def loaded(files: Sequence[str], config: Config) -> tuple[LoRA | Adapter, list[P
             there = ", ".join(f"{axis} {saved.config.integers()[axis]}" for axis in wrong)
             raise UserError(
                 f"{file} is of a model of {there}, but this one has {', '.join(f'{a} {n}' for a, n in wrong.items())}; grow it "
-                "with its model (jaxgrow.lora.growth, jaxgrow.adapters.growth)"
+                "with its model (jaxgrow.peft.lora.growth, jaxgrow.peft.adapters.growth)"
             )
     first, *others = (saved.adapter for saved in every)
     if others:
-        if isinstance(first, LoRA) or first.fused is not None or any(other != first for other in others):
+        if (
+            isinstance(first, LoRA)
+            or first.fused is not None
+            or any(other != first for other in others)
+        ):
             raise UserError(
                 f"adapters that are fused are bottlenecks, all alike, but these are {', '.join(map(str, (first, *others)))}"
             )

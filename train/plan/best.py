@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train.engine.state.model import Model
 from train.plan.adapting import keep_adapter
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model
 
 KEPT = "best"  # the name of the model that is kept
 
@@ -20,7 +20,8 @@ class Best:
 
     Attributes:
       by: the number that decides: the least ``val_loss``, or the greatest ``val_accuracy``.
-      patience: how many evaluations in a row may be no better before training stops; None: it never stops early.
+      patience: how many evaluations in a row may be no better before training stops; None: it never
+        stops early.
       evaluations: how many evaluations there are, evenly spaced; None: one for each epoch.
     """
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxgrow.drop import Kept
-from jaxgrow.drop.execution import Dropout
+from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
 from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier
 
@@ -27,7 +27,9 @@ class DropUnits(Modifier):
         if not 0 < self.rate < 1:
             raise ValueError(f"dropout lies between 0 and 1, but is {self.rate}")
         if any(isinstance(other, DropLayers | DropTokens | Hold) for other in phase.modifiers):
-            raise ValueError("dropout is not supported together with dropped layers or tokens, or frozen layers")
+            raise ValueError(
+                "dropout is not supported together with dropped layers or tokens, or frozen layers"
+            )
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         layers = jax.random.split(jax.random.fold_in(micro.key, 1), config.depth)

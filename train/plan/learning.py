@@ -1,6 +1,7 @@
 """LiGO in a plan: a phase that learns the maps of a model that stands still, and one that grows it by them.
 
-The maps are saved with the run, to be drawn, or applied to another checkpoint of the same shape (``python -m train.maps``).
+The maps are saved with the run, to be drawn, or applied to another checkpoint of the same shape
+(``python -m train.ligo_maps``).
 """
 
 from dataclasses import asdict, dataclass, field
@@ -12,20 +13,21 @@ import jax
 import numpy as np
 import optax
 
-from jaxgrow import flops, grow, ligo, sizes
-from jaxgrow.ligo import LiGO
+from jaxgrow import flops, grow, sizes
 from jaxgrow.models import Config, from_json
-from train.files import read_arrays, write_arrays
+from jaxgrow.operators import ligo
+from jaxgrow.operators.ligo import LiGO
+from train.common.files import read_arrays, write_arrays
+from train.engine.state.assembly import ByMaps
+from train.engine.state.model import Model, initial, plain
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
-from train.state.made import ByMaps
-from train.state.model import Model, initial, plain
 
 
 @dataclass(frozen=True)
 class Learn(Train):
-    """Learns the maps that take the model ``source`` to ``config``, with it standing still (`jaxgrow.ligo`)."""
+    """Learns the maps that take the model ``source`` to ``config``, with it standing still (`jaxgrow.operators.ligo`)."""
 
     source: str = "small"
     small: Config = field(default_factory=Config)  # the config of ``source``
@@ -45,7 +47,9 @@ class Learn(Train):
         """FLOPs of growing the model and of the gradient of its maps, at most."""
         axes, sizes = self.small.axes(), self.small.sizes()
         small = jax.eval_shape(lambda: initial(self.small, jax.random.key(0)))
-        maps = jax.eval_shape(lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0)))
+        maps = jax.eval_shape(
+            lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0))
+        )
         # Shapes do for counting, but the maps must be arrays to be sliced by the layer.
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
         return 3 * flops.grow(ligo.growth(maps, axes, sizes), small, axes)
@@ -93,7 +97,7 @@ class Maps:
     small: Config
     large: Config
     ligo: LiGO
-    coefficients: dict[str, Any]  # as of `jaxgrow.ligo.init`
+    coefficients: dict[str, Any]  # as of `jaxgrow.operators.ligo.init`
 
     def apply(self, params: Any) -> Any:
         """The parameters of a model of the config ``small``, grown to ``large``.
@@ -102,17 +106,31 @@ class Maps:
           ValueError: parameters of another shape.
         """
         axes = self.small.axes()
-        wrong = {a: (n, getattr(self.small, a)) for a, n in sizes(params, axes).items() if n != getattr(self.small, a)}
+        wrong = {
+            a: (n, getattr(self.small, a))
+            for a, n in sizes(params, axes).items()
+            if n != getattr(self.small, a)
+        }
         if wrong:
-            raise ValueError(f"the model's sizes differ from those that the maps lead from: {wrong}")
+            raise ValueError(
+                f"the model's sizes differ from those that the maps lead from: {wrong}"
+            )
         return grow(ligo.growth(self.coefficients, axes, sizes(params, axes)), params, axes)
 
 
 def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
     """Writes the maps of a `Learn`; the file appears whole or not at all."""
-    about = {"small": phase.small.as_json(), "large": phase.config.as_json(), "ligo": asdict(phase.ligo)}
+    about = {
+        "small": phase.small.as_json(),
+        "large": phase.config.as_json(),
+        "ligo": asdict(phase.ligo),
+    }
     arrays = {f"depth:{module}": w for module, w in coefficients["depth"].items()}
-    arrays |= {f"width:{name}:{kind}": m for name, ms in coefficients["width"].items() for kind, m in ms.items()}
+    arrays |= {
+        f"width:{name}:{kind}": m
+        for name, ms in coefficients["width"].items()
+        for kind, m in ms.items()
+    }
     write_arrays(path, about, arrays)
 
 
@@ -131,6 +149,11 @@ def load(path: Path) -> Maps:
                 coefficients["depth"][which] = m
             else:
                 coefficients["width"].setdefault(which, {})[role[0]] = m
-        return Maps(from_json(about["small"]), from_json(about["large"]), LiGO(**about["ligo"]), coefficients)
+        return Maps(
+            from_json(about["small"]),
+            from_json(about["large"]),
+            LiGO(**about["ligo"]),
+            coefficients,
+        )
 
     return read_arrays(path, made, "maps", "a run that learns them writes maps.npz")

@@ -5,20 +5,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from jaxgrow.drop import LayerDrop, Sensitivity, TokenDrop
-from jaxgrow.freeze import Freeze
-from jaxgrow.ligo import LiGO
-from jaxgrow.lora import LoRA
+from jaxgrow.growth.moments import Policy
+from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import Adapter, Config
-from jaxgrow.moments import Policy
-from train.overrides import LATER
+from jaxgrow.operators.ligo import LiGO
+from jaxgrow.optim.freeze import Freeze
+from jaxgrow.peft.lora import LoRA
+from train.config.overrides import LATER
+from train.engine.state.optim import Optim
 from train.plan.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
 from train.plan.dropout import DropUnits
 from train.plan.learning import Apply, Learn
+from train.plan.lifetimes import Plan
 from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, ShortContext, Teacher
 from train.plan.phase import Phase
-from train.plan.plan import Plan
 from train.plan.training import Measure, Train, training
 from train.plan.transforms import (
     Coalesce,
@@ -32,10 +33,10 @@ from train.plan.transforms import (
     Way,
     smaller,
 )
-from train.state.optim import Optim
 
 LARGE = "large"  # the model that a method is for
-SOURCE = "small"  # the model that a growth begins from, which one may have already: tables tell its cost apart
+# the model that a growth begins from, which one may have already: tables tell its cost apart
+SOURCE = "small"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class Scratch:
     """One model, trained to the end of a fully decayed schedule."""
 
     drop: LayerDrop | None = None
-    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.Ramp`
+    ramp: tuple[int, ...] | None = field(
+        default=None, metadata=LATER
+    )  # as of `train.plan.modifiers.Ramp`
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         modifiers = () if self.ramp is None else (Ramp(self.ramp),)
@@ -63,14 +66,24 @@ class Stage:
     tokens: TokenDrop | None = None
     freeze: Freeze | None = None
     rewarm: Rewarm | None = None  # of what a growth with the policy "asymmetric" has just made
-    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.Ramp`
-    windows: int | None = field(default=None, metadata=LATER)  # as of `train.plan.modifiers.ShortContext`
+    ramp: tuple[int, ...] | None = field(
+        default=None, metadata=LATER
+    )  # as of `train.plan.modifiers.Ramp`
+    windows: int | None = field(
+        default=None, metadata=LATER
+    )  # as of `train.plan.modifiers.ShortContext`
 
     def optim(self, base: Optim) -> Optim:
-        own = {n: getattr(self, n) for n in ("warmup", "floor", "schedule") if getattr(self, n) is not None}
+        own = {
+            n: getattr(self, n)
+            for n in ("warmup", "floor", "schedule")
+            if getattr(self, n) is not None
+        }
         return replace(base, peak_lr=base.peak_lr * self.lr, **own)
 
-    def train(self, name: str, config: Config, base: Optim, steps: int, *modifiers: Modifier) -> tuple[Phase, ...]:
+    def train(
+        self, name: str, config: Config, base: Optim, steps: int, *modifiers: Modifier
+    ) -> tuple[Phase, ...]:
         """The phases that train the model ``name``; ``steps`` are the experiment's."""
         if self.tokens is not None:
             modifiers += (DropTokens(self.tokens),)
@@ -82,21 +95,26 @@ class Stage:
             modifiers += (Ramp(self.ramp),)
         if self.windows is not None:
             modifiers += (ShortContext(self.windows),)
-        return training(name, round(self.steps * steps), self.optim(base), config, self.drop, modifiers)
+        return training(
+            name, round(self.steps * steps), self.optim(base), config, self.drop, modifiers
+        )
 
 
 @dataclass(frozen=True)
 class VCycle:
     """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
 
-    ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every level, the smallest
-    first. ``correction`` replaces the interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `Pruning` among the
-    ``groupings`` leaves layers out, in place of coalescing; which, is measured before.
+    ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every
+    level, the smallest first. ``correction`` replaces the interpolation by the multigrid form
+    ``M + alpha D(s - C(M))``. A `Pruning` among the ``groupings`` leaves layers out, in place of
+    coalescing; which, is measured before.
     """
 
     down: tuple[Stage, ...] = (Stage(0.05),)
     up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
-    groupings: tuple[Way, ...] = (Grouping(),)  # one a level that is coalesced, or pruned; or one for all
+    groupings: tuple[Way, ...] = (
+        Grouping(),
+    )  # one a level that is coalesced, or pruned; or one for all
     alpha: float = 0.25  # weighs the small model's part
     correction: bool = False
     moments_down: Policy = "drop"
@@ -121,7 +139,8 @@ class VCycle:
 
         def train(level: int, stage: Stage) -> tuple[Phase, ...]:
             if level and not round(stage.steps * steps):
-                return ()  # there is nothing to train, nor to initialise: it comes from another level
+                # there is nothing to train, nor to initialise: it comes from another level
+                return ()
             return stage.train(names[level], configs[level], optim, steps)
 
         plan: list[Phase] = []
@@ -129,7 +148,9 @@ class VCycle:
             plan += train(level, stage)
             if isinstance(way := groupings[level], Pruning) and way.kept is None:
                 plan.append(Measure(names[level], Sensitivity(way.by, batches=way.batches)))
-            plan.append(Coalesce(names[level], names[level + 1], groupings[level], self.moments_down))
+            plan.append(
+                Coalesce(names[level], names[level + 1], groupings[level], self.moments_down)
+            )
         plan += train(len(self.down), self.up[0])
         for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
             large, small = names[level], names[level + 1]
@@ -162,37 +183,61 @@ class GrowTo:
     seed: int = 0
     noise: float | None = None  # as of `train.plan.transforms.Grow`
     moments: Policy = "drop"
-    # What is new is as at birth, in place of copies; "spectral": its matrices as of `jaxgrow.symmetry.spectral`.
+    # What is new is as at birth, in place of copies; "spectral": its matrices as of
+    # `jaxgrow.growth.symmetry.spectral`.
     fresh: bool | Literal["spectral"] = field(default=False, metadata=LATER)
-    redrawn: float = field(default=0.0, metadata=LATER)  # of each expert's units, the part that is drawn anew
+    redrawn: float = field(
+        default=0.0, metadata=LATER
+    )  # of each expert's units, the part that is drawn anew
 
     def __post_init__(self):
-        if isinstance(self.by, Learned) and (self.noise is not None or self.moments != "drop" or self.fresh):
-            raise ValueError("noise, moments and fresh are of operators, not of learned maps: leave them out")
+        if isinstance(self.by, Learned) and (
+            self.noise is not None or self.moments != "drop" or self.fresh
+        ):
+            raise ValueError(
+                "noise, moments and fresh are of operators, not of learned maps: leave them out"
+            )
         if self.fresh and self.noise is not None:
-            raise ValueError("noise tells copies apart, and what is fresh is no copy: leave out one of them")
+            raise ValueError(
+                "noise tells copies apart, and what is fresh is no copy: leave out one of them"
+            )
 
 
 @dataclass(frozen=True)
 class Growing:
     """A small model first, trained here or by an earlier run; then it grows and trains, once or several times.
 
-    StackBERT, MSLT, MIDAS, G_stack, bert2BERT, LiGO, staged training and the like are values of this.
+    StackBERT, MSLT, MIDAS, G_stack, bert2BERT, LiGO, staged training and the like are values of
+    this.
     """
 
     small: Config
-    source: Stage | str = Stage(0.5)  # its training; or the folder of its run, as of `train.plan.transforms.Import`
+    source: Stage | str = Stage(
+        0.5
+    )  # its training; or the folder of its run, as of `train.plan.transforms.Import`
     to: tuple[GrowTo, ...] = (GrowTo(),)
 
     def __post_init__(self):
-        if not self.to or self.to[-1].config is not None or any(t.config is None for t in self.to[:-1]):
-            raise ValueError("every growth but the last one has a config; the last one ends at the experiment's model")
+        if (
+            not self.to
+            or self.to[-1].config is not None
+            or any(t.config is None for t in self.to[:-1])
+        ):
+            raise ValueError(
+                "every growth but the last one has a config; the last one ends at the experiment's model"
+            )
         if isinstance(self.source, str) and self.to[0].moments != "drop":
             moments = self.to[0].moments
-            raise ValueError(f"an imported model has no moments, so moments must be 'drop', not {moments!r}")
+            raise ValueError(
+                f"an imported model has no moments, so moments must be 'drop', not {moments!r}"
+            )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        plan, config, name = list(_source(self.small, self.source, optim, steps)), self.small, SOURCE
+        plan, config, name = (
+            list(_source(self.small, self.source, optim, steps)),
+            self.small,
+            SOURCE,
+        )
         eps = 1.0  # what growths so far have multiplied that of the norms by
         for i, to in enumerate(self.to):
             last = i == len(self.to) - 1
@@ -201,7 +246,10 @@ class Growing:
             if isinstance(to.by, Learned):
                 learned = replace(optim, peak_lr=optim.peak_lr * to.by.lr, warmup=to.by.warmup)
                 options = {"source": name, "small": config, "ligo": to.by.ligo}
-                plan += [Learn("maps", to.by.steps, learned, into, **options), Apply("maps", target)]
+                plan += [
+                    Learn("maps", to.by.steps, learned, into, **options),
+                    Apply("maps", target),
+                ]
             else:
                 own = to.by, to.seed, to.noise, to.moments, to.fresh, to.redrawn
                 grown = Grow(name, target, config, into, *own, optim.base if to.fresh else None)
@@ -230,20 +278,30 @@ class FineTune:
     """A model that one has, trained on a task."""
 
     source: str  # its folder, as of `train.plan.transforms.Import`
-    new_head: bool = True  # or it has the task's already: it was fine-tuned, and perhaps grown since
+    new_head: bool = (
+        True  # or it has the task's already: it was fine-tuned, and perhaps grown since
+    )
     length: int | None = None  # positions of a sample; None: as many as the model has
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
-    lora: LoRA | None = None  # trains beside the head, in place of the body; merged into it at the end
-    adapter: Adapter | None = field(default=None, metadata=LATER)  # so does this; the model has it then
+    lora: LoRA | None = (
+        None  # trains beside the head, in place of the body; merged into it at the end
+    )
+    adapter: Adapter | None = field(
+        default=None, metadata=LATER
+    )  # so does this; the model has it then
     # Files of adapters that runs left: one to go on from, or several that are fused.
     saved: tuple[str, ...] = field(default=(), metadata=LATER)
     dropout: float = field(default=0.0, metadata=LATER)  # as of `train.plan.dropout`
-    best: Best | None = field(default=None, metadata=LATER)  # keep the best evaluation; None: the last one
+    best: Best | None = field(
+        default=None, metadata=LATER
+    )  # keep the best evaluation; None: the last one
 
     def __post_init__(self):
         if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:
-            raise ValueError("best is not supported together with sensitivities, which divide the training otherwise")
+            raise ValueError(
+                "best is not supported together with sensitivities, which divide the training otherwise"
+            )
         given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(
@@ -271,7 +329,10 @@ def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
     assert isinstance(phase, Train)
     parts = min(best.evaluations or 1, max(1, phase.steps))
     cuts = [round(i * phase.steps / parts) for i in range(parts + 1)]
-    pairs = [(replace(phase, begin=a, until=b), KeepBest(LARGE, best)) for a, b in itertools.pairwise(cuts)]
+    pairs = [
+        (replace(phase, begin=a, until=b), KeepBest(LARGE, best))
+        for a, b in itertools.pairwise(cuts)
+    ]
     return (*(p for pair in pairs for p in pair), TakeBest(LARGE))
 
 

@@ -1,8 +1,9 @@
 """What a phase of training adds to its steps: dropping layers or tokens, freezing, a teacher, a second warm-up.
 
-Each is one class with two halves. On the host, `Modifier.begin` tells what every step is given, and what that costs. Within the
-step, a pure function of one device, the other methods change the model's call, the objective, the learning rates, or what the
-update may move. By default each changes nothing; a new one is a class here, or beside the method that needs it.
+Each is one class with two halves. On the host, `Modifier.begin` tells what every step is given, and
+what that costs. Within the step, a pure function of one device, the other methods change the
+model's call, the objective, the learning rates, or what the update may move. By default each
+changes nothing; a new one is a class here, or beside the method that needs it.
 """
 
 import math
@@ -17,7 +18,8 @@ import numpy as np
 
 from jaxgrow import flops
 from jaxgrow.axes import Tree
-from jaxgrow.drop import (
+from jaxgrow.growth.moments import clock
+from jaxgrow.layerdrop import (
     Kept,
     LayerDrop,
     TokenDrop,
@@ -27,13 +29,12 @@ from jaxgrow.drop import (
     sample_tokens,
     schedule,
 )
-from jaxgrow.freeze import Freeze, hold
 from jaxgrow.models import Config
 from jaxgrow.models.layers import KeptTokens
-from jaxgrow.moments import clock
-from train.plan.gates import Gates
-from train.state.model import Model, logits
-from train.state.optim import Optim, learning_rate
+from jaxgrow.optim.freeze import Freeze, hold
+from train.engine.state.model import Model, logits
+from train.engine.state.optim import Optim, learning_rate
+from train.plan.keep_masks import Gates
 
 if TYPE_CHECKING:
     from train.plan.training import Train
@@ -118,7 +119,9 @@ class Modifier:
 
     # --- within the step ---
 
-    reads_logits: ClassVar[bool] = False  # its `objective` is of the logits, which must then be whole
+    reads_logits: ClassVar[bool] = (
+        False  # its `objective` is of the logits, which must then be whole
+    )
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         """Options of the model's call."""
@@ -139,14 +142,17 @@ class Modifier:
 
 @dataclass(frozen=True)
 class DropLayers(Modifier):
-    """Each step runs some of the layers. Those that did not run are still moved by momentum and decay, by a gradient of zero,
-    unless the `LayerDrop` says otherwise."""
+    """Each step runs some of the layers. Those that did not run are still moved by momentum and
+    decay, by a gradient of zero, unless the `LayerDrop` says otherwise.
+    """
 
     drop: LayerDrop
 
     def check(self, phase: "Train") -> None:
         if any(m.savings(phase.config) for m in phase.modifiers):
-            raise ValueError("layers are dropped from a whole stack: not together with token dropping or frozen layers")
+            raise ValueError(
+                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+            )
 
     def layers(self, phase: "Train") -> float:
         weights = tuple(flops.weights(phase.config).tolist())
@@ -155,7 +161,11 @@ class DropLayers(Modifier):
 
     def notes(self, model: Model) -> dict[str, Any]:
         s = self.drop.sensitivity
-        return {"block_list": [] if s is None else np.flatnonzero(block_list(model.sensitivity, s)).tolist()}
+        return {
+            "block_list": []
+            if s is None
+            else np.flatnonzero(block_list(model.sensitivity, s)).tolist()
+        }
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         sizes = (phase.config.depths, phase.steps, setting.accumulate, setting.seed)
@@ -184,7 +194,12 @@ LOOKED_AT = 100  # steps of a phase, evenly, whose mean stands for all
 
 @cache  # or a copy of a run would compile this again
 def _kept_on_average(
-    drop: LayerDrop, weights: tuple[float, ...], depths: tuple[int, ...], begin: int, end: int, steps: int
+    drop: LayerDrop,
+    weights: tuple[float, ...],
+    depths: tuple[int, ...],
+    begin: int,
+    end: int,
+    steps: int,
 ) -> float:
     """The layers of a step of `cond`, which runs the kept ones."""
     return float(_expected(drop, weights, steps)(np.linspace(begin + 1, end, LOOKED_AT)).mean())
@@ -194,16 +209,25 @@ def _kept_on_average(
 def _expected(drop: LayerDrop, weights: tuple[float, ...], steps: int) -> Callable:
     cost = np.array(weights, np.float32)
     any_sensitivity = np.zeros(len(cost), np.float32)  # every one gives the same mean, where it can
-    return jax.jit(jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum()))
+    return jax.jit(
+        jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum())
+    )
 
 
 @cache
 def _run_on_average(
-    drop: LayerDrop, weights: tuple[float, ...], depths: tuple[int, ...], begin: int, end: int, steps: int
+    drop: LayerDrop,
+    weights: tuple[float, ...],
+    depths: tuple[int, ...],
+    begin: int,
+    end: int,
+    steps: int,
 ) -> float:
     """The layers of a step that gathers, whose program may run more than the kept ones."""
     any_sensitivity = np.zeros(len(weights), np.float32)
-    costs = [part.mean() for part in np.split(np.array(weights), np.cumsum(depths)[:-1])]  # alike within a stage
+    costs = [
+        part.mean() for part in np.split(np.array(weights), np.cumsum(depths)[:-1])
+    ]  # alike within a stage
     counts = program_counts(drop, depths, steps, any_sensitivity, costs)
     times = np.linspace(begin + 1, end, LOOKED_AT)
     odds = program_odds(drop, depths, steps, times, counts, any_sensitivity)
@@ -270,8 +294,8 @@ def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
 class Teacher(Modifier):
     """Knowledge inheritance (Qin et al., NAACL 2022): what the model ``name`` predicts is a target too, at first the only one.
 
-    ``(1 - r) cross-entropy + r T^2 KL(teacher || student)``, both softened by the temperature T, with r falling from 1 to 0
-    in a straight line over the first ``fraction`` of the steps.
+    ``(1 - r) cross-entropy + r T^2 KL(teacher || student)``, both softened by the temperature T,
+    with r falling from 1 to 0 in a straight line over the first ``fraction`` of the steps.
     """
 
     reads_logits: ClassVar[bool] = True
@@ -304,7 +328,9 @@ class Teacher(Modifier):
         if given is None:
             return value
         teacher, weight = given
-        lesson = divergence(output, jax.lax.stop_gradient(logits(teacher, inputs)), self.temperature)
+        lesson = divergence(
+            output, jax.lax.stop_gradient(logits(teacher, inputs)), self.temperature
+        )
         return (1 - weight) * value + weight * lesson
 
 
@@ -318,7 +344,8 @@ def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: floa
 class Rewarm(Modifier):
     """A second warm-up for the entries that a growth made, while the old ones keep their schedule (SPARKLING, 2026).
 
-    From the phase's first learning rate to ``peak`` times it over ``steps`` steps, then by a cosine to the phase's floor.
+    From the phase's first learning rate to ``peak`` times it over ``steps`` steps, then by a cosine
+    to the phase's floor.
     """
 
     peak: float = 1.3
@@ -339,7 +366,9 @@ class Rewarm(Modifier):
                 f"a second warm-up goes by the age of Adam's moments: set optim.name to adamw, not {phase.optim.name}"
             )
         if phase.optim.warmup:
-            raise ValueError(f"what is new warms up again by itself: set warmup to 0, not {phase.optim.warmup}")
+            raise ValueError(
+                f"what is new warms up again by itself: set warmup to 0, not {phase.optim.warmup}"
+            )
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         birth = (
@@ -352,25 +381,32 @@ class Rewarm(Modifier):
 
     def rates(self, rates: Tree, opt: Any, given: Any) -> Tree:
         rate, birth = given
-        return jax.tree.map(lambda r, born: jnp.where(born >= birth, rate, r), rates, clock(opt).born)
+        return jax.tree.map(
+            lambda r, born: jnp.where(born >= birth, rate, r), rates, clock(opt).born
+        )
 
 
 @dataclass(frozen=True)
 class Ramp(Modifier):
     """Residual branches come in by and by: at step t, from 0, layer l adds ``a F(x)`` with ``a = min(1, t / steps[l])``.
 
-    With ``steps = (T, 2 T, .., L T)``, ProRes (2026): below settles first. With 0 for the layers that were there and T for
-    those that a growth made, the model that trains is the old one when it is born, and all of it trains. No step costs more
-    or less. Validation is of the model as it is, with whole branches.
+    With ``steps = (T, 2 T, .., L T)``, ProRes (2026): below settles first. With 0 for the layers
+    that were there and T for those that a growth made, the model that trains is the old one when it
+    is born, and all of it trains. No step costs more or less. Validation is of the model as it is,
+    with whole branches.
     """
 
     steps: tuple[int, ...]  # of each layer; 0: whole from the first step on
 
     def check(self, phase: "Train") -> None:
         if len(self.steps) != phase.config.depth or min(self.steps) < 0:
-            raise ValueError(f"a ramp has a number of steps for each of {phase.config.depth} layers, not {self.steps}")
+            raise ValueError(
+                f"a ramp has a number of steps for each of {phase.config.depth} layers, not {self.steps}"
+            )
         if any(isinstance(m, DropLayers) or m.savings(phase.config) for m in phase.modifiers):
-            raise ValueError("a ramp is of a whole stack: not together with dropped layers or tokens, or frozen layers")
+            raise ValueError(
+                "a ramp is of a whole stack: not together with dropped layers or tokens, or frozen layers"
+            )
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         whole = np.asarray(self.steps, np.float32)
@@ -394,7 +430,8 @@ class Ramp(Modifier):
 class ShortContext(Modifier):
     """Every sample is cut into windows that do not see each other: short contexts first (SkyLadder; Zhu et al., 2025).
 
-    A step has as many tokens, in the same order, and attention over fewer of them. Validation has the whole context.
+    A step has as many tokens, in the same order, and attention over fewer of them. Validation has
+    the whole context.
     """
 
     parts: int
@@ -410,6 +447,10 @@ class ShortContext(Modifier):
                 f"predicts {phase.config.predicts}"
             )
         if self.parts < 1 or phase.length % self.parts:
-            raise ValueError(f"a context of {phase.length} tokens cannot be cut into {self.parts} equal windows")
+            raise ValueError(
+                f"a context of {phase.length} tokens cannot be cut into {self.parts} equal windows"
+            )
         if any(isinstance(m, DropTokens) for m in phase.modifiers):
-            raise ValueError("tokens are dropped from whole samples: not together with a short context")
+            raise ValueError(
+                "tokens are dropped from whole samples: not together with a short context"
+            )

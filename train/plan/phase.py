@@ -1,6 +1,7 @@
 """What every phase of a plan is: which models it reads, which one it makes, what that costs, and how it runs.
 
-Models live under names between the phases. A run asks phases nothing but this: a new kind of phase is one class.
+Models live under names between the phases. A run asks phases nothing but this: a new kind of phase
+is one class.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import jax
 import optax
 
-from train.state.model import Model
+from train.engine.state.model import Model
 
 if TYPE_CHECKING:
-    from train.run.ledger import Ledger
+    from train.engine.run.ledger import Ledger
 
 Models: TypeAlias = Mapping[str, Model]
 
@@ -41,7 +42,9 @@ class Context(Protocol):
         """Opens the phase's account; ``made`` is its model, as shapes."""
         ...
 
-    def compute(self, phase: "Phase", function: Callable[..., Model], *arguments: Any) -> tuple[Model, float]:
+    def compute(
+        self, phase: "Phase", function: Callable[..., Model], *arguments: Any
+    ) -> tuple[Model, float]:
         """Open the phase's account, compile and run ``function(phase, tx, *arguments)``, and return its result and FLOPs.
 
         The FLOPs are those of `jaxgrow.flops.counted`, which are the same on every platform.
@@ -60,9 +63,12 @@ class Context(Protocol):
         """Has ``write`` make the file ``name`` of the run's folder."""
         ...
 
-    def imported(self, folder: str, config: Any, headless: bool = False) -> tuple[Model, dict[str, Any] | None]:
-        """The model of a finished run beside this one, and its result; or of another checkpoint, and None. ``headless``:
-        without its head, which may be another than ``config``'s."""
+    def imported(
+        self, folder: str, config: Any, headless: bool = False
+    ) -> tuple[Model, dict[str, Any] | None]:
+        """The model of a finished run beside this one, and its result; or of another checkpoint,
+        and None. ``headless``: without its head, which may be another than ``config``'s.
+        """
         ...
 
     def validate(self, step: int, model: Model) -> None: ...

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgrow import flops, muon
-from jaxgrow.completep import multipliers
-from jaxgrow.drop import LayerDrop, Sensitivity, sensitivity
-from jaxgrow.importance import influence, streams
+from jaxgrow import flops
+from jaxgrow.layerdrop import LayerDrop, Sensitivity, sensitivity
 from jaxgrow.models import Config
+from jaxgrow.models.importance import influence, streams
+from jaxgrow.optim import muon
+from jaxgrow.optim.completep import multipliers
+from train.engine.state.model import Model, initial, loss, parameters
+from train.engine.state.optim import Optim
 from train.plan.modifiers import DropLayers, Modifier
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model, initial, loss, parameters
-from train.state.optim import Optim
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,24 @@ class Train(Phase):
 
     @cached_property  # every step asks
     def _savings(self) -> dict[str, Any]:
-        return {name: value for m in self.modifiers for name, value in m.savings(self.config).items()}
+        return {
+            name: value for m in self.modifiers for name, value in m.savings(self.config).items()
+        }
 
     @cached_property
     def fixed_flops(self) -> float:
         """Of a step besides, whatever its batch: Muon's products. AdamW's update has none."""
-        return muon.flops(self.config.axes(), self.config.sizes()) if self.optim.name == "muon" else 0.0
+        return (
+            muon.flops(self.config.axes(), self.config.sizes())
+            if self.optim.name == "muon"
+            else 0.0
+        )
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
         """Of a step, without what modifiers compute besides; ``at_once``: as of `jaxgrow.flops.forward`."""
-        return flops.train(self.config, tokens, self.window, layers, at_once=at_once, **self._savings)
+        return flops.train(
+            self.config, tokens, self.window, layers, at_once=at_once, **self._savings
+        )
 
     @cached_property
     def token_cost(self) -> float:
@@ -92,12 +101,16 @@ class Train(Phase):
         return self.flops(1, layers[0] if layers else None)
 
     def cost(self, samples: int) -> float:
-        return (self.end - self.begin) * (samples * self.length * self.token_cost + self.fixed_flops)
+        return (self.end - self.begin) * (
+            samples * self.length * self.token_cost + self.fixed_flops
+        )
 
     def warnings(self) -> list[str]:
         steps, warmup = self.steps, self.optim.warmup
         if 0 < steps < warmup:
-            return [f"{self.label} has {steps} steps, but a warm-up of {warmup}: its rate never comes to its peak"]
+            return [
+                f"{self.label} has {steps} steps, but a warm-up of {warmup}: its rate never comes to its peak"
+            ]
         return []
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
@@ -114,7 +127,13 @@ class Train(Phase):
         """The model before the first step."""
         # What the steps are is no matter before them: phases that start alike share a program.
         alike = replace(
-            self, steps=0, optim=Optim(base=self.optim.base), modifiers=(), begin=0, until=None, positions=None
+            self,
+            steps=0,
+            optim=Optim(base=self.optim.base),
+            modifiers=(),
+            begin=0,
+            until=None,
+            positions=None,
         )
         return context.compute(alike, _born, context.models, context.key, *self.given(context))[0]
 
@@ -127,15 +146,19 @@ class Train(Phase):
         return context.train(self, model)
 
 
-def _born(phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array, *given: Any) -> Model:
+def _born(
+    phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array, *given: Any
+) -> Model:
     """Shares no memory with ``models``, for the step takes its own."""
     return jax.tree.map(jnp.copy, phase.start(models, tx, key, *given))
 
 
 @dataclass(frozen=True)
 class Measure(Phase):
-    """How much each layer of the model ``name`` matters, on held-out text: to the loss (`jaxgrow.drop.sensitivity`), or to the
-    residual stream (`jaxgrow.importance.influence`)."""
+    """How much each layer of the model ``name`` matters, on held-out text: to the loss
+    (`jaxgrow.layerdrop.sensitivity`), or to the residual stream
+    (`jaxgrow.models.importance.influence`).
+    """
 
     name: str
     sensitivity: Sensitivity
@@ -186,12 +209,16 @@ class Measure(Phase):
         model, _ = context.compute(self, _measured, context.models[self.name], probe)
         rows = jax.tree.leaves(probe)[0]
         context.ledger.add(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
-        measured = {f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(model.sensitivity))}
+        measured = {
+            f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(model.sensitivity))
+        }
         context.log(0, sensitivity=list(context.finite(0, measured).values()))
         return model
 
 
-def _measured(phase: Measure, tx: optax.GradientTransformation, model: Model, held_out: Any) -> Model:
+def _measured(
+    phase: Measure, tx: optax.GradientTransformation, model: Model, held_out: Any
+) -> Model:
     return phase.measure(model, held_out)
 
 

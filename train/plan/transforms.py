@@ -11,17 +11,17 @@ import optax
 
 from jaxgrow import grow, operators
 from jaxgrow.axes import Axes, stages
-from jaxgrow.experts import redrawn, routed
-from jaxgrow.maps import Growth, Rules, swap
-from jaxgrow.merge import correct, interpolate
+from jaxgrow.growth.maps import Growth, Rules, swap
+from jaxgrow.growth.merge import correct, interpolate
+from jaxgrow.growth.moments import Policy, grow_optimizer
+from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
-from jaxgrow.moments import Policy, grow_optimizer
+from jaxgrow.models.upcycling import redrawn, routed
 from jaxgrow.operators import Groups, best, decoalesce, keep
 from jaxgrow.operators.targets import depth, width
-from jaxgrow.symmetry import break_symmetry, fresh, spectral
+from train.engine.state.heads import fresh_head
+from train.engine.state.model import Model, initial
 from train.plan.phase import Context, Models, Phase
-from train.state.heads import fresh_head
-from train.state.model import Model, initial
 
 
 class Transform(Phase):
@@ -51,12 +51,16 @@ class Grouping:
     heads: Groups | None = "far"
     mlp: Groups | None = None
     layers: Groups | None = "adjacent"
-    tied: Literal["norm", "paper"] = "norm"  # what a tied head does with the 1/k: exact, or as in the published code
+    tied: Literal["norm", "paper"] = (
+        "norm"  # what a tied head does with the 1/k: exact, or as in the published code
+    )
 
     def up(self, large: Config) -> Growth:
         """From the small model to the large one; its `swap` is the way down."""
         kinds = large.layer_kinds
-        return decoalesce(large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers, kinds=kinds)
+        return decoalesce(
+            large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers, kinds=kinds
+        )
 
     def axes(self, config: Config) -> Axes:
         return config.paper_axes() if self.tied == "paper" else config.axes()
@@ -70,13 +74,18 @@ class Grouping:
 class Pruning:
     """In place of a `Grouping`: the small model has the layers that matter most, as they are (`jaxgrow.operators.keep`).
 
-    On the way up the others are as they were, by `Correct`; their moments begin anew (``moments_up="asymmetric"``).
+    On the way up the others are as they were, by `Correct`; their moments begin anew
+    (``moments_up="asymmetric"``).
     """
 
     layers: int | tuple[int, ...]  # that stay; in each stage
-    by: Literal["influence", "loss_delta", "taylor"] = "influence"  # how they are measured: a kind of `Sensitivity`
+    by: Literal["influence", "loss_delta", "taylor"] = (
+        "influence"  # how they are measured: a kind of `Sensitivity`
+    )
     batches: int = 8  # held-out micro-batches that they are measured on
-    kept: tuple[int, ...] | None = None  # which stay, counted from the input on; None: those of the greatest measure
+    kept: tuple[int, ...] | None = (
+        None  # which stay, counted from the input on; None: those of the greatest measure
+    )
 
     def __post_init__(self):
         if self.kept is not None and len(self.kept) != sum(self.depths):
@@ -105,7 +114,9 @@ class Pruning:
     def up(self, large: Config) -> Growth:
         """As of `Grouping`. Before they are measured any layers stay, whose shapes are alike."""
         kept = {
-            axis: np.arange(new.stop - new.start) if self.kept is None else np.subtract(self.kept[new], old.start)
+            axis: np.arange(new.stop - new.start)
+            if self.kept is None
+            else np.subtract(self.kept[new], old.start)
             for axis, old, new in self.parts(large)
         }
         return swap(keep(large.sizes(), kept))
@@ -201,7 +212,13 @@ class Decoalesce(Regrouping):
         return self.target
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        return _grown(models[self.source], self.grouping.up(models[self.like].config), self.grouping, tx, self.moments)
+        return _grown(
+            models[self.source],
+            self.grouping.up(models[self.like].config),
+            self.grouping,
+            tx,
+            self.moments,
+        )
 
 
 @dataclass(frozen=True)
@@ -251,20 +268,25 @@ class Correct(Regrouping):
         before, small = models[self.before], models[self.small]
         growth, axes = self.grouping.up(before.config), self.grouping.axes(before.config)
         up = _grown(small, growth, self.grouping, tx, self.moments)
-        return Model(correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config)
+        return Model(
+            correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config
+        )
 
 
 @dataclass(frozen=True)
 class Import(Phase):
-    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost; or from any other checkpoint,
-    whose cost nobody knows: a Hugging Face folder, or one that ``jaxgrow`` wrote."""
+    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost; or
+    from any other checkpoint, whose cost nobody knows: a Hugging Face folder, or one that
+    ``jaxgrow`` wrote.
+    """
 
     name: str
     config: Config
-    folder: str  # of it; if no absolute path, beside the work directory of this run; ``{seed}`` in it becomes the seed
-    new_head: bool = (
-        False  # what it predicts is another thing than there: all but the head is taken, and the head is fresh
-    )
+    # of it; if no absolute path, beside the work directory of this run; ``{seed}`` in it becomes
+    # the seed
+    folder: str
+    # what it predicts is another thing than there: all but the head is taken, and the head is fresh
+    new_head: bool = False
 
     @property
     def writes(self) -> str:
@@ -275,12 +297,16 @@ class Import(Phase):
 
     def run(self, context: Context) -> Model:
         context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
-        model, result = context.imported(self.folder.format(seed=context.seed), self.config, self.new_head)
+        model, result = context.imported(
+            self.folder.format(seed=context.seed), self.config, self.new_head
+        )
         if self.config.axes().keys() - model.params.keys():  # a rehearsal has it all
             model = replace(model, params=model.params | fresh_head(self.config, context.key))
         if result is not None:
             layers = sum(phase["layers"] for phase in result["phases"])
-            context.ledger.add(**{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers)
+            context.ledger.add(
+                **{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers
+            )
             context.ledger.charge(result["seconds"], result.get("compile_seconds", 0.0))
         context.validate(0, model)
         return model
@@ -296,12 +322,18 @@ class Grow(Transform):
     large: Config
     by: tuple[str, ...]  # operators, in turn; the last one takes all axes that still differ
     seed: int = 0
-    noise: float | None = None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.symmetry`)
+    noise: float | None = (
+        None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.growth.symmetry`)
+    )
     moments: Policy = "drop"
-    # What is new is as at birth, in place of copies (`jaxgrow.symmetry.fresh`); or its matrices at the spectral scale.
+    # What is new is as at birth, in place of copies (`jaxgrow.growth.symmetry.fresh`); or its
+    # matrices at the spectral scale.
     fresh: bool | Literal["spectral"] = False
-    redrawn: float = 0.0  # the part of each expert's units that is drawn anew (`jaxgrow.experts.redrawn`)
-    base: Config | None = None  # by whose sizes what is fresh has its scale, as of `train.state.optim.Optim`
+    # the part of each expert's units that is drawn anew (`jaxgrow.models.upcycling.redrawn`)
+    redrawn: float = 0.0
+    base: Config | None = (
+        None  # by whose sizes what is fresh has its scale, as of `train.engine.state.optim.Optim`
+    )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -358,7 +390,9 @@ class Grow(Transform):
             config = config.resized(growth)
             if self.fresh:
                 new = initial(config, jax.random.key(self.seed), self.base)
-                params = fresh(params, growth, axes, spectral(new, axes) if self.fresh == "spectral" else new)
+                params = fresh(
+                    params, growth, axes, spectral(new, axes) if self.fresh == "spectral" else new
+                )
             else:
                 params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):

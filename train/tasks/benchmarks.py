@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from train.errors import UserError
-from train.state.opened import TextModel
+from train.common.errors import UserError
+from train.engine.state.pretrained import TextModel
 from train.tasks.published import local
 
-BOOTSTRAP = 1000  # samples for the standard errors of metrics that are not means, such as perplexity
+BOOTSTRAP = (
+    1000  # samples for the standard errors of metrics that are not means, such as perplexity
+)
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 _ABOUT = ("alias", "name", "sample_len", "sample_count")  # keys of a result that are not metrics
 
@@ -58,7 +60,9 @@ class Benchmarks:
           UserError: as `load`, or the model cannot do a task.
         """
         loaded = self.load(names)
-        os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval would fork processes, in which JAX does not work
+        os.environ.setdefault(
+            "DISABLE_MULTIPROC", "1"
+        )  # lm-eval would fork processes, in which JAX does not work
 
         import lm_eval  # pyright: ignore[reportMissingImports]
 
@@ -88,11 +92,18 @@ class Benchmarks:
 
     def _loaded(self, manager: Any, name: str) -> list[Any]:
         """The tasks and groups of a name."""
-        if self.data is None or name not in (*manager.all_groups, *manager.all_tags, *_plain(manager)):
+        if self.data is None or name not in (
+            *manager.all_groups,
+            *manager.all_tags,
+            *_plain(manager),
+        ):
             loaded = manager.load([name])
         else:
             kind = "group" if name in manager.all_groups else "task"
-            spec = {"group": "local", "task": [{kind: name, "class": _local_task(self.data, bool(self.few_shot))}]}
+            spec = {
+                "group": "local",
+                "task": [{kind: name, "class": _local_task(self.data, bool(self.few_shot))}],
+            }
             loaded = manager.load([spec])
             loaded["groups"].pop("local")
         return [*loaded["groups"].values()] or [*loaded["tasks"].values()]
@@ -113,11 +124,17 @@ def _manager(include: Path | None) -> Any:
 
 def _plain(manager: Any) -> list[str]:
     """Tasks that are defined by YAML alone; other tasks read their data by their own code."""
-    return [name for name in manager.all_subtasks if "class" not in (manager.task_index[name].cfg or {})]
+    return [
+        name for name in manager.all_subtasks if "class" not in (manager.task_index[name].cfg or {})
+    ]
 
 
 def _leaves(tasks: Sequence[Any]) -> list[Any]:
-    return [leaf for task in tasks for leaf in (task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task])]
+    return [
+        leaf
+        for task in tasks
+        for leaf in (task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task])
+    ]
 
 
 def _local_task(folder: Path, shots: bool) -> type:
@@ -136,7 +153,9 @@ def _local_task(folder: Path, shots: bool) -> type:
             if shots:
                 splits.append(config.fewshot_split or config.training_split or splits[0])
             wanted = list(dict.fromkeys(splits))
-            self.dataset, self.files = local(self.DATASET_PATH, self.DATASET_NAME, config.task, wanted, folder)
+            self.dataset, self.files = local(
+                self.DATASET_PATH, self.DATASET_NAME, config.task, wanted, folder
+            )
             for name in _SPLITS:
                 if getattr(config, name) not in self.dataset:
                     setattr(config, name, None)

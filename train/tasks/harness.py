@@ -7,8 +7,8 @@
 
     lm_eval.simple_evaluate(Harness("runs/vcycle"), tasks=["lambada_openai"])
 
-Texts are tokenised as the harness tokenises them for a model of `transformers`. A masked model scores a continuation by its
-pseudo-likelihood (`train.tasks.scoring`).
+Texts are tokenised as the harness tokenises them for a model of `transformers`. A masked model
+scores a continuation by its pseudo-likelihood (`train.tasks.scoring`).
 """
 
 from pathlib import Path
@@ -18,9 +18,9 @@ from lm_eval.api.model import TemplateLM  # type: ignore[import-not-found]
 from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-not-found]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
 
-from jaxgrow.generation import generate
-from train.errors import UserError
-from train.state.opened import TextModel, opened
+from jaxgrow.models.generation import generate
+from train.common.errors import UserError
+from train.engine.state.pretrained import TextModel, opened
 from train.tasks.scoring import Scorer
 from train.tasks.stopping import Stopping
 
@@ -29,7 +29,7 @@ class Harness(TemplateLM):
     """A model, for `lm_eval.simple_evaluate`.
 
     Args:
-      model: a model, or the folder of one, as of `train.state.opened.opened`.
+      model: a model, or the folder of one, as of `train.engine.state.pretrained.opened`.
       tokenizer: as of `opened`.
     """
 
@@ -50,26 +50,43 @@ class Harness(TemplateLM):
     def max_length(self) -> int:
         return self.model.config.length
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
         """Tokens of a text; by default with those that the tokenizer adds, unless the text begins with the first of them."""
         if add_special_tokens is None:
-            begin = None if self.prefix_token_id is None else self.model.tokenizer.id_to_token(self.prefix_token_id)
+            begin = (
+                None
+                if self.prefix_token_id is None
+                else self.model.tokenizer.id_to_token(self.prefix_token_id)
+            )
             add_special_tokens = not self.scorer.masked and not (begin and string.startswith(begin))
         return self.model.tokenizer.encode(string, add_special_tokens=add_special_tokens).ids
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         if not self.scorer.masked:
             return super().loglikelihood(requests, disable_tqdm)
-        pairs = [self._encode_pair(*request.args) if request.args[0] else ([], None) for request in requests]
+        pairs = [
+            self._encode_pair(*request.args) if request.args[0] else ([], None)
+            for request in requests
+        ]
         return self._loglikelihood_tokens(
             [
-                (request.args, context, self.tok_encode(request.args[1]) if tokens is None else tokens)
+                (
+                    request.args,
+                    context,
+                    self.tok_encode(request.args[1]) if tokens is None else tokens,
+                )
                 for request, (context, tokens) in zip(requests, pairs, strict=True)
             ]
         )
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-        scores = self.scorer([self.scorer.after(context, tokens) for _, context, tokens in requests])
+        scores = self.scorer(
+            [self.scorer.after(context, tokens) for _, context, tokens in requests]
+        )
         return [(-score.loss, score.greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -78,12 +95,16 @@ class Harness(TemplateLM):
                 "a masked model has no perplexity of running text; take a task of pairs or choices, such as blimp"
             )
         windows = [self._windows(request.args[0]) for request in requests]
-        scores = iter(self._loglikelihood_tokens([(None, *window) for text in windows for window in text]))
+        scores = iter(
+            self._loglikelihood_tokens([(None, *window) for text in windows for window in text])
+        )
         return [sum(next(scores)[0] for _ in text) for text in windows]
 
     def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
         """``(context, tokens to score)`` of each window of a text."""
-        rolling = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+        rolling = get_rolling_token_windows(
+            self.tok_encode(text), self.prefix_token_id, self.max_length, 1
+        )
         return list(map(make_disjoint_window, rolling))
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -1,7 +1,7 @@
 """Perplexity of texts, by windows of the model's context that slide over each text.
 
-The texts are local files. They are read as they are. lm-eval's task ``wikitext`` gives other numbers, because it
-removes the spaces around punctuation marks and scores each article alone.
+The texts are local files. They are read as they are. lm-eval's task ``wikitext`` gives other
+numbers, because it removes the spaces around punctuation marks and scores each article alone.
 """
 
 import math
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from train.common.errors import UserError
 from train.data import formats
-from train.errors import UserError
 from train.tasks.scoring import Scorer
 
 # Name of a text -> its files as they were published, in the order in which they are looked for.
@@ -66,7 +66,8 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
       stride: tokens between two windows; None: the context.
 
     Raises:
-      UserError: the model is masked, the stride is longer than the context, or the files have no text.
+      UserError: the model is masked, the stride is longer than the context, or the files have no
+        text.
     """
     files = list(files)
     if scorer.masked:
@@ -74,7 +75,9 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
             "a masked model has no perplexity of running text; evaluate it on pairs or choices, such as blimp"
         )
     if stride is not None and not 1 <= stride <= scorer.config.length:
-        raise UserError(f"--stride is {stride}, not between 1 and the context of {scorer.config.length} tokens")
+        raise UserError(
+            f"--stride is {stride}, not between 1 and the context of {scorer.config.length} tokens"
+        )
     nats, tokens, words, size = 0.0, 0, 0, 0
     for file in files:
         text = "".join(formats.text(file))

@@ -1,7 +1,7 @@
 """Local files of the datasets that lm-eval's tasks read from a hub.
 
-A dataset is read from the files that its authors published, or from a copy of its repository on the hub. Records have the
-columns of the hub's dataset, so that a task gives the same numbers.
+A dataset is read from the files that its authors published, or from a copy of its repository on the
+hub. Records have the columns of the hub's dataset, so that a task gives the same numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from train.common.errors import UserError
 from train.data import formats
-from train.errors import UserError
 from train.tasks.perplexity import matching
 
 Record: TypeAlias = dict[str, Any]
@@ -23,7 +23,8 @@ class Dataset:
 
     Args:
       short: name of the subfolder in which the files may be.
-      splits: split -> patterns of its file, in the order in which they are looked for; ``{name}`` is the part's name.
+      splits: split -> patterns of its file, in the order in which they are looked for; ``{name}``
+        is the part's name.
       read: reads a file as records of the hub's dataset.
     """
 
@@ -32,7 +33,9 @@ class Dataset:
     read: Callable[[Path], Iterator[Record]]
 
 
-def local(path: str, name: str | None, task: str, splits: Sequence[str], folder: Path) -> tuple[Splits, list[Path]]:
+def local(
+    path: str, name: str | None, task: str, splits: Sequence[str], folder: Path
+) -> tuple[Splits, list[Path]]:
     """Splits of a dataset, and the files that they were read from.
 
     Args:
@@ -49,15 +52,25 @@ def local(path: str, name: str | None, task: str, splits: Sequence[str], folder:
 
     published, wanted = PUBLISHED.get(path), ""
     if published is not None:
-        patterns = {split: [p.format(name=name) for p in published.splits.get(split, ())] for split in splits}
-        files = {split: _found(patterns[split], (folder / task, folder / published.short, folder)) for split in splits}
+        patterns = {
+            split: [p.format(name=name) for p in published.splits.get(split, ())]
+            for split in splits
+        }
+        files = {
+            split: _found(patterns[split], (folder / task, folder / published.short, folder))
+            for split in splits
+        }
         missing = [split for split, file in files.items() if file is None]
         if not missing:
-            read = {split: _read(published, file) for split, file in files.items() if file is not None}
+            read = {
+                split: _read(published, file) for split, file in files.items() if file is not None
+            }
             return {split: datasets.Dataset.from_list(rows) for split, rows in read.items()}, [
                 *filter(None, files.values())
             ]
-        wanted = f"{' or '.join(patterns[missing[0]])} in {folder / published.short} or {folder}, or "
+        wanted = (
+            f"{' or '.join(patterns[missing[0]])} in {folder / published.short} or {folder}, or "
+        )
     for copy in (folder / path, folder / Path(path).name):
         if copy.is_dir() and any(copy.iterdir()):
             files = sorted(file for file in copy.rglob("*") if file.is_file())
@@ -70,7 +83,10 @@ def local(path: str, name: str | None, task: str, splits: Sequence[str], folder:
 
 def _found(patterns: Sequence[str], places: Sequence[Path]) -> Path | None:
     """The first file that exists."""
-    return next((file for pattern in patterns for place in places for file in matching(place, pattern)), None)
+    return next(
+        (file for pattern in patterns for place in places for file in matching(place, pattern)),
+        None,
+    )
 
 
 def _read(published: Dataset, file: Path) -> list[Record]:
@@ -102,18 +118,24 @@ def _piqa(file: Path) -> Iterator[Record]:
     labels = answers.read_text().split() if answers.exists() else None
     for i, (where, record) in enumerate(formats.records(file)):
         if labels is not None and i >= len(labels):
-            raise UserError(f"{answers} has {len(labels)} labels, but there are more questions in {file}")
+            raise UserError(
+                f"{answers} has {len(labels)} labels, but there are more questions in {file}"
+            )
         label = int(labels[i]) if labels is not None else _field(where, record, "label", int)
         if label not in (0, 1):
             raise UserError(f"{where}: the label is {label}, not 0 or 1")
-        yield {name: _field(where, record, name) for name in ("goal", "sol1", "sol2")} | {"label": label}
+        yield {name: _field(where, record, name) for name in ("goal", "sol1", "sol2")} | {
+            "label": label
+        }
 
 
 def _hellaswag(file: Path) -> Iterator[Record]:
     for where, record in formats.records(file):
         endings, label = _field(where, record, "endings", list), str(record.get("label"))
         if not label.isdigit() or int(label) >= len(endings):
-            raise UserError(f"{where}: the label is {label!r}, but there are {len(endings)} endings")
+            raise UserError(
+                f"{where}: the label is {label!r}, but there are {len(endings)} endings"
+            )
         texts = {name: _field(where, record, name) for name in ("activity_label", "ctx_a", "ctx_b")}
         yield texts | {"endings": endings, "label": label}
 
@@ -130,8 +152,14 @@ def _arc(file: Path) -> Iterator[Record]:
             choices = _field(where, record, "choices", dict)
         labels = [str(label) for label in choices["label"]]
         if key not in labels:
-            raise UserError(f"{where}: the answer is {key!r}, but the choices are {', '.join(labels)}")
-        yield {"question": question, "choices": {"text": [*choices["text"]], "label": labels}, "answerKey": key}
+            raise UserError(
+                f"{where}: the answer is {key!r}, but the choices are {', '.join(labels)}"
+            )
+        yield {
+            "question": question,
+            "choices": {"text": [*choices["text"]], "label": labels},
+            "answerKey": key,
+        }
 
 
 def _articles(file: Path) -> Iterator[Record]:
@@ -146,33 +174,62 @@ def _articles(file: Path) -> Iterator[Record]:
 
 
 def _is_title(line: str) -> bool:
-    return line.startswith("= ") and line.endswith(" =") and not line.startswith("= =") and not line.endswith("= =")
+    return (
+        line.startswith("= ")
+        and line.endswith(" =")
+        and not line.startswith("= =")
+        and not line.endswith("= =")
+    )
 
 
 def _field(where: str, record: Record, name: str, kind: Any = str) -> Any:
     value = record.get(name)
     if not isinstance(value, kind):
-        what = f"is {value!r:.60}" if name in record else f"is missing; there are {', '.join(record) or 'no fields'}"
+        what = (
+            f"is {value!r:.60}"
+            if name in record
+            else f"is missing; there are {', '.join(record) or 'no fields'}"
+        )
         raise UserError(f"{where}: {name} {what}")
     return value
 
 
-_TFDS = "array_record-00000-of-*"  # the first file of a split of tensorflow-datasets; the others are read with it
+# the first file of a split of tensorflow-datasets; the others are read with it
+_TFDS = "array_record-00000-of-*"
 
 
 def _of_arc(split: str, published: str) -> tuple[str, ...]:
-    return f"{{name}}-{published}.jsonl", f"{{name}}/{split}*.parquet", f"ai2_arc/{{name}}/*/ai2_arc-{split}.{_TFDS}"
+    return (
+        f"{{name}}-{published}.jsonl",
+        f"{{name}}/{split}*.parquet",
+        f"ai2_arc/{{name}}/*/ai2_arc-{split}.{_TFDS}",
+    )
 
 
 # By the name of the dataset on the hub.
 PUBLISHED = {
     "EleutherAI/lambada_openai": Dataset(
         "lambada",
-        {"test": ("lambada_test*.jsonl", "lambada*.jsonl", "test*.parquet", f"lambada/*/lambada-test.{_TFDS}")},
+        {
+            "test": (
+                "lambada_test*.jsonl",
+                "lambada*.jsonl",
+                "test*.parquet",
+                f"lambada/*/lambada-test.{_TFDS}",
+            )
+        },
         _lambada,
     ),
     "nyu-mll/blimp": Dataset(
-        "blimp", {"train": ("{name}.jsonl", "{name}/train*.parquet", f"blimp/{{name}}/*/blimp-train.{_TFDS}")}, _blimp
+        "blimp",
+        {
+            "train": (
+                "{name}.jsonl",
+                "{name}/train*.parquet",
+                f"blimp/{{name}}/*/blimp-train.{_TFDS}",
+            )
+        },
+        _blimp,
     ),
     "baber/piqa": Dataset(
         "piqa",
@@ -183,9 +240,13 @@ PUBLISHED = {
         _piqa,
     ),
     "Rowan/hellaswag": Dataset(
-        "hellaswag", {"train": ("hellaswag_train.jsonl",), "validation": ("hellaswag_val.jsonl",)}, _hellaswag
+        "hellaswag",
+        {"train": ("hellaswag_train.jsonl",), "validation": ("hellaswag_val.jsonl",)},
+        _hellaswag,
     ),
-    "allenai/ai2_arc": Dataset("ai2_arc", {"train": _of_arc("train", "Train"), "test": _of_arc("test", "Test")}, _arc),
+    "allenai/ai2_arc": Dataset(
+        "ai2_arc", {"train": _of_arc("train", "Train"), "test": _of_arc("test", "Test")}, _arc
+    ),
     "EleutherAI/wikitext_document_level": Dataset(
         "wikitext2", {"train": ("wiki.train.raw",), "test": ("wiki.test.raw",)}, _articles
     ),

@@ -1,6 +1,7 @@
 """How well a model predicts given tokens: each from those before it, or, in a masked model, from all others.
 
-Requests of all lengths are padded to a few, and go together in batches of as many positions, so that a few programs serve all.
+Requests of all lengths are padded to a few, and go together in batches of as many positions, so
+that a few programs serve all.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +15,8 @@ from tqdm import tqdm
 from jaxgrow.models import EncoderConfig, TextConfig
 from train.data.masking import vocabulary
 from train.data.special import frame
-from train.state.mesh import batch_devices, put, rows
-from train.state.opened import TextModel
+from train.engine.state.mesh import batch_devices, put, rows
+from train.engine.state.pretrained import TextModel
 
 POSITIONS = 1 << 14  # of a batch, at most
 SHORTEST = 16
@@ -30,15 +31,16 @@ class Request(NamedTuple):
 
 
 class Score(NamedTuple):
-    loss: float  # the sum of the tokens' cross-entropies, nats: less the logarithm of their probability
+    # the sum of the tokens' cross-entropies, nats: less the logarithm of their probability
+    loss: float
     greedy: bool  # whether each was the likeliest
 
 
 class Scorer:
     """Scores tokens under a model.
 
-    A causal model sees the ``context`` tokens before a token at most. A masked one has the likelihood that Salazar et al.
-    (ACL 2020) call pseudo: each token is hidden in turn.
+    A causal model sees the ``context`` tokens before a token at most. A masked one has the
+    likelihood that Salazar et al. (ACL 2020) call pseudo: each token is hidden in turn.
     """
 
     def __init__(self, model: TextModel, progress: bool = False):
@@ -56,8 +58,9 @@ class Scorer:
     def after(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
         """A request for the tokens of ``continuation`` after those of ``context``.
 
-        If both together are longer than the model's context, the beginning is cut off. In a masked model, they stand between
-        the tokens that begin and end its texts. A causal model does not score the first token.
+        If both together are longer than the model's context, the beginning is cut off. In a masked
+        model, they stand between the tokens that begin and end its texts. A causal model does not
+        score the first token.
         """
         before, end = self._around() if self.masked else ([], [])
         both = [*context, *continuation]
@@ -79,9 +82,9 @@ class Scorer:
     def windows(self, text: str, stride: int | None = None) -> list[Request]:
         """Requests for all tokens of a text, each scored once, in windows of the model's context.
 
-        Windows advance by ``stride`` tokens (None: the context), so that after the first window each token has at least
-        ``context - stride`` tokens before it. The text follows the token that begins texts; if the tokenizer has no such token,
-        the first token is not scored.
+        Windows advance by ``stride`` tokens (None: the context), so that after the first window
+        each token has at least ``context - stride`` tokens before it. The text follows the token
+        that begins texts; if the tokenizer has no such token, the first token is not scored.
         """
         length, begin = self.config.length, self.special.begin
         stride = stride or length
@@ -102,7 +105,9 @@ class Scorer:
         lines = [line for i, request in enumerate(requests) for line in self._lines(i, request)]
         loss, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
         lines.sort(key=lambda line: -len(line.tokens))
-        bar = tqdm(total=len(lines), desc="score", disable=None if self.progress else True, leave=False)
+        bar = tqdm(
+            total=len(lines), desc="score", disable=None if self.progress else True, leave=False
+        )
         with bar, jax.set_mesh(self.model.mesh):
             for batch in self._batches(lines):
                 each, right = self._scored(batch)
@@ -116,7 +121,10 @@ class Scorer:
         tokens, begin, end = request
         if not self.masked:
             return [_Line(number, tokens[:-1], tokens[1:], begin - 1, end - 1)]
-        return [_Line(number, _hidden(tokens, i, self.mask), tokens[i : i + 1], 0, 1, i) for i in range(begin, end)]
+        return [
+            _Line(number, _hidden(tokens, i, self.mask), tokens[i : i + 1], 0, 1, i)
+            for i in range(begin, end)
+        ]
 
     def _batches(self, lines: "list[_Line]") -> "Iterable[list[_Line]]":
         while lines:
@@ -131,7 +139,9 @@ class Scorer:
         """``(cross-entropy, whether it is the likeliest)`` of the targets of each line, [lines, targets]."""
         mesh = self.model.mesh
         parts = batch_devices(mesh)
-        samples = -(-min(self._samples(len(batch[0].tokens)), _at_least(len(batch))) // parts) * parts
+        samples = (
+            -(-min(self._samples(len(batch[0].tokens)), _at_least(len(batch))) // parts) * parts
+        )
         length = _padded(len(batch[0].tokens), self.config)
         tokens, targets = (
             np.zeros((samples, length), np.int32),
@@ -140,7 +150,10 @@ class Scorer:
         mask, places = np.zeros((samples, length), bool), np.zeros((samples, 1), np.int32)
         mask[:, 0] = True  # a row that is filled up must not be empty
         for i, line in enumerate(batch):
-            tokens[i, : len(line.tokens)], targets[i, : len(line.targets)] = line.tokens, line.targets
+            tokens[i, : len(line.tokens)], targets[i, : len(line.targets)] = (
+                line.tokens,
+                line.targets,
+            )
             mask[i, : len(line.tokens)], places[i] = True, line.place
         inputs: Any = {"tokens": tokens, "mask": mask, "places": places} if self.masked else tokens
         mine = rows(samples, mesh)

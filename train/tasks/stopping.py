@@ -14,10 +14,13 @@ class Stopping:
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
       strings: stop strings.
-      prompts: the tokens of each prompt, if the decoder depends on the text before; None: the decoder sees new tokens only.
+      prompts: the tokens of each prompt, if the decoder depends on the text before; None: the
+        decoder sees new tokens only.
     """
 
-    def __init__(self, tokenizer: Any, strings: Sequence[str], prompts: Sequence[Sequence[int]] | None = None):
+    def __init__(
+        self, tokenizer: Any, strings: Sequence[str], prompts: Sequence[Sequence[int]] | None = None
+    ):
         self.tokenizer, self.prompts = tokenizer, prompts
         self.strings = [string for string in strings if string]
 
@@ -43,7 +46,9 @@ class Stopping:
         if stop is not None:
             return text[:stop]
         text = text.rstrip(_CUT)
-        ends = (n for string in self.strings for n in range(1, len(string)) if text.endswith(string[:n]))
+        ends = (
+            n for string in self.strings for n in range(1, len(string)) if text.endswith(string[:n])
+        )
         return text[: len(text) - max(ends, default=0)]
 
     def _stop(self, text: str) -> int | None:

@@ -9,16 +9,16 @@ import jax
 import numpy as np
 
 from jaxgrow.axes import Params
-from jaxgrow.interop import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
 from jaxgrow.models.patches import PatchConfig
+from train.common.errors import UserError
 from train.data.batches import Source
 from train.data.images import Images, images
 from train.data.labelled.metrics import accuracy
 from train.data.labelled.task import Labelled, Prepared, task
-from train.errors import UserError
-from train.state.heads import learned, order
-from train.state.mesh import Mesh, batch_devices, put, rows
+from train.engine.state.heads import learned, order
+from train.engine.state.mesh import Mesh, batch_devices, put, rows
 
 POSITIONS = 1 << 14  # of a batch, at most
 
@@ -41,7 +41,14 @@ def prepared(data: Labelled | Images, model: Config) -> Prepared:
 
     classes = split.classes
     return Prepared(
-        split.train, {"valid": split.valid}, "classes", len(classes), classes, 0, split.identity, {"valid": judged}
+        split.train,
+        {"valid": split.valid},
+        "classes",
+        len(classes),
+        classes,
+        0,
+        split.identity,
+        {"valid": judged},
     )
 
 
@@ -77,7 +84,9 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     return {name: wanted.score(name, ordered(examples)) for name, examples in wanted.valid.items()}
 
 
-def outputs(config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh) -> np.ndarray:
+def outputs(
+    config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh
+) -> np.ndarray:
     """Of all examples, in order; the last batch is filled up with the last example."""
     parts = batch_devices(mesh)
     size = min(len(examples), max(1, POSITIONS // config.length))
@@ -88,7 +97,9 @@ def outputs(config: Config, params: Params, examples: Source, mesh: jax.sharding
             chosen = np.minimum(np.arange(first, first + size), len(examples) - 1)
             inputs = [examples.sample(int(i), np.random.default_rng(0))[0] for i in chosen[mine]]
             batch = put(jax.tree.map(lambda *of: np.stack(of), *inputs), mesh)
-            out.append(np.asarray(jax.device_get(_outputs(config, params, batch)))[: len(examples) - first])
+            out.append(
+                np.asarray(jax.device_get(_outputs(config, params, batch)))[: len(examples) - first]
+            )
     return np.concatenate(out)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
+from train.common.errors import UserError
 from train.data.masking import BYTES
 from train.data.text import ENDS, end_of_text, folder_of, tokenizer
 from train.data.tokenise import digest, dtype
-from train.errors import UserError
 
 _PIECE = 4  # bytes of English text to a piece of a word
 _CHUNK = 4096  # texts that are tokenised at once
@@ -34,8 +34,8 @@ class Frame(NamedTuple):
         return length - len(self.begin) - len(self.end) - (len(self.between) if texts == 2 else 0)
 
 
-# No UTF-8 text holds these bytes. The first of them ended documents in pre-training (`train.data.masking.BYTES`, whose mask
-# is another), and ends texts here.
+# No UTF-8 text holds these bytes. The first of them ended documents in pre-training
+# (`train.data.masking.BYTES`, whose mask is another), and ends texts here.
 _BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
 
 
@@ -50,7 +50,8 @@ class Encoder:
     a decoder, bytes     ``a 00 b 00``              byte 0 ended documents in pre-training
     ==================== ========================== ==========================================================
 
-    ``piece`` is how many of its tokens are about one of a tokenizer of word pieces: more, where they are bytes.
+    ``piece`` is how many of its tokens are about one of a tokenizer of word pieces: more, where
+    they are bytes.
 
     A decoder answers at the last token: it is always the end of text, which is no padding.
 
@@ -65,7 +66,10 @@ class Encoder:
         self._folder = folder_of(name)
         if name != "bytes":
             self._loaded = tokenizer(name)
-            self.vocab, self.identity = self._loaded.get_vocab_size(), _identity(Path(name).expanduser())
+            self.vocab, self.identity = (
+                self._loaded.get_vocab_size(),
+                _identity(Path(name).expanduser()),
+            )
         if self.vocab > model.vocab:
             raise UserError(
                 f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise it to as many"
@@ -92,18 +96,27 @@ class Encoder:
             return [np.frombuffer(text.encode(), np.uint8) for text in texts]
         out = []
         for i in range(0, len(texts), _CHUNK):
-            for e in self._loaded.encode_batch_fast(list(texts[i : i + _CHUNK]), add_special_tokens=False):
+            for e in self._loaded.encode_batch_fast(
+                list(texts[i : i + _CHUNK]), add_special_tokens=False
+            ):
                 out.append(np.array(e.ids, self.dtype))
         return out
 
     def places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of each text, its tokens [n], and the characters that they stand for: from one to before another, int32 [n, 2]."""
         if self._loaded is None:
-            return [(tokens, _byte_places(text)) for text, tokens in zip(texts, self.tokens(texts), strict=True)]
+            return [
+                (tokens, _byte_places(text))
+                for text, tokens in zip(texts, self.tokens(texts), strict=True)
+            ]
         out = []
         for i in range(0, len(texts), _CHUNK):
-            for e in self._loaded.encode_batch(list(texts[i : i + _CHUNK]), add_special_tokens=False):
-                out.append((np.array(e.ids, self.dtype), np.array(e.offsets, np.int32).reshape(-1, 2)))
+            for e in self._loaded.encode_batch(
+                list(texts[i : i + _CHUNK]), add_special_tokens=False
+            ):
+                out.append(
+                    (np.array(e.ids, self.dtype), np.array(e.offsets, np.int32).reshape(-1, 2))
+                )
         return out
 
     def _of_an_encoder(self) -> Frame | None:
@@ -122,11 +135,15 @@ class Encoder:
         if end is None:
             return None
         begin, pad = self._first(_BEGINS), self._first(PADS)
-        # Any token but the end may be padding (`jaxgrow.interop.labels`).
-        return Frame(() if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad)
+        # Any token but the end may be padding (`jaxgrow.checkpoints.hf.labels`).
+        return Frame(
+            () if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad
+        )
 
     def _first(self, names: Sequence[str]) -> int | None:
-        return next((i for name in names if (i := self._loaded.token_to_id(name)) is not None), None)
+        return next(
+            (i for name in names if (i := self._loaded.token_to_id(name)) is not None), None
+        )
 
 
 def _identity(path: Path) -> str:
@@ -143,8 +160,10 @@ def _byte_places(text: str) -> np.ndarray:
 
 
 def truncated(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens are kept of texts of ``first`` and ``second`` tokens, int [N] each: the longer one is shortened, to the
-    length of the shorter, then both; of an odd ``room`` the longer gets one more, of equals the second."""
+    """How many tokens are kept of texts of ``first`` and ``second`` tokens, int [N] each: the
+    longer one is shortened, to the length of the shorter, then both; of an odd ``room`` the longer
+    gets one more, of equals the second.
+    """
     least = np.minimum(np.minimum(first, second), room // 2)
     swapped = first > second
     most = np.minimum(np.where(swapped, first, second), room - least)
@@ -163,7 +182,9 @@ class Texts:
         return len(self.second)
 
 
-def framed(frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, kind: type) -> Texts:
+def framed(
+    frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, kind: type
+) -> Texts:
     """Texts, or pairs of them, in their frame, as tokens of dtype ``kind``; they fit already."""
     begin, between, end = (np.array(part, kind) for part in frame[:3])
     parts, sizes, before = [np.zeros(0, kind)], [], []
@@ -174,7 +195,9 @@ def framed(frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarra
         sizes.append(size)
         before.append(size if second is None else len(begin) + len(a) + len(between))
     return Texts(
-        np.concatenate(parts), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), np.array(before, np.int32)
+        np.concatenate(parts),
+        np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+        np.array(before, np.int32),
     )
 
 
@@ -182,9 +205,10 @@ def framed(frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarra
 class Examples:
     """Framed texts as a model takes them, and what it should say of each.
 
-    A sample's inputs are, of an encoder, ``tokens`` int32, ``types`` int32, where it has any, and ``mask`` bool, [T] each; of
-    a decoder, ``tokens`` int32 [T] and ``lengths`` int32; T is the same for all. Its target is a class, int32; a number,
-    float32; or where a span begins and ends, int32 [2].
+    A sample's inputs are, of an encoder, ``tokens`` int32, ``types`` int32, where it has any, and
+    ``mask`` bool, [T] each; of a decoder, ``tokens`` int32 [T] and ``lengths`` int32; T is the same
+    for all. Its target is a class, int32; a number, float32; or where a span begins and ends, int32
+    [2].
     """
 
     texts: Texts
@@ -205,7 +229,9 @@ class Examples:
         tokens = np.full(self.length, self.pad, np.int32)
         tokens[:size] = self.texts.tokens[begin:end]
         if self.types is None:
-            return {"tokens": tokens, "lengths": np.asarray(size, np.int32)}, np.asarray(self.targets[i])
+            return {"tokens": tokens, "lengths": np.asarray(size, np.int32)}, np.asarray(
+                self.targets[i]
+            )
         place = np.arange(self.length)
         inputs = {"tokens": tokens, "mask": place < size}
         if self.types:

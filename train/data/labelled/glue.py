@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from train.common.errors import UserError
 from train.data import formats
 from train.data.corpus import prepared
 from train.data.labelled.metrics import accuracy, f1, matthews, pearson, spearman
-from train.errors import UserError
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 _NO_NAMES_IN_COLA = "the files of CoLA have no line of column names: delete it if it is one"
@@ -32,7 +32,9 @@ class Glue:
     labels: tuple[str, ...]  # in GLUE's order; none: a number
     columns: Columns
     metrics: Mapping[str, Metric]  # the first one is the task's
-    features: tuple[str, ...] = ()  # the texts, in tensorflow-datasets, where not named as the columns are
+    features: tuple[
+        str, ...
+    ] = ()  # the texts, in tensorflow-datasets, where not named as the columns are
     spelled: tuple[str, ...] = ("0", "1")  # the labels, in files
     files: tuple[Mapping[str, str], ...] = (
         {"train": "train.tsv", "dev": "dev.tsv"},
@@ -77,7 +79,10 @@ TASKS: dict[str, Glue] = {
         features=("sentence",),
         files=(
             {"train": "train.tsv", "dev": "dev.tsv"},
-            {"train": "in_domain_train.tsv", "dev": "in_domain_dev.tsv"},  # as Warstadt et al. published it
+            {
+                "train": "in_domain_train.tsv",
+                "dev": "in_domain_dev.tsv",
+            },  # as Warstadt et al. published it
         ),
     ),
     "sst2": Glue("SST-2", ("negative", "positive"), Columns(("sentence",), "label"), _ACCURACY),
@@ -103,9 +108,17 @@ TASKS: dict[str, Glue] = {
         _ACCURACY,
         features=("premise", "hypothesis"),
         spelled=("entailment", "neutral", "contradiction"),
-        files=({"train": "train.tsv", "matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},),
+        files=(
+            {
+                "train": "train.tsv",
+                "matched": "dev_matched.tsv",
+                "mismatched": "dev_mismatched.tsv",
+            },
+        ),
     ),
-    "qnli": Glue("QNLI", _ENTAILED, Columns(("question", "sentence"), "label"), _ACCURACY, spelled=_ENTAILED),
+    "qnli": Glue(
+        "QNLI", _ENTAILED, Columns(("question", "sentence"), "label"), _ACCURACY, spelled=_ENTAILED
+    ),
     "rte": Glue("RTE", _ENTAILED, Columns(_PAIR, "label"), _ACCURACY, spelled=_ENTAILED),
     "wnli": Glue("WNLI", ("not_entailment", "entailment"), Columns(_PAIR, "label"), _ACCURACY),
 }
@@ -115,9 +128,12 @@ def from_files(task: Glue, path: Path) -> dict[str, Rows]:
     """Training and judging rows, from files in a folder or in its folder ``task.title``: plain, .gz, .xz or .zst.
 
     Raises:
-      UserError: files that lack, or that are not the task's; the message names file, line, and what is there.
+      UserError: files that lack, or that are not the task's; the message names file, line, and what
+        is there.
     """
-    return {split: _rows(task, file) for split, file in located(task.files, path, task.title).items()}
+    return {
+        split: _rows(task, file) for split, file in located(task.files, path, task.title).items()
+    }
 
 
 def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -> dict[str, Path]:
@@ -127,7 +143,10 @@ def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -
       UserError: there is none.
     """
     wanted = " or ".join(" and ".join(files.values()) for files in publications)
-    where, missing = f"{path} or {path / title}", f"there is no {next(iter(publications[0].values()))}"
+    where, missing = (
+        f"{path} or {path / title}",
+        f"there is no {next(iter(publications[0].values()))}",
+    )
     for files in publications:
         for folder in (path, path / title):
             found = {split: _either(folder / name) for split, name in files.items()}
@@ -136,7 +155,10 @@ def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -
                 return there
             if there:
                 lacking = next(name for split, name in files.items() if split not in there)
-                where, missing = str(folder), f"{next(iter(there.values())).name} is there, but no {lacking}"
+                where, missing = (
+                    str(folder),
+                    f"{next(iter(there.values())).name} is there, but no {lacking}",
+                )
     raise UserError(
         f"{missing} in {where}: download {title} as it was published, and name the folder of {wanted} (plain, .gz, .xz or "
         ".zst) in data.path"
@@ -207,17 +229,27 @@ def from_tfds(name: str, task: Glue, path: str | None) -> dict[str, Rows]:
     """
     builder = prepared(f"glue/{name}", path)
     texts = task.features or tuple(map(str, task.columns.texts))
-    if lacking := [feature for feature in (*texts, "label") if feature not in builder.info.features]:
-        raise UserError(f"glue/{name} has no feature {lacking[0]!r}, only {', '.join(builder.info.features)}")
+    if lacking := [
+        feature for feature in (*texts, "label") if feature not in builder.info.features
+    ]:
+        raise UserError(
+            f"glue/{name} has no feature {lacking[0]!r}, only {', '.join(builder.info.features)}"
+        )
     out = {}
     for split in task.splits:
         theirs = {"train": "train", "dev": "validation"}.get(split, f"validation_{split}")
         if theirs not in builder.info.splits:
-            raise UserError(f"glue/{name} has no split {theirs!r}, only {', '.join(builder.info.splits)}")
+            raise UserError(
+                f"glue/{name} has no split {theirs!r}, only {', '.join(builder.info.splits)}"
+            )
         records = list(builder.as_data_source(theirs))
         where = f"split {theirs} of glue/{name}"
         labels = _labels(
-            task, ((f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)), where
+            task,
+            ((f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)),
+            where,
         )
-        out[split] = Rows(tuple([r[t].decode("utf-8", "replace") for r in records] for t in texts), labels)
+        out[split] = Rows(
+            tuple([r[t].decode("utf-8", "replace") for r in records] for t in texts), labels
+        )
     return out

@@ -36,7 +36,9 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     a, b = (np.asarray(x, np.float64) for x in (predictions, labels))
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
-    a, b = ((x - x.mean()) / np.ptp(x) for x in (a, b))  # ranges of one: squares neither overflow nor vanish
+    a, b = (
+        (x - x.mean()) / np.ptp(x) for x in (a, b)
+    )  # ranges of one: squares neither overflow nor vanish
     return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1, 1))
 
 
@@ -64,9 +66,12 @@ def exact_match(answer: str, golds: Iterable[str]) -> float:
 
 
 def answer_f1(answer: str, golds: Iterable[str]) -> float:
-    """The best over the answers that were given: the harmonic mean of precision and recall of the words that both have, as
-    often as both have them. Where one of the two is empty, 1 if both are."""
-    return max(_words_f1(normalised(answer).split(), normalised(gold).split()) for gold in _known(golds))
+    """The best over the answers that were given: the harmonic mean of precision and recall of the
+    words that both have, as often as both have them. Where one of the two is empty, 1 if both are.
+    """
+    return max(
+        _words_f1(normalised(answer).split(), normalised(gold).split()) for gold in _known(golds)
+    )
 
 
 def _known(golds: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """SQuAD (Rajpurkar et al., 2016; 2018): where in a text the answer to a question begins and ends.
 
-A text may be longer than a model reads at once: it is read in windows, each after the question, and the best answer of all
-windows is the answer. In version 2 some questions have none.
+A text may be longer than a model reads at once: it is read in windows, each after the question, and
+the best answer of all windows is the answer. In version 2 some questions have none.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from train.common.errors import UserError
 from train.data import formats
 from train.data.corpus import prepared
 from train.data.labelled.encoding import Encoder, Texts, framed
 from train.data.labelled.glue import located
 from train.data.labelled.metrics import answer_f1, exact_match
-from train.errors import UserError
 
 QUESTION = 64  # tokens of a question, at most; four times as many bytes (`Encoder.piece`)
 ANSWER = 30  # tokens of an answer, at most; four times as many bytes
@@ -31,14 +31,19 @@ _HALF = re.compile("[\ud800-\udfff]")  # an escape such as \ud83d alone is half 
 class Squad:
     """A version: its files, and whether questions may have no answer."""
 
-    files: tuple[Mapping[str, str], ...]  # of each publication; without ``dev``, articles are held out
+    files: tuple[
+        Mapping[str, str], ...
+    ]  # of each publication; without ``dev``, articles are held out
     unanswerable: bool
     name: str  # of tensorflow-datasets
 
 
 TASKS: dict[str, Squad] = {
     "squad1": Squad(
-        ({"train": "train-v1.1.json", "dev": "dev-v1.1.json"}, {"train": "train-v1.1.rebuilt.json"}),
+        (
+            {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
+            {"train": "train-v1.1.rebuilt.json"},
+        ),
         False,
         "squad/v1.1",
     ),
@@ -72,7 +77,9 @@ def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
         file = files.get(split, files["train"])
         out[split] = [q for article in held for q in _questions(article, task, file)]
         if not out[split]:
-            raise UserError(f"{file} has no questions for {split}: it is not the file that was published")
+            raise UserError(
+                f"{file} has no questions for {split}: it is not the file that was published"
+            )
     return out
 
 
@@ -86,15 +93,23 @@ def from_tfds(task: Squad, path: str | None) -> dict[str, list[Question]]:
     out = {}
     for split, theirs in (("train", "train"), ("dev", "validation")):
         if theirs not in builder.info.splits:
-            raise UserError(f"{task.name} has no split {theirs!r}, only {', '.join(builder.info.splits)}")
+            raise UserError(
+                f"{task.name} has no split {theirs!r}, only {', '.join(builder.info.splits)}"
+            )
         articles = [_article(record) for record in builder.as_data_source(theirs)]
-        out[split] = [q for a in articles for q in _questions(a, task, f"split {theirs} of {task.name}")]
+        out[split] = [
+            q for a in articles for q in _questions(a, task, f"split {theirs} of {task.name}")
+        ]
     return out
 
 
 def _article(record: Any) -> Any:
     """A question of tensorflow-datasets, as the file of an article has it."""
-    plain = {name: value.decode("utf-8", "replace") for name, value in record.items() if isinstance(value, bytes)}
+    plain = {
+        name: value.decode("utf-8", "replace")
+        for name, value in record.items()
+        if isinstance(value, bytes)
+    }
     answers = record.get("answers", {"text": (), "answer_start": ()})
     given = [
         {"text": text.decode("utf-8", "replace"), "answer_start": int(begin)}
@@ -107,7 +122,9 @@ def _articles(file: Path) -> list[Any]:
     try:
         articles = json.loads(formats.whole(file))["data"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again") from error
+        raise UserError(
+            f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again"
+        ) from error
     if not isinstance(articles, list):
         raise UserError(f"{file} is not SQuAD's JSON: its data is no list; download it again")
     return articles
@@ -126,7 +143,9 @@ def _questions(article: Any, task: Squad, file: Path | str) -> Iterator[Question
                 if not answers and not task.unanswerable:
                     raise UserError(f"{where} has no answer, as in version 2: set data.task=squad2")
                 if answers and context[begin : begin + len(answers[0])] != answers[0]:
-                    raise UserError(f"{where}: its answer {answers[0]!r} is not at character {begin} of its text")
+                    raise UserError(
+                        f"{where}: its answer {answers[0]!r} is not at character {begin} of its text"
+                    )
                 yield Question(_whole(entry["question"]), context, answers, begin)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -143,17 +162,21 @@ class Windows:
     """What a model reads of questions, in their order: of each, windows of its context."""
 
     texts: Texts
-    targets: np.ndarray  # int32 [W, 2]: the tokens at which the answer begins and ends; (0, 0): it is not in the window
+    # int32 [W, 2]: the tokens at which the answer begins and ends; (0, 0): it is not in the window
+    targets: np.ndarray
     question: np.ndarray  # int32 [W]: whose window it is
     skipped: np.ndarray  # int32 [W]: the tokens of the context before the window
     held: np.ndarray  # int32 [W]: those in it
     longest: int  # tokens of an answer, at most
-    places: list[np.ndarray]  # of each question: the characters of the tokens of its context, int32 [n, 2]
+    places: list[
+        np.ndarray
+    ]  # of each question: the characters of the tokens of its context, int32 [n, 2]
 
 
 def windows(questions: list[Question], encoder: Encoder, length: int, stride: int) -> Windows:
-    """Windows of ``length`` tokens that begin ``stride`` tokens of the context apart, less where tokens would lie between
-    them; the last one ends with the context. A question has `QUESTION` tokens at most, or half of the window.
+    """Windows of ``length`` tokens that begin ``stride`` tokens of the context apart, less where
+    tokens would lie between them; the last one ends with the context. A question has `QUESTION`
+    tokens at most, or half of the window.
     """
     longest = min(QUESTION * encoder.piece, encoder.frame.room(2, length) // 2)
     asked = [tokens[:longest] for tokens in encoder.tokens([q.text for q in questions])]
@@ -168,7 +191,11 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
         for begin in _begins(len(tokens), room, stride):
             end = min(begin + room, len(tokens))
             inside = answer is not None and begin <= answer[0] and answer[1] < end
-            targets.append((answer[0] - begin + before, answer[1] - begin + before) if answer and inside else (0, 0))
+            targets.append(
+                (answer[0] - begin + before, answer[1] - begin + before)
+                if answer and inside
+                else (0, 0)
+            )
             first.append(question)
             second.append(tokens[begin:end])
             whose.append(i)
@@ -209,10 +236,15 @@ class Answers(NamedTuple):
         """The answers; "" if no answer is better by more than ``threshold`` (None: never)."""
         if threshold is None:
             return self.texts
-        return ["" if margin > threshold else text for text, margin in zip(self.texts, self.silence, strict=True)]
+        return [
+            "" if margin > threshold else text
+            for text, margin in zip(self.texts, self.silence, strict=True)
+        ]
 
 
-def answers(windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None) -> list[str]:
+def answers(
+    windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None
+) -> list[str]:
     """`best_answers`, or "" where no answer is better by more than ``null``."""
     return best_answers(windows, questions, logits).at(null)
 
@@ -220,11 +252,11 @@ def answers(windows: Windows, questions: list[Question], logits: np.ndarray, nul
 def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
     """The answer to each question, as its context has it.
 
-    It is the span of at most `ANSWER` tokens, in one window, that has the largest sum of logits. The logits of no answer are
-    the sum at the first token, in the window in which it is least.
+    It is the span of at most `ANSWER` tokens, in one window, that has the largest sum of logits.
+    The logits of no answer are the sum at the first token, in the window in which it is least.
 
-    Deviation(BERT): all spans are compared, not those between the 20 best begins and the 20 best ends: the best of all is
-    found, which is the best of those wherever they have one.
+    Deviation(BERT): all spans are compared, not those between the 20 best begins and the 20 best
+    ends: the best of all is found, which is the best of those wherever they have one.
 
     Args:
       windows: of the questions.
@@ -245,7 +277,11 @@ def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray
     out = []
     for q, question in enumerate(questions):
         silent = score[q] == -np.inf
-        begin, end = (0, 0) if silent else (windows.places[q][span[q, 0], 0], windows.places[q][span[q, 1], 1])
+        begin, end = (
+            (0, 0)
+            if silent
+            else (windows.places[q][span[q, 0], 0], windows.places[q][span[q, 1], 1])
+        )
         out.append(question.context[begin:end].strip())
     return Answers(out, nothing - score)
 
@@ -274,7 +310,8 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
       found: the answers to them.
 
     Returns:
-      ``best_f1`` and ``best_exact_match``, means over questions from 0 to 1, and the threshold of each.
+      ``best_f1`` and ``best_exact_match``, means over questions from 0 to 1, and the threshold of
+      each.
     """
     order = np.argsort(found.silence, kind="stable")
     out = {}
@@ -284,22 +321,31 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
             for texts in (found.texts, [""] * len(questions))
         )
         totals = np.concatenate([[0.0], np.cumsum((said - silent)[order])]) + silent.sum()
-        after = np.append(np.diff(found.silence[order]) > 0, True)  # a threshold lies between two different margins
+        after = np.append(
+            np.diff(found.silence[order]) > 0, True
+        )  # a threshold lies between two different margins
         allowed = np.flatnonzero(np.concatenate([[True], after]))
         best = allowed[totals[allowed].argmax()]
         below = found.silence[order[best - 1]] if best else found.silence[order[0]] - 1.0
-        out |= {f"best_{name}": float(totals[best] / len(questions)), f"best_{name}_threshold": float(below)}
+        out |= {
+            f"best_{name}": float(totals[best] / len(questions)),
+            f"best_{name}_threshold": float(below),
+        }
     return out
 
 
 def score(task: Squad, questions: list[Question], said: list[str]) -> dict[str, float]:
-    """F1 and exact match, means over questions, in 0..1; in version 2 also of those that have an answer and of those that
-    have none, where there are such."""
+    """F1 and exact match, means over questions, in 0..1; in version 2 also of those that have an
+    answer and of those that have none, where there are such.
+    """
     f1 = np.array([answer_f1(a, q.answers) for a, q in zip(said, questions, strict=True)])
     exact = np.array([exact_match(a, q.answers) for a, q in zip(said, questions, strict=True)])
     has = np.array([bool(q.answers) for q in questions])
     out = {"f1": float(f1.mean()), "exact_match": float(exact.mean())}
     for name, part in (("answer", has), ("no_answer", ~has)) if task.unanswerable else ():
         if part.any():
-            out |= {f"{name}_f1": float(f1[part].mean()), f"{name}_exact_match": float(exact[part].mean())}
+            out |= {
+                f"{name}_f1": float(f1[part].mean()),
+                f"{name}_exact_match": float(exact[part].mean()),
+            }
     return out

@@ -1,7 +1,7 @@
 """Labelled text of the user: rows with named columns, in TSV, CSV, JSON Lines, Parquet, or a folder of Hugging Face `datasets`.
 
-A path is a file, or a folder with a file for each split, such as ``train.csv`` and ``dev.csv``. Without a validation
-split, some of the rows are held out.
+A path is a file, or a folder with a file for each split, such as ``train.csv`` and ``dev.csv``.
+Without a validation split, some of the rows are held out.
 """
 
 import csv
@@ -14,13 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from train.common.errors import UserError
 from train.data import formats
 from train.data.corpus import shards, splits
 from train.data.labelled.glue import Columns, Glue, Rows
 from train.data.labelled.metrics import accuracy, macro_f1, pearson, spearman
-from train.errors import UserError
 
-JUDGING = ("validation", "valid", "dev", "test")  # names of the validation split; the first one that exists is used
+JUDGING = (
+    "validation",
+    "valid",
+    "dev",
+    "test",
+)  # names of the validation split; the first one that exists is used
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 _COMPRESSED = ("", ".gz", ".xz", ".zst")
 OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
@@ -34,10 +39,12 @@ class Asked:
 
     Attributes:
       path: a file, or a folder with a file for each split.
-      valid_path: the file of the validation rows; None: a split of the folder, or rows that are held out.
+      valid_path: the file of the validation rows; None: a split of the folder, or rows that are
+        held out.
       texts: the columns of one text or two.
       label: the column of the label.
-      labels: the names of the classes in their order; empty: the labels of the training rows, sorted.
+      labels: the names of the classes in their order; empty: the labels of the training rows,
+        sorted.
       number: whether the label is a number.
       valid_fraction: the part of the rows that is held out if there is no other validation split.
     """
@@ -62,14 +69,18 @@ def read(asked: Asked) -> tuple[dict[str, Rows], Glue]:
     """Read the training and the validation rows, and describe them as a task.
 
     Raises:
-      UserError: a file, a column or a label is missing or is something else; the message names the file and the row.
+      UserError: a file, a column or a label is missing or is something else; the message names the
+        file and the row.
     """
     parts = {split: list(rows(path)) for split, path in _files(asked).items()}
     labels = () if asked.number else asked.labels or _names(parts["train"], asked)
     title = asked.path.name
     metrics = OF_NUMBERS if asked.number else OF_CLASSES
     about = Glue(title, labels, Columns(asked.texts, asked.label), metrics, spelled=labels)
-    found = {split: Rows(texts(part, asked.texts), _targets(part, asked, about)) for split, part in parts.items()}
+    found = {
+        split: Rows(texts(part, asked.texts), _targets(part, asked, about))
+        for split, part in parts.items()
+    }
     if len(found) == 1:
         found = _held_out(found["train"], asked.valid_fraction, asked.path)
     return found, about
@@ -88,7 +99,9 @@ def rows(path: Path) -> Iterator[Row]:
         return
     kind = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
     if path.is_dir() or kind not in _SUFFIXES:
-        raise UserError(f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved")
+        raise UserError(
+            f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved"
+        )
     if kind in (".tsv", ".csv"):
         yield from _lines(path, kind)
     elif kind == ".jsonl":
@@ -108,7 +121,9 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
         for line in lines:
             where = f"{path}, line {lines.line_num}"
             if line and len(line) != len(head):
-                raise UserError(f"{where} has {len(line)} cells, but the first line names {len(head)} columns")
+                raise UserError(
+                    f"{where} has {len(line)} cells, but the first line names {len(head)} columns"
+                )
             if line:
                 yield Row(where, dict(zip(head, line, strict=True)))
     except csv.Error as error:
@@ -136,7 +151,9 @@ def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
         features = json.loads((folder / "dataset_info.json").read_text()).get("features") or {}
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / 'dataset_info.json'}: {error}") from error
-    names = {key: of["names"] for key, of in features.items() if isinstance(of, dict) and "names" in of}
+    names = {
+        key: of["names"] for key, of in features.items() if isinstance(of, dict) and "names" in of
+    }
     number = 0
     for file in arrows:
         try:
@@ -146,7 +163,10 @@ def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
             raise UserError(f"cannot read {file}: {error}") from error
         for row in (row for batch in batches for row in batch):
             number += 1
-            yield Row(f"{folder}, row {number}", row | {k: _class(row.get(k), of) for k, of in names.items()})
+            yield Row(
+                f"{folder}, row {number}",
+                row | {k: _class(row.get(k), of) for k, of in names.items()},
+            )
 
 
 def _class(value: Any, names: Sequence[str]) -> Any:
@@ -166,8 +186,12 @@ def texts(part: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], ...]:
 def _text(row: Row, column: str) -> str:
     value = _cell(row, column, "data.text")
     if not isinstance(value, str):
-        raise UserError(f"{row.where}: column {column!r} has {value!r:.40}, but should have text; set data.text")
-    return value.encode("utf-8", "replace").decode()  # half a character of JSON, such as \ud83d alone
+        raise UserError(
+            f"{row.where}: column {column!r} has {value!r:.40}, but should have text; set data.text"
+        )
+    return value.encode(
+        "utf-8", "replace"
+    ).decode()  # half a character of JSON, such as \ud83d alone
 
 
 def _cell(row: Row, column: str, setting: str) -> Any:
@@ -247,13 +271,17 @@ def _files(asked: Asked) -> dict[str, Path]:
     """The file, or the folder, of each split."""
     path, named = asked.path, {} if asked.valid_path is None else {"valid": asked.valid_path}
     if not path.exists():
-        raise UserError(f"the file or folder {path} does not exist; data.path names the labelled rows")
+        raise UserError(
+            f"the file or folder {path} does not exist; data.path names the labelled rows"
+        )
     if not path.is_dir() or shards(path):
         return {"train": path} | named
     several = {name: path / name for name in splits(path)} or _by_split(path)
     if "train" not in several:
         there = ", ".join(sorted(f.name for f in path.iterdir()))[:200] or "nothing"
-        raise UserError(f"{path} has no split train ({_KNOWN}), only {there}; name a file in data.path")
+        raise UserError(
+            f"{path} has no split train ({_KNOWN}), only {there}; name a file in data.path"
+        )
     judging = {name: several[name] for name in JUDGING if name in several}
     return {"train": several["train"]} | (named or dict(list(judging.items())[:1]))
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.interop.labels import Head, named
+from jaxgrow.checkpoints.hf.labels import Head, named
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
+from train.common.errors import UserError
+from train.config.overrides import LATER
 from train.data.labelled import glue, squad, table
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
-from train.errors import UserError
-from train.overrides import LATER
 
 NAMES = (*glue.TASKS, *squad.TASKS)
 TABLE = "table"
@@ -26,29 +26,38 @@ class Labelled:
     """Labelled text: a task of GLUE, SQuAD, or a table of the user.
 
     ``task="table"`` are rows with named columns, in files or a folder of Hugging Face `datasets`
-    (`train.data.labelled.table`). The other tasks are read from their published files if ``source="files"``, which may be
-    compressed (.gz, .xz, .zst). ``source="tfds"`` reads ``glue/<task>`` or ``squad`` of tensorflow-datasets, prepared or to be
-    prepared under ``path``, without TensorFlow.
+    (`train.data.labelled.table`). The other tasks are read from their published files if
+    ``source="files"``, which may be compressed (.gz, .xz, .zst). ``source="tfds"`` reads
+    ``glue/<task>`` or ``squad`` of tensorflow-datasets, prepared or to be prepared under ``path``,
+    without TensorFlow.
     """
 
     task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
-    path: str | None = None  # the folder of the files, or of tensorflow-datasets; of a table, also a file
+    path: str | None = (
+        None  # the folder of the files, or of tensorflow-datasets; of a table, also a file
+    )
     source: Literal["files", "tfds"] = "files"
     tokenizer: str = "bytes"  # as of `train.data.text.Data`
     length: int = 128  # tokens of a sample, at most
     stride: int = 128  # tokens from one window of a SQuAD text to the next, at most
     examples: int | None = None  # to train on: so many of a fixed shuffle; None: all
     # Of a table alone:
-    text: tuple[str, ...] = field(default=("text",), metadata=LATER)  # the columns of one text or two
+    text: tuple[str, ...] = field(
+        default=("text",), metadata=LATER
+    )  # the columns of one text or two
     label: str = field(default="label", metadata=LATER)  # the column of the label
-    labels: tuple[str, ...] = field(default=(), metadata=LATER)  # the classes in order; none: those of the data, sorted
+    labels: tuple[str, ...] = field(
+        default=(), metadata=LATER
+    )  # the classes in order; none: those of the data, sorted
     number: bool = field(default=False, metadata=LATER)  # whether the label is a number
     valid_path: str | None = field(default=None, metadata=LATER)  # the rows that judge
     valid_fraction: float = field(default=0.1, metadata=LATER)  # held out if no other rows judge
 
     def __post_init__(self):
         if self.task not in (*NAMES, TABLE):
-            raise ValueError(f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}")
+            raise ValueError(
+                f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}"
+            )
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"text names one column or two, but is {self.text}")
         if not 0 < self.valid_fraction <= 0.5:
@@ -63,7 +72,9 @@ class Labelled:
 
 def labelled_of(about: Mapping[str, Any]) -> Labelled:
     """The data of a run, as its ``config.json`` has them."""
-    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in about.items()}
+    fields: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in about.items()
+    }
     return Labelled(**fields)
 
 
@@ -92,7 +103,7 @@ class Prepared:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the ``config.json`` of a model that has learned it should say (`jaxgrow.interop.save`)."""
+        """What the ``config.json`` of a model that has learned it should say (`jaxgrow.checkpoints.save`)."""
         of_text = {} if self.encoder is None or self.encoder.own_pad else {"pad_token_id": self.pad}
         return named(self.labels, self.task) | of_text
 
@@ -101,7 +112,8 @@ class Prepared:
 
         Args:
           split: of ``valid``.
-          outputs: logits [N, classes], a number [N, 1], or logits of begins and ends [N, length, 2].
+          outputs: logits [N, classes], a number [N, 1], or logits of begins and ends [N, length,
+            2].
 
         Returns:
           Metrics, the task's own one first: from 0 to 1, or, of correlations, from -1.
@@ -150,11 +162,18 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     rows, about = _rows(data)
     train = rows["train"]
     some = _few(len(train.labels), data.examples)
-    rows["train"] = glue.Rows(tuple([part[i] for i in some] for part in train.texts), train.labels[some])
+    rows["train"] = glue.Rows(
+        tuple([part[i] for i in some] for part in train.texts), train.labels[some]
+    )
     read = {split: _texts(part, encoder, data.length) for split, part in rows.items()}
-    examples = {split: _examples(texts, rows[split].labels, data, model, encoder) for split, texts in read.items()}
+    examples = {
+        split: _examples(texts, rows[split].labels, data, model, encoder)
+        for split, texts in read.items()
+    }
     scores = {split: partial(_judged, about, part.labels) for split, part in rows.items()}
-    return _prepared(data, encoder, examples, scores, "classes", len(about.labels) or 1, about.labels)
+    return _prepared(
+        data, encoder, examples, scores, "classes", len(about.labels) or 1, about.labels
+    )
 
 
 def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
@@ -170,7 +189,9 @@ def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
 def asked(data: Labelled) -> table.Asked:
     """The files and columns of a table."""
     valid = None if data.valid_path is None else Path(data.valid_path).expanduser()
-    return table.Asked(_folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction)
+    return table.Asked(
+        _folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction
+    )
 
 
 def examples_of(rows: glue.Rows, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
@@ -186,7 +207,8 @@ def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
     second = others[0]
     sizes = truncated(np.array(list(map(len, first))), np.array(list(map(len, second))), room)
     a, b = (
-        [tokens[:n] for tokens, n in zip(part, s, strict=True)] for part, s in zip((first, second), sizes, strict=True)
+        [tokens[:n] for tokens, n in zip(part, s, strict=True)]
+        for part, s in zip((first, second), sizes, strict=True)
     )
     return framed(encoder.frame, a, b, encoder.dtype)
 
@@ -199,10 +221,19 @@ def _judged(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[s
 def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     about = squad.TASKS[data.task]
     tfds = data.source == "tfds"
-    questions = squad.from_tfds(about, data.path) if tfds else squad.from_files(about, _folder(data))
-    questions["train"] = [questions["train"][i] for i in _few(len(questions["train"]), data.examples)]
-    read = {split: squad.windows(part, encoder, data.length, data.stride) for split, part in questions.items()}
-    examples = {split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()}
+    questions = (
+        squad.from_tfds(about, data.path) if tfds else squad.from_files(about, _folder(data))
+    )
+    questions["train"] = [
+        questions["train"][i] for i in _few(len(questions["train"]), data.examples)
+    ]
+    read = {
+        split: squad.windows(part, encoder, data.length, data.stride)
+        for split, part in questions.items()
+    }
+    examples = {
+        split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()
+    }
 
     def judged(split: str, outputs: np.ndarray) -> dict[str, float]:
         found = squad.best_answers(read[split], questions[split], outputs)
@@ -221,12 +252,18 @@ def _folder(data: Labelled) -> Path:
 
 def _few(count: int, wanted: int | None) -> np.ndarray:
     """The first of a fixed shuffle; all, in their order, if none are to be left out."""
-    return np.arange(count) if wanted is None else np.random.default_rng(0).permutation(count)[:wanted]
+    return (
+        np.arange(count) if wanted is None else np.random.default_rng(0).permutation(count)[:wanted]
+    )
 
 
-def _examples(texts: Texts, targets: np.ndarray, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
+def _examples(
+    texts: Texts, targets: np.ndarray, data: Labelled, model: TextConfig, encoder: Encoder
+) -> Examples:
     types = model.types if isinstance(model, EncoderConfig) else None
-    return Examples(texts, targets, data.length, encoder.frame.pad, types, f"examples of {data.task}")
+    return Examples(
+        texts, targets, data.length, encoder.frame.pad, types, f"examples of {data.task}"
+    )
 
 
 def _prepared(
@@ -242,6 +279,12 @@ def _prepared(
     valid = {split: part for split, part in examples.items() if split != "train"}
     content = "".join(part.digest() for part in valid.values())
     known = None if data.task == TABLE else data.task
-    identity = {"name": known or _folder(data).name, "tokenizer": encoder.identity, "train": train.digest()}
+    identity = {
+        "name": known or _folder(data).name,
+        "tokenizer": encoder.identity,
+        "train": train.digest(),
+    }
     identity |= {"valid": hashlib.sha256(content.encode()).hexdigest()}
-    return Prepared(train, valid, head, classes, labels, encoder.frame.pad, identity, scores, known, encoder)
+    return Prepared(
+        train, valid, head, classes, labels, encoder.frame.pad, identity, scores, known, encoder
+    )

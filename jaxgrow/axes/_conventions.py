@@ -1,0 +1,239 @@
+"""What the names of axes and modules mean, as Flax, PyTorch, Equinox and public trainers use them.
+
+A kernel over the residual stream and an inner axis says by its layout, or by the name of its
+module, which of the two it reads. The name of the module goes first: ``down`` reads the MLP's
+units, however the kernel lies. What neither of them says is not guessed: the names of the leaf get
+a ``?``.
+"""
+
+import re
+from collections.abc import Iterable, Sequence, Set
+
+from jaxgrow.axes.names import READ, UNSURE, VALUE, Names, axis, is_layers
+
+# The axes of public trainers that are called otherwise here. MaxText's ``norm`` is told by the
+# path.
+_AXES = {
+    # MaxText
+    "q_heads": "heads",
+    "kv": "head_dim",
+    "kv_head_dim": "head_dim",
+    "embed_vocab": "embed",
+    "embed_moe": "embed",
+    "mlp_moe": "mlp",
+    "exp": "experts",
+    "activation_mlp": "mlp",
+    "activation_embed": "embed",
+    # levanter
+    "head_size": "head_dim",
+    "kv_head": "kv_heads",
+    "position": "context",
+}
+_INNER = {"heads", "kv_heads", "head_dim", "mlp", "shared"}  # written and read within a layer
+_STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}  # kernels side by side
+_OUTPUTS = {"vocab", "classes"}
+# Of the models here, those besides that a kernel reads or writes.
+_OTHERS = {"channels", "patch_rows", "patch_columns", "context", "types", "q_heads_per_group"}
+KNOWN = frozenset({"layers", "embed"} | _INNER | _STACKS | _OUTPUTS | _OTHERS)
+FUSED = {
+    "qkv": (3, "qkv"),
+    "kv": (2, "kv_parts"),
+    "gating": (2, "gates"),
+}  # Gemma's: by the word, how many and what axis
+
+_QUERIES, _KEYS, _VALUES = {"q", "query", "wq"}, {"k", "key", "wk"}, {"v", "value", "wv"}
+_HEADS = {"head", "logits", "unembed", "classifier", "score"}
+_READS_EMBED = _QUERIES | _KEYS | _VALUES | _HEADS
+_READS_EMBED |= {
+    "qkv",
+    "kv",
+    "wqkv",
+    "in",
+    "gate",
+    "gating",
+    "up",
+    "fc",
+    "fc1",
+    "wi",
+    "w1",
+    "w3",
+    "intermediate",
+    "router",
+}
+_WRITES_EMBED = {"o", "out", "output", "down", "wo", "fc2", "w2", "vec"}
+_WHOLE = {
+    "c_attn": "in",
+    "c_proj": "out",
+    "proj": "out",
+}  # parts of a path that mean something as a whole alone
+_TABLES = re.compile(r"(?<!un)emb|\bw[tp]e\b")
+_NORM = re.compile(r"norm|ln|rms", re.IGNORECASE)
+
+
+def translated(leaf: str, names: Iterable[str | None]) -> Names:
+    """The names of axes as they are called here; an axis without a name is ``"?"``."""
+    norm = "head_dim" if _words(leaf.split("/")) & (_QUERIES | _KEYS) else "embed"
+    return tuple(UNSURE if n is None else norm if n == "norm" else _AXES.get(n, n) for n in names)
+
+
+def fused_axis(leaf: str, first: Sequence[int]) -> str | None:
+    """The axis of kernels side by side, if the leaf is one of Gemma's, of a layer that is a subtree of its own."""
+    if not re.search(r"(layers?|blocks?|h)[_/]\d+/", leaf):
+        return None
+    return next(
+        (
+            name
+            for word in _words(leaf.split("/")) & FUSED.keys()
+            for of, name in [FUSED[word]]
+            if of in first
+        ),
+        None,
+    )
+
+
+def is_scale(leaf: str) -> bool:
+    """Whether a vector of this path is called as the scale of a norm."""
+    *parents, last = leaf.split("/")
+    return last in ("scale", "weight", "gamma") or (
+        last == "w" and bool(_NORM.search("".join(parents[-1:])))
+    )
+
+
+def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel: bool) -> Names:
+    """The names with marks.
+
+    Args:
+      leaf: the path of the parameter.
+      names: as of `translated`.
+      known: the axes that may be read or written; any other gets a ``?``, but in a table.
+      has_scale: whether its module has the scale of a norm.
+      has_kernel: whether its module has a kernel, whose scale is not that of a norm.
+    """
+    parts = leaf.split("/")
+    if not _is_table(parts):
+        names = tuple(n if n in known or n.endswith(UNSURE) else n + UNSURE for n in names)
+    places = _places(names)
+    if not places:
+        return (*names[:-1], names[-1] + UNSURE) if names else ()
+    if parts[-1].endswith("bias") or (len(parts) > 1 and parts[-2].endswith("bias")):
+        return _vector(
+            parts, names, places[-1], ".norm.bias" if has_scale and len(places) == 1 else ".bias"
+        )
+    if len(places) > 1:
+        return _matrix(parts, names, places)
+    return _vector(
+        parts, names, places[-1], ".norm.scale" if is_scale(leaf) and not has_kernel else UNSURE
+    )
+
+
+def _words(parts: Sequence[str]) -> set[str]:
+    """The words of parts of a path: ``{"attn", "vec", "einsum"}`` of ``attn_vec_einsum``."""
+    spaced = (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
+    return {word for part in spaced for word in re.findall(r"[a-z]+\d*", part)}
+
+
+def _places(names: Names) -> list[list[int]]:
+    """The axes of a leaf, without those that stack kernels; heads and their dimensions are one place."""
+    places: list[list[int]] = []
+    for i, name in enumerate(names):
+        heads = [place for place in places if axis(names[place[0]]).endswith("heads")]
+        if axis(name) in ("head_dim", "q_heads_per_group") and heads:
+            heads[0].append(i)
+        elif not is_layers(axis(name)):
+            places.append([i])
+    whole = [place for place in places if axis(names[place[0]]) not in _STACKS]
+    return (
+        whole
+        if len(whole) > 1 or (len(whole) == len(places) - 1 == 1 and _is_heads(names, whole[0]))
+        else places
+    )
+
+
+def _is_heads(names: Names, place: list[int]) -> bool:
+    return axis(names[place[0]]).endswith("heads")
+
+
+def _vector(parts: Sequence[str], names: Names, place: list[int], mark: str) -> Names:
+    out = list(names)
+    if not (mark == UNSURE and UNSURE in out[place[-1]]):
+        out[place[-1]] += _of_attention(parts, names[place[-1]], strict=False) + mark
+    return tuple(out)
+
+
+def _matrix(parts: Sequence[str], names: Names, places: list[list[int]]) -> Names:
+    last = parts[-2:]  # of a part of a fused kernel, the kernel comes before it
+    if _is_table(parts):
+        return names
+    plain = [axis(n) for n in names]
+    side = None
+    if plain.count("embed") == 1:
+        side = (
+            "in"
+            if _OUTPUTS & set(plain) and (_words(parts) & _HEADS or "kernel" in last)
+            else _side(parts)
+        )
+    if side == "in":
+        read = [plain.index("embed")]
+    elif side == "out":
+        read = [i for place in places for i in place if plain[i] != "embed"]
+    else:
+        read = _by_layout(last, names, places)
+    if not read or (side == "out" and any(plain[i] not in _INNER for i in read)):
+        return tuple(n if n.endswith(UNSURE) else n + UNSURE for n in names)
+    return tuple(
+        n + (READ if i in read else _of_attention(parts, n, strict=True))
+        for i, n in enumerate(names)
+    )
+
+
+def _is_table(parts: Sequence[str]) -> bool:
+    last = parts[-2:]
+    return "embedding" in last or ("kernel" not in last and any(map(_TABLES.search, last)))
+
+
+def _side(parts: Sequence[str]) -> str | None:
+    """Whether the kernel's module is before (``in``) or after the inner axes (``out``), by the nearest part that says it."""
+    if parts[-1] == "linear" or list(parts[-2:]) == [
+        "linear",
+        "w",
+    ]:  # Gemma's, beside ``gating_einsum``
+        return "out"
+    for part in reversed(parts):
+        words = _words([part])
+        before, after = bool(words & _READS_EMBED), bool(words & _WRITES_EMBED)
+        if part in _WHOLE:
+            return _WHOLE[part]
+        if before != after:
+            return "in" if before else "out"
+    return None
+
+
+def _by_layout(last: Sequence[str], names: Names, places: list[list[int]]) -> list[int]:
+    """The axes that a kernel reads by the layout of its framework; none: the leaf is called neither kernel nor weight."""
+    if "weight" in last:  # [outputs, inputs], as of Equinox and PyTorch
+        vocab = (
+            axis(names[places[0][0]]) in _OUTPUTS
+        )  # a head, or a table that is called by neither word
+        return [] if vocab else places[-1]
+    if "kernel" not in last:
+        return []
+    if _is_heads(names, max(places, key=max)):
+        of = [place for place in places if axis(names[place[0]]) == "embed"] or places[:1]
+    else:
+        of = places[:-1]
+    return [i for place in of for i in place]
+
+
+def _of_attention(parts: Sequence[str], name: str, strict: bool) -> str:
+    """The mark of a ``head_dim``: of keys, of values, or none; in doubt, if ``strict``, ``?``."""
+    if name != "head_dim":
+        return ""
+    for part in reversed(parts):
+        words = _words([part])
+        if words & _KEYS:
+            return READ
+        if words & _VALUES:
+            return VALUE
+        if words & (_QUERIES | _READS_EMBED) or part == "c_attn":
+            return ""
+    return UNSURE * strict

@@ -1,0 +1,181 @@
+"""Bottleneck adapters in the layout of AdapterHub's library ``adapters``: ``adapter_config.json`` and ``adapter.safetensors``.
+
+Those that are computed as here: after a sublayer, before its residual connection and norm
+(``double_seq_bn``, Houlsby's, and its parts), of a BERT, RoBERTa, GPT-2 or Llama. The library
+writes such files with ``use_safetensors=True``; pickles are not read. So an adapter that somebody
+has can be read, grown with its model, and written again::
+
+    own, adapter = load("their-adapter", config)
+    config = replace(config, adapter=own)
+    save("grown-adapter", config.resized(g), grow(adapters.growth(g, config), adapter, adapters.axes_of(config)))
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgrow.axes.names import Params
+from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.io import safetensors
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, read_json, write_json
+from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.source import flat, nested
+from jaxgrow.models import Adapter, BERTConfig, Config, GPT2Config, LlamaConfig
+from jaxgrow.peft.adapters import detach
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter.safetensors"
+_BESIDE = {"attention": "attention_adapters.adapters", "mlp": "output_adapters.adapters"}
+_PLACES: Mapping[type[Config], Mapping[str, str]] = {
+    BERTConfig: {"attention": "attention.output.adapters", "mlp": "output.adapters"},
+    GPT2Config: _BESIDE,
+    LlamaConfig: _BESIDE,
+}
+_AT = {"attention": "mh_adapter", "mlp": "output_adapter"}
+_LEAVES = {"down/kernel": "adapter_down.0.weight", "down/bias": "adapter_down.0.bias"}
+_LEAVES |= {"up/kernel": "adapter_up.weight", "up/bias": "adapter_up.bias"}
+_ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu_new": "gelu"}  # theirs: ours
+# What changes the function, and what it is where it does not. Other keys say how the adapter
+# trained, or are of no effect.
+_PLAIN: Mapping[str, Any] = {
+    "architecture": None,
+    "original_ln_before": False,
+    "original_ln_after": True,
+    "ln_before": False,
+    "ln_after": False,
+    "is_parallel": False,
+    "scaling": 1.0,
+    "use_gating": False,
+    "inv_adapter": None,
+    "cross_adapter": False,
+    "leave_out": [],
+    "phm_layer": False,
+}
+
+
+def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
+    """An adapter of a model of ``config``, float32 or better.
+
+    Args:
+      folder: with the two files.
+      config: of the model that it was made for.
+
+    Returns:
+      ``(Adapter, parameters)``, the latter as of `jaxgrow.peft.adapters.init`.
+
+    Raises:
+      CheckpointError: a file that is missing or damaged, an adapter that is computed otherwise, or
+        one of another model.
+    """
+    folder = Path(folder).expanduser()
+    file, weights = inside(folder, CONFIG), inside(folder, WEIGHTS)
+    about, stored = read_json(file), safetensors.header(weights)
+    how = about.get("config")
+    how = how if isinstance(how, dict) else {}
+    wrong = [f"{key} {how[key]!r}" for key, plain in _PLAIN.items() if how.get(key, plain) != plain]
+    name, activation = about.get("name"), _ACTIVATIONS.get(str(how.get("non_linearity")))
+    at: Any = tuple(place for place, key in _AT.items() if how.get(key) is True)
+    if wrong or activation is None or not at or not isinstance(name, str):
+        said = ", ".join(
+            [*wrong, f"non_linearity {how.get('non_linearity')!r}, at {at}, name {name!r}"]
+        )
+        raise CheckpointError(f"{file} is of no adapter that is computed here: {said}")
+    sizes = {
+        stored[t].shape[0]
+        for t in stored
+        if t.endswith(_LEAVES["down/bias"]) and len(stored[t].shape) == 1
+    }
+    if len(sizes) != 1:
+        raise CheckpointError(
+            f"{weights} has bottlenecks of {sorted(sizes)} units; here all have one size"
+        )
+    adapter = Adapter(sizes.pop(), at, activation)  # type: ignore[arg-type]
+    leaves, known = {}, set()
+    for leaf, names, shape in _leaves(replace(config, adapter=adapter), name):
+        if not any(
+            n in stored for n in names
+        ):  # of the model without its head, which has no name there
+            names = [n.partition(".")[2] for n in names]
+        x = safetensors.stacked(stored, weights, names, shape)
+        leaves[leaf], known = x.swapaxes(1, -1) if x.ndim == 3 else x, known | {*names}
+    if unknown := [tensor for tensor in stored if tensor not in known]:
+        raise CheckpointError(
+            f"{weights} has {listed(unknown)}: this {type(config).__name__} has no such adapters"
+        )
+    return adapter, nested(leaves)
+
+
+def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapter") -> None:
+    """Writes an adapter for the library; the folder appears whole or not at all.
+
+    Args:
+      folder: a new one.
+      config: of the model, with its adapter.
+      adapter: as of `jaxgrow.peft.adapters.init`.
+      name: what the library calls it.
+
+    Raises:
+      CheckpointError: the folder exists, the config has no adapter, or one that is fused, or the
+        library has no such model.
+    """
+    own, leaves = (
+        config.adapter,
+        {path: np.asarray(x) for path, x in flat(detach(adapter)[1]).items()},
+    )
+    tensors: dict[str, np.ndarray] = {}
+    for leaf, names, shape in _leaves(config, name):
+        x = leaves[leaf].swapaxes(1, -1) if leaves[leaf].ndim == 3 else leaves[leaf]
+        if x.shape != (len(names), *shape):
+            raise CheckpointError(
+                f"{leaf} has shape {leaves[leaf].shape}, but the config makes it another"
+            )
+        tensors |= dict(zip(names, map(np.ascontiguousarray, x), strict=True))
+    assert own is not None  # `_leaves` has seen it
+    # The library makes of it floor(hidden size / factor) units.
+    whole = config.embed % own.size == 0
+    activation = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[own.activation]
+    how = {
+        **_PLAIN,
+        "reduction_factor": config.embed // own.size if whole else config.embed / (own.size + 0.5),
+    }
+    how |= {"non_linearity": activation, **{key: place in own.at for place, key in _AT.items()}}
+    family = family_for(replace(config, adapter=None), None)[0]
+    about = {
+        "config": {k: v for k, v in how.items() if k != "architecture"},
+        "hidden_size": config.embed,
+        "name": name,
+    }
+    about |= {"model_type": family.model_type, "model_class": family.architecture, "model_name": ""}
+    about |= {"version": "adapters.1.3.0"}  # of the layout
+    planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in tensors.items()]
+    with appearing(Path(folder), [], False) as part:
+        safetensors.write_file(part / WEIGHTS, planned)
+        write_json(part / CONFIG, about)
+
+
+def _leaves(config: Config, name: str) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
+    """Of each leaf its path, the names of its tensors, by layers, and their shape. PyTorch's kernels lie output first."""
+    own, places = config.adapter, _PLACES.get(type(config))
+    if (
+        own is None
+        or own.fused is not None
+        or places is None
+        or getattr(config, "norm", "post") == "pre"
+    ):
+        raise CheckpointError(
+            f"the library adapters has no place for {own} in this {type(config).__name__}; a run's own file keeps any"
+        )
+    stored = (
+        family_for(replace(config, adapter=None), None)[0]
+        .names(config)["blocks/mlp/down/kernel"]
+        .name
+    )
+    layer = stored[: stored.index("{layers}")]
+    shapes = {"down/kernel": (own.size, config.embed), "down/bias": (own.size,)}
+    shapes |= {"up/kernel": (config.embed, own.size), "up/bias": (config.embed,)}
+    for place in own.at:
+        for leaf, theirs in _LEAVES.items():
+            names = [f"{layer}{i}.{places[place]}.{name}.{theirs}" for i in range(config.layers)]
+            yield f"blocks/{place}_adapter/{leaf}", names, shapes[leaf]

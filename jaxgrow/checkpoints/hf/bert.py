@@ -1,0 +1,321 @@
+"""The names of BERT, RoBERTa (and XLM-R), which differ in the head, and DistilBERT. PyTorch's kernels lie output first."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxgrow.checkpoints.hf.base import Family, Stored, linear
+from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
+from jaxgrow.models.bert import BERTConfig
+from jaxgrow.models.config import Head
+
+_LAYER = {
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/out": "attention.output.dense",
+    "mlp/up": "intermediate.dense",
+    "mlp/down": "output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp_norm": "output.LayerNorm",
+}
+_DISTIL = {
+    "attention/query": "attention.q_lin",
+    "attention/key": "attention.k_lin",
+    "attention/value": "attention.v_lin",
+    "attention/out": "attention.out_lin",
+    "mlp/up": "ffn.lin1",
+    "mlp/down": "ffn.lin2",
+    "attention_norm": "sa_layer_norm",
+    "mlp_norm": "output_layer_norm",
+}
+
+
+def _names(
+    model: str,
+    head: Callable[[BERTConfig], dict[str, Stored]],
+    layers: str = "encoder.layer",
+    layer: Mapping[str, str] = _LAYER,
+) -> Callable[[BERTConfig], dict[str, Stored]]:
+    """The table of a model: the names that all heads share, under the prefix ``model``, and those of its head.
+
+    Args:
+      model: the prefix, such as ``"bert."``; empty for a model without a head.
+      head: the names of the head.
+      layers: the name of the list of layers.
+      layer: the names in a layer.
+    """
+    e, h = f"{model}embeddings.", f"{model}{layers}.{{layers}}."
+
+    def names(config: BERTConfig) -> dict[str, Stored]:
+        out = {
+            "token_embedding": Stored(e + "word_embeddings.weight", "vocab embed"),
+            "position_embedding": Stored(e + "position_embeddings.weight", "context embed"),
+        }
+        if config.types:
+            out["type_embedding"] = Stored(e + "token_type_embeddings.weight", "types embed")
+        for ours, outputs, inputs in (
+            ("attention/query", "heads head_dim", "embed"),
+            ("attention/key", "heads head_dim", "embed"),
+            ("attention/value", "heads head_dim", "embed"),
+            ("attention/out", "embed", "heads head_dim"),
+            ("mlp/up", "mlp", "embed"),
+            ("mlp/down", "embed", "mlp"),
+        ):
+            out[f"blocks/{ours}/kernel"] = Stored(
+                f"{h}{layer[ours]}.weight", f"({outputs}) ({inputs})"
+            )
+            out[f"blocks/{ours}/bias"] = Stored(f"{h}{layer[ours]}.bias", f"({outputs})")
+        for ours, theirs in (
+            ("embedding_norm", e + "LayerNorm"),
+            ("blocks/attention_norm", h + layer["attention_norm"]),
+            ("blocks/mlp_norm", h + layer["mlp_norm"]),
+        ):
+            out[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
+            out[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
+        return out | head(config)
+
+    return names
+
+
+def _tokens(
+    transform: str, norm: str, decoder: str, bias: str
+) -> Callable[[BERTConfig], dict[str, Stored]]:
+    def head(config: BERTConfig) -> dict[str, Stored]:
+        out = linear("transform", transform, "embed", "embed_in") | {
+            "head_norm/scale": Stored(f"{norm}.weight", "embed"),
+            "head_norm/bias": Stored(f"{norm}.bias", "embed"),
+            # An untied decoder has a bias of its own; the other one is not used then.
+            "head_bias": Stored(bias if config.tied else f"{decoder}.bias", "vocab"),
+        }
+        return (
+            out
+            if config.tied
+            else out | {"head_kernel": Stored(f"{decoder}.weight", "vocab embed")}
+        )
+
+    return head
+
+
+def _classes(pooler: str, classifier: str) -> Callable[[BERTConfig], dict[str, Stored]]:
+    return lambda config: (
+        linear("pooler", pooler, "embed", "embed_in") | linear("classifier", classifier, "classes")
+    )
+
+
+def _spans(config: BERTConfig) -> dict[str, Stored]:
+    return linear("classifier", "qa_outputs", "classes")
+
+
+def _each_token(config: BERTConfig) -> dict[str, Stored]:
+    return linear("classifier", "classifier", "classes")
+
+
+def _pooler(config: BERTConfig) -> dict[str, Stored]:
+    """The head of a model that has none."""
+    return linear("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
+
+
+def _pooled(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
+    """Whether there is a pooler, which ``config.json`` does not say."""
+    return replace(config, pooler="pooler.dense.weight" in tensors)
+
+
+def _unused(bias: str) -> Any:
+    """The bias that a model with a decoder of its own has beside the decoder's, and does not add."""
+    return lambda config: {} if config.tied else {bias: "head_bias"}
+
+
+_FIELDS = {
+    "vocab_size": "vocab",
+    "max_position_embeddings": "context",
+    "type_vocab_size": "types",
+    "num_hidden_layers": "layers",
+    "hidden_size": "embed",
+    "num_attention_heads": "heads",
+    "intermediate_size": "mlp",
+    "layer_norm_eps": "eps",
+    "tie_word_embeddings": "tied",
+}
+_ABSENT = {
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "tie_word_embeddings": True,
+}
+_SETTINGS = {
+    "hidden_act": ("gelu", "gelu_python"),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+
+_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=_FIELDS, absent=_ABSENT)
+_BERT: dict[str, Any] = dict(
+    model_type="bert",
+    settings=_SETTINGS,
+    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    **_COMMON,
+)
+_ROBERTA: dict[str, Any] = dict(
+    settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position
+    **_COMMON,
+)
+# What a model has by its head: of classes as many as labels; of spans, labels for their begin and
+# end.
+_CLASSES: dict[str, Any] = dict(inferred=classes, derived=problem)
+_SPANS: dict[str, Any] = dict(inferred=classes, derived=labelled)
+_TOKEN_CLASSES = _SPANS
+# A model without a head: its tensors have no prefix, though some files give them one.
+_STATES: dict[str, Any] = dict(seen=_pooled, folded=("pooler",))
+
+
+def _fixed(head: Head, first_position: int) -> dict[str, Any]:
+    return {"norm": "post", "first_position": first_position, "head": head}
+
+
+BertForMaskedLM = Family(
+    architecture="BertForMaskedLM",
+    names=_names(
+        "bert.",
+        _tokens(
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder",
+            "cls.predictions.bias",
+        ),
+    ),
+    copies=_unused("cls.predictions.bias"),
+    fixed=_fixed("tokens", 0),
+    ignored=(
+        "*.position_ids",
+        "bert.pooler.*",
+        "cls.seq_relationship.*",
+        "cls.predictions.bias",
+        "cls.predictions.decoder.*",
+    ),
+    **_BERT,
+)
+BertForSequenceClassification = Family(
+    architecture="BertForSequenceClassification",
+    names=_names("bert.", _classes("bert.pooler.dense", "classifier")),
+    fixed=_fixed("classes", 0),
+    ignored=("*.position_ids",),
+    **_BERT | _CLASSES,
+)
+BertForTokenClassification = Family(
+    architecture="BertForTokenClassification",
+    names=_names("bert.", _each_token),
+    fixed=_fixed("token_classes", 0),
+    ignored=("*.position_ids", "bert.pooler.*"),
+    **_BERT | _TOKEN_CLASSES,
+)
+BertModel = Family(
+    architecture="BertModel",
+    names=_names("", _pooler),
+    fixed=_fixed("states", 0),
+    ignored=("*.position_ids", "cls.*"),
+    stray="bert.",
+    **_BERT | _STATES,
+)
+BertForQuestionAnswering = Family(
+    architecture="BertForQuestionAnswering",
+    names=_names("bert.", _spans),
+    fixed=_fixed("spans", 0),
+    ignored=("*.position_ids", "bert.pooler.*"),
+    **_BERT | _SPANS,
+)
+
+
+def _roberta(
+    architecture: str,
+    head: Head,
+    names: Callable[[BERTConfig], dict[str, Stored]],
+    of_head: dict[str, Any],
+) -> Family:
+    """``of_head``: what is inferred and derived for the head."""
+    fields: dict[str, Any] = {
+        "ignored": ("*.position_ids", "roberta.pooler.*"),
+        **_ROBERTA,
+        **of_head,
+    }
+    return Family(
+        architecture=architecture,
+        model_type="xlm-roberta" if architecture.startswith("XLM") else "roberta",
+        names=_names("" if head == "states" else "roberta.", names),
+        fixed=_fixed(head, 2),
+        **fields,
+    )
+
+
+_LM_HEAD = _tokens("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+_MASKED: dict[str, Any] = dict(
+    copies=_unused("lm_head.bias"),
+    ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
+)
+_ROBERTA_CLASSES = _classes("classifier.dense", "classifier.out_proj")
+_HEADLESS: dict[str, Any] = _STATES | dict(
+    stray="roberta.", ignored=("*.position_ids", "lm_head.*")
+)
+
+RobertaForMaskedLM = _roberta("RobertaForMaskedLM", "tokens", _LM_HEAD, _MASKED)
+XLMRobertaForMaskedLM = _roberta("XLMRobertaForMaskedLM", "tokens", _LM_HEAD, _MASKED)
+RobertaForSequenceClassification = _roberta(
+    "RobertaForSequenceClassification", "classes", _ROBERTA_CLASSES, _CLASSES
+)
+XLMRobertaForSequenceClassification = _roberta(
+    "XLMRobertaForSequenceClassification", "classes", _ROBERTA_CLASSES, _CLASSES
+)
+RobertaForQuestionAnswering = _roberta("RobertaForQuestionAnswering", "spans", _spans, _SPANS)
+RobertaForTokenClassification = _roberta(
+    "RobertaForTokenClassification", "token_classes", _each_token, _TOKEN_CLASSES
+)
+XLMRobertaForTokenClassification = _roberta(
+    "XLMRobertaForTokenClassification", "token_classes", _each_token, _TOKEN_CLASSES
+)
+RobertaModel = _roberta("RobertaModel", "states", _pooler, _HEADLESS)
+XLMRobertaModel = _roberta("XLMRobertaModel", "states", _pooler, _HEADLESS)
+
+
+# --- DistilBERT ---
+
+
+def _distil(
+    task: str, head: Head, names: Callable[[BERTConfig], dict[str, Stored]], **more: Any
+) -> Family:
+    return Family(
+        architecture=f"DistilBert{task}",
+        model_type="distilbert",
+        config=BERTConfig,
+        fields={
+            "vocab_size": "vocab",
+            "max_position_embeddings": "context",
+            "n_layers": "layers",
+            "dim": "embed",
+            "n_heads": "heads",
+            "hidden_dim": "mlp",
+            "tie_word_embeddings": "tied",
+        },
+        absent={"max_position_embeddings": 512, "tie_word_embeddings": True},
+        settings={"activation": ("gelu", "gelu_python")},
+        fixed={**_fixed(head, 0), "types": 0, "eps": 1e-12, "pooling": "relu"},
+        names=_names(
+            "" if head == "states" else "distilbert.", names, "transformer.layer", _DISTIL
+        ),
+        **more,
+    )
+
+
+_DISTIL_TOKENS = _tokens(
+    "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
+)
+
+DISTILBERT = (
+    _distil("ForMaskedLM", "tokens", _DISTIL_TOKENS, ignored=("vocab_projector.weight",)),
+    _distil(
+        "ForSequenceClassification", "classes", _classes("pre_classifier", "classifier"), **_CLASSES
+    ),
+    _distil("ForQuestionAnswering", "spans", _spans, **_SPANS),
+    _distil("ForTokenClassification", "token_classes", _each_token, **_TOKEN_CLASSES),
+    _distil("Model", "states", lambda config: {}, stray="distilbert.", ignored=("vocab_*",)),
+)

@@ -1,0 +1,110 @@
+"""The names of OPT, which are those of a GPT-2 with separate queries, keys and values. Kernels lie output first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
+from jaxgrow.checkpoints.hf.labels import classes, problem
+from jaxgrow.models.gpt2 import GPT2Config
+
+_FIRST = 2  # rows of the table of positions before that of the first token
+
+
+def _names(config: GPT2Config) -> dict[str, Stored]:
+    model, layer = "model.decoder.", "model.decoder.layers.{layers}."
+    names = {
+        "token_embedding": Stored(model + "embed_tokens.weight", "vocab embed"),
+        "position_embedding": Stored(model + "embed_positions.weight", "context embed"),
+    }
+    for ours, theirs, outputs, inputs in (
+        ("attention/query", "self_attn.q_proj", "(heads head_dim)", "embed"),
+        ("attention/key", "self_attn.k_proj", "(heads head_dim)", "embed"),
+        ("attention/value", "self_attn.v_proj", "(heads head_dim)", "embed"),
+        ("attention/out", "self_attn.out_proj", "embed", "(heads head_dim)"),
+        ("mlp/up", "fc1", "mlp", "embed"),
+        ("mlp/down", "fc2", "embed", "mlp"),
+    ):
+        names |= linear(f"blocks/{ours}", layer + theirs, outputs, inputs)
+    names |= layer_norms(
+        {
+            "blocks/attention_norm": layer + "self_attn_layer_norm",
+            "blocks/mlp_norm": layer + "final_layer_norm",
+            "final_norm": model + "final_layer_norm",
+        }
+    )
+    if config.head == "classes":
+        names["classifier/kernel"] = Stored("score.weight", "classes embed")
+    elif not config.tied:
+        names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
+    return names
+
+
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    width = theirs.get("word_embed_proj_dim") or theirs["hidden_size"]
+    if width != theirs["hidden_size"]:
+        raise ValueError(
+            f"word_embed_proj_dim is {width}, but hidden_size is {theirs['hidden_size']}: an OPT that projects its embeddings "
+            "is not supported"
+        )
+    return {
+        "context": theirs.get("max_position_embeddings", 2048) + _FIRST,
+        "activation": _ACTIVATIONS[theirs.get("activation_function", "relu")],
+    }
+
+
+def _written(config: GPT2Config) -> dict[str, Any]:
+    return {
+        "max_position_embeddings": config.context - _FIRST,
+        "activation_function": next(
+            theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
+        ),
+        "word_embed_proj_dim": config.embed,
+    }
+
+
+_OPT: dict[str, Any] = dict(
+    model_type="opt",
+    config=GPT2Config,
+    fields={
+        "vocab_size": "vocab",
+        "num_hidden_layers": "layers",
+        "hidden_size": "embed",
+        "num_attention_heads": "heads",
+        "ffn_dim": "mlp",
+        "tie_word_embeddings": "tied",
+    },
+    absent={"tie_word_embeddings": True},
+    names=_names,
+    settings={
+        "activation_function": tuple(_ACTIVATIONS),
+        "do_layer_norm_before": (True,),
+        "_remove_final_layer_norm": (False,),
+        "enable_bias": (True,),
+        "layer_norm_elementwise_affine": (True,),
+    },
+    prefix="model.",
+)
+_FIXED = {"first_position": _FIRST, "eps": 1e-5}
+
+OPTForCausalLM = Family(
+    architecture="OPTForCausalLM",
+    fixed={**_FIXED, "head": "tokens"},
+    inferred=_read,
+    derived=_written,
+    **_OPT,
+)
+OPTForSequenceClassification = Family(
+    architecture="OPTForSequenceClassification",
+    fixed={**_FIXED, "head": "classes"},
+    inferred=lambda theirs: _read(theirs) | classes(theirs),
+    derived=lambda config: _written(config) | problem(config),
+    **_OPT,
+)

@@ -1,0 +1,208 @@
+"""The file ``adapter_config.json`` of Hugging Face's PEFT: which modules have a LoRA, and of which rank and scale."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
+
+# These keys describe the training or the origin of an adapter. They do not change what it computes.
+WITHOUT_EFFECT = (
+    *(
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+    ),
+    *("lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config"),
+    *(
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+    ),  # each matters with its own initialisation only
+)
+_READ = (
+    *(
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "rank_pattern",
+        "alpha_pattern",
+        "use_rslora",
+        "use_dora",
+        "target_modules",
+    ),
+    *(
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "modules_to_save",
+        "init_lora_weights",
+    ),
+)
+# With these the base model keeps its weights. All others subtract the first product of the factors
+# from them.
+_INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
+# PEFT saves the head of these tasks with the adapter, named in modules_to_save or not: what the
+# head predicts, and its modules.
+TASKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "SEQ_CLS": ("classes", ("classifier", "score")),
+    "QUESTION_ANS": ("spans", ("qa_outputs",)),
+}
+
+
+class Settings:
+    """The content of an ``adapter_config.json``.
+
+    Raises:
+      CheckpointError: the adapter is not a LoRA, has a setting that is not computed here, or a
+        value of a wrong type.
+    """
+
+    def __init__(self, file: Path):
+        self.file, self.about = file, read_json(file)
+        self._check_initialisation()
+        others = [
+            k
+            for k, v in self.about.items()
+            if k not in WITHOUT_EFFECT + _READ and v and (k, v) != ("bias", "none")
+        ]
+        kind = self.about.get("peft_type")
+        if kind != "LORA" or others:
+            wrong = ", ".join(
+                [f"peft_type {spelt(kind)}", *(f"{key} {spelt(self.about[key])}" for key in others)]
+            )
+            raise CheckpointError(
+                f"{file} is not a LoRA that can be read here: {wrong}. Merge it into its model with PEFT "
+                "(merge_and_unload), and grow the merged model"
+            )
+        self.task = TASKS.get(str(self.about.get("task_type")))
+        self.saved_modules = (*self._names("modules_to_save"), *(self.task[1] if self.task else ()))
+        self._rank = _positive(file, "r", self.about.get("r"), int)
+        self._alpha = _positive(file, "lora_alpha", self.about.get("lora_alpha"))
+        self._ranks = self._patterns("rank_pattern", int)
+        self._alphas = self._patterns("alpha_pattern", int, float)
+        self._targets, self._excluded = (
+            self._modules("target_modules"),
+            self._modules("exclude_modules"),
+        )
+        self._layers = self._indices()
+        stacks = self.about.get("layers_pattern")
+        names = (stacks,) if isinstance(stacks, str) else self._names("layers_pattern")
+        self._stacks = [self._pattern("layers_pattern", name) for name in names]
+        self._by_root, self.dora = self._flag("use_rslora"), self._flag("use_dora")
+
+    def rank(self, module: str) -> int:
+        """The rank of a module's LoRA."""
+        return next(
+            (rank for pattern, rank in self._ranks.items() if pattern.match(module)), self._rank
+        )
+
+    def scale(self, module: str) -> float:
+        """The number that multiplies the product of a module's factors."""
+        alpha = next(
+            (alpha for pattern, alpha in self._alphas.items() if pattern.match(module)), self._alpha
+        )
+        rank = self.rank(module)
+        return alpha / (math.sqrt(rank) if self._by_root else rank)
+
+    def targets(self, module: str) -> bool:
+        """Whether a module of a layer has a LoRA."""
+        if _matches(self._excluded, module) or self.saves(module):
+            return False
+        if isinstance(self._targets, re.Pattern) or not self._layers:
+            return _matches(self._targets, module)
+        stacks = [rf"(?:^|.*?\.){p.pattern}\.(\d+)\." for p in self._stacks] or [
+            r".*?\.[^.]*\.(\d+)\."
+        ]
+        found = next(filter(None, (re.match(stack, module) for stack in stacks)), None)
+        return (
+            _matches(self._targets, module) and found is not None and int(found[1]) in self._layers
+        )
+
+    def saves(self, module: str) -> bool:
+        """Whether the adapter holds a trained copy of the whole module."""
+        return any(f".{name}." in f".{module}." for name in self.saved_modules)
+
+    def _check_initialisation(self) -> None:
+        how = self.about.get("init_lora_weights", True)
+        if how not in _INITIALISATIONS:
+            raise CheckpointError(
+                f"{self.file}: init_lora_weights is {spelt(how)}. This method changes the weights of the base model before it "
+                "trains, so the adapter alone is not the difference to them. Convert the adapter with PEFT "
+                "(save_pretrained with path_initial_model_for_weight_conversion), or merge it into its model "
+                "(merge_and_unload)"
+            )
+
+    def _flag(self, key: str) -> bool:
+        value = self.about.get(key) or False
+        if type(value) is not bool:
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(value)}, but should be true or false"
+            )
+        return value
+
+    def _patterns(self, key: str, *kinds: type) -> dict[re.Pattern[str], Any]:
+        """The values of modules whose names end as a pattern says."""
+        found = self.about.get(key) or {}
+        if not isinstance(found, dict):
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(found)}, but should be an object of patterns and numbers"
+            )
+        return {
+            self._pattern(key, rf"(.*\.)?({pattern})$"): _positive(
+                self.file, f"{key}[{spelt(pattern)}]", value, *kinds
+            )
+            for pattern, value in found.items()
+        }
+
+    def _pattern(self, key: str, text: Any) -> re.Pattern[str]:
+        try:
+            return re.compile(text)
+        except (re.error, TypeError, RecursionError, OverflowError) as error:
+            raise CheckpointError(
+                f"{self.file}: {key} has {spelt(text)}, which is not a regular expression: {error}"
+            ) from None
+
+    def _modules(self, key: str) -> re.Pattern[str] | tuple[str, ...]:
+        """Some modules: a pattern of whole names, or the ends of names."""
+        of = self.about.get(key)
+        if isinstance(of, str):
+            return self._pattern(key, ".*" if of == "all-linear" else of)
+        return self._names(key)
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        names = self.about.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(names)}, but should be a list of names"
+            )
+        return tuple(names)
+
+    def _indices(self) -> list[int]:
+        """The layers that have a LoRA; an empty list stands for all of them."""
+        found = self.about.get("layers_to_transform")
+        layers = [] if found is None else found if isinstance(found, list) else [found]
+        if not all(type(layer) is int for layer in layers):
+            raise CheckpointError(
+                f"{self.file}: layers_to_transform is {spelt(found)}, but should be numbers of layers"
+            )
+        return layers
+
+
+def _matches(of: Any, module: str) -> bool:
+    """Whether a pattern matches the whole name, or one of some names is its end."""
+    if isinstance(of, re.Pattern):
+        return of.fullmatch(module) is not None
+    return any(f".{module}".endswith(f".{name}") for name in of)
+
+
+def _positive(file: Path, key: str, value: Any, *kinds: type) -> Any:
+    if type(value) not in (kinds or (int, float)) or not 0 < value < 1 << 31:
+        raise CheckpointError(f"{file}: {key} is {spelt(value)}, but should be a positive number")
+    return value

@@ -1,0 +1,392 @@
+"""Hugging Face folders: ``config.json`` and safetensors, read as a `Source` and written from one."""
+
+import difflib
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrow.axes.names import axis, layers_of
+from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.checkpoints.hf.registry import FAMILIES
+from jaxgrow.checkpoints.hf.text_part import text_part
+from jaxgrow.checkpoints.io import safetensors
+from jaxgrow.checkpoints.io.files import (
+    CheckpointError,
+    inside,
+    listed,
+    read_json,
+    spelt,
+    write_json,
+)
+from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, born
+from jaxgrow.models import Config
+
+
+class HuggingFace(Checkpoint):
+    """The folder of a Hugging Face model. Tensors are read when they are asked for.
+
+    Raises:
+      CheckpointError: it has no config or weights, they are damaged or do not fit each other, or
+        its architecture or settings are not computed here.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        file = inside(folder, "config.json")
+        self.foreign = read_json(file)
+        stored = safetensors.tensors(folder)
+        if (part := text_part(self.foreign)) is not None:
+            self.notes = (part.note(self.foreign),)
+            try:
+                self.foreign = part.config(self.foreign)
+            except ValueError as error:
+                raise CheckpointError(f"{file}: {error}") from error
+            stored = part.tensors(stored)
+        self.family = family_of(self.foreign, file)
+        try:
+            self.config = self.family.ours(self.foreign)
+        except ValueError as error:
+            raise CheckpointError(f"{file}: {error}") from error
+        self.tensors = {self.family.current(n): tensor for n, tensor in stored.items()}
+        self.config = self.family.seen(self.config, self.tensors)
+        if self.config.depth > len(self.tensors):
+            raise CheckpointError(
+                f"{file} has {self.config.depth} layers, but there are {len(self.tensors)} tensors"
+            )
+        self.names = self.family.names(self.config)
+        self._born = born(self.config)
+        self._sizes = {
+            axis(n): size
+            for names, shape in self._born.values()
+            for n, size in zip(names, shape, strict=True)
+        }
+        self._bare = bool(self.family.prefix) and not any(
+            n.startswith(self.family.prefix) for n in self.tensors
+        )
+        self._check()
+        self._check_tied()
+        self.leaves = {}
+        for path, (names, shape) in self._born.items():
+            dtype = common([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
+            if self.names[path].moved:
+                dtype = common([dtype, np.dtype(np.float32)])
+            self.leaves[path] = Leaf(names, shape, dtype)
+        self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        stored, leaf = self.names[path], self.leaves[path]
+        if layer not in stored.layers(leaf.layers):
+            return np.ones(leaf.shape[1:], leaf.dtype)
+        if "{experts}" in stored.name:
+            each = (
+                self.tensors[self._name(name, layer)].read()
+                for name in stored.of_experts(self._sizes)
+            )
+            return np.stack(
+                [
+                    stored.ours(x, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
+                    for x in each
+                ]
+            )
+        if stored.part is None:
+            tensor = self.tensor(stored, layer).read()
+        else:  # its other parts are likely to be next: they are kept until then
+            if self._fused[0] != stored.name:
+                self._fused = (stored.name, {})
+            if layer not in self._fused[1]:
+                self._fused[1][layer] = self.tensor(stored, layer).read()
+            tensor = self._fused[1][layer]
+        return stored.ours(tensor, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the stored tensors that hold the leaves."""
+        found = {tensor.name: tensor.size for path in self.leaves for tensor in self._tensors(path)}
+        return sum(found.values())
+
+    def tensor(self, stored: Stored, layer: int | None, expert: int = 0) -> safetensors.Tensor:
+        """Where one layer of a leaf lies, or one expert of that."""
+        return self.tensors[self._name(stored.of_experts(self._sizes)[expert], layer)]
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        return (self, layer) if layer in self.names[path].layers(self.leaves[path].layers) else None
+
+    def fingerprint(self) -> str:
+        # The same however the tensors are sharded.
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tensor.stored} {tensor.shape}\n".encode())
+            digest.update(tensor.sample())
+        return digest.hexdigest()
+
+    def place(self, path: str) -> str:
+        stored = self.names[path]
+        files = sorted({tensor.file.name for tensor in self._tensors(path)}) or ["no file"]
+        part = "" if stored.part is None else f" part {stored.part}"
+        name = stored.name.removeprefix(self.family.prefix) if self._bare else stored.name
+        return f"{name} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
+
+    def _tensors(self, path: str) -> Iterator[safetensors.Tensor]:
+        for layer in self._layers(path):
+            for name in self.names[path].of_experts(self._sizes):
+                yield self.tensors[self._name(name, layer)]
+
+    def _layers(self, path: str) -> Sequence[int | None]:
+        """What a leaf is stored by, as of `Leaf.layers`."""
+        names, shape = self._born[path]
+        return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
+
+    def _name(self, name: str, layer: int | None) -> str:
+        return (name.removeprefix(self.family.prefix) if self._bare else name).format(layers=layer)
+
+    def _check(self) -> None:
+        expected: dict[str, tuple[int, ...]] = {}
+        axes: dict[str, str] = {}
+        for path, stored in self.names.items():
+            for layer, of in itertools.product(self._layers(path), stored.of_experts(self._sizes)):
+                name = self._name(of, layer)
+                expected[name] = stored.shape(self._born[path][0], self._sizes)
+                axes[name] = stored.layout
+        missing = [f"missing: {name}" for name in expected if name not in self.tensors]
+        unknown, wrong = [], []
+        free = self._ignored()
+        for name, tensor in self.tensors.items():
+            if name not in expected:
+                if not any(fnmatchcase(name, pattern) for pattern in free):
+                    unknown.append(f"unknown: {name} in {tensor.file.name}")
+            elif tensor.shape != expected[name]:
+                wrong.append(
+                    f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json makes it {expected[name]}, "
+                    f"which is {axes[name]}"
+                )
+        if missing or unknown or wrong:
+            raise CheckpointError(
+                f"{self.folder}: the tensors are not those of {self.family.architecture} by config.json:\n  "
+                + listed(missing, unknown, wrong, separator="\n  ")
+            )
+
+    def _ignored(self) -> list[str]:
+        """Patterns of tensors that may be there: those that hold nothing, and the head of a model that is tied."""
+        return [*self.family.ignored, *(s.name for s in self._untied().values())]
+
+    def _untied(self) -> dict[str, Stored]:
+        """Where the leaves of a tied model would lie if it were not; of others, nothing."""
+        if not getattr(self.config, "tied", False):
+            return {}
+        untied: Any = {"tied": False}
+        return self.family.names(replace(self.config, **untied))
+
+    def _check_tied(self) -> None:
+        """
+        Raises:
+          CheckpointError: a tied head is stored, too, and is another one. (transformers 4 reads
+            over it, 5 unties it.)
+        """
+        same = {"head_kernel": "token_embedding"}
+        for path, stored in self._untied().items():
+            mine = self.names[same.get(path, path)]
+            if stored.name == mine.name or self._name(stored.name, None) not in self.tensors:
+                continue
+            head, tied = self.tensor(stored, None), self.tensor(mine, None)
+            if not head.equals(tied):
+                raise CheckpointError(
+                    f"{self.folder}: config.json ties {head.name} to {tied.name}, but both are stored, and they differ; set "
+                    f'"tie_word_embeddings" to false in it to keep the head, or take {head.name} out of {head.file.name}'
+                )
+
+
+def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
+    """
+    Raises:
+      CheckpointError: the architecture is not supported.
+    """
+    named = foreign.get("architectures")
+    architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
+    if isinstance(architecture, str) and architecture in FAMILIES:
+        return FAMILIES[architecture]
+    way_out = _way_out(str(architecture), foreign)
+    raise CheckpointError(
+        f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists all "
+        "that are supported"
+    )
+
+
+# Models of images and texts: the architecture of their vision tower.
+_TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+
+
+def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
+    """What to do about an architecture that is not supported, if another one of its model is."""
+    if architecture in _TOWERS:
+        return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save that"
+    alike = [
+        family
+        for name, family in FAMILIES.items()
+        if family.model_type == foreign.get("model_type")
+        and architecture.startswith(re.split("For|LMHead|Model", name)[0])
+    ]
+    if not alike:
+        near = difflib.get_close_matches(architecture, FAMILIES, n=1)
+        return (
+            f", which is not supported; the nearest one that is supported is {near[0]}"
+            if near
+            else ""
+        )
+    family, bare = alike[0], architecture.endswith("Model")
+    tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
+    if bare and family.prefix and tied is True:  # there is nothing in the head
+        todo = f'write ["{family.architecture}"] there: the head is the table of tokens'
+    elif bare:  # transformers would add a head of random weights
+        todo = f"give the folder of the {family.architecture} that this model was taken from"
+    else:  # without a head, if that is supported: another one would have random weights
+        best = next((f for f in alike if f.fixed.get("head") == "states"), family)
+        todo = f"load it as {best.architecture} in transformers, and save that"
+    return f", {'a model without its head' if bare else 'another head'}; {todo}"
+
+
+def family_for(
+    config: Config, foreign: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
+) -> tuple[Family, dict[str, Any]]:
+    """The architecture that stores a model of ``config``, and its ``config.json``, after
+    ``foreign`` and with ``settings``: its own, or that of the same model with the head, or the
+    experts, that ``config`` has.
+
+    Raises:
+      CheckpointError: none does.
+    """
+    mixture = "experts" in config.sizes()
+    candidates = [
+        f
+        for f in FAMILIES.values()
+        if f.config is type(config) and f.has_head(config) and f.mixture == mixture
+    ]
+    named = f"{type(config).__name__} that predicts {config.predicts}"
+    family = None if foreign is None else family_of(foreign, Path("config.json"))
+    if family is not None and family.mixture == mixture:  # else it has become another model
+        named = f"{family.model_type} that predicts {config.predicts}"
+        candidates = [
+            f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)
+        ]
+        candidates = [family] if family.has_head(config) else candidates
+    wrong = (
+        []
+        if candidates
+        else [f"no architecture stores a {named}{' and has experts' if mixture else ''}"]
+    )
+    for family in candidates:
+        try:
+            said = family.theirs(config, foreign)
+            return family, family.theirs(config, {**said, **settings}) if settings else said
+        except ValueError as error:
+            wrong.append(str(error))
+    raise CheckpointError("; ".join(wrong))
+
+
+def common(dtypes: Iterable[np.dtype]) -> np.dtype:
+    """The dtype that holds all of them."""
+    return np.dtype(reduce(jnp.promote_types, dtypes))
+
+
+@dataclass(frozen=True)
+class _Part:
+    path: str
+    stored: Stored
+
+
+def planned(source: Source, family: Family) -> list[safetensors.Planned]:
+    """The tensors of a model, by layers."""
+    groups: dict[str, list[_Part]] = {}
+    names = family.names(source.config)
+    for path, stored in names.items():
+        groups.setdefault(stored.name, []).append(_Part(path, stored))
+    groups |= {
+        name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()
+    }
+    out = []
+    # What is moved is wide here, and as narrow there as all else.
+    narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
+    sizes, last = source.sizes(), {}
+
+    def read(path: str, layer: int | None) -> np.ndarray:
+        """The last one is kept: its experts are asked for one after the other."""
+        if (path, layer) not in last:
+            last.clear()
+            last[path, layer] = source.read(path, layer)
+        return last[path, layer]
+
+    for _, patterns in itertools.groupby(
+        groups, lambda name: layers_of(source.leaves[groups[name][0].path].names)
+    ):
+        patterns = list(patterns)
+        for layer in source.leaves[groups[patterns[0]][0].path].layers:
+            for pattern in patterns:  # of a copy, not the name that its leaf is stored by
+                parts = groups[pattern]
+                if layer not in parts[0].stored.layers(source.leaves[parts[0].path].layers):
+                    continue
+                for expert, name in enumerate(
+                    replace(parts[0].stored, name=pattern).of_experts(sizes)
+                ):
+                    out.append(_planned(source, family, name, parts, layer, expert, narrow, read))
+    return out
+
+
+def _planned(
+    source: Source,
+    family: Family,
+    pattern: str,
+    parts: list[_Part],
+    layer: int | None,
+    expert: int,
+    narrow: np.dtype,
+    read: Callable[[str, int | None], np.ndarray],
+) -> safetensors.Planned:
+    leaves = [source.leaves[part.path] for part in parts]
+    dtype = narrow if parts[0].stored.moved else common(leaf.dtype for leaf in leaves)
+    shape = parts[0].stored.shape(leaves[0].names, source.sizes())
+
+    def content() -> safetensors.Tensor | np.ndarray:
+        origins = {source.origin(part.path, layer) for part in parts}
+        if len(origins) == 1 and (origin := next(iter(origins))) is not None:
+            stored, old = origin
+            if isinstance(stored, HuggingFace) and stored.family is family:
+                tensor = stored.tensor(parts[0].stored, old, expert)
+                if tensor.dtype == dtype:
+                    return tensor
+        out = None
+        for part, leaf in zip(parts, leaves, strict=True):
+            piece = (
+                read(part.path, layer)
+                if "{experts}" in part.stored.name
+                else source.read(part.path, layer)
+            )
+            piece = piece[expert] if "{experts}" in part.stored.name else piece
+            piece = piece if part.stored.moved else piece.astype(dtype, copy=False)
+            out = part.stored.theirs(piece, leaf.names, source.sizes(), out).astype(
+                dtype, copy=False
+            )
+        assert out is not None
+        return out
+
+    return safetensors.Planned(pattern.format(layers=layer), dtype, shape, content)
+
+
+def written_bytes(source: Source, family: Family) -> int:
+    """The size of the tensors that `write` writes."""
+    return sum(tensor.size for tensor in planned(source, family))
+
+
+def write(
+    source: Source, family: Family, foreign: Mapping[str, Any], folder: Path, **options: Any
+) -> None:
+    """Writes weights and ``config.json``."""
+    safetensors.write(folder, planned(source, family), **options)
+    write_json(folder / "config.json", foreign)

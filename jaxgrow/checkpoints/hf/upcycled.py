@@ -1,0 +1,91 @@
+"""A dense model that is read as a mixture of experts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.checkpoints.source import Grown, Leaf, Source, born, flat, nested
+from jaxgrow.growth.maps import Growth
+from jaxgrow.models import LlamaConfig
+from jaxgrow.models.upcycling import routed
+
+ROUTER = "blocks/mlp/router/kernel"
+
+
+class Single(Source):
+    """A dense model as a mixture of a single expert, as of `jaxgrow.models.upcycling.as_mixture`.
+
+    Raises:
+      CheckpointError: a model that has experts, or an MLP that no expert is.
+    """
+
+    def __init__(self, source: Source):
+        config = source.config
+        if not isinstance(config, LlamaConfig) or config.experts:
+            has = (
+                f"has {config.experts} experts already"
+                if isinstance(config, LlamaConfig)
+                else "is none"
+            )
+            raise CheckpointError(
+                f"experts are made of a dense decoder of the Llama kind, but this {type(config).__name__} {has}"
+            )
+        if not config.gated or config.bias:
+            raise CheckpointError(
+                "experts are made of gated MLPs without biases, as in Llama or Qwen; this model has others"
+            )
+        self.config = replace(config, experts=1, active=1)
+        self._source = source
+        like = source.leaves["blocks/mlp/up/kernel"].dtype
+        dtypes = {path: leaf.dtype for path, leaf in source.leaves.items()} | {ROUTER: like}
+        self.leaves = {
+            path: Leaf(names, shape, dtypes[path])
+            for path, (names, shape) in born(self.config).items()
+        }
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        leaf = self.leaves[path]
+        shape = leaf.shape if layer is None else leaf.shape[1:]
+        return (
+            np.zeros(shape, leaf.dtype)
+            if path == ROUTER
+            else self._source.read(path, layer).reshape(shape)
+        )
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        return None if path.startswith("blocks/mlp/") else self._source.origin(path, layer)
+
+
+class Upcycled(Grown):
+    """A dense model grown into a mixture, with `jaxgrow.models.upcycling.routed`'s noise in its routers.
+
+    Args:
+      source: of the dense model.
+      growth: of that as a mixture of one expert (`jaxgrow.operators.upcycle`).
+      active: how many experts a token goes through.
+      seed: of the noise.
+
+    Raises:
+      CheckpointError: as `Single` and `Grown`, or fewer experts than that.
+    """
+
+    def __init__(self, source: Source, growth: Growth, active: int, seed: int = 0):
+        super().__init__(Single(source), growth)
+        assert isinstance(self.config, LlamaConfig)
+        try:
+            self.config = replace(self.config, active=active)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        routers, names = self.leaves[ROUTER], nested({ROUTER: self.leaves[ROUTER].names})
+        zeros = nested({ROUTER: np.zeros(routers.shape, routers.dtype)})
+        parts = source.sizes()["mlp"] // self.config.mlp  # that an expert was cut into
+        self._routers = np.asarray(flat(routed(zeros, names, seed, group=parts))[ROUTER])
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        if path == ROUTER:
+            return self._routers if layer is None else self._routers[layer]
+        return super().read(path, layer)
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        return None if path == ROUTER else super().origin(path, layer)

@@ -1,0 +1,366 @@
+"""The names of ViT, DeiT, DINOv2 and the vision towers of CLIP and SigLIP. Kernels lie output
+first; that of the patches is a convolution's.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
+from jaxgrow.checkpoints.hf.labels import classes, labelled
+from jaxgrow.models.vit import ViTConfig
+
+_MODULES = {
+    "attention/query": ("attention.attention.query", "(heads head_dim)", "embed"),
+    "attention/key": ("attention.attention.key", "(heads head_dim)", "embed"),
+    "attention/value": ("attention.attention.value", "(heads head_dim)", "embed"),
+    "attention/out": ("attention.output.dense", "embed", "(heads head_dim)"),
+}
+_OWN = {"mlp/up": "intermediate.dense", "mlp/down": "output.dense"}
+_OWN |= {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
+_DINO = {"mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2", "attention_norm": "norm1", "mlp_norm": "norm2"}
+
+
+_ATTENTION = {
+    f"attention.attention.{name}": f"attention.{name[0]}_proj" for name in ("query", "key", "value")
+}
+_ATTENTION |= {"attention.output.dense": "attention.o_proj"}
+
+
+def _names(
+    model: str, heads: Mapping[str, str], config: ViTConfig, own: Mapping[str, str] = _OWN
+) -> dict[str, Stored]:
+    """``model``: the prefix of all names; ``heads``: their names; ``own``: of what is called otherwise in a layer."""
+    embeddings, layer = f"{model}embeddings.", f"{model}encoder.layer.{{layers}}."
+    patch = embeddings + "patch_embeddings.projection."
+    names = {
+        "patch_embedding/kernel": Stored(
+            patch + "weight", "embed channels patch_rows patch_columns"
+        ),
+        "patch_embedding/bias": Stored(patch + "bias", "embed"),
+        "class_embedding": Stored(embeddings + "cls_token", "1 1 embed"),
+        "position_embedding": Stored(embeddings + "position_embeddings", "1 positions embed"),
+    }
+    if config.distillation != "none":
+        names["distillation_embedding"] = Stored(embeddings + "distillation_token", "1 1 embed")
+    mlp = {"mlp/up": (own["mlp/up"], "mlp", "embed"), "mlp/down": (own["mlp/down"], "embed", "mlp")}
+    for ours, (theirs, output, inputs) in (_MODULES | mlp).items():
+        names[f"blocks/{ours}/kernel"] = Stored(f"{layer}{theirs}.weight", f"{output} {inputs}")
+        names[f"blocks/{ours}/bias"] = Stored(f"{layer}{theirs}.bias", output)
+    for ours, theirs in (
+        ("blocks/attention_norm", layer + own["attention_norm"]),
+        ("blocks/mlp_norm", layer + own["mlp_norm"]),
+        ("final_norm", f"{model}layernorm"),
+    ):
+        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
+        names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
+    for ours, theirs in heads.items():
+        names[f"{ours}/kernel"] = Stored(f"{theirs}.weight", "classes embed")
+        names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "classes")
+    if config.pooler == "tanh":
+        names["pooler/kernel"] = Stored("pooler.dense.weight", "embed embed_in")
+        names["pooler/bias"] = Stored("pooler.dense.bias", "embed")
+    return names
+
+
+def _dino_names(config: ViTConfig) -> dict[str, Stored]:
+    model, heads = ("", {}) if config.head == "states" else ("dinov2.", {"head": "classifier"})
+    names, layer = _names(model, heads, config, _DINO), model + "encoder.layer.{layers}."
+    for part, ours in enumerate(
+        ("head", "mean_head") if heads else ()
+    ):  # one kernel, of both side by side
+        names[f"{ours}/kernel"] = Stored("classifier.weight", "classes (2 embed)", part)
+    for sublayer, theirs in (("attention", "layer_scale1"), ("mlp", "layer_scale2")):
+        names[f"blocks/{sublayer}_scale"] = Stored(f"{layer}{theirs}.lambda1", "embed")
+    if config.gated:
+        for part, ours in enumerate(("gate", "up")):
+            names[f"blocks/mlp/{ours}/kernel"] = Stored(
+                f"{layer}mlp.weights_in.weight", "(2 mlp) embed", part
+            )
+            names[f"blocks/mlp/{ours}/bias"] = Stored(
+                f"{layer}mlp.weights_in.bias", "(2 mlp)", part
+            )
+        names["blocks/mlp/down/kernel"] = Stored(f"{layer}mlp.weights_out.weight", "embed mlp")
+        names["blocks/mlp/down/bias"] = Stored(f"{layer}mlp.weights_out.bias", "embed")
+    return names
+
+
+def _dino_mlp(embed: int, ratio: float, gated: bool) -> int:
+    """The units of an MLP; gated, two thirds of them, and then up to a multiple of 8."""
+    size = int(embed * ratio)
+    return (int(size * 2 / 3) + 7) // 8 * 8 if gated else size
+
+
+def _dino(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return classes(theirs) | _dino_states(theirs)
+
+
+def _dino_states(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    gated = theirs.get("use_swiglu_ffn", False)
+    if theirs.get("layerscale_value") == 0:
+        raise ValueError(
+            "layerscale_value is 0, but sublayers that begin with a scale of 0 are not computed here"
+        )
+    return {
+        "gated": gated,
+        "mlp": _dino_mlp(theirs["hidden_size"], theirs.get("mlp_ratio", 4), gated),
+    }
+
+
+def _dino_written(config: ViTConfig) -> dict[str, Any]:
+    return labelled(config) | _dino_states_written(config)
+
+
+def _dino_states_written(config: ViTConfig) -> dict[str, Any]:
+    ratio = max(1, round(config.mlp * (1.5 if config.gated else 1) / config.embed))
+    stages = ["stem", *(f"stage{i + 1}" for i in range(config.layers))]
+    out = {"stage_names": stages, "out_features": stages[-1:], "out_indices": [config.layers]}
+    return out | {"use_swiglu_ffn": config.gated, "mlp_ratio": ratio}
+
+
+_FIELDS = {
+    "image_size": "image",
+    "patch_size": "patch",
+    "num_channels": "channels",
+    "num_hidden_layers": "layers",
+    "hidden_size": "embed",
+    "num_attention_heads": "heads",
+    "layer_norm_eps": "eps",
+}
+_ABSENT = {"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12}
+_SETTINGS: dict[str, tuple[Any, ...]] = {"hidden_act": ("gelu", "gelu_python"), "qkv_bias": (True,)}
+
+
+_VIT_MODULES = {
+    "encoder.layer.": "layers.",
+    **_ATTENTION,
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+}
+
+
+def _family(
+    architecture: str, model_type: str, distillation: str, heads: Mapping[str, str]
+) -> Family:
+    return Family(
+        architecture=architecture,
+        model_type=model_type,
+        config=ViTConfig,
+        fields=_FIELDS | {"intermediate_size": "mlp"},
+        names=partial(_names, f"{model_type}.", heads),
+        absent=_ABSENT,
+        settings=_SETTINGS,
+        ignored=(f"{model_type}.pooler.*",),
+        modules=_VIT_MODULES,
+        fixed={"distillation": distillation, "head": "classes"},
+        inferred=classes,
+        derived=labelled,
+    )
+
+
+_BOTH = {"head": "cls_classifier", "distillation_head": "distillation_classifier"}
+
+ViTForImageClassification = _family(
+    "ViTForImageClassification", "vit", "none", {"head": "classifier"}
+)
+DeiTForImageClassification = _family(
+    "DeiTForImageClassification", "deit", "token", {"head": "classifier"}
+)
+DeiTForImageClassificationWithTeacher = _family(
+    "DeiTForImageClassificationWithTeacher", "deit", "head", _BOTH
+)
+Dinov2ForImageClassification = Family(
+    architecture="Dinov2ForImageClassification",
+    model_type="dinov2",
+    config=ViTConfig,
+    fields=_FIELDS | {"layerscale_value": "layer_scale"},
+    names=_dino_names,
+    absent=_ABSENT | {"patch_size": 14, "layer_norm_eps": 1e-6, "layerscale_value": 1.0},
+    settings=_SETTINGS,
+    ignored=("dinov2.embeddings.mask_token",),
+    modules=_ATTENTION,
+    # Pre-training puts it in the place of hidden patches; a classifier has no use for it.
+    always={"use_mask_token": False},
+    fixed={"distillation": "none", "mean_head": True, "head": "classes"},
+    inferred=_dino,
+    derived=_dino_written,
+)
+
+
+# --- without a head ---
+
+
+def _pooled(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
+    """Whether there is a pooler, which ``config.json`` does not say."""
+    return replace(config, pooler="tanh" if "pooler.dense.weight" in tensors else "none")
+
+
+def _read_pooler(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    size = theirs.get("pooler_output_size") or theirs["hidden_size"]
+    if size != theirs["hidden_size"]:
+        raise ValueError(
+            f"pooler_output_size is {size}, but hidden_size is {theirs['hidden_size']}; jaxgrow computes a pooler only if "
+            "both are the same"
+        )
+    return {}
+
+
+ViTModel = Family(
+    architecture="ViTModel",
+    model_type="vit",
+    config=ViTConfig,
+    fields=_FIELDS | {"intermediate_size": "mlp"},
+    names=partial(_names, "", {}),
+    absent=_ABSENT,
+    settings=_SETTINGS | {"pooler_act": ("tanh",)},
+    modules=_VIT_MODULES,
+    fixed={"distillation": "none", "head": "states"},
+    inferred=_read_pooler,
+    derived=lambda config: {"pooler_output_size": config.embed},
+    stray="vit.",
+    seen=_pooled,
+    folded=("pooler",),
+    ignored=("classifier.*",),
+)
+Dinov2Model = Family(
+    architecture="Dinov2Model",
+    model_type="dinov2",
+    config=ViTConfig,
+    fields=_FIELDS | {"layerscale_value": "layer_scale"},
+    names=_dino_names,
+    absent=_ABSENT | {"patch_size": 14, "layer_norm_eps": 1e-6, "layerscale_value": 1.0},
+    settings=_SETTINGS,
+    ignored=("embeddings.mask_token", "classifier.*"),
+    modules=_ATTENTION,
+    always={"use_mask_token": False},
+    fixed={"distillation": "none", "head": "states"},
+    inferred=_dino_states,
+    derived=_dino_states_written,
+    stray="dinov2.",
+)
+
+
+# --- vision towers ---
+
+_TOWER = {
+    "attention/query": ("self_attn.q_proj", "(heads head_dim)", "embed"),
+    "attention/key": ("self_attn.k_proj", "(heads head_dim)", "embed"),
+    "attention/value": ("self_attn.v_proj", "(heads head_dim)", "embed"),
+    "attention/out": ("self_attn.out_proj", "embed", "(heads head_dim)"),
+    "mlp/up": ("mlp.fc1", "mlp", "embed"),
+    "mlp/down": ("mlp.fc2", "embed", "mlp"),
+}
+
+
+def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
+    """The names of CLIP and SigLIP, under the prefix ``model``."""
+    embeddings, layer = f"{model}embeddings.", f"{model}encoder.layers.{{layers}}."
+    patch = Stored(embeddings + "patch_embedding.weight", "embed channels patch_rows patch_columns")
+    names = {
+        "patch_embedding/kernel": patch,
+        "position_embedding": Stored(embeddings + "position_embedding.weight", "positions embed"),
+    }
+    if config.patch_bias:
+        names["patch_embedding/bias"] = Stored(embeddings + "patch_embedding.bias", "embed")
+    if config.class_token:
+        names["class_embedding"] = Stored(embeddings + "class_embedding", "embed")
+    for ours, (theirs, output, inputs) in _TOWER.items():
+        names |= linear(f"blocks/{ours}", layer + theirs, output, inputs)
+    norms = {
+        "blocks/attention_norm": layer + "layer_norm1",
+        "blocks/mlp_norm": layer + "layer_norm2",
+        "final_norm": model + "post_layernorm",
+    }
+    if config.embedding_norm:
+        norms["embedding_norm"] = model + "pre_layrnorm"  # spelt so in published files
+    if config.pooler == "attention":
+        names |= _attention_pooler(model + "head.")
+        norms["pooler/mlp_norm"] = model + "head.layernorm"
+    names |= layer_norms(norms)
+    if config.head == "classes":
+        names["head/kernel"] = Stored("visual_projection.weight", "classes embed")
+    return names
+
+
+def _attention_pooler(head: str) -> dict[str, Stored]:
+    """The names of the pooler of SigLIP, but for its norm: queries, keys and values are one tensor."""
+    names = {"pooler/probe": Stored(head + "probe", "1 1 embed")}
+    for part, ours in enumerate(("query", "key", "value")):
+        names[f"pooler/attention/{ours}/kernel"] = Stored(
+            head + "attention.in_proj_weight", "(3 heads head_dim) embed", part
+        )
+        names[f"pooler/attention/{ours}/bias"] = Stored(
+            head + "attention.in_proj_bias", "(3 heads head_dim)", part
+        )
+    for ours, theirs, output, inputs in (
+        ("attention/out", "attention.out_proj", "embed", "(heads head_dim)"),
+        ("mlp/up", "mlp.fc1", "mlp", "embed"),
+        ("mlp/down", "mlp.fc2", "embed", "mlp"),
+    ):
+        names |= linear(f"pooler/{ours}", head + theirs, output, inputs)
+    return names
+
+
+_ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_python": "gelu"}
+_ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh")
+
+
+def _activation(default: str, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"activation": _ACTIVATIONS[theirs.get("hidden_act", default)]}
+
+
+def _activation_written(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "hidden_act": next(
+            theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
+        )
+    }
+
+
+_CLIP: dict[str, Any] = dict(
+    model_type="clip_vision_model",
+    config=ViTConfig,
+    absent=_ABSENT | {"patch_size": 32, "layer_norm_eps": 1e-5, "projection_dim": 512},
+    settings={"hidden_act": tuple(_ACTIVATIONS)},
+    inferred=partial(_activation, "quick_gelu"),
+    derived=_activation_written,
+)
+_CLIP_FIXED = {"distillation": "none", "embedding_norm": True, "patch_bias": False}
+
+CLIPVisionModel = Family(
+    architecture="CLIPVisionModel",
+    fields=_FIELDS | {"intermediate_size": "mlp"},
+    names=partial(_tower_names, ""),
+    fixed=_CLIP_FIXED | {"head": "states"},
+    stray="vision_model.",
+    ignored=("*.position_ids", "visual_projection.*"),
+    **_CLIP,
+)
+CLIPVisionModelWithProjection = Family(
+    architecture="CLIPVisionModelWithProjection",
+    fields=_FIELDS | {"intermediate_size": "mlp", "projection_dim": "classes"},
+    names=partial(_tower_names, "vision_model."),
+    fixed=_CLIP_FIXED | {"head": "classes", "head_bias": False},
+    ignored=("*.position_ids",),
+    **_CLIP,
+)
+SiglipVisionModel = Family(
+    architecture="SiglipVisionModel",
+    model_type="siglip_vision_model",
+    config=ViTConfig,
+    fields=_FIELDS | {"intermediate_size": "mlp"},
+    names=partial(_tower_names, ""),
+    absent=_ABSENT | {"layer_norm_eps": 1e-6},
+    settings={"hidden_act": ("gelu_pytorch_tanh", *_ACTIVATIONS), "vision_use_head": (True, False)},
+    inferred=lambda theirs: (
+        _activation("gelu_pytorch_tanh", theirs)
+        | {"pooler": "attention" if theirs.get("vision_use_head", True) else "none"}
+    ),
+    derived=lambda config: (
+        _activation_written(config) | {"vision_use_head": config.pooler == "attention"}
+    ),
+    fixed={"distillation": "none", "head": "states", "class_token": False},
+    stray="vision_model.",
+    ignored=("*.position_ids",),
+)

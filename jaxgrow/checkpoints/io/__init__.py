@@ -1,0 +1,1 @@
+"""Files: how are checkpoints read from and written to disk safely?"""

@@ -1,0 +1,284 @@
+"""Safetensors on disk: tensors as byte ranges, and files that are written tensor by tensor.
+
+Headers are checked by the `safetensors` library. Its reading maps files, whose pages count as
+memory, and its writing wants all tensors at once: bytes are read and written here.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, read_json, write_json
+
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST_HEADER = 100 << 20  # bytes, of an index too: as the library allows
+SHARD = 5_000_000_000  # bytes of a file, at most, as Hugging Face's
+_CHUNK = (
+    1 << 20
+)  # bytes that are copied at a time: they stay in a cache between reading and writing
+_FILE = "model.safetensors"
+_INDEX = _FILE + ".index.json"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in a file; nothing of it is read yet."""
+
+    file: Path
+    name: str
+    stored: str  # its dtype, in the words of the format
+    shape: tuple[int, ...]
+    begin: int  # in the file
+    size: int  # in bytes
+
+    @property
+    def dtype(self) -> np.dtype:
+        """
+        Raises:
+          CheckpointError: it is none that we compute with.
+        """
+        if self.stored not in DTYPES:
+            raise CheckpointError(
+                f"{self.file}: tensor {self.name!r} has dtype {self.stored}; convert it to one of {', '.join(DTYPES)}"
+            )
+        return DTYPES[self.stored]
+
+    def read(self) -> np.ndarray:
+        out = np.empty(self.shape, self.dtype)
+        with self._at() as file:
+            if file.readinto(out.reshape(-1).view(np.uint8)) != self.size:
+                raise self._cut()
+        return out
+
+    def sample(self, size: int = 2048) -> bytes:
+        """The first and the last bytes."""
+        with self._at() as file:
+            first = file.read(min(size, self.size))
+            file.seek(self.begin + max(0, self.size - size))
+            return first + file.read(min(size, self.size))
+
+    def equals(self, other: "Tensor") -> bool:
+        """Whether the other one has its dtype, its shape and its bytes."""
+        if (self.stored, self.shape) != (other.stored, other.shape):
+            return False
+        with self._at() as one, other._at() as two:
+            chunks = (min(_CHUNK, self.size - begin) for begin in range(0, self.size, _CHUNK))
+            return all(one.read(size) == two.read(size) for size in chunks)
+
+    def copy(self, out: BinaryIO) -> None:
+        """Writes its bytes."""
+        buffer = memoryview(bytearray(min(_CHUNK, self.size)))
+        with self._at() as file:
+            left = self.size
+            while left:
+                count = file.readinto(buffer[: min(left, len(buffer))])
+                if not count:
+                    raise self._cut()
+                out.write(buffer[:count])
+                left -= count
+
+    def _at(self) -> Any:
+        file = self.file.open("rb", buffering=0)
+        file.seek(self.begin)
+        return file
+
+    def _cut(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self.file} ended within tensor {self.name!r}: it became shorter meanwhile"
+        )
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder's ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` lists.
+
+    Raises:
+      CheckpointError: there are no such files, they are damaged, or do not agree with the index.
+    """
+    if os.path.lexists(folder / _FILE):
+        return header(inside(folder, _FILE))
+    if not os.path.lexists(folder / _INDEX):
+        pickled = sorted(
+            f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")
+        )
+        if pickled:
+            raise CheckpointError(
+                f"{folder} holds {listed(pickled)}, pickled files that may run any code when they are read, so they are "
+                f"not; where you trust them, convert them: transformers' from_pretrained, then save_pretrained"
+            )
+        raise CheckpointError(f"{folder} has neither {_FILE} nor {_INDEX}")
+    index = inside(folder, _INDEX)
+    where = read_json(index, LARGEST_HEADER).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        raise CheckpointError(f"{index} has no weight_map of tensors to files")
+    found: dict[str, Tensor] = {}
+    for name in sorted(set(where.values())):
+        if not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names {name!r}, which is no .safetensors file")
+        for tensor in header(inside(folder, name)).values():
+            if found.setdefault(tensor.name, tensor) is not tensor:
+                raise CheckpointError(
+                    f"{folder}: tensor {tensor.name!r} is in both {found[tensor.name].file.name} and {name}"
+                )
+    wrong = [
+        f"{name!r} in {file}"
+        for name, file in where.items()
+        if name not in found or found[name].file.name != file
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{index} names tensors that are not there: {listed(wrong)}; fetch the files again"
+        )
+    return found
+
+
+def header(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name.
+
+    Raises:
+      CheckpointError: the file is truncated, or its header is damaged.
+    """
+    try:
+        with safe_open(file, framework="np"):
+            pass  # the header is whole, and its tensors cover the file without a gap or overlap
+        with file.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            if length > LARGEST_HEADER:
+                raise CheckpointError(f"{file}: a header of {length} bytes")
+            entries = json.loads(raw.read(length))
+            total = os.fstat(raw.fileno()).st_size
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} is no whole safetensors file: {error}; fetch it again"
+        ) from error
+    found = {}
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            continue
+        first, last = entry["data_offsets"]
+        tensor = Tensor(
+            file, name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first
+        )
+        dtype = DTYPES.get(tensor.stored)
+        if tensor.begin + tensor.size > total or (
+            dtype and prod(tensor.shape) * dtype.itemsize != tensor.size
+        ):
+            raise CheckpointError(
+                f"{file}: tensor {name!r} of shape {tensor.shape} does not fit its bytes; fetch it again"
+            )
+        found[name] = tensor
+    return found
+
+
+def stacked(
+    stored: Mapping[str, Tensor], file: Path, names: Sequence[str], shape: tuple[int, ...]
+) -> np.ndarray:
+    """Tensors of one shape, a layer each, as one array [layers, ..], float32 or better.
+
+    Raises:
+      CheckpointError: ``file`` lacks some of them, or has one of another shape.
+    """
+    if missing := [name for name in names if name not in stored]:
+        raise CheckpointError(f"{file} lacks {listed(missing)}: all layers have them, or none")
+    for name in names:
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f"{name} in {file} has shape {stored[name].shape}, but the model makes it {shape}; is it another model's?"
+            )
+    x = np.stack([stored[name].read() for name in names])
+    return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor to be written."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    content: Callable[[], Tensor | np.ndarray]  # a tensor on disk is copied byte by byte
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def write(
+    folder: Path,
+    planned: Iterable[Planned],
+    shard: int = SHARD,
+    done: Callable[[int], Any] = lambda n: None,
+) -> None:
+    """Writes ``model.safetensors``, or shards and their index; one tensor is in memory at a time.
+
+    ``done`` is told the bytes of each tensor.
+    """
+    files = _shards(planned, shard)
+    names = (
+        [_FILE]
+        if len(files) == 1
+        else [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    )
+    for name, content in zip(names, files, strict=True):
+        write_file(folder / name, content, done)
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(p.size for file in files for p in file)},
+            "weight_map": {
+                p.name: name for name, file in zip(names, files, strict=True) for p in file
+            },
+        }
+        write_json(folder / _INDEX, index)
+
+
+def _shards(planned: Iterable[Planned], shard: int) -> list[list[Planned]]:
+    files: list[list[Planned]] = [[]]
+    size = 0
+    for p in planned:
+        if files[-1] and size + p.size > shard:
+            files.append([])
+            size = 0
+        files[-1].append(p)
+        size += p.size
+    return files
+
+
+def write_file(
+    path: Path, planned: Sequence[Planned], done: Callable[[int], Any] = lambda n: None
+) -> None:
+    """Writes one file of these tensors; ``done`` as of `write`."""
+    planned = sorted(
+        planned, key=lambda p: -p.dtype.itemsize
+    )  # so that every tensor lies where its dtype may
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": "pt"}
+    }  # transformers refuses files without it
+    end = 0
+    for p in planned:
+        begin, end = end, end + p.size
+        entries[p.name] = {"dtype": NAMES[p.dtype], "shape": p.shape, "data_offsets": [begin, end]}
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as out:
+        out.write(len(head).to_bytes(8, "little") + head)
+        for p in planned:
+            content = p.content()
+            if isinstance(content, Tensor):
+                content.copy(out)
+            else:
+                assert (content.shape, content.dtype) == (p.shape, p.dtype), p
+                out.write(np.ascontiguousarray(content).reshape(-1).view(np.uint8).data)
+            done(p.size)

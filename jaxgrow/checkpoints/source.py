@@ -1,0 +1,381 @@
+"""Models that are read piece by piece: one layer of one leaf at a time, from wherever they are.
+
+A growth of a `Source` is a `Source`, and so is an interpolation of two: nothing is computed before
+it is read. A transform of a checkpoint is then: open it, wrap it, write it.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxgrow.axes import names as naming
+from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_layers, layers_of
+from jaxgrow.checkpoints.io.files import CheckpointError, listed
+from jaxgrow.growth import merge
+from jaxgrow.growth.apply import check, grow_leaf
+from jaxgrow.growth.maps import AxisMap, Growth, Term, new_sizes, terms
+from jaxgrow.growth.matrices import Matrix, Rows
+from jaxgrow.models import Config
+from jaxgrow.sharding import RULES, spec
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of a model, without its numbers."""
+
+    names: Names
+    shape: tuple[int, ...]  # of all layers
+    dtype: np.dtype
+
+    @property
+    def layers(self) -> Sequence[int | None]:
+        """What it is read by: its layers, or None, which is all of it."""
+        return range(self.shape[0]) if layers_of(self.names) else (None,)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+class Source:
+    """A model of ``config``; ``leaves`` are its parameters by path, as of `jaxgrow.axes.path`."""
+
+    config: Config
+    leaves: dict[str, Leaf]
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        """One layer of a stacked leaf, without that axis; all of any other."""
+        raise NotImplementedError
+
+    def origin(self, path: str, layer: int | None) -> "tuple[Source, int | None] | None":
+        """Which layer of which stored model this is an unchanged copy of; None: it is computed."""
+        return self, layer
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis."""
+        return {
+            axis(n): size
+            for leaf in self.leaves.values()
+            for n, size in zip(leaf.names, leaf.shape, strict=True)
+        }
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has that it computes with."""
+        return sum(int(np.prod(leaf.shape)) for leaf in self.leaves.values()) - self.config.idle
+
+    @property
+    def bytes(self) -> int:
+        """The size of its leaves."""
+        return sum(leaf.size for leaf in self.leaves.values())
+
+    def params(self) -> Params:
+        """All of it, as a nested dict of NumPy arrays."""
+        return nested({path: self._parts(path, [(slice(None),)])[0] for path in self.leaves})
+
+    def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
+        """All of it, on the devices of a mesh, divided as `jaxgrow.sharding.specs` says.
+
+        Nothing is whole: beside what lies on its devices, a process holds their parts of one leaf,
+        and one layer of it.
+
+        Args:
+          mesh: the devices, of any number of processes; each reads for its own.
+          rules: axis of the model to axis of the mesh.
+
+        Returns:
+          A nested dict of `jax.Array`.
+        """
+        return nested({path: self._on(path, mesh, rules) for path in self.leaves})
+
+    def _on(self, path: str, mesh: Mesh, rules: Mapping[str, str]) -> jax.Array:
+        leaf = self.leaves[path]
+        lies = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+        where = {
+            d: i
+            for d, i in lies.addressable_devices_indices_map(leaf.shape).items()
+            if i is not None
+        }
+        distinct = list({str(index): index for index in where.values()}.values())
+        parts = dict(zip(map(str, distinct), self._parts(path, distinct), strict=True))
+        local = [jax.device_put(parts[str(index)], device) for device, index in where.items()]
+        return jax.make_array_from_single_device_arrays(leaf.shape, lies, local)
+
+    def _parts(self, path: str, indices: Sequence[tuple[slice, ...]]) -> list[np.ndarray]:
+        """Parts of a leaf, each layer read once."""
+        leaf = self.leaves[path]
+        if leaf.layers == (None,):
+            whole = self.read(path)
+            return [np.array(whole[index], leaf.dtype) for index in indices]
+        every = np.arange(leaf.shape[0])
+        first = [every[index[0]] for index in indices]
+        shapes = [
+            (len(mine), *_cut(leaf.shape[1:], i[1:]))
+            for mine, i in zip(first, indices, strict=True)
+        ]
+        parts = [np.empty(shape, leaf.dtype) for shape in shapes]
+        for layer in leaf.layers:
+            read = self.read(path, layer)
+            for part, mine, index in zip(parts, first, indices, strict=True):
+                if layer in mine:
+                    part[layer - mine[0]] = read[index[1:]]
+        return parts
+
+
+class Checkpoint(Source):
+    """A model in a folder."""
+
+    folder: Path
+    notes: tuple[str, ...] = ()  # what a user should know of what was read
+    foreign: (
+        dict[str, Any] | None
+    )  # the ``config.json`` of the Hugging Face model that it is, or was made from
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
+        return self.foreign or {}
+
+    def fingerprint(self) -> str:
+        """What tells its content from others: a hash of every tensor's name, dtype and shape, and first and last 2048 bytes.
+
+        Cheap, and another one after any training; an edit in the middle of a tensor is not seen.
+        """
+        raise NotImplementedError
+
+    def place(self, path: str) -> str:
+        """Where a leaf is stored, for people to read."""
+        raise NotImplementedError
+
+
+class Loaded(Source):
+    """Parameters in memory.
+
+    Raises:
+      CheckpointError: leaves that are missing, unknown, or of another shape than the config's.
+    """
+
+    def __init__(self, config: Config, params: Params):
+        self.config = config
+        self._arrays = flat(params)
+        names = born(config)
+        fits(names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters")
+        self.leaves = {
+            path: Leaf(n, shape, self._arrays[path].dtype) for path, (n, shape) in names.items()
+        }
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        array = self._arrays[path]
+        return np.asarray(array if layer is None else array[layer])
+
+
+class Grown(Source):
+    """``grow(growth, source)``. ``axes``: other names than the config's, as `Config.paper_axes`.
+
+    Raises:
+      CheckpointError: the growth does not fit the source, or mixes layers with other axes in one
+        map.
+    """
+
+    def __init__(self, source: Source, growth: Growth, axes: Axes | None = None):
+        self.source, self._growth = source, growth
+        self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
+        if axes is not None:
+            self._names = flat(axes)
+        together = {
+            a
+            for path, names in self._names.items()
+            for term in terms(growth, path, names)
+            for a in term
+        }
+        if any(len(axes) > 1 and any(map(is_layers, axes)) for axes in together):
+            raise CheckpointError(
+                "a map over layers together with another axis cannot be applied layer by layer"
+            )
+        try:
+            shapes = {
+                p: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for p, leaf in source.leaves.items()
+            }
+            check(growth, shapes, self._names)
+            sizes = source.sizes() | new_sizes(growth)
+            self.config = source.config.resized(growth)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        self.leaves = {
+            p: Leaf(leaf.names, tuple(sizes[axis(n)] for n in leaf.names), leaf.dtype)
+            for p, leaf in source.leaves.items()
+        }
+
+    def _terms(self, path: str, names: Names) -> Sequence[Term]:
+        return terms(self._growth, path, names)
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        names = self._names[path]
+        found = self._terms(path, names)
+        if layer is None:
+            return np.asarray(grow_leaf(found, names, self.source.read(path)))
+        needed, found = _one_layer(found, _key(names), layer)
+        if len(needed) == 1:
+            old = self.source.read(path, needed[0])[None]  # a view
+        else:
+            old = np.stack([self.source.read(path, j) for j in needed])
+        return np.asarray(grow_leaf(found, names, old)[0])
+
+    def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
+        names = self._names[path]
+        found = self._terms(path, names)
+        mine = {axis(n) for n in names}
+        touching = [axes for term in found for axes in term if mine.intersection(axes)]
+        if not touching:
+            return self.source.origin(path, layer)
+        if layer is None or touching != [_key(names)] or len(found) != 1:
+            return None
+        index, weight = _row(found[0][_key(names)].write, layer)
+        return self.source.origin(path, int(index[0])) if weight.tolist() == [1.0] else None
+
+
+class Interpolated(Source):
+    """``(1 - alpha) * before + alpha * up``, in the dtypes of ``before``.
+
+    Raises:
+      CheckpointError: two models of different configs.
+    """
+
+    def __init__(self, before: Source, up: Source, alpha: float):
+        self._before, self._up, self._alpha = before, up, alpha
+        self.config, self.leaves = before.config, before.leaves
+        mine, other = before.config.as_json(), up.config.run_as(before.config).as_json()
+        differ = [
+            f"{n} {mine.get(n)} and {other.get(n)}"
+            for n in mine | other
+            if mine.get(n) != other.get(n)
+        ]
+        if differ:
+            raise CheckpointError(
+                f"the two models differ: {', '.join(differ)}; de-coalesce the smaller one first"
+            )
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        return merge.interpolate(
+            self._before.read(path, layer), self._up.read(path, layer), self._alpha
+        )
+
+    def origin(self, path: str, layer: int | None) -> None:
+        return None
+
+
+# --- trees by path ---
+
+
+@lru_cache(maxsize=64)
+def born(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
+    """``{path: (axis names, shape)}`` of a config's parameters, without making any.
+
+    Raises:
+      CheckpointError: sizes of which no model can be made.
+    """
+    try:
+        shapes, axes = naming.split(
+            jax.eval_shape(lambda: config.module.init(jax.random.key(0), config.example)["params"])
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"there is no model of {config}: {error}") from error
+    return {path: (names, x.shape) for path, x, names in naming.leaves(shapes, axes)}
+
+
+def flat(tree: Tree) -> dict[str, Any]:
+    """By path; tuples are leaves."""
+    return {
+        naming.path(p): x
+        for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=naming.is_names)
+    }
+
+
+def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
+    """The shape of that part of an array."""
+    every = itertools.chain(index, itertools.repeat(slice(None)))
+    return tuple(len(range(*i.indices(n))) for n, i in zip(shape, every, strict=False))
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of leaves that are named by their paths, ``{"blocks/mlp": x}``."""
+    tree: dict[str, Any] = {}
+    for path, x in flat.items():
+        *folders, name = path.split("/")
+        where = tree
+        for folder in folders:
+            where = where.setdefault(folder, {})
+        where[name] = x
+    return tree
+
+
+def fits(
+    expected: Mapping[str, tuple[Names, tuple[int, ...]]],
+    found: Mapping[str, tuple[int, ...]],
+    what: str,
+) -> None:
+    """
+    Raises:
+      CheckpointError: leaves are missing, unknown, or of another shape; all in one message.
+    """
+    missing = [f"missing: {path}" for path in expected if path not in found]
+    unknown = [f"unknown: {path}" for path in found if path not in expected]
+    wrong = [
+        f"{path} ({', '.join(map(axis, names))}) has shape {found[path]}, but should have {shape}"
+        for path, (names, shape) in expected.items()
+        if path in found and found[path] != shape
+    ]
+    if missing or unknown or wrong:
+        lines = listed(missing, unknown, wrong, separator="\n  ")
+        raise CheckpointError(f"{what} does not fit the config:\n  {lines}")
+
+
+# --- one layer of a growth ---
+
+
+def _key(names: Names) -> tuple[str, ...]:
+    """Of the map of a stacked leaf's layers."""
+    stacked = layers_of(names)
+    assert stacked is not None
+    return (stacked,)
+
+
+def _one_layer(
+    found: Sequence[Term], key: tuple[str, ...], layer: int
+) -> tuple[list[int], list[Term]]:
+    """The old layers that a new one is made of, and the terms that make it of these alone; ``key`` as of `_key`."""
+    rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found] or [
+        _only(layer)
+    ]
+    live = [i for i, (_, weight) in enumerate(rows) if weight.any()] or [0]
+    rows, found = [rows[i] for i in live], [found[i] for i in live if found]
+    needed = sorted({int(j) for index, _ in rows for j in index})
+    small = [
+        Rows(np.searchsorted(needed, index)[None], weight[None], len(needed))
+        for index, weight in rows
+    ]
+    return needed, [{**term, key: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
+
+
+def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights of one row, without its zeros; one of them if all are."""
+    if isinstance(m, Rows):
+        index, weight = np.asarray(m.index[i]), np.asarray(m.weight[i])
+    else:
+        weight = np.asarray(m[i])
+        index = np.arange(len(weight))
+    keep = weight != 0
+    keep[0] |= not keep.any()
+    return index[keep], weight[keep]
+
+
+def _only(layer: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([layer]), np.ones(1)

@@ -1,0 +1,45 @@
+"""Completion of the command ``jaxgrow`` in a shell, read off its parser."""
+
+import argparse
+
+_SCRIPT = """\
+_jaxgrow() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" words=
+  case "$COMP_CWORD ${{COMP_WORDS[1]}} ${{COMP_WORDS[COMP_CWORD-1]}}" in
+    "1 "*) words="{commands}" ;;
+{values}
+    *) case "${{COMP_WORDS[1]}} $word" in
+{options}
+    esac ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _jaxgrow jaxgrow
+"""
+# zsh runs scripts of bash's then
+_ZSH = "autoload -U +X compinit bashcompinit\ncompinit\nbashcompinit\n"
+
+
+def script(commands: dict[str, argparse.ArgumentParser], shell: str) -> str:
+    """A script for a shell to read when it starts. Where it knows no words, the shell completes names of files.
+
+    Args:
+      commands: their parsers by their names.
+      shell: ``"bash"`` or ``"zsh"``.
+    """
+    values, options = [], []
+    for name, parser in commands.items():
+        named = [action for action in parser._actions if action.option_strings]
+        for action in parser._actions:
+            if action.choices is not None:
+                words, before = (
+                    " ".join(map(str, action.choices)),
+                    (action.option_strings or [name])[-1],
+                )
+                values.append(f'    *" {name} {before}") words="{words}" ;;')
+        every = " ".join(action.option_strings[-1] for action in named)
+        options.append(f'      "{name} -"*) words="{every}" ;;')
+    filled = _SCRIPT.format(
+        commands=" ".join(commands), values="\n".join(values), options="\n".join(options)
+    )
+    return (_ZSH if shell == "zsh" else "") + filled

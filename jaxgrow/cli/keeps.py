@@ -1,0 +1,104 @@
+"""What each method of growth takes, and what it keeps of a model's function: for help, and for those who are about to grow."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from jaxgrow import operators
+from jaxgrow.axes.names import Names, axis
+from jaxgrow.checkpoints.source import Leaf
+from jaxgrow.growth.maps import Growth, Rules, new_sizes, preserves_function, terms
+from jaxgrow.growth.matrices import Matrix, Rows
+from jaxgrow.models import Config
+
+# Of each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
+METHODS = {
+    name: (
+        ", ".join(axis.replace("_", "-") for axis in found.axes)
+        + (f" ({found.sizes})" if found.sizes else ""),
+        found.preserves,
+    )
+    for name, found in operators.OPERATORS.items()
+}
+
+
+def keeps(growth: Growth, config: Config, method: str = "") -> bool:
+    """Whether a growth preserves the function of a model, up to rounding.
+
+    Args:
+      growth: the growth.
+      config: the config of the model before the growth.
+      method: the name of the operator that made the growth, if it made `Rules`.
+    """
+    if config.predicts == "states":
+        return _keeps_states(growth, config, method)
+    if not isinstance(growth, Rules):
+        return preserves_function(growth, config.axes(), config.normed)
+    if not getattr(config, "norm_scale", True) and "embed" in new_sizes(growth):
+        # A norm without a scale cannot compensate for an embedding that is also the head.
+        return method == "staged" and not getattr(config, "ties", False)
+    return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(
+        growth, config
+    )
+
+
+def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
+    """The same for a model without a head: its outputs are the features, which must be copied equally often."""
+    if not isinstance(growth, Rules):
+        return preserves_function(growth, normed=config.normed)
+    if new_sizes(growth).get("embed", 0) % config.integers()["embed"]:
+        return False
+    return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(
+        growth, config
+    )
+
+
+def rounding(
+    growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False
+) -> list[str]:
+    """What to tell of half precision about a growth that keeps the function, a line each.
+
+    ``grown``: the leaves as they are computed; ``made``: as they are stored; ``noise``: whether
+    some was added.
+    """
+    narrower = _names(
+        made[path].dtype
+        for path, leaf in grown.items()
+        if made[path].dtype.itemsize < leaf.dtype.itemsize
+    )
+    half = {path: leaf for path, leaf in made.items() if leaf.dtype.itemsize < 4}
+    by_growth = _names(
+        leaf.dtype
+        for path, leaf in half.items()
+        if noise or not _in_powers(growth, path, leaf.names)
+    )
+    way_out = "`jaxgrow report` measures the difference, and --dtype float32 avoids it"
+    if narrower:
+        return [f"{narrower} rounds every number; {way_out}"]
+    return (
+        [f"{by_growth} rounds what is multiplied by no power of two; {way_out}"]
+        if by_growth
+        else []
+    )
+
+
+def _names(dtypes: Iterable[np.dtype]) -> str:
+    return " and ".join(sorted({dtype.name for dtype in dtypes}))
+
+
+def _in_powers(growth: Growth, path: str, names: Names) -> bool:
+    """Whether all that a leaf is multiplied by is a power of two, and nothing is added."""
+    found = terms(growth, path, names)
+    return all(
+        _exact(m.of(n))
+        for term in found
+        for axes, m in term.items()
+        for n in names
+        if axis(n) in axes
+    )
+
+
+def _exact(m: Matrix) -> bool:
+    weight = np.asarray(m.weight if isinstance(m, Rows) else m)
+    mantissa = np.frexp(np.abs(weight[weight != 0]))[0]
+    return bool((mantissa == 0.5).all()) and int((weight != 0).sum(1).max(initial=0)) <= 1

@@ -1,0 +1,306 @@
+"""Suggest growth methods for a model, with their effect on its function and optimizer state, and their measured savings.
+
+The measurements are copied from ``train/analysis/evidence.toml``. A test compares the two.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from jaxgrow import operators
+from jaxgrow.axes.names import is_layers, kind
+from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.checkpoints.source import Grown, Source
+from jaxgrow.cli.keeps import METHODS, keeps
+from jaxgrow.operators.targets import depth, width
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of ``train/analysis/evidence.toml``; the fields are explained there.
+
+    Attributes:
+      method: the key of the method in the file.
+      optimizer: the optimizer of both runs.
+      tokens_per_parameter: length of the training, rounded.
+      seeds: number of seeds.
+      saved: FLOPs saved at an equal loss, in per cent, mean over the seeds.
+      interval: half of the 95 % interval of ``saved``; None if the file has none.
+      given: FLOPs saved if the small model costs nothing; None if it was not measured.
+      bounds: number of seeds whose saving is a lower bound.
+      page: where the command and all losses are.
+    """
+
+    method: str
+    optimizer: str
+    tokens_per_parameter: int
+    seeds: int
+    saved: float
+    interval: float | None
+    given: float | None
+    bounds: int
+    page: str
+
+    def __str__(self) -> str:
+        more = "" if self.interval is None else f" ± {self.interval:g}"
+        given = (
+            "" if self.given is None else f"; {self.given:g} % if the small model is there already"
+        )
+        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
+        setting = f"{self.optimizer}, {self.tokens_per_parameter} tokens per parameter, {seeds}"
+        return f"{'> ' * bool(self.bounds)}{self.saved:g} % of the FLOPs saved{more} ({setting}{given}): {self.page}"
+
+
+_SCALE = "on GPTs of 94 thousand parameters"
+_MUON, _WIKIPEDIA = "docs/results/muon.md", "docs/results/wikipedia.md"
+_DEEPEN = (
+    Measurement("deepen", "Muon", 20, 3, 14.7, 4.5, 44.0, 0, _MUON),
+    Measurement("deepen", "AdamW", 20, 3, 13.5, 15.9, None, 0, _MUON),
+    Measurement("deepen", "Muon", 49, 3, 8.9, 20.3, None, 0, _MUON),
+)
+_HALVES = (
+    Measurement("halves", "Muon", 20, 3, 17.7, 3.5, 49.1, 0, _MUON),
+    Measurement("halves", "Muon", 49, 3, 6.2, 7.7, None, 0, _MUON),
+)
+_STACK = (Measurement("stack", "AdamW", 20, 3, -9.0, 5.0, 11.4, 0, _WIKIPEDIA),)
+_AKI = (Measurement("aki", "AdamW", 20, 3, -7.1, 13.8, 12.9, 0, _WIKIPEDIA),)
+_AVERAGE = (
+    Measurement("ligo_start", "AdamW", 20, 3, 20.2, None, 35.1, 1, _WIKIPEDIA),
+    Measurement("ligo_start", "Muon", 20, 1, -21.7, None, None, 0, _MUON),
+)
+
+# : Of each method of `grow`: the policy of `jaxgrow.growth.moments.grow_optimizer` that suits it
+# best.
+POLICY = {name: found.state.split()[0].strip(",;") for name, found in operators.OPERATORS.items()}
+#: The measurements by method (in order of application) and by the kinds of axes that grew.
+_EVERY = frozenset({"layers", "embed", "heads", "mlp"})
+MEASURED: dict[tuple[tuple[str, ...], frozenset[str]], tuple[Measurement, ...]] = {
+    (("interleave",), frozenset({"layers"})): _DEEPEN,
+    (("hypercloning", "interleave"), frozenset({"layers", "mlp"})): _HALVES,
+    (("lemon", "stack"), _EVERY): _STACK,
+    (("aki",), _EVERY): _AKI,
+    (("average",), _EVERY): _AVERAGE,
+}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A way from a model to larger sizes.
+
+    Attributes:
+      methods: the methods, in the order in which they are applied.
+      targets: the new sizes that each of them is given.
+      keeps: whether the growth preserves the function of the model.
+      policies: the policy of the optimizer state for each method.
+      parameters: number of parameters of the grown model.
+      measured: the measurements of this project; empty if there are none.
+    """
+
+    methods: tuple[str, ...]
+    targets: tuple[dict[str, int], ...]
+    keeps: bool
+    policies: tuple[str, ...]
+    parameters: int
+    measured: tuple[Measurement, ...]
+
+    def commands(self, src: str, dst: str) -> list[str]:
+        """The commands that grow the folder ``src`` into ``dst``."""
+        folders = [src, *(f"{dst}-{name}" for name in self.methods[:-1]), dst]
+        steps = zip(self.methods, self.targets, folders, folders[1:], strict=False)
+        return [
+            f"jaxgrow grow {a} {b} --method {name} {options(target)}"
+            for name, target, a, b in steps
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, as JSON has them."""
+        return {
+            **self.__dict__,
+            "measured": [measurement.__dict__ for measurement in self.measured],
+        }
+
+
+def options(target: Mapping[str, int]) -> str:
+    """The sizes of a target as options of the command line; stages become one option.
+
+    Example:
+      >>> options({"layers": 4, "kv_heads": 2})
+      '--layers 4 --kv-heads 2'
+    """
+    kinds: dict[str, list[str]] = {}
+    for name, size in target.items():
+        kinds.setdefault(kind(name), []).append(str(size))
+    return " ".join(
+        f"--{name.replace('_', '-')} {','.join(sizes)}" for name, sizes in kinds.items()
+    )
+
+
+def factor(text: str) -> Fraction:
+    """Read a factor of growth such as ``2x`` or ``1.5x``.
+
+    Raises:
+      ValueError: ``text`` is not a factor above 1.
+
+    Example:
+      >>> factor("1.5x")
+      Fraction(3, 2)
+    """
+    number = text.removesuffix("x")
+    if not number.replace(".", "", 1).isdecimal() or not 1 < Fraction(number) <= 1024:
+        raise ValueError(
+            f"{text!r} is not a factor of growth; give a number above 1, such as 2x or 1.5x"
+        )
+    return Fraction(number)
+
+
+def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
+    """Propose target sizes for a model that shall become ``times`` as large.
+
+    The candidates multiply the layers, the layers and the MLP units, or all widths. Layers and
+    MLP units are rounded. Widths are not rounded, because the heads divide the residual stream.
+
+    Args:
+      sizes: the size of each axis of the model, as of `jaxgrow.sizes`.
+      times: the factor.
+
+    Returns:
+      One target for each; targets with fractional sizes, or without any growth, are left out.
+
+    Example:
+      >>> targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
+      {'layers': 4}
+    """
+    deeper, mlp = depth(sizes), tuple(name for name in width(sizes) if kind(name) == "mlp")
+    found: list[dict[str, int]] = []
+    for axes in (deeper, (*deeper, *mlp)):
+        found.append({axis: round(sizes[axis] * times) for axis in axes})
+    if all((sizes[axis] * times).denominator == 1 for axis in width(sizes)):
+        found.append({axis: int(sizes[axis] * times) for axis in width(sizes)})
+    return [
+        target
+        for i, target in enumerate(found)
+        if any(n > sizes[a] for a, n in target.items()) and target not in found[:i]
+    ]
+
+
+def suggest(
+    source: Source, target: Mapping[str, int], keep: bool = False
+) -> tuple[list[Suggestion], dict[str, str]]:
+    """List the ways from a model to the sizes of ``target``, the best measured one first.
+
+    Where a target names widths and layers, a method of width that keeps the function comes first,
+    and one of depth follows.
+
+    Args:
+      source: the model, as `jaxgrow.checkpoints.open_checkpoint` returns it.
+      target: the new sizes, by axis.
+      keep: return only ways that preserve the function.
+
+    Returns:
+      ``(suggestions, refused)``: the second one has the reason for each method that cannot do it.
+    """
+    deeper = {axis: size for axis, size in target.items() if is_layers(axis)}
+    wider = {axis: size for axis, size in target.items() if not is_layers(axis)}
+    found, refused = [], {}
+    for names, parts in _ways(deeper, wider):
+        try:
+            way = _tried(source, names, parts)
+        except (ValueError, CheckpointError) as error:
+            refused[", then ".join(names)] = str(error).split("\n")[0]
+            continue
+        if way.keeps or not keep:
+            found.append(way)
+    return sorted(found, key=_rank), refused
+
+
+def _rank(way: Suggestion) -> tuple[float, bool]:
+    """Sort by the smallest measured saving (0 if there is none), then by function preservation."""
+    return (-min((m.saved for m in way.measured), default=0.0), not way.keeps)
+
+
+def _ways(
+    deeper: dict[str, int], wider: dict[str, int]
+) -> list[tuple[tuple[str, ...], tuple[dict[str, int], ...]]]:
+    both = [
+        name
+        for name in operators.DEPTH | operators.WIDTH
+        if "layers" in METHODS[name][0] and name not in operators.DEPTH
+    ]
+    if deeper and wider:
+        pairs = [(a, b) for a in ("hypercloning", "lemon") for b in operators.DEPTH]
+        return [((name,), (wider | deeper,)) for name in both] + [
+            (pair, (wider, deeper)) for pair in pairs
+        ]
+    names = [*operators.DEPTH, *both] if deeper else list(operators.WIDTH)
+    return [((name,), (deeper or wider,)) for name in dict.fromkeys(names)]
+
+
+def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], ...]) -> Suggestion:
+    """
+    Raises:
+      ValueError: a method cannot reach the sizes.
+      CheckpointError: the growth does not fit the model.
+    """
+    kept, model = True, source
+    for name, target in zip(names, parts, strict=True):
+        method = (operators.DEPTH | operators.WIDTH)[name]
+        growth = method(model.sizes(), target, **taken(method, model.config.traits, 0))
+        kept &= keeps(growth, model.config, name)
+        model = Grown(model, growth)
+    policies = tuple(POLICY[name] for name in names)
+    grown = frozenset(kind(axis) for target in parts for axis in target) - {"kv_heads"}
+    return Suggestion(
+        names, parts, kept, policies, model.parameters, MEASURED.get((names, grown), ())
+    )
+
+
+def taken(method: Callable[..., Any], traits: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The keyword arguments of a growth method that the model's traits, or the user, decide."""
+    names = inspect.signature(method).parameters
+    return {name: value for name, value in {**traits, "seed": seed}.items() if name in names}
+
+
+def questions(source: Source) -> str:
+    """Properties of a model that decide which methods fit, one per line."""
+    config = source.config
+    norms = (
+        "before each sublayer"
+        if config.pre_norm
+        else "after each sublayer (post-norm): few methods keep its function"
+    )
+    experts = source.sizes().get("experts")
+    dense = "no; --method virtual_groups or upcycle of `jaxgrow grow` makes experts of its MLPs"
+    return f"Norms: {norms}\nExperts: {dense if experts is None else f'{experts}, which grow as MLPs do'}"
+
+
+def described(
+    source: Source, ways: Sequence[Suggestion], refused: Mapping[str, str], src: str
+) -> str:
+    """Format the ways to one target: a table, the measurements, and the commands of the first way."""
+    if not ways:
+        reasons = [f"  {name}: {why}" for name, why in refused.items()] or [
+            "  every method changes the function here"
+        ]
+        return "\n".join(["no method fits:", *reasons])
+    parameters = ways[0].parameters
+    rows = [("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED"), *(_row(way) for way in ways)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{parameters:,} parameters, {parameters / source.parameters:.2f} times as many"]
+    lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    notes = {m: f"  {', then '.join(way.methods)}: {m}" for way in ways for m in way.measured}
+    lines += [f"measured in this project, {_SCALE}:", *notes.values()] * bool(notes)
+    return "\n".join(
+        [*lines, "the first row:", *(f"  {command}" for command in ways[0].commands(src, "DST"))]
+    )
+
+
+def _row(way: Suggestion) -> tuple[str, str, str, str]:
+    saved = f"{way.measured[0].saved:g} %" if way.measured else "-"
+    return (
+        ", then ".join(way.methods),
+        "kept" if way.keeps else "changed",
+        ", then ".join(way.policies),
+        saved,
+    )

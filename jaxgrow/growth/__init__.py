@@ -1,0 +1,1 @@
+"""Growths: how does a parameter tree change size?"""

@@ -1,0 +1,189 @@
+"""What the leaves of an optimizer state hold, found by trying the optimizer on a small problem.
+
+Names do not tell: ``mu`` is a mean of gradients in Adam, of normalised gradients in ADOPT, and of
+parameters nowhere; and what ``optax.trace`` adds up depends on the transformations before it. So a
+few steps are taken with parameters of two units an axis, and again with other gradients and other
+parameters. The changes of a leaf tell what it is made of.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxgrow.axes.names import Axes, Params, Tree, is_names, owner, path
+from jaxgrow.axes.stacking import stack_layers, unstack_layers
+
+# 1, 2: that power of each entry's own gradients. own: another function of them, such as their
+# signs. parameters: begins as a copy of them. unchanged: by any gradient. mixed: depends on the
+# parameters, too. other: depends on gradients of other entries.
+Kind: TypeAlias = Literal[1, 2, "own", "parameters", "unchanged", "mixed", "other"]
+
+UNITS = 2  # of each axis, or one
+# at least; further ones until every leaf has changed, for some change only every so many steps
+STEPS = 4
+MOST = 64
+# Of gradients. Small ones pass clipping unchanged, large ones outweigh the small numbers that some
+# states begin with.
+MAGNITUDES = (1.0, 1e-3)
+EXTRA = (
+    ("axes", "value", "grad"),
+    ("axes",),
+    (),
+)  # arguments of an update besides gradients, state and parameters
+TOLERANCE = 0.05  # a factor of 2 is 1, 2 or 4: no rounding, but the optimizer's epsilon
+
+
+def kinds(
+    tx: optax.GradientTransformation, params: Params, axes: Axes, layers: str | None = None
+) -> dict[str, Kind]:
+    """What each leaf of the states of ``tx`` holds, by its path.
+
+    Args:
+      tx: the optimizer.
+      params: a pytree of arrays, or of their shapes.
+      axes: their axis names.
+      layers: where layers are that ``params`` and ``axes`` have stacked, as of
+        `jaxgrow.stack_layers`.
+
+    Raises:
+      ValueError: the optimizer does not run in the trial.
+    """
+    arrays, tree = jax.tree.flatten(params)
+    shapes = tuple(
+        (tuple(min(n, UNITS) for n in jnp.shape(x)), np.dtype(x.dtype).name) for x in arrays
+    )
+    names, names_tree = jax.tree.flatten(axes, is_leaf=is_names)
+    return _kinds(tx, tree, shapes, names_tree, tuple(names), layers)
+
+
+@cache  # a run grows more than once
+def _kinds(
+    tx: optax.GradientTransformation,
+    tree: Any,
+    shapes: Any,
+    names_tree: Any,
+    names: Any,
+    layers: str | None,
+) -> dict[str, Kind]:
+    rng = np.random.default_rng(0)
+
+    def drawn(draw: Callable[[tuple[int, ...]], Any]) -> Tree:
+        made = jax.tree.unflatten(
+            tree, [jnp.asarray(np.asarray(draw(shape), dtype)) for shape, dtype in shapes]
+        )
+        return unstack_layers(made, layers) if layers else made
+
+    axes = jax.tree.unflatten(names_tree, names)
+    axes = unstack_layers(axes, layers, UNITS) if layers else axes
+    with jax.ensure_compile_time_eval():
+        params = drawn(rng.standard_normal)
+        factors = drawn(lambda shape: np.resize([2.0, 1.0], shape))  # different ones within a leaf
+        gradients = [drawn(rng.standard_normal) for _ in range(MOST)]
+        trials = _tried(tx, params, axes, gradients, factors, layers)
+    return {leaf: _either([trial.kind(leaf) for trial in trials]) for leaf in trials[0].leaves}
+
+
+def _tried(tx, params, axes, gradients, factors, layers) -> "list[_Trial]":
+    """Trials of all magnitudes, with the extra arguments that the optimizer takes."""
+    failed: list[Exception] = []
+    for extra in EXTRA:
+        try:
+            return [
+                _Trial(tx, params, axes, gradients, factors, size, layers, extra)
+                for size in MAGNITUDES
+            ]
+        except Exception as error:  # of any optimizer's code
+            failed.append(error)
+    raise ValueError(
+        "an optimizer state grows by what a trial of the optimizer finds in it, which failed with "
+        f"{type(failed[0]).__name__}: {failed[0]}; use policy 'drop'"
+    ) from failed[0]
+
+
+def _either(found: list[Kind]) -> Kind:
+    """What gradients of one magnitude say, where those of another are clipped, or too small."""
+    order: tuple[Kind, ...] = ("mixed", "parameters", 1, 2, "own", "other", "unchanged")
+    return next(kind for kind in order if kind in found)
+
+
+class _Trial:
+    """A few steps with some gradients, with these times ``factors``, and with ten times the parameters."""
+
+    def __init__(self, tx, params, axes, gradients, factors, size, layers, extra):
+        tx = optax.with_extra_args_support(tx)
+        init = jax.jit(lambda params: tx.init(params))
+
+        @jax.jit
+        def step(params, state, gradients, factors):
+            g = jax.tree.map(lambda g, f: (size * g * f).astype(g.dtype), gradients, factors)
+            more = {"axes": axes, "value": jnp.float32(1), "grad": g}
+            updates, state = tx.update(g, state, params, **{name: more[name] for name in extra})
+            return optax.apply_updates(params, updates), state
+
+        def begin(params):
+            return params, init(params)
+
+        ones, tenfold = (
+            jax.tree.map(jnp.ones_like, factors),
+            jax.tree.map(lambda p: (10 * p).astype(p.dtype), params),
+        )
+        runs = [begin(params), begin(params), begin(tenfold)]
+        scales = [ones, factors, ones]
+        self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
+        self.first = [_leaves(state, layers) for _, state in runs]
+        self.after = []
+        for t, g in enumerate(gradients):
+            runs = [step(*run, g, scale) for run, scale in zip(runs, scales, strict=True)]
+            self.after.append([_leaves(state, layers) for _, state in runs])
+            if t + 1 >= STEPS and all(self._changed(leaf) for leaf in self.leaves):
+                break
+
+    @property
+    def leaves(self) -> list[str]:
+        return list(self.first[0])
+
+    def _changed(self, leaf: str) -> bool:
+        return any((plain[leaf] != self.first[0][leaf]).any() for plain, *_ in self.after)
+
+    def kind(self, leaf: str) -> Kind:
+        begun, own = self.first[0][leaf], owner(leaf, self.params)
+        if own is not None and np.array_equal(begun, self.params[own]):
+            return "parameters"
+        if not all(np.array_equal(plain[leaf], tenfold[leaf]) for plain, _, tenfold in self.after):
+            return "mixed"
+        if all(np.array_equal(plain[leaf], scaled[leaf]) for plain, scaled, _ in self.after):
+            return "unchanged"
+        if own is None or begun.shape != self.params[own].shape:
+            return "other"
+        factors = self.factors[own]
+        if self._scales(leaf, factors, factors > 0):
+            return 1
+        if self._scales(leaf, factors**2, factors > 0):
+            return 2
+        return "own" if self._scales(leaf, factors, factors == 1) else "other"
+
+    def _scales(self, leaf: str, by: np.ndarray, where: np.ndarray) -> bool:
+        """Whether the change of each of some entries is multiplied ``by`` as much, in all steps."""
+        begun = self.first[0][leaf][where]
+        for plain, scaled, _ in self.after:
+            expected, found = by[where] * (plain[leaf][where] - begun), scaled[leaf][where] - begun
+            if abs(found - expected).max(initial=0) > TOLERANCE * abs(expected).max(initial=0):
+                return False
+        return True
+
+
+def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:
+    """By path, as numbers that can be compared."""
+    tree = stack_layers(tree, layers) if layers else tree
+
+    def numbers(x: Any) -> np.ndarray:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        return np.asarray(x, None if jnp.issubdtype(x.dtype, jnp.integer) else np.float64)
+
+    return {path(p): numbers(jnp.asarray(x)) for p, x in jax.tree_util.tree_leaves_with_path(tree)}

@@ -1,0 +1,164 @@
+"""Two growths as one: a leaf that grows by ``compose(second, first)`` grows by ``first``, then by ``second``."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeAlias, overload
+
+from jaxgrow.axes.names import axis
+from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, Term, by_axes
+from jaxgrow.growth.matrices import matmul
+
+
+@overload
+def compose(second: Mapping[str, AxisMap], first: Mapping[str, AxisMap]) -> dict[str, AxisMap]: ...
+@overload
+def compose(second: Growth, first: Growth) -> Growth: ...
+def compose(second: Growth, first: Growth) -> Growth:
+    """Multiply two growths into one: ``grow(compose(second, first), p) == grow(second, grow(first, p))``, up to rounding.
+
+    The maps of each axis are multiplied. Where one of the growths is `Rules`, the result is
+    `Rules`: one for each pair of a rule of ``first`` and a rule of ``second`` that a leaf may match
+    both, and with the product of each pair of their terms.
+
+    Args:
+      second: the growth that is applied last. Its maps start from the sizes that ``first`` leads
+        to.
+      first: the growth that is applied first.
+
+    Returns:
+      ``{axis: AxisMap}`` for each axis that one of them names, or `Rules`, whose factor of ``eps``
+      is the product of the two.
+
+    Raises:
+      ValueError: an axis leaves ``first`` with another size than ``second`` expects.
+      TypeError: one of them has a map over several axes, and the other changes some of these axes
+        by another map.
+
+    Example:
+      >>> from jaxgrow.growth.maps import new_sizes
+      >>> from jaxgrow.operators import hypercloning, llama_pro
+      >>> sizes = {"layers": 2, "embed": 4, "heads": 2, "mlp": 8}
+      >>> both = compose(llama_pro(sizes, {"layers": 3}), hypercloning(sizes, {"mlp": 16}))
+      >>> new_sizes(both)
+      {'mlp': 16, 'layers': 3}
+    """
+    if not isinstance(first, Rules) and not isinstance(second, Rules):
+        product = _product(by_axes(second), by_axes(first))
+        return (
+            product
+            if any(len(key) > 1 for key in product)
+            else {key: m for (key,), m in product.items()}
+        )
+    resized = _resized(second), _resized(first)
+    rules = [
+        _both(b, a, resized)
+        for a in _exhaustive(first)
+        for b in _exhaustive(second)
+        if not _exclude(a.conditions, b.conditions)
+    ]
+    return Rules(tuple(rules), _eps(first) * _eps(second))
+
+
+def _exhaustive(growth: Growth) -> list[Rule]:
+    """The growth as rules that every leaf matches one of, and each of which touches its leaves or has one term alone.
+
+    A leaf that no term touches is returned unchanged once, however many terms there are. So a rule
+    of several terms is divided into rules for the leaves that have an axis of the terms, and one
+    that leaves the others as they are.
+    """
+    found: list[Rule] = []
+    for rule in growth.rules if isinstance(growth, Rules) else (Rule((growth,)),):
+        keys = dict.fromkeys(key for term in rule.terms for key in by_axes(term))
+        has = {
+            axis(name.removesuffix(".out"))
+            for condition in rule.conditions
+            for name in condition.axes
+        }
+        if len(rule.terms) == 1 or any(set(key) <= has for key in keys):
+            found.append(rule)
+        else:
+            found += [_rule(rule.terms, [*rule.conditions, Rule((), axes=key)]) for key in keys]
+            found.append(_rule(({},), rule.conditions))
+        if not found[-1].conditions:  # a rule for all leaves: no leaf gets further
+            return found
+    return [*found, Rule(({},))]
+
+
+Keys: TypeAlias = set[tuple[str, ...]]
+
+
+def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
+    """The rule for leaves that match both.
+
+    A leaf that has a resized axis has it resized by both growths. So where a rule lacks the map of
+    an axis that other rules of its growth resize, its leaves do not have this axis, and the map of
+    the other growth is left out.
+    """
+    terms = []
+    for a, b in itertools.product(map(by_axes, first.terms), map(by_axes, second.terms)):
+        without = (resized[0] - b.keys()) | (resized[1] - a.keys())
+        terms.append(
+            _product(
+                *({key: m for key, m in term.items() if key not in without} for term in (b, a))
+            )
+        )
+    return _rule(terms, [*first.conditions, *second.conditions])
+
+
+def _resized(growth: Growth) -> Keys:
+    """The axes of all maps that change a size."""
+    every = (
+        [term for rule in growth.rules for term in rule.terms]
+        if isinstance(growth, Rules)
+        else [growth]
+    )
+    return {key for term in every for key, m in by_axes(term).items() if m.shapes[0] != m.shapes[1]}
+
+
+def _rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:
+    main, *also = dict.fromkeys(conditions) or [Rule(())]
+    return Rule(tuple(terms), main.path, main.axes, main.roles, tuple(also))
+
+
+def _exclude(one: Sequence[Rule], other: Sequence[Rule]) -> bool:
+    """Whether no leaf can meet the conditions of both: two paths without wildcards, or roles that have none in common."""
+
+    def literal(path: str) -> bool:
+        return not set("*?[") & set(path)
+
+    return any(
+        (a.roles and b.roles and not set(a.roles) & set(b.roles))
+        or (literal(a.path) and not fnmatchcase(a.path, b.path))
+        or (literal(b.path) and not fnmatchcase(b.path, a.path))
+        for a in one
+        for b in other
+    )
+
+
+def _product(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:
+    out = {**first, **second}
+    for key in out:
+        for other in out:
+            if key != other and set(key) & set(other):
+                raise TypeError(
+                    f"compose() cannot multiply a map over the axes {' x '.join(max(key, other, key=len))} by one over "
+                    f"{' x '.join(min(key, other, key=len))}: grow twice instead"
+                )
+    for key in first.keys() & second.keys():
+        (to, start), (end, old) = second[key].shapes, first[key].shapes
+        if start != end:
+            sizes = [" x ".join(map(str, size)) for size in (end, start)]
+            raise ValueError(
+                f"axis {' x '.join(key)!r}: the first growth ends at size {sizes[0]}, the second starts at size {sizes[1]}"
+            )
+        write, read = (
+            matmul(getattr(second[key], side), getattr(first[key], side))
+            for side in ("write", "read")
+        )
+        out[key] = AxisMap(write, read, (to, old) if len(key) > 1 else None)
+    return out
+
+
+def _eps(growth: Growth) -> float:
+    return growth.eps if isinstance(growth, Rules) else 1.0

@@ -1,0 +1,331 @@
+"""Matrices of maps, sparse or dense, and how arrays are contracted with them: what growing spends its time on."""
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Any, TypeAlias
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxgrow.sharding import whole_along
+
+_PART = (
+    2 << 20
+    # bytes of a result that are worked on at a time: small enough for a cache, large enough for Python
+)
+
+
+@struct.dataclass
+class Rows:
+    """A sparse matrix ``[new, old]``: ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``.
+
+    Copies, means and sums are this, with one or a few terms a row. Applied by gathering, never by a
+    matrix product, so a copy is exact to the bit on every device and runs at the speed of memory.
+
+    Example:
+      >>> mean = Rows(np.array([[0, 1]]), np.array([[0.5, 0.5]]), old=3)
+      >>> dense(mean).tolist()
+      [[0.5, 0.5, 0.0]]
+    """
+
+    index: np.ndarray  # int [new, terms]
+    weight: np.ndarray  # float [new, terms]
+    old: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.index.shape[0], self.old)
+
+    def __repr__(self) -> str:
+        """``Rows(24 -> 48, copies)``: sizes and kind, never the entries."""
+        if not all(
+            hasattr(x, "shape") for x in (self.index, self.weight)
+        ):  # a tree of something else than arrays
+            return f"Rows(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
+        return f"Rows({self.old} -> {self.shape[0]}, {described(self)})"
+
+    def rows(self, start: int, stop: int) -> "Rows":
+        return Rows(self.index[start:stop], self.weight[start:stop], self.old)
+
+
+Array: TypeAlias = np.ndarray | jax.Array
+Matrix: TypeAlias = Rows | Array
+
+
+def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
+    """An array whose every dimension is contracted with its matrix.
+
+    Args:
+      matrices: one for each dimension of ``x``, or None: that one stays as it is.
+      x: NumPy arrays stay NumPy arrays, if the matrices are.
+
+    Returns:
+      The result in the dtype of ``x``, computed in float32 or better where anything is added or
+      multiplied.
+
+    Example:
+      >>> twice = Rows(np.array([[0], [1], [0], [1]]), np.ones((4, 1)), old=2)
+      >>> contract([None, twice], np.array([[1.0, 2.0]])).tolist()
+      [[1.0, 2.0, 1.0, 2.0]]
+    """
+    if isinstance(x, np.ndarray) and not any(
+        isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(matrices)
+    ):
+        out = np.empty(
+            [size if m is None else m.shape[0] for m, size in zip(matrices, x.shape, strict=True)],
+            x.dtype,
+        )
+        _fill(out, matrices, x)
+        return out
+    return _contract(matrices, jnp.asarray(x)).astype(x.dtype)
+
+
+def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[float]:
+    """2 x multiply-adds of each matrix product that `contract` does for an array of ``shape``, in order."""
+    now, out = list(shape), []
+    for dim, m in _in_order(matrices):
+        now[dim] = m.shape[0]
+        if not isinstance(m, Rows):
+            out.append(2.0 * math.prod(now) * m.shape[1])
+    return out
+
+
+# --- matrices by themselves ---
+
+
+def dense(m: Matrix) -> np.ndarray:
+    """The matrix as an array ``[new, old]``."""
+    if not isinstance(m, Rows):
+        return np.asarray(m)
+    out = np.zeros(m.shape)
+    np.add.at(out, (np.arange(m.shape[0])[:, None], m.index), m.weight)
+    return out
+
+
+def described(m: Matrix) -> str:
+    """What the new units are of the old ones, in a word or two.
+
+    Example:
+      >>> described(Rows(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
+      'copies and zeros'
+    """
+    if not isinstance(m, Rows):
+        return "dense"
+    if not isinstance(m.weight, np.ndarray) or not isinstance(
+        m.index, np.ndarray
+    ):  # traced: the entries are not known
+        return "sparse"
+    if is_identity(m):
+        return "identity"
+    m = sparse(m)
+    used = m.weight != 0
+    zero, own = ~used.any(1), m.weight[used]
+    if zero.all():
+        return "zeros"
+    if used.sum(1).max() == 1:
+        kind = "copies" if (own == 1).all() else "scaled copies"
+    else:
+        kind = "means" if np.allclose(m.weight.sum(1)[~zero], 1) else "sums"
+    return f"{kind} and zeros" if zero.any() else kind
+
+
+def transpose(m: Matrix) -> Matrix:
+    """The transposed matrix; of a sparse one, as sparse."""
+    return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
+
+
+def matmul(a: Matrix, b: Matrix) -> Matrix:
+    """The product ``a @ b``; of two sparse ones, sparse."""
+    if not (isinstance(a, Rows) and isinstance(b, Rows)):
+        a, b = (dense(m) if isinstance(m, Rows) else m for m in (a, b))
+        return a @ b
+    index = b.index[a.index].reshape(a.shape[0], -1)
+    weight = (a.weight[..., None] * b.weight[a.index]).reshape(a.shape[0], -1)
+    return _from_entries(Rows(index, weight, b.old))
+
+
+def kron(m: Matrix, size: int) -> Rows:
+    """The matrix that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``.
+
+    Raises:
+      TypeError: the matrix is dense.
+    """
+    if not isinstance(m, Rows):
+        raise TypeError(
+            "blocks() takes a map made of Rows: a dense map over blocks of units is np.kron(map, identity)"
+        )
+    index = (m.index[:, None, :] * size + np.arange(size)[None, :, None]).reshape(
+        -1, m.index.shape[1]
+    )
+    return Rows(index.astype(np.int32), np.repeat(m.weight, size, 0), m.old * size)
+
+
+def sparse(m: Matrix) -> Rows:
+    """The same matrix as `Rows`, no entry of it in two terms."""
+    if isinstance(m, Rows):
+        return _from_entries(m)
+    return Rows(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
+
+
+def is_identity(m: Matrix) -> bool:
+    """Whether it is the identity, to 1e-6."""
+    if m.shape[0] != m.shape[1]:
+        return False
+    m = sparse(m)
+    own = m.index == np.arange(len(m.index))[:, None]
+    wrong = np.append((m.weight * own).sum(1) - 1, m.weight[~own])
+    return np.allclose(wrong, 0, rtol=0, atol=1e-6)
+
+
+def _from_entries(m: Rows, transposed: bool = False) -> Rows:
+    """The same matrix, or its transpose, with as few terms a row as it needs; short rows end in terms of weight 0."""
+    i, j = np.repeat(np.arange(m.shape[0]), m.index.shape[1]), m.index.reshape(-1)
+    new, old = m.shape
+    if transposed:
+        i, j, new, old = j, i, old, new
+    flat, where = np.unique(i.astype(np.int64) * old + j, return_inverse=True)
+    weight = np.zeros(len(flat))
+    np.add.at(weight, where.reshape(-1), m.weight.reshape(-1))
+    flat, weight = flat[weight != 0], weight[weight != 0]
+    i, j = np.divmod(flat, old)
+    count = np.bincount(i, minlength=new)
+    k = np.arange(len(i)) - (np.cumsum(count) - count)[i]
+    shape = (new, max(1, int(count.max(initial=0))))
+    out = Rows(np.zeros(shape, np.int32), np.zeros(shape), old)
+    out.index[i, k], out.weight[i, k] = j, weight
+    return out
+
+
+# --- one dimension after the other ---
+
+
+def _in_order(matrices: Sequence[Matrix | None]) -> list[tuple[int, Matrix]]:
+    """``[(dim, matrix), ..]``: shrink first, there is less to move then."""
+    steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
+    return sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1])
+
+
+def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None = None) -> Any:
+    """The result, which may be ``out``, an array that it may be written to."""
+    steps = _in_order(matrices)
+    for i, (dim, m) in enumerate(steps):
+        x = whole_along(x, dim) if isinstance(x, jax.core.Tracer) else x
+        x = apply(m, x, dim, out if i == len(steps) - 1 else None)
+    return x
+
+
+def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
+    """``out = x`` contracted, in parts that fit a cache: then only source and result travel through memory."""
+    first, *rest = matrices
+    rows = _PART // max(1, out[:1].nbytes)
+    if rows >= len(out) or not (first is None or isinstance(first, Rows)):
+        return _put(out, matrices, x)
+    for i in range(0, len(out), max(1, rows)):
+        j = i + max(1, rows)
+        part = x[i:j] if first is None else apply(first.rows(i, j), x, 0)
+        if rows <= 1 and out.ndim > 1:
+            _fill(out[i], rest, part[0])
+        else:
+            _put(out[i:j], [None, *rest], part)
+
+
+def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
+    result = _contract(matrices, x, out)
+    if result is not out:
+        out[...] = result
+
+
+# --- one dimension ---
+
+
+def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array:
+    """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array.
+
+    Plain copies keep their dtype; sums and products are float32 or better. The result may be a view
+    of ``x``, or ``out``, an array that it may be written to.
+    """
+    xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    if not isinstance(m, Rows):
+        m, x = xp.asarray(m, dtype), x.astype(dtype)
+        precision = (
+            {} if xp is np else {"precision": "highest"}
+        )  # accelerators round matrix products by default
+        return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
+    first = (
+        m.weight.flat[0]
+        if isinstance(m.weight, np.ndarray) and (m.weight == m.weight.flat[0]).all()
+        else None
+    )
+    if first == 1 and m.index.shape[1] == 1:
+        return _take(x, m.index[:, 0], dim, out)
+    terms = [
+        _take(x, m.index[:, k], dim).astype(dtype, copy=False) for k in range(m.index.shape[1])
+    ]
+    if first is not None:
+        scale = xp.asarray(first, dtype)
+        if xp is jnp:
+            return reduce(add, terms) * scale
+        total = np.empty(terms[0].shape, dtype) if out is None or out.dtype != dtype else out
+        if len(terms) == 1:
+            return np.multiply(terms[0], scale, out=total)
+        np.add(terms[0], terms[1], out=total)
+        for term in terms[2:]:
+            total += term
+        return np.multiply(total, scale, out=total)
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    terms = [
+        term * xp.expand_dims(xp.asarray(m.weight[:, k], dtype), others)
+        for k, term in enumerate(terms)
+    ]
+    return reduce(add, terms)
+
+
+def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
+    if not isinstance(index, np.ndarray):
+        return jnp.take(x, index, dim, mode="clip")
+    # Neighbours mostly stay neighbours: whole blocks of them are moved.
+    cuts = np.flatnonzero(np.diff(index) != 1) + 1
+    if len(cuts) == 0:
+        return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
+    step = index[1] - index[0]
+    if (
+        isinstance(x, np.ndarray) and step > 0 and (np.diff(index) == step).all()
+    ):  # every other one, say: a view
+        return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1, step),)]
+    size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    x, index = x.reshape(*before, -1, size, *after), index[::size] // size
+    if isinstance(x, np.ndarray):
+        if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
+            np.take(
+                x, index, dim, out.reshape(*before, -1, size, *after), "clip"
+            )  # "raise" would make a copy first
+            return out
+        x = np.take(x, index, dim)
+    elif isinstance(x, jax.core.Tracer):
+        x = _slices(x, index, dim)
+    else:
+        x = jnp.take(x, jnp.asarray(index), dim, mode="clip")
+    return x.reshape(*before, -1, *after)
+
+
+def _slices(x: jax.Array, index: np.ndarray, dim: int) -> jax.Array:
+    """An index known while tracing, as slices and broadcasts: they compile to plain copies and fuse, a gather does not."""
+    times = int((index == index[0]).sum())
+    if times > 1 and np.array_equal(index, np.repeat(index[::times], times)):
+        return jnp.repeat(_slices(x, index[::times], dim), times, dim)
+    step = np.diff(index)
+    if len(index) > 1 and step[0] > 0 and (step == step[0]).all():
+        return jax.lax.slice_in_dim(x, index[0], index[-1] + 1, step[0], axis=dim)
+    runs = np.split(index, np.flatnonzero(step != 1) + 1)
+    if len(runs) <= 64:
+        return jnp.concatenate(
+            [jax.lax.slice_in_dim(x, r[0], r[-1] + 1, axis=dim) for r in runs], dim
+        )
+    return jnp.take(x, jnp.asarray(index), dim, mode="clip")

@@ -1,0 +1,182 @@
+"""How many layers the programs of the two gather executions run: few numbers, so that few programs are compiled.
+
+A scan over kept layers has a static length, so each number of layers is a program of its own. A
+step that keeps a number which no program has runs the next larger program. That program also runs
+some dropped layers, and scales what they add by zero: `padded` chooses them. Keep masks, results
+and gradients stay the same, and the padding costs the FLOPs of its layers. NumPy, on the host.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxgrow.layerdrop.schedules import LayerDrop, schedule
+
+STEPS = 1024  # at most so many steps, evenly, stand for all
+
+
+def padded(keep: np.ndarray, number: int) -> np.ndarray:
+    """The layers that a program of ``number`` layers runs: the kept ones, and as many dropped ones as are missing.
+
+    Give it a scale of zero for the dropped ones:
+    ``Kept(padded(keep, number), np.where(keep, 1 / probs, 0))``.
+
+    Args:
+      keep: keep masks, bool [.., layers].
+      number: how many layers the program runs, at least as many as any mask keeps.
+
+    Returns:
+      int32 [.., number], in ascending order.
+
+    Raises:
+      ValueError: a mask keeps more layers.
+
+    Example:
+      >>> padded(np.array([False, False, True, True, False]), 3).tolist()
+      [0, 2, 3]
+    """
+    if (most := int(keep.sum(-1).max())) > number:
+        raise ValueError(
+            f"a keep mask keeps {most} layers, but the program runs {number}; choose a larger one"
+        )
+    order = np.argsort(~keep, axis=-1, kind="stable")  # kept layers first
+    return np.sort(order[..., :number], axis=-1).astype(np.int32)
+
+
+def program_counts(
+    drop: LayerDrop,
+    layers: int | Sequence[int],
+    steps: int,
+    sensitivity: ArrayLike | None = None,
+    costs: Sequence[float] | None = None,
+) -> np.ndarray:
+    """The numbers of layers that the programs of a phase run, with the least cost on average.
+
+    A step runs the first program that has enough layers. With F(c) the share of steps that keep at
+    most c layers (in each stage), the programs :math:`c_1 \\le \\dots \\le c_n` minimise the
+    expected cost of a step, by dynamic programming:
+
+    .. math:: \\sum_j (F(c_j) - F(c_{j-1})) \\, cost(c_j), \\qquad c_n = \\text{all layers}.
+
+    Args:
+      drop: how layers are dropped, by gathering.
+      layers: how many there are; or in each stage, in order.
+      steps: how many steps the phase has.
+      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+      costs: of a layer of each stage, in any unit; if left out they are equal.
+
+    Returns:
+      int [``drop.programs``, stages], each column in ascending order, perhaps with repetitions.
+
+    Example:
+      PLD keeps 8 or 9 of 12 layers in most steps, and more at the beginning.
+
+      >>> program_counts(LayerDrop(execution="gather"), 12, 1000).ravel().tolist()
+      [8, 9, 10, 12]
+    """
+    depths = _depths(layers)
+    odds = _odds(drop, _probabilities(drop, depths, _times(steps), steps, sensitivity), depths)
+    cells = np.stack(np.meshgrid(*(np.arange(n + 1) for n in depths), indexing="ij"), -1).reshape(
+        -1, len(depths)
+    )
+    fits, cost = (
+        _enough(odds, cells).mean(0),
+        cells @ (np.ones(len(depths)) if costs is None else np.asarray(costs)),
+    )
+    below = (cells[:, None] <= cells[None]).all(-1)
+    more = np.where(
+        below, (fits[None] - fits[:, None]) * cost[None], np.inf
+    )  # what a program b after a adds
+    total, before = fits * cost, []
+    for _ in range(drop.programs - 1):
+        through = total[:, None] + more
+        before.append(through.argmin(0))
+        total = through.min(0)
+    chosen = [len(cells) - 1]
+    for last in reversed(before):
+        chosen.append(int(last[chosen[-1]]))
+    return cells[chosen[::-1]]
+
+
+def program_odds(
+    drop: LayerDrop,
+    layers: int | Sequence[int],
+    steps: int,
+    times: ArrayLike,
+    counts: np.ndarray,
+    sensitivity: ArrayLike | None = None,
+) -> np.ndarray:
+    """How likely each program is to run each step.
+
+    Args:
+      drop: how layers are dropped, by gathering.
+      layers: how many there are; or in each stage, in order.
+      steps: how many steps the phase has.
+      times: the steps asked for, ``1 .. steps``.
+      counts: of the programs, as `program_counts` returns them.
+      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+
+    Returns:
+      float [times, programs]; rows sum to 1.
+
+    Example:
+      >>> drop = LayerDrop(time="constant", execution="gather")
+      >>> program_odds(drop, 12, 1000, [1], np.array([[8], [9], [10], [12]])).round(6).tolist()
+      [[0.25, 0.75, 0.0, 0.0]]
+    """
+    depths = _depths(layers)
+    odds = _odds(drop, _probabilities(drop, depths, np.asarray(times), steps, sensitivity), depths)
+    return np.diff(_enough(odds, counts), prepend=0.0)
+
+
+def _depths(layers: int | Sequence[int]) -> tuple[int, ...]:
+    return (layers,) if isinstance(layers, int) else tuple(layers)
+
+
+def _times(steps: int) -> np.ndarray:
+    return np.unique(np.linspace(1, steps, min(steps, STEPS)).round())
+
+
+def _probabilities(
+    drop: LayerDrop,
+    depths: tuple[int, ...],
+    times: np.ndarray,
+    steps: int,
+    sensitivity: ArrayLike | None,
+) -> np.ndarray:
+    """Keep probabilities, float64 [times, layers]."""
+    at = partial(schedule, drop, sum(depths), steps=steps, sensitivity=sensitivity)
+    return np.asarray(jax.jit(jax.vmap(lambda t: at(t=t)))(jnp.asarray(times, float)), np.float64)
+
+
+def _odds(drop: LayerDrop, probs: np.ndarray, depths: tuple[int, ...]) -> list[np.ndarray]:
+    """Of each stage, how likely each number of kept layers is: [times, layers of the stage + 1]."""
+    distribution = _of_fixed if drop.execution == "gather" else _of_independent
+    return [distribution(part) for part in np.split(probs, np.cumsum(depths)[:-1], axis=1)]
+
+
+def _of_fixed(probs: np.ndarray) -> np.ndarray:
+    """Floor or ceil of the sum, so that it is the mean."""
+    mean = probs.sum(1).round(6)[:, None]
+    return np.clip(1 - abs(np.arange(probs.shape[1] + 1) - mean), 0, None)
+
+
+def _of_independent(probs: np.ndarray) -> np.ndarray:
+    odds = np.zeros((len(probs), probs.shape[1] + 1))
+    odds[:, 0] = 1
+    for p in probs.T[:, :, None]:
+        odds = (1 - p) * odds + p * np.roll(
+            odds, 1, axis=1
+        )  # what is rolled around the end is still zero
+    return odds
+
+
+def _enough(odds: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
+    """How likely each step is to keep at most ``counts`` [programs, stages] layers: [times, programs]."""
+    return np.prod(
+        [np.cumsum(each, -1)[:, n] for each, n in zip(odds, counts.T, strict=True)], axis=0
+    )

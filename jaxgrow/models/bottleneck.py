@@ -1,0 +1,149 @@
+"""Bottleneck adapters in a layer, and attention over several of them: what `jaxgrow.peft.adapters` is about."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from jaxgrow.axes.names import READ
+from jaxgrow.models.layers import Linear, stacked
+
+ADAPTERS = "adapters"  # the axis of those that are fused
+BOTTLENECK = "bottleneck"
+ADAPTER, FUSION = "_adapter", "_fusion"  # how the names of their modules end, after the sublayer's
+ACTIVATIONS: Mapping[str, Callable] = {
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
+
+class AdapterCost(NamedTuple):
+    """FLOPs of products, forward."""
+
+    bottlenecks: float  # with D and U
+    fusion: float = 0.0  # with Q, K and V
+    scores: float = 0.0  # of activations alone
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Which sublayers of every layer have one, and of how many units; ``fused``: so many of them, that are composed.
+
+    As it is Houlsby's (2019); ``at=("mlp",)`` and ``activation="relu"`` are Pfeiffer's (2021).
+    Deviation(AdapterFusion): of a post-LN model, Pfeiffer et al.'s code reads what the norm makes
+    of a sublayer, not what the sublayer says.
+    """
+
+    size: int = 64  # units of the bottleneck
+    at: tuple[Literal["attention", "mlp"], ...] = ("attention", "mlp")
+    activation: Literal["gelu", "relu", "silu"] = "gelu"
+    fused: int | None = None  # None: one, and no attention
+
+    def __post_init__(self):
+        counts = (self.size, 1 if self.fused is None else self.fused)
+        known = (
+            isinstance(self.at, tuple)
+            and set(self.at) <= {"attention", "mlp"}
+            and len(set(self.at)) == len(self.at)
+        )
+        if not all(type(n) is int and n > 0 for n in counts) or not known or not self.at:
+            raise ValueError(
+                f"an adapter has a size of at least 1, at attention, mlp or both, and at least one fused, but this is {self}"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"an adapter's activation is {', '.join(ACTIVATIONS)}, not {self.activation!r}"
+            )
+
+    def sizes(self) -> dict[str, int]:
+        """Of its own axes."""
+        return {BOTTLENECK: self.size} | ({} if self.fused is None else {ADAPTERS: self.fused})
+
+    def cost(self, embed: int) -> "AdapterCost":
+        """Of a position in a layer: ``4 n D S`` at each place, and, of n that are fused, ``2 (1 + 2 n) D D`` and ``4 n D``."""
+        count, places = self.fused or 1, len(self.at)
+        bottlenecks = float(places * count * 4 * embed * self.size)
+        if self.fused is None:
+            return AdapterCost(bottlenecks)
+        return AdapterCost(
+            bottlenecks,
+            places * 2.0 * (1 + 2 * count) * embed * embed,
+            places * 4.0 * count * embed,
+        )
+
+
+class Bottleneck(nn.Module):
+    """``f(y D + d) U + u``. U begins at zero, D as He et al. (ICLR 2022) have it: uniform in ``+- 1 / sqrt(embed)``."""
+
+    adapter: Adapter
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, y_BTD):
+        embed, size = y_BTD.shape[-1], self.adapter.size
+        init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+        down = Linear(("embed" + READ, BOTTLENECK), (embed, size), 1, init, self.dtype, name="down")
+        up = Linear(
+            (BOTTLENECK + READ, "embed"),
+            (size, embed),
+            1,
+            nn.initializers.zeros,
+            self.dtype,
+            name="up",
+        )
+        return up(ACTIVATIONS[self.adapter.activation](down(y_BTD)))
+
+
+class Fusion(nn.Module):
+    """``sum_n s_n z_n V`` with ``s = softmax_n (y Q) . (z_n K)``, of outputs z of n adapters. V begins near the identity.
+
+    The key reads the units that the query writes: so scores stay what they are where ``embed``
+    grows.
+    """
+
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, y_BTD, z_NBTD):
+        def project(name, x, init, written):
+            axes, shape = ("embed" + READ, written), (y_BTD.shape[-1],) * 2
+            return Linear(axes, shape, 1, init, self.dtype, bias=False, name=name)(x)
+
+        init, wide = nn.initializers.normal(0.02), jnp.promote_types(self.dtype, jnp.float32)
+        q_BTD, k_NBTD = (
+            project("query", y_BTD, init, "embed"),
+            project("key", z_NBTD, init, "embed" + READ),
+        )
+        scores_NBT = jnp.einsum("btd,nbtd->nbt", q_BTD, k_NBTD, preferred_element_type=wide)
+        weights_NBT = jax.nn.softmax(scores_NBT, axis=0).astype(self.dtype)
+        return jnp.einsum(
+            "nbt,nbtd->btd", weights_NBT, project("value", z_NBTD, _near_identity, "embed")
+        )
+
+
+def _near_identity(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.eye(*shape, dtype=dtype) + 1e-6 * jax.random.normal(key, shape, dtype)
+
+
+def adapted(block: nn.Module, sublayer: Literal["attention", "mlp"], y_BTD: jax.Array) -> jax.Array:
+    """What a sublayer says, and what its adapter adds to that, if it has one. Inside of a compact block with a config."""
+    config, dtype = block.config, block.dtype  # type: ignore[attr-defined]
+    adapter: Adapter | None = config.adapter
+    if adapter is None or sublayer not in adapter.at:
+        return y_BTD
+    if adapter.fused is None:
+        return y_BTD + Bottleneck(adapter, dtype, name=sublayer + ADAPTER)(y_BTD)
+    one = Bottleneck(adapter, dtype, parent=None)  # detached, as blocks are
+    each = stacked(block, sublayer + ADAPTER, one, adapter.fused, y_BTD[:1, :1], axis=ADAPTERS)
+    z_NBTD = jax.vmap(partial(_applied, one), (0, None))(each, y_BTD)
+    return y_BTD + Fusion(dtype, name=sublayer + FUSION)(y_BTD, z_NBTD)
+
+
+def _applied(module: nn.Module, params: Any, x: jax.Array) -> jax.Array:
+    return module.apply({"params": params}, x)  # type: ignore[return-value]

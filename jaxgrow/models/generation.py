@@ -1,0 +1,410 @@
+"""Text generation: a prompt is read at once, then tokens follow one at a time, over cached keys and values.
+
+Shapes in names: B prompts, P positions of the longest prompt, R of the longest continuation, V
+vocab, E end tokens.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxgrow.axes.names import Params
+from jaxgrow.models.config import Config
+from jaxgrow.models.layers import Past
+
+LEAST = 16  # positions of a program, which serves all shorter prompts and continuations too
+WATCHED = 8  # tokens between two calls of ``watch``
+Watch: TypeAlias = Callable[[int, np.ndarray], bool]
+
+
+@struct.dataclass
+class Sampling:
+    """How a token is drawn. Arrays, not constants of a program: another temperature compiles nothing. None: not used."""
+
+    temperature: Any = None  # None: the likeliest token
+    top_k: Any = None
+    top_p: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+
+
+def generate(
+    config: Config,
+    params: Params,
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    *,
+    max_new: int,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int = 0,
+    end: int | Sequence[int] | None = None,
+    watch: Watch | None = None,
+) -> list[np.ndarray]:
+    """Continues prompts, each by up to ``max_new`` tokens, up to the model's context, or up to a token that ends a text.
+
+    One program reads all prompts and writes all tokens. It is compiled once for a number of prompts
+    and a range of lengths (to the next power of two), whatever the values of the other arguments
+    are.
+
+    The random key of a token depends on the seed, the row of the prompt and the token's number. The
+    text of a row does not depend on padding, on the other rows, or on ``max_new`` (except for
+    rounding, which may change with their number). If positions depend on the length of a sequence
+    ("longrope"), a text that grows longer than the original context is read again with the
+    positions of longer sequences, as `transformers` does, by a second program.
+
+    Args:
+      config: config of a decoder that predicts tokens: a `GPT2Config`, or a `LlamaConfig`, which
+        also describes Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2,
+        OLMo 3, Phi-3, SmolLM 3 and GPT-NeoX (Pythia).
+      params: its parameters, as from ``config.init`` or `jaxgrow.checkpoints.load`; on one device,
+        or sharded over a mesh.
+      prompts: tokens of each prompt, of any lengths.
+      max_new: the most new tokens of each prompt.
+      temperature: divisor of the logits before a token is drawn; None: the likeliest token is
+        taken.
+      top_k: draws from this many of the likeliest tokens, and from those that are as likely as the
+        last of them.
+      top_p: draws from the fewest of the likeliest tokens that together have this probability (of
+        those that ``top_k`` leaves), and from those that are as likely as the last of them.
+      min_p: draws from the tokens with at least this fraction of the probability of the likeliest
+        token.
+      repetition_penalty: divisor of the positive logits, and factor of the negative logits, of
+        tokens that are in the prompt or were generated (Keskar et al., 2019); values above 1 make
+        repetitions less likely. Also used without a temperature.
+      seed: random seed for drawing tokens.
+      end: the token, or tokens, that end a text.
+      watch: function that is called with the number of a prompt and all its new tokens so far,
+        after every `WATCHED` tokens and when the text ends. If it returns True, the text ends
+        there. It serves to print a text while it is generated, and to stop at a string.
+
+    Returns:
+      The new tokens of each prompt, int32. Where a text ended by itself, its last token is one of
+      ``end``. Where prompt and new tokens fill the context, there are less than ``max_new``.
+
+    Raises:
+      ValueError: the model does not continue text, a prompt is empty, does not fit into the
+        context, or has tokens that the model does not have, or a setting is out of its range.
+
+    Example:
+      >>> from jaxgrow.models import GPT2Config
+      >>> config = GPT2Config(vocab=8, context=16, layers=1, embed=4, heads=1, head_dim=4, mlp=4)
+      >>> params = config.init(jax.random.key(0))
+      >>> [len(new) for new in generate(config, params, [[1, 2, 3], [4]], max_new=5, temperature=0.8)]
+      [5, 5]
+    """
+    _continues(config)
+    rows = [_checked(config, i, prompt) for i, prompt in enumerate(prompts)]
+    sampling = _sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    if max_new < 1:
+        raise ValueError(f"max_new is {max_new}, less than 1")
+    ends_E, key = _ends(config, end), jax.random.key(seed)
+    texts = [
+        _Text(i, row, np.zeros(0, np.int32), min(max_new, config.length - len(row)))
+        for i, row in enumerate(rows)
+    ]
+    for longest, reader in config.by_length():
+        going = [text for text in texts if text.left and len(text.tokens) <= longest]
+        if going:
+            for text in _continued(reader, params, going, longest, sampling, key, ends_E, watch):
+                texts[text.row] = text
+    return [text.new for text in texts]
+
+
+class _Text(NamedTuple):
+    row: int
+    prompt: np.ndarray
+    new: np.ndarray
+    left: int  # the most tokens that it may still get
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.concatenate([self.prompt, self.new])
+
+    def and_then(self, new: np.ndarray, ends_E: np.ndarray) -> "_Text":
+        left = 0 if new[-1] in ends_E else self.left - len(new)
+        return self._replace(new=np.concatenate([self.new, new]), left=left)
+
+
+def _continued(
+    config: Config,
+    params: Params,
+    texts: list[_Text],
+    longest: int,
+    sampling: Sampling,
+    key: jax.Array,
+    ends_E: np.ndarray,
+    watch: Watch | None,
+) -> list[_Text]:
+    """The texts with their next tokens, after sequences of up to ``longest`` tokens."""
+
+    def of_each(values: Sequence[int]) -> np.ndarray:
+        return np.asarray(values, np.int32)
+
+    lengths_B = of_each([len(text.tokens) for text in texts])
+    left_B = of_each([text.left for text in texts])
+    tokens_BP = np.zeros((len(texts), min(_rounded(max(lengths_B)), config.length)), np.int32)
+    for tokens_P, text in zip(tokens_BP, texts, strict=True):
+        tokens_P[: len(text.tokens)] = text.tokens
+    drawing = _Drawing(
+        sampling,
+        key,
+        ends_E,
+        np.minimum(left_B, longest + 1 - lengths_B),
+        of_each([text.row for text in texts]),
+        of_each([len(text.new) for text in texts]),
+    )
+    room = _rounded(max(left_B))
+    until = room if watch is None else WATCHED
+    state = _generated(config, params, tokens_BP, lengths_B, drawing, np.int32(until), room=room)
+    watched_B, stopped_B = np.ones(len(texts), bool), np.zeros(len(texts), bool)
+    while True:
+        going_B, found_BR, counts_B = jax.device_get(
+            (state.going_B, state.tokens_BR, state.counts_B)
+        )
+        now = [
+            text.and_then(found_R[:count], ends_E)
+            for text, found_R, count in zip(texts, found_BR, counts_B, strict=True)
+        ]
+        if watch is not None:
+            for i in np.flatnonzero(watched_B):
+                stopped_B[i] = watch(now[i].row, now[i].new)
+        watched_B = going_B & ~stopped_B
+        if not watched_B.any():
+            return [
+                text._replace(left=0) if stopped else text
+                for text, stopped in zip(now, stopped_B, strict=True)
+            ]
+        until += WATCHED
+        state = _resumed(config, params, state.replace(going_B=watched_B), drawing, np.int32(until))
+
+
+def _continues(config: Config) -> None:
+    if not config.causal:
+        raise ValueError(
+            f"a {type(config).__name__.removesuffix('Config')} does not continue text: take a GPT-2 or a Llama"
+        )
+    if config.predicts != "tokens":
+        raise ValueError(
+            f"this model predicts {config.predicts}, not tokens: take one with head=tokens"
+        )
+
+
+def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
+    """A prompt's tokens."""
+    vocab, tokens = config.sizes()["vocab"], np.asarray(prompt)
+    if tokens.ndim != 1 or not len(tokens):
+        raise ValueError(
+            f"prompt {i} is {'empty' if tokens.size == 0 else 'no sequence of tokens'}: give one token at least"
+        )
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"prompt {i} has tokens of {tokens.dtype}, not integers")
+    if len(tokens) >= config.length:
+        raise ValueError(
+            f"prompt {i} has {len(tokens)} tokens, which leaves no place in the model's context of {config.length}: shorten it"
+        )
+    wrong = tokens[(tokens < 0) | (tokens >= vocab)]
+    if len(wrong):
+        raise ValueError(
+            f"prompt {i} has the token {wrong[0]}, but the model's are those from 0 to {vocab - 1}"
+        )
+    return tokens
+
+
+def _ends(config: Config, end: int | Sequence[int] | None) -> np.ndarray:
+    """The tokens that end a text, int32 [E]; without any, -1, which is never drawn."""
+    vocab, ends = (
+        config.sizes()["vocab"],
+        np.atleast_1d(np.asarray([] if end is None else end, np.int64)),
+    )
+    wrong = ends[(ends < 0) | (ends >= vocab)]
+    if len(wrong):
+        raise ValueError(
+            f"end is {wrong[0]}, but the model's tokens are those from 0 to {vocab - 1}"
+        )
+    return np.asarray(ends if len(ends) else [-1], np.int32)
+
+
+def _sampling(
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+) -> Sampling:
+    if repetition_penalty is not None and not 0 < repetition_penalty < math.inf:
+        raise ValueError(
+            f"repetition_penalty is {repetition_penalty}, not above 0; leave it out to allow repetitions"
+        )
+    penalty = None if repetition_penalty is None else np.float32(repetition_penalty)
+    if temperature is None:
+        for name, value in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} is {value}, but the likeliest token is taken: give a temperature, too, as 1"
+                )
+        return Sampling(repetition_penalty=penalty)
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"temperature is {temperature}, not above 0; leave it out for the likeliest tokens"
+        )
+    if top_k is not None and operator.index(top_k) < 1:
+        raise ValueError(f"top_k is {top_k}, less than 1; leave it out to draw from all tokens")
+    for name, value in (("top_p", top_p), ("min_p", min_p)):
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name} is {value}, not above 0 and up to 1")
+    most = np.iinfo(np.int32).max
+    return Sampling(
+        np.float32(temperature),
+        None if top_k is None else np.int32(min(top_k, most)),
+        None if top_p is None else np.float32(top_p),
+        None if min_p is None else np.float32(min_p),
+        penalty,
+    )
+
+
+def _rounded(size: int) -> int:
+    """The next power of two."""
+    return max(LEAST, 1 << (int(size) - 1).bit_length())
+
+
+@struct.dataclass
+class _Drawing:
+    """How the tokens of B rows are drawn, and when a row ends."""
+
+    sampling: Sampling
+    key: jax.Array
+    ends_E: Any
+    most_B: Any  # the most tokens that each row may get
+    # the number of each row's prompt, and the tokens that it got before: they decide the random
+    # keys
+    rows_B: Any
+    drawn_B: Any
+
+
+@struct.dataclass
+class _State:
+    """B rows of text. Each has ``step`` new tokens, or less if it ended before."""
+
+    step: jax.Array
+    tokens_BR: jax.Array
+    counts_B: jax.Array  # the number of new tokens of each row
+    going_B: jax.Array  # whether it gets more
+    past: Past  # up to the token before its last one
+    seen_BV: Any  # whether a token is in the prompt or was generated; None: nothing depends on it
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="room")
+def _generated(config, params, tokens_BP, lengths_B, drawing, until, *, room) -> _State:
+    """Reads prompts, of which each has ``lengths_B`` tokens, and generates up to ``until`` tokens; there is ``room`` for R."""
+    logits_BV, past = _read(config, params, tokens_BP, lengths_B, Past())
+    rows_B1 = jnp.arange(len(tokens_BP))[:, None]
+    in_prompt_BP = jnp.arange(tokens_BP.shape[1])[None] < lengths_B[:, None]
+    seen_BV = None
+    if drawing.sampling.repetition_penalty is not None:
+        seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, tokens_BP].max(in_prompt_BP)
+    begin = _State(
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((len(tokens_BP), room), jnp.int32),
+        jnp.zeros_like(lengths_B),
+        jnp.ones_like(lengths_B, bool),
+        past.with_room(min(tokens_BP.shape[1] + room, config.length)),
+        seen_BV,
+    )
+    return _until(config, params, _with_next(begin, logits_BV, drawing), drawing, until)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnames="state")
+def _resumed(config, params, state, drawing, until) -> _State:
+    """Generates on, up to ``until`` tokens."""
+    return _until(config, params, state, drawing, until)
+
+
+def _read(config, params, tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
+    inputs: Any = {"tokens": tokens_BT, "lengths": lengths_B}
+    return config.module.apply({"params": params}, inputs, past=past)  # type: ignore[return-value]
+
+
+def _until(config, params, begin, drawing, until) -> Any:
+    def step(state: Any) -> Any:
+        last_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BR, state.step - 1, 1, 1)
+        # A row that ended is read again at the same position; its result is not used.
+        logits_BV, new = _read(config, params, last_B1, state.going_B.astype(jnp.int32), state.past)
+        return _with_next(state.replace(past=state.past.and_then(new)), logits_BV, drawing)
+
+    return jax.lax.while_loop(lambda state: state.going_B.any() & (state.step < until), step, begin)
+
+
+def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
+    """The state with one more token of each row."""
+    if state.seen_BV is not None:
+        logits_BV = penalized(logits_BV, state.seen_BV, drawing.sampling.repetition_penalty)
+    token_B = drawn(
+        logits_BV, drawing.sampling, drawing.key, drawing.rows_B, drawing.drawn_B + state.step
+    )
+    ends_B = (token_B[:, None] == drawing.ends_E[None]).any(1)
+    counts_B = state.counts_B + state.going_B
+    return state.replace(
+        step=state.step + 1,
+        tokens_BR=state.tokens_BR.at[:, state.step].set(token_B),
+        counts_B=counts_B,
+        going_B=state.going_B & ~ends_B & (counts_B < drawing.most_B),
+        seen_BV=None
+        if state.seen_BV is None
+        else state.seen_BV.at[jnp.arange(len(token_B)), token_B].set(True),
+    )
+
+
+def penalized(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Array:
+    """Logits in which seen tokens are less likely: positive logits are divided by ``penalty``, negative ones multiplied."""
+    less_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
+    return jnp.where(seen_BV, less_BV, logits_BV)
+
+
+def drawn(
+    logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: jax.Array, steps_B: jax.Array
+) -> jax.Array:
+    """A token of each row, int32 [B]: `Sampling` from its logits, with the key of this row and this step of it."""
+    if sampling.temperature is None:
+        return logits_BV.argmax(-1).astype(jnp.int32)
+    scaled_BV = logits_BV / sampling.temperature
+    left_BV = jnp.where(scaled_BV >= least_logits(scaled_BV, sampling), scaled_BV, -jnp.inf)
+    keys_B = jax.vmap(lambda row, step: jax.random.fold_in(jax.random.fold_in(key, row), step))(
+        rows_B, steps_B
+    )
+    return jax.vmap(jax.random.categorical)(keys_B, left_BV).astype(jnp.int32)
+
+
+def least_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
+    """The least logit of each row that ``top_k``, then ``top_p``, and ``min_p`` leave, [B, 1]."""
+    least_B1 = jnp.full((len(logits_BV), 1), -jnp.inf, logits_BV.dtype)
+    if sampling.min_p is not None:
+        most_B1 = logits_BV.max(-1, keepdims=True)
+        least_B1 = (most_B1 + jnp.log(sampling.min_p)).astype(logits_BV.dtype)
+    if sampling.top_k is None and sampling.top_p is None:
+        return least_B1
+    down_BV = jnp.sort(logits_BV, axis=-1, descending=True)
+    if sampling.top_k is not None:
+        last = jnp.minimum(sampling.top_k, logits_BV.shape[1]) - 1
+        kth_B1 = jax.lax.dynamic_slice_in_dim(down_BV, last, 1, 1)
+        least_B1 = jnp.maximum(least_B1, kth_B1)
+        down_BV = jnp.where(down_BV >= kth_B1, down_BV, -jnp.inf)
+    if sampling.top_p is not None:
+        p_BV = jax.nn.softmax(down_BV)
+        before_BV = jnp.cumsum(p_BV, -1) - p_BV
+        kept_BV = (before_BV < sampling.top_p) | (
+            sampling.top_p >= 1
+        )  # which rounding shall not cut
+        least_B1 = jnp.maximum(
+            least_B1, jnp.where(kept_BV, down_BV, jnp.inf).min(-1, keepdims=True)
+        )
+    return least_B1

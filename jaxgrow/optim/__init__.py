@@ -1,0 +1,1 @@
+"""Optimizers: how are the parameters updated?"""

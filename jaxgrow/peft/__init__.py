@@ -1,0 +1,1 @@
+"""Parameter-efficient fine-tuning: how is a frozen model adapted?"""

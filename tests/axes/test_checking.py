@@ -1,0 +1,199 @@
+"""Names that are right are found right, and each way to be wrong is named, with the names that would be right."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import third_party
+
+from jaxgrow import check_rules, from_rules, sizes, stack_layers
+from jaxgrow.axes import is_names
+
+SIZES = {"layers": 2, "vocab": 13, "context": 7, "embed": 6, "heads": 3, "head_dim": 5, "mlp": 9}
+AXES = {
+    "tokens": ("vocab", "embed"),
+    "layers": {
+        "norm": ("layers", "embed.norm.scale"),
+        "query": ("layers", "embed.in", "heads", "head_dim"),
+        "query_bias": ("layers", "heads", "head_dim.bias"),
+        "key": ("layers", "embed.in", "heads", "head_dim.in"),
+        "value": ("layers", "embed.in", "heads", "head_dim.value"),
+        "value_bias": ("layers", "heads", "head_dim.value.bias"),
+        "out": ("layers", "heads.in", "head_dim.in", "embed"),
+        "mlp_norm": ("layers", "embed.norm.scale"),
+        "up": ("layers", "embed.in", "mlp"),
+        "up_bias": ("layers", "mlp.bias"),
+        "down": ("layers", "mlp.in", "embed"),
+        "down_bias": ("layers", "embed.bias"),
+    },
+    "final": ("embed.in.norm.scale",),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_broadcasting():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def shapes(axes, sizes):
+    return jax.tree.map(
+        lambda names: jax.ShapeDtypeStruct(
+            tuple(sizes[n.partition(".")[0]] for n in names), np.float32
+        ),
+        axes,
+        is_leaf=is_names,
+    )
+
+
+def normed(x, scale):
+    return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+@jax.jit
+def logits(p):
+    """Of a pre-LN language model with a tied head, from parameters of any sizes."""
+    x = p["tokens"][third_party.tokens()]
+    mask = np.tril(np.ones((x.shape[1],) * 2, bool))
+
+    def layer(x, w):
+        h = normed(x, w["norm"])
+        q = jnp.einsum("btd,dhk->bthk", h, w["query"]) + w["query_bias"]
+        k, v = (jnp.einsum("btd,dhk->bthk", h, w[name]) for name in ("key", "value"))
+        scores = jnp.where(mask, jnp.einsum("bthk,bshk->bhts", q, k), -1e9)
+        y = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v + w["value_bias"])
+        x = x + jnp.einsum("bthk,hkd->btd", y, w["out"])
+        h = jax.nn.gelu(normed(x, w["mlp_norm"]) @ w["up"] + w["up_bias"])
+        return x + h @ w["down"] + w["down_bias"], None
+
+    x, _ = jax.lax.scan(layer, x, p["layers"])
+    return normed(x, p["final"]) @ p["tokens"].T
+
+
+def with_names(**names):
+    return {**AXES, "layers": {**AXES["layers"], **names}}
+
+
+def says(axes, *lines, apply: Callable[[Any], Any] = logits, params=None):
+    found = check_rules(apply, shapes(AXES, SIZES) if params is None else params, axes)
+    assert not found and len(found.wrong) == len(lines), found
+    for wrong, line in zip(found.wrong, lines, strict=True):
+        assert wrong.startswith(line), wrong
+    return found
+
+
+def test_right_names_are_found_right_and_every_mark_is_proven():
+    found = check_rules(logits, shapes(AXES, SIZES), AXES)
+    assert found and found.change < 1e-4 and not found.unproven, found
+    assert str(found).startswith("doubling all widths changes the outputs by ")
+
+
+@pytest.mark.parametrize("leaf", ["query", "key", "value", "out", "up", "down"])
+def test_a_missing_in_is_named(leaf):
+    """Of one kernel of each layer, of the residual stream, the heads, or the MLP's units."""
+    right = AXES["layers"][leaf]
+    names = tuple(n.removesuffix(".in") if n != "head_dim.in" else n for n in right)
+    says(
+        with_names(**{leaf: names}),
+        f"layers/{leaf}: is named {names}; with {right} the outputs stay the same",
+    )
+
+
+def test_several_faults_are_named_each():
+    both = with_names(
+        up=("layers", "embed", "mlp"), out=("layers", "heads", "head_dim.in", "embed")
+    )
+    found = check_rules(logits, shapes(AXES, SIZES), both)
+    assert {line.partition(":")[0] for line in found.wrong} == {"layers/up", "layers/out"}
+
+
+def test_a_tied_head_without_the_mark_of_its_norm_and_a_mark_too_many_are_named():
+    says(
+        {**AXES, "final": ("embed.norm.scale",)},
+        "final: is named ('embed.norm.scale',); with ('embed.in.norm.scale',)",
+    )
+    says(
+        with_names(up_bias=("layers", "mlp.in.bias")),
+        "layers/up_bias: is named ('layers', 'mlp.in.bias'); with ('layers', 'mlp.bias')",
+    )
+
+
+def test_values_without_their_mark_are_found_and_queries_with_it():
+    plain = ("layers", "embed.in", "heads", "head_dim")
+    says(
+        with_names(value=plain),
+        f"layers/value: is named {plain}, but is of attention's values: 'head_dim.value'",
+    )
+    marked = ("layers", "embed.in", "heads", "head_dim.value")
+    says(
+        with_names(query=marked),
+        f"layers/query: is named {marked}, but is not of attention's values: 'head_dim'",
+    )
+    says(with_names(key=plain), "no leaf is marked as attention's keys are, 'head_dim.in'")
+
+
+def test_layers_on_another_dimension_are_found():
+    """As MaxText stacks them by default, on the second one; here there are as many as units of the residual stream."""
+    moved = {**AXES, "layers": {leaf: (n[1], n[0], *n[2:]) for leaf, n in AXES["layers"].items()}}
+
+    def apply(p):
+        return logits({**p, "layers": jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), p["layers"])})
+
+    params = shapes(moved, {**SIZES, "layers": 6})
+    assert check_rules(apply, params, moved)
+    with_layers = "layers/down: is named ('layers', 'mlp.in', 'embed'); with ('mlp.in', 'layers', 'embed'), and so wherever"
+    says(AXES, with_layers, apply=apply, params=params)
+
+
+def test_a_mark_that_a_norm_makes_up_for_is_not_proven():
+    """Norms of queries and keys divide out what their kernels are too large by."""
+    axes = {"table": ("vocab", "embed"), "up": ("embed.in", "mlp"), "head": ("mlp.in", "classes")}
+
+    def apply(p):
+        return normed(p["table"] @ p["up"], 1) @ p["head"]
+
+    found = check_rules(apply, shapes(axes, {**SIZES, "classes": 4}), axes)
+    assert [line.partition(" of ")[0] for line in found.unproven] == ["up: without 'embed.in'"], (
+        found
+    )
+
+
+def test_outputs_that_grow_and_models_without_widths_are_refused():
+    with pytest.raises(
+        ValueError,
+        match=re.escape("the outputs have shapes [(13, 6)], but [(13, 12)] when all widths"),
+    ):
+        check_rules(lambda p: p["a"], {"a": np.ones((13, 6))}, {"a": ("vocab", "embed")})
+    with pytest.raises(
+        ValueError, match="no axis of this model is widened: its axes are vocab, hidden"
+    ):
+        check_rules(lambda p: p["a"], {"a": np.ones((13, 6))}, {"a": ("vocab", "hidden")})
+
+
+@pytest.mark.slow
+def test_a_model_of_linen_with_its_layers_in_subtrees():
+    """It is made from the sizes of the parameters that it gets."""
+    params = third_party.drawn(third_party.linen_shapes(third_party.SMALL), np.float32)
+
+    def check(rules):
+        axes = from_rules(params, rules)
+        stacked = stack_layers(axes, "layers_{}")
+
+        @jax.jit
+        def apply(p):
+            return third_party.linen_apply(sizes(stack_layers(p, "layers_{}"), stacked))(
+                p, third_party.tokens()
+            )
+
+        return check_rules(apply, params, axes)
+
+    assert check(third_party.LINEN.rules)
+    wrong = check({**third_party.LINEN.rules, "*/down/kernel": ("mlp", "embed")})
+    assert (
+        len(wrong.wrong) == 1
+        and "down/kernel: is named ('mlp', 'embed'); with ('mlp.in', 'embed')" in wrong.wrong[0]
+    )

@@ -1,0 +1,446 @@
+"""Models that were born without axis names: named by rules, brought into the form that operators want, and back."""
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import third_party
+import tiny
+
+from jaxgrow import (
+    by_convention,
+    from_rules,
+    grow_optimizer,
+    infer,
+    join_fused,
+    operators,
+    restructured,
+    sizes,
+    split_fused,
+    stack_layers,
+    unstack_layers,
+)
+from jaxgrow.axes import axis, is_names, path
+from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
+
+SIZES = {"vocab": 11, "context": 7, "layers": 2, "embed": 6, "heads": 3, "head_dim": 5, "mlp": 9}
+CONFIGS = {
+    "gpt2": tiny.config(dtype="float32"),
+    "llama": LlamaConfig(**SIZES | {"heads": 4, "embed": 12, "head_dim": 8}, kv_heads=2),
+    "bert": BERTConfig(**SIZES),
+    "vit": ViTConfig(layers=2, embed=6, heads=3, head_dim=5, mlp=9),
+}
+
+
+def by_path(axes) -> dict[str, tuple[str, ...]]:
+    return {
+        path(p): names for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
+    }
+
+
+def wrong(*lines: str):
+    return pytest.raises(ValueError, match="(?s)" + ".*".join(map(re.escape, lines)))
+
+
+# --- names ---
+
+
+def test_rules_give_a_model_of_ours_its_own_names():
+    config = tiny.config()
+    shapes, axes = tiny.shapes(config), tiny.axes(config)
+    assert from_rules(shapes, by_path(axes)) == axes
+    by_pattern = {"*/query/kernel": ("layers", "embed.in", "heads", "head_dim"), **by_path(axes)}
+    del by_pattern["blocks/attention/query/kernel"]
+    assert from_rules(shapes, by_pattern) == axes
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_conventions_tell_all_but_what_is_tied_or_below_the_layers(family):
+    axes = CONFIGS[family].axes()
+    plain = jax.tree.map(lambda names: tuple(map(axis, names)), axes, is_leaf=is_names)
+    found, own = by_path(by_convention(plain)), by_path(axes)
+    others = {leaf for leaf, names in own.items() if found[leaf] != names}
+    assert all(
+        any(".below" in name for name in own[leaf]) or re.match("(final|head)_norm", leaf)
+        for leaf in others
+    )
+    assert by_convention(axes) == axes
+
+
+def test_conventions_of_einsums_and_of_pytorch():
+    kernels = {"q": ("heads", "embed", "head_dim"), "qkv": ("qkv", "heads", "embed", "head_dim")}
+    found = by_convention(kernels | {"out": ("heads", "head_dim", "embed")})
+    assert found["q"] == ("heads", "embed.in", "head_dim")
+    assert found["qkv"] == ("qkv", "heads", "embed.in", "head_dim")
+    assert found["out"] == ("heads.in", "head_dim.in", "embed")
+    tables = by_convention(
+        {"tok_emb": {"weight": ("vocab", "embed")}, "unembed": {"weight": ("vocab", "embed")}}
+    )
+    assert tables == {
+        "tok_emb": {"weight": ("vocab", "embed")},
+        "unembed": {"weight": ("vocab", "embed.in")},
+    }
+    sizes_ = {"heads": 3, "embed": 4, "head_dim": 5}
+    assert infer({"qkv": np.ones((3, 3, 4, 5))}, sizes_)["qkv"][:2] == ("heads?", "heads?")
+
+
+def test_what_the_sizes_tell_is_proposed_and_what_they_do_not_is_refused():
+    tree, known = third_party.linen_shapes(third_party.SMALL), third_party.SMALL
+    rules = infer(tree, known)
+    assert len(rules) < len(jax.tree.leaves(tree))
+    assert from_rules(tree, rules) == from_rules(tree, third_party.LINEN.rules)
+    twice = infer(tree, {**known, "mlp": known["embed"]})
+    assert twice["head/kernel"] == ("embed|mlp?.in", "vocab")
+    with wrong(
+        "head/kernel: the rule 'head/kernel' is not sure of 'embed|mlp?.in': write which it is"
+    ):
+        from_rules(tree, twice)
+    assert infer({"a": np.ones(4), "b": {"kernel": np.ones((4, 5))}}, {"embed": 4}) == {
+        "b/kernel": ("embed.in", "?"),
+        "a": ("embed?",),
+    }
+
+
+def test_a_norm_that_no_kernel_reads_may_be_that_of_a_tied_head():
+    tree = {
+        "embedding": np.ones((5, 2)),
+        "layers": [{"scale": np.ones(2)}] * 2,
+        "norm": {"scale": np.ones(2)},
+    }
+    rules = infer(tree, {"vocab": 5, "embed": 2})
+    assert rules["norm/scale"] == ("embed.norm.scale?",) and rules["layers/*/scale"] == (
+        "embed.norm.scale",
+    )
+    head = infer({**tree, "head": {"kernel": np.ones((2, 5))}}, {"vocab": 5, "embed": 2})
+    assert head["norm/scale"] == ("embed.norm.scale",)
+
+
+def test_parts_that_differ_by_a_number_alone_are_one_rule():
+    def dense(*shape):
+        return {"kernel": np.ones(shape)}
+
+    block = {"Dense_0": dense(2, 3), "Dense_1": dense(3, 2), "LayerNorm_0": {"scale": np.ones(2)}}
+    rules = infer(
+        {"blocks": [block, block], "kernel": np.ones((2, 7))}, {"embed": 2, "mlp": 3, "vocab": 7}
+    )
+    assert list(rules) == [
+        "blocks/*/Dense_0/kernel",
+        "blocks/*/Dense_1/kernel",
+        "blocks/*/LayerNorm_0/scale",
+        "kernel",
+    ]
+
+
+def test_all_that_is_wrong_with_rules_is_in_one_error():
+    params = {
+        "up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)},
+        "down": np.ones((3, 2)),
+        "norm": np.ones(2),
+    }
+    rules = {"up/kernel": ("embed.in",), "*/bias": ("mlp",), "*/b*": ("mlp.bias",), "norm": "embed"}
+    with wrong(
+        "down: no rule matches, of shape (3, 2)",
+        "norm: the rule 'norm' is 'embed', no tuple of names",
+        "up/bias: the rule '*/bias': ('mlp',) declares nothing",
+        "up/kernel: the rule 'up/kernel' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
+        "the rule '*/b*': matches no leaf that none before it matches",
+    ):
+        from_rules(params, rules)
+    with wrong("axis 'mlp' has size 2 in down, but 3 in up"):
+        from_rules(
+            {"up": np.ones((2, 3)), "down": np.ones((2, 2))},
+            {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")},
+        )
+
+
+def test_a_wrong_rule_is_printed_once_however_many_layers_it_is_for():
+    layer = {"up": np.ones((2, 3)), "down": np.ones((3, 2)), "norm": np.ones(2), "new": np.ones(5)}
+    params = {f"layers_{i}": layer for i in range(48)}
+    rules = {"*/up": ("embed.in",), "*/down": ("mlp?", "embed"), "*/norm": ("embed",)}
+    with pytest.raises(ValueError) as error:
+        from_rules(params, rules)
+    assert str(error.value).splitlines() == [
+        "the rules do not name these parameters; jaxgrow.infer proposes some:",
+        "  layers_0/down and 47 others: the rule '*/down' is not sure of 'mlp?': write which it is",
+        "  layers_0/new and 47 others: no rule matches, of shape (5,)",
+        "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares nothing: name its last axis with one of .bias, "
+        ".scale, .norm.scale, .norm.bias, .table, .kernel (jaxgrow.axes)",
+        "  layers_0/up and 47 others: the rule '*/up' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
+    ]
+    rules = {
+        "*/up": ("embed.in", "mlp"),
+        "*/down": ("mlp.in", "embed"),
+        "*/norm": ("mlp.bias",),
+        "*/new": ("new.bias",),
+    }
+    with pytest.raises(ValueError) as error:
+        from_rules(params, rules)
+    assert str(error.value).splitlines()[1:] == [
+        "  axis 'mlp' has size 3 in layers_0/down, but 2 in layers_0/norm and 47 others"
+    ]
+
+
+# --- layers ---
+
+
+class Moments(NamedTuple):
+    count: np.ndarray
+    mu: dict
+
+
+def layer(seed: int, **more):
+    rng = np.random.default_rng(seed)
+    return {"kernel": rng.normal(size=(2, 3)), "bias": rng.normal(size=3), **more}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tree"),
+    [
+        ("layers_{}", {"norm": np.ones(2), **{f"layers_{i}": layer(i) for i in range(11)}}),
+        (
+            "decoder/h{:02d}",
+            {"decoder": {f"h{i:02d}": layer(i) for i in range(3)}, "encoder": {"h00": layer(9)}},
+        ),
+        ("layers/{}", {"layers": [layer(i) for i in range(11)], "norm": [np.ones(2)]}),
+        ("layers/{}", {"layers": tuple(layer(i) for i in range(3))}),
+        ("layers/{}", {"layers": {i: layer(i) for i in range(11)}}),
+        ("layers/{}", {"layers": {str(i): layer(i) for i in range(11)}}),
+    ],
+)
+def test_stacking_is_undone_to_the_bit_in_parameters_and_states(pattern, tree):
+    state = (Moments(np.int32(3), jax.tree.map(lambda x: 2 * x, tree)), optax.EmptyState())
+    for whole in (tree, state):
+        stacked = stack_layers(whole, pattern)
+        assert len(jax.tree.leaves(stacked)) < len(jax.tree.leaves(whole))
+        back = unstack_layers(stacked, pattern)
+        assert jax.tree.structure(back) == jax.tree.structure(whole)
+        jax.tree.map(np.testing.assert_array_equal, back, whole)
+    names = jax.tree.map(lambda x: ("a", "b")[: x.ndim], tree)
+    stacked = stack_layers(names, pattern)
+    (kernel,) = {
+        n for p, n in by_path(stacked).items() if p.endswith("kernel") and n[0] == "layers"
+    }
+    assert kernel == ("layers", "a", "b")
+    number = 11 if len(jax.tree.leaves(tree)) > 20 else 3
+    assert unstack_layers(stacked, pattern, number) == names
+
+
+def test_layers_are_in_the_order_of_their_numbers():
+    tree = {f"layers_{i}": {"w": np.full(1, i)} for i in range(12)}
+    assert stack_layers(tree, "layers_{}")["layers_{}"]["w"].ravel().tolist() == list(range(12))
+    assert isinstance(
+        stack_layers(jax.tree.map(jnp.asarray, tree), "layers_{}")["layers_{}"]["w"], jax.Array
+    )
+
+
+def test_layers_within_layers_are_stacked_one_after_the_other():
+    tree = {f"layers_{i}": {"experts": [layer(2 * i), layer(2 * i + 1)]} for i in range(2)}
+    stacked = stack_layers(stack_layers(tree, "layers_{}"), "experts/{}")
+    assert stacked["layers_{}"]["experts"][0]["bias"].shape == (2, 2, 3)
+    with wrong("layers_{}/experts/1/bias: is not there, but layers_{}/experts/0/bias is"):
+        stack_layers({"layers_{}": {"experts": [{"bias": np.ones(3)}, {}]}}, "experts/{}")
+
+
+def test_adam_s_state_is_stacked_grown_and_taken_apart_as_its_parameters():
+    tree = {f"layers_{i}": layer(i) for i in range(2)}
+    tx = optax.adam(1e-3)
+    state = tx.update(tree, tx.init(tree))[1]
+    params, stacked = (stack_layers(x, "layers_{}") for x in (tree, state))
+    axes = {"layers_{}": {"kernel": ("layers", "embed.in", "mlp"), "bias": ("layers", "mlp.bias")}}
+    growth = operators.stack(sizes(params, axes), {"layers": 4})
+    grown = unstack_layers(
+        grow_optimizer(tx, stacked, growth, params, axes, "copy", "layers_{}"), "layers_{}"
+    )
+    assert jax.tree.structure(grown) == jax.tree.structure(
+        tx.init({f"layers_{i}": layer(0) for i in range(4)})
+    )
+    np.testing.assert_array_equal(grown[0].mu["layers_3"]["bias"], state[0].mu["layers_1"]["bias"])
+    assert grown[0].count == 1
+    assert stack_layers(optax.sgd(1e-3).init(tree), "layers_{}") == optax.sgd(1e-3).init(tree)
+
+
+def matrices(tree):
+    return jax.tree.map(lambda x: x.ndim == 2, tree)
+
+
+MASKING = {
+    "masked": optax.masked(optax.adam(1e-3), matrices),
+    "all of the layers masked": optax.chain(
+        optax.masked(
+            optax.adam(1e-3), lambda tree: jax.tree.map(lambda x: x.ndim == 1 and len(x) == 5, tree)
+        ),
+        optax.trace(0.9),
+    ),
+    "multi_transform": optax.multi_transform(
+        {"sgd": optax.sgd(1e-3, 0.9), "adam": optax.adam(1e-3)},
+        lambda tree: jax.tree.map(lambda x: "sgd" if x.ndim == 2 else "adam", tree),
+    ),
+    "muon": optax.contrib.muon(1e-3),
+    "no state": optax.identity(),
+}
+
+
+@pytest.mark.parametrize("name", MASKING)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_what_an_optimizer_masks_is_stacked_and_taken_apart(name, as_list):
+    """A masked leaf is a node without leaves, and no axis name."""
+    tx, layers = MASKING[name], [layer(i) for i in range(3)]
+    tree = {"layers": layers} if as_list else {f"layers_{i}": x for i, x in enumerate(layers)}
+    tree |= {"norm": np.ones(5)}
+    pattern = "layers/{}" if as_list else "layers_{}"
+    state = tx.update(tree, tx.init(tree), tree)[1]
+    stacked = stack_layers(state, pattern)
+    if name == "masked":
+        assert isinstance(stacked.inner_state[0].mu["norm"], optax.MaskedNode)
+        (mu,) = (
+            stacked.inner_state[0].mu["layers"]
+            if as_list
+            else [stacked.inner_state[0].mu["layers_{}"]]
+        )
+        assert isinstance(mu["bias"], optax.MaskedNode) and mu["kernel"].shape == (3, 2, 3)
+    back = unstack_layers(stacked, pattern)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+def test_layers_without_a_leaf_need_their_number():
+    with wrong("layers_{}: has no leaf that tells how many layers there are; give their number"):
+        unstack_layers({"layers_{}": {}, "norm": np.ones(5)}, "layers_{}")
+    tree = {"layers_0": {}, "layers_1": {}, "norm": np.ones(5)}
+    assert unstack_layers(stack_layers(tree, "layers_{}"), "layers_{}", 2).keys() == tree.keys()
+
+
+def test_named_tuples_are_no_axis_names():
+    assert is_names(()) and is_names(("embed.in", "mlp"))
+    assert not is_names(optax.MaskedNode()) and not is_names(optax.EmptyState())
+    assert not is_names(Moments("embed", "mlp"))
+    arrays = {f"layers_{i}": {"w": np.ones(2), "nothing": ()} for i in range(2)}
+    assert stack_layers(arrays, "layers_{}")["layers_{}"]["nothing"] == ()
+    scalars = {f"layers_{i}": {"w": ("mlp.bias",), "temperature": ()} for i in range(2)}
+    assert stack_layers(scalars, "layers_{}")["layers_{}"]["temperature"] == ("layers",)
+
+
+def test_layers_that_are_not_alike_are_named():
+    with wrong("layers_1, layers_3: not there, but layers_4 is"):
+        stack_layers({f"layers_{i}": layer(0) for i in (0, 2, 4)}, "layers_{}")
+    unlike = {"kernel": np.ones((2, 4)), "scale": np.ones(3)}
+    with wrong(
+        "d/layers_1/scale: d/layers_0 has no such leaf",
+        "d/layers_1/bias: is not there, but d/layers_0/bias is",
+        "d/layers_1/kernel: is of shape (2, 4) and float64, but d/layers_0/kernel is of shape (2, 3) and float64",
+    ):
+        stack_layers({"d": {"layers_0": layer(0), "layers_1": unlike}}, "layers_{}")
+    with wrong("layers_1/a: is named ('y',), but layers_0/a is named ('x',)"):
+        stack_layers({"layers_0": {"a": ("x",)}, "layers_1": {"a": ("y",)}}, "layers_{}")
+    with wrong(
+        "no layers are at 'h_{}'; the leaves of the tree are layers_0/bias, layers_0/kernel"
+    ):
+        stack_layers({"layers_0": layer(0)}, "h_{}")
+    with wrong("'layers' does not say where the number of a layer stands"):
+        stack_layers({"layers_0": layer(0)}, "layers")
+    with wrong("nothing is stacked at 'layers_{}'"):
+        unstack_layers({"layers_0": layer(0)}, "layers_{}")
+    with wrong("layers_{}/b: is of shape (3,) and float64, not stacked from 2 layers"):
+        unstack_layers({"layers_{}": {"a": np.ones((2, 3)), "b": np.ones(3)}}, "layers_{}")
+
+
+# --- fused kernels ---
+
+PARTS = ("query", "key", "value")
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts", "shape", "part"),
+    [
+        ("embed (parts heads head_dim)", PARTS, (2, 18), (2, 3, 2)),
+        ("embed (heads parts head_dim)", PARTS, (2, 18), (2, 3, 2)),
+        ("layers (heads parts head_dim) embed", PARTS, (4, 18, 2), (4, 3, 2, 2)),
+        ("(parts heads head_dim)", PARTS, (18,), (3, 2)),
+        ("embed (parts head_dim)", {"query": 3, "key": 1, "value": 1}, (2, 10), (2, 3, 2)),
+    ],
+)
+def test_fused_kernels_are_taken_apart_and_put_together_to_the_bit(layout, parts, shape, part):
+    known = {} if isinstance(parts, dict) else {"heads": 3}
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    tree = {"h_0": {"qkv": {"kernel": x, "other": np.ones(3)}}}
+    for whole in (tree, Moments(np.int32(3), tree), jax.tree.map(jnp.asarray, tree)):
+        apart = split_fused(whole, "qkv/kernel", layout, parts, **known)
+        found = apart.mu if isinstance(apart, Moments) else apart
+        assert list(found["h_0"]["qkv"]["kernel"]) == list(PARTS)
+        assert found["h_0"]["qkv"]["kernel"]["query"].shape == part
+        assert isinstance(found["h_0"]["qkv"]["kernel"]["key"], type(jax.tree.leaves(whole)[-1]))
+        jax.tree.map(
+            np.testing.assert_array_equal, join_fused(apart, "qkv/kernel", layout, parts), whole
+        )
+
+
+def test_queries_come_first_or_beside_their_keys():
+    x = np.arange(6)[None]
+    for layout, query, key in (
+        ("e (parts h)", [[0, 1]], [[2, 3]]),
+        ("e (h parts)", [[0, 3]], [[1, 4]]),
+    ):
+        apart = split_fused({"w": x}, "w", layout, PARTS)["w"]
+        assert (apart["query"].tolist(), apart["key"].tolist()) == (query, key)
+
+
+def test_a_fused_leaf_that_does_not_fit_is_named():
+    tree = {"a": {"qkv": np.ones((2, 10))}, "b": {"qkv": np.ones((2, 3, 4))}}
+    with wrong(
+        "not of the layout 'embed (parts heads head_dim)'",
+        "a/qkv, of (2, 10): ",
+        "b/qkv, of (2, 3, 4): ",
+    ):
+        split_fused(tree, "qkv", "embed (parts heads head_dim)", PARTS, heads=2)
+    with wrong("nothing fits 'c_attn'; the leaves of the tree are a/qkv, b/qkv"):
+        split_fused(tree, "c_attn", "embed (parts heads)", PARTS)
+    with wrong("name their axis 'parts'"):
+        split_fused(tree, "qkv", "embed (heads head_dim)", PARTS)
+    with wrong("nothing fits 'qkv'"):
+        join_fused(
+            {"a": {"qkv": {"query": np.ones(2), "key": np.ones(2)}}}, "qkv", "(parts a)", PARTS
+        )
+
+
+def test_leaves_that_do_not_fit_the_larger_model_are_named():
+    with wrong(
+        "b: of shape (2,) in the larger model, is not there",
+        "c: of shape (3,), the larger model has no such leaf",
+        "a: has shape (2,), but (4,) in the larger model",
+    ):
+        restructured({"a": np.ones(2), "c": np.ones(3)}, {"a": np.ones(4), "b": np.ones(2)})
+
+
+# --- whole models ---
+
+
+# Of names as Linen gives them, see `test_nnx`, and the README.
+linen = pytest.param("linen", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[linen, "equinox"])
+def journey(request, x64) -> third_party.Journey:
+    return third_party.journey(
+        third_party.LINEN if request.param == "linen" else third_party.equinox()
+    )
+
+
+def test_a_stranger_s_model_keeps_its_function_and_trains_on(journey):
+    before, after = journey.logits
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-10)
+    first, later = journey.losses
+    assert later[-1] < later[0] < first[0]
+
+
+def test_each_axis_that_is_read_must_be_said_to_be(journey):
+    """The control: with one ``.in`` forgotten, wherever it is, the function is another."""
+    np.testing.assert_allclose(
+        journey.forward(journey.grow(journey.axes)), journey.logits[1], rtol=0, atol=1e-12
+    )
+    off = third_party.forgotten(journey)
+    assert len(off) == 7  # query, key, value, out, up, down, head
+    assert min(off.values()) > 1e-3, off

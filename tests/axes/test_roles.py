@@ -1,0 +1,276 @@
+"""What an operator does to a leaf goes by its axis names alone: the same model under three naming
+schemes gives the same numbers, to the bit. Lines are NumPy's, but for what is a jax function
+itself.
+"""
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny
+from flax import linen as nn
+
+from jaxgrow import grow, grow_optimizer, swap
+from jaxgrow.axes import cut, is_names, named, reads, role, sizes, split, turned
+from jaxgrow.growth.maps import Rule, Rules
+from jaxgrow.growth.moments import RebiasState, rebias
+from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
+from jaxgrow.operators import (
+    aki,
+    coalesce,
+    fpi,
+    hypercloning,
+    interleave,
+    lemon,
+    lidas,
+    ligo,
+    llama_pro,
+    midas,
+    mslt,
+    solar,
+    sparkling,
+    stack,
+    staged,
+    zero_pad,
+)
+from jaxgrow.optim.freeze import Freeze, hold
+from train.engine.state.optim import decays
+
+SIZES = dict(layers=2, embed=8, heads=4, head_dim=2, mlp=5)
+TEXT = dict(vocab=11, context=7)
+FAMILIES = {
+    "GPT-2": GPT2Config(**SIZES, **TEXT),
+    "Llama": LlamaConfig(**SIZES, **TEXT, kv_heads=2, qkv_bias=True),
+    "BERT, pre-LN": BERTConfig(**SIZES, **TEXT, norm="pre"),
+    "CaiT": CaiTConfig(**SIZES, image=10, patch=5, channels=3, classes=11, class_layers=4),
+}
+families = pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+
+HUGGING_FACE = {
+    "blocks": "h", "attention": "self_attn", "query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj",
+    "mlp": "ffn", "up": "w1", "gate": "w3", "down": "w2", "attention_norm": "ln_1", "mlp_norm": "ln_2",
+    "final_norm": "ln_f", "embedding_norm": "LayerNorm", "head_norm": "ln_head", "token_embedding": "wte",
+    "position_embedding": "wpe", "type_embedding": "wse", "patch_embedding": "patches", "class_embedding": "cls_token",
+    "class_blocks": "token_only", "head_kernel": "lm_head", "head_bias": "lm_bias", "kernel": "weight", "scale": "gamma",
+    "bias": "beta", "attention_scale": "gamma_1", "mlp_scale": "gamma_2",
+}  # fmt: skip
+
+
+def reversed_names(tree) -> dict[str, str]:
+    """Names that say nothing, and sort the other way round."""
+    ours = sorted(
+        {part for path, _, _ in tiny.pairs(tree, tree) for part in path.split("/")}, reverse=True
+    )
+    return {name: f"m{i:02}" for i, name in enumerate(ours)}
+
+
+def renamed(tree, names):
+    return (
+        {names.get(k, k): renamed(v, names) for k, v in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )
+
+
+def model(config):
+    """``(parameters, axes)``."""
+    return tiny.params(config, dtype="float32"), tiny.axes(config)
+
+
+def assert_names_do_not_matter(model, apply):
+    """``apply(params, axes)``, a tree by the model's names, is the same under every naming scheme."""
+    params, axes = model
+    ours = apply(params, axes)
+    for names in (HUGGING_FACE, reversed_names(params)):
+        theirs = apply(renamed(params, names), renamed(axes, names))
+        chex.assert_trees_all_equal(theirs, renamed(ours, names))
+
+
+def widths(sizes, times=2):
+    return {
+        axis: times * sizes[axis] for axis in ("embed", "heads", "kv_heads", "mlp") if axis in sizes
+    }
+
+
+def ragged(sizes):
+    return {**widths(sizes), "embed": sizes["embed"] + 3, "mlp": sizes["mlp"] + 2}
+
+
+OPERATORS = {
+    "stack": lambda s: stack(s, {"layers": 5}),
+    "interleave": lambda s: interleave(s, {"layers": 5}),
+    "mslt": lambda s: mslt(s, {"layers": 3}),
+    "midas": lambda s: midas(s, {"layers": 3}),
+    "lidas": lambda s: lidas(s, {"layers": 3}),
+    "solar": lambda s: solar(s, {"layers": 3}, blend=1),
+    "llama_pro": lambda s: llama_pro(s, {"layers": 3}),
+    "zero_pad": lambda s: zero_pad(s, ragged(s)),
+    "fpi": lambda s: fpi(s, ragged(s), seed=1),
+    "aki": lambda s: aki(s, {**ragged(s), "layers": 3}, seed=2),
+    "hypercloning": lambda s: hypercloning(s, widths(s)),
+    "staged": lambda s: staged(s, widths(s)),
+    "lemon": lambda s: lemon(s, widths(s), seed=3),
+    "lemon, ragged": lambda s: lemon(s, ragged(s), seed=4),
+    "sparkling": lambda s: sparkling(s, ragged(s)),
+    "coalesce": lambda s: coalesce(s, heads="far", mlp=((0, 2), (1,), (3, 4)), layers="adjacent"),
+    "llama_pro, swapped": lambda s: swap(llama_pro({**s, "layers": 1}, {"layers": 2})),
+}
+
+
+@families
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+def test_operators(config, operator):
+    growth = operator(config.sizes())
+    assert_names_do_not_matter(model(config), lambda params, axes: grow(growth, params, axes))
+
+
+@families
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_learned_maps(config, shared):
+    sizes = config.sizes()
+    target = {**ragged(sizes), "layers": 3}
+
+    def learned(params, axes):
+        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, sizes, target, jax.random.key(0))
+        return grow(ligo.growth(jax.device_get(coefficients), axes, sizes), params, axes)
+
+    assert_names_do_not_matter(model(config), learned)
+
+
+@pytest.mark.parametrize(
+    "policy", ["copy", pytest.param("exact", marks=pytest.mark.slow), "asymmetric"]
+)
+def test_moments(policy):
+    """Of the one operator whose moments could go another way than its weights."""
+    growth, tx = (
+        OPERATORS["llama_pro"](SIZES),
+        optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99)),
+    )
+
+    def moments(params, axes):
+        born = RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(1), params))
+        state = optax.ScaleByAdamState(np.int32(3), params, jax.tree.map(np.square, params)), born
+        adam, clock = grow_optimizer(tx, state, growth, params, axes, policy)
+        return jax.tree.map(lambda *leaf: leaf, adam.mu, adam.nu, clock.born)
+
+    def of_mlp(tree):
+        return {"blocks": {part: tree["blocks"][part] for part in ("mlp", "mlp_norm")}}
+
+    assert_names_do_not_matter(tuple(map(of_mlp, model(FAMILIES["GPT-2"]))), moments)
+
+
+@families
+def test_weight_decay(config):
+    """Those that decay are those whose names of ours end so: a control."""
+    assert_names_do_not_matter(model(config), lambda params, axes: decays(axes))
+    for path, x, _ in tiny.pairs(decays(tiny.axes(config)), tiny.params(config)):
+        assert x == path.endswith(("kernel", "embedding")), path
+
+
+@families
+def test_freezing(config):
+    freeze = Freeze((0,))
+    bottoms = []
+
+    def held(params, axes):
+        bottoms.append(freeze.bottom(axes))
+        after = jax.tree.map(lambda x: x + 1, params)
+        return jax.device_get(
+            hold(params, after, freeze.mask(2), params, axes, freeze.paths, freeze.below)
+        )
+
+    assert_names_do_not_matter(model(config), held)
+    assert bottoms == [1, 1, 1]
+
+
+# --- what must be said, and is not ---
+
+
+def without(axes, mark: str):
+    return jax.tree.map(
+        lambda names: tuple(n.replace(mark, "") for n in names), axes, is_leaf=is_names
+    )
+
+
+def test_a_leaf_that_may_be_anything_is_named():
+    params, axes = model(FAMILIES["GPT-2"])
+    growth = OPERATORS["llama_pro"](SIZES)
+    says = r"blocks/attention/out/bias: \('layers', 'embed'\) declares nothing: name its last axis with one of \.bias, "
+    with pytest.raises(ValueError, match=says):
+        grow(growth, params, without(axes, ".bias"))
+    with pytest.raises(
+        ValueError, match=r"final_norm/scale: \('embed\.in\.norm',\) declares nothing"
+    ):
+        grow(OPERATORS["lemon, ragged"](SIZES), params, without(axes, ".scale"))
+    with pytest.raises(ValueError, match=r"blocks/attention_norm/scale: .* declares nothing"):
+        decays(without(axes, ".norm.scale"))
+    with pytest.raises(ValueError, match=r"declares bias and table"):
+        role("x", ("embed.table.bias",))
+
+
+def test_a_rule_that_matches_nothing_is_an_error_that_names_it():
+    params, axes = model(FAMILIES["GPT-2"])
+    no_norms = {"tower": params["blocks"]["mlp"]}, {"tower": axes["blocks"]["mlp"]}
+    with pytest.raises(
+        ValueError,
+        match=r"a rule for leaves of axes embed, that are norm scale matches none of this",
+    ):
+        grow(OPERATORS["lemon, ragged"](SIZES), *no_norms)
+    with pytest.raises(
+        ValueError, match=r"a rule for leaves of path 'blocks/attn/\*' matches none of this model"
+    ):
+        grow(Rules((Rule(({},), "blocks/attn/*"), Rule(({},)))), params, axes)
+    with pytest.raises(
+        ValueError,
+        match=r"a rule for leaves of axes layers, heads.in, embed.out, that are kernel matches",
+    ):
+        grow(OPERATORS["staged"](SIZES), *no_norms)
+    assert grow(Rules((Rule(({},)),)), {}, {}) == {}
+
+
+def test_values_that_are_not_marked_are_missed_by_learned_maps():
+    axes = without(tiny.axes(FAMILIES["CaiT"]), ".value")
+    says = "blocks/attention/out/kernel, class_blocks/attention/out/kernel: reads attention, but no leaf is marked"
+    with pytest.raises(ValueError, match=says):
+        ligo.init(ligo.LiGO(), axes, FAMILIES["CaiT"].sizes(), {"heads": 5}, jax.random.key(0))
+
+
+def test_a_kernel_whose_layers_are_not_stacked_first_is_not_cut_into_matrices():
+    assert cut(("layers", "embed.in", "heads", "head_dim")).stacked == ("layers",)
+    with pytest.raises(
+        ValueError,
+        match=r"\('embed.in', 'layers', 'mlp'\) stacks its layers on dimension 1: move them to the",
+    ):
+        cut(("embed.in", "layers", "mlp"))
+
+
+def test_freezing_what_is_not_there_is_an_error():
+    params, axes = model(FAMILIES["BERT, pre-LN"])
+    with pytest.raises(
+        ValueError, match=r"no leaf of this model is marked '\.below': name what makes the input"
+    ):
+        Freeze((0,)).bottom(without(axes, ".below"))
+    with pytest.raises(
+        ValueError,
+        match=r"freeze names the paths \['\*embeddings'\], but no leaf .* matches; it has blocks/",
+    ):
+        hold(params, params, [False, False], params, axes, ("*embeddings",))
+
+
+def test_marks_are_read_off_a_name_and_other_dots_belong_to_it():
+    class Key(nn.Module):
+        @nn.compact
+        def __call__(self):
+            self.param(
+                "b", named(nn.initializers.zeros, "heads", "img.rows.in", role="norm bias"), (2, 3)
+            )
+
+    params, axes = split(Key().init(jax.random.key(0))["params"])
+    assert axes == {"b": ("heads", "img.rows.in.norm.bias")}
+    assert sizes(params, axes) == {"heads": 2, "img.rows": 3}
+    assert reads(axes["b"][1]) and role("b", axes["b"]) == "norm bias"
+    assert (
+        turned("embed.below", True) == "embed.in.below"
+        and turned("embed.in.below", False) == "embed.below"
+    )

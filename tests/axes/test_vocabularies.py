@@ -1,0 +1,378 @@
+"""The names of public trainers, as their sources have them: each tree here has the paths, shapes and axis names of one of them.
+
+No two sizes are alike, but for layers and kernels that lie side by side.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgrow import by_convention, from_rules, grow, infer, operators, sizes
+from jaxgrow.axes import is_names, path
+
+SIZES = {
+    "vocab": 31,
+    "context": 17,
+    "layers": 2,
+    "embed": 12,
+    "heads": 6,
+    "kv_heads": 3,
+    "head_dim": 5,
+    "mlp": 19,
+}
+V, P, N, D, H, K, B, F = SIZES.values()
+
+
+def tree(flat: dict):
+    """A tree of the leaves by their paths."""
+    out: dict = {}
+    for of, leaf in flat.items():
+        *parents, last = of.split("/")
+        inside = out
+        for part in parents:
+            inside = inside.setdefault(part, {})
+        inside[last] = leaf
+    return out
+
+
+def zeros(shapes: dict[str, tuple[int, ...]]):
+    return tree({of: np.zeros(shape) for of, shape in shapes.items()})
+
+
+def by_path(axes) -> dict:
+    return {
+        path(p): names for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
+    }
+
+
+QUERY, KEY, VALUE = (
+    ("embed.in", "heads", "head_dim"),
+    ("embed.in", "kv_heads", "head_dim.in"),
+    ("embed.in", "kv_heads", "head_dim.value"),
+)
+OUT, NORM = ("heads.in", "head_dim.in", "embed"), ("embed.norm.scale",)
+
+
+# --- MaxText: names of axes for sharding ---
+
+MAXTEXT = {  # of one layer: its names, and ours
+    "self_attention/query/kernel": (("embed", "q_heads", "kv"), QUERY),
+    "self_attention/key/kernel": (("embed", "kv_heads", "kv_head_dim"), KEY),
+    "self_attention/value/kernel": (("embed", "kv_heads", "kv_head_dim"), VALUE),
+    "self_attention/out/kernel": (("heads", "kv", "embed"), OUT),
+    "self_attention/query/bias": (("q_heads", "kv"), ("heads", "head_dim.bias")),
+    "self_attention/key/bias": (("kv_heads", "kv_head_dim"), ("kv_heads", "head_dim.in.bias")),
+    "self_attention/query_norm/scale": (("norm",), ("head_dim.norm.scale",)),
+    "self_attention/key_norm/scale": (("norm",), ("head_dim.in.norm.scale",)),
+    "pre_self_attention_layer_norm/scale": (("norm",), NORM),
+    "post_self_attention_layer_norm/scale": (("norm",), NORM),
+    "mlp/wi_0/kernel": (("embed", "mlp"), ("embed.in", "mlp")),
+    "mlp/wi_1/kernel": (("embed", "mlp"), ("embed.in", "mlp")),
+    "mlp/wi/kernel": (("embed", "num_activations", "mlp"), ("embed.in", "num_activations", "mlp")),
+    "mlp/wo/kernel": (("mlp", "embed"), ("mlp.in", "embed")),
+    "mlp/wo/bias": (("embed",), ("embed.bias",)),
+    "MoeBlock_0/gate/kernel": (("embed", None), ("embed.in", "?")),
+    "MoeBlock_0/wi_0": (("exp", "embed_moe", "mlp_moe"), ("experts", "embed.in", "mlp")),
+    "MoeBlock_0/wo": (("exp", "mlp_moe", "embed_moe"), ("experts", "mlp.in", "embed")),
+    "MoeBlock_0/wo_bias": (("exp", "activation_embed"), ("experts", "embed.bias")),
+}
+MAXTEXT_OUTSIDE = {
+    "token_embedder/embedding": (("vocab", "embed_vocab"), ("vocab", "embed")),
+    "decoder/decoder_norm/scale": (("norm",), NORM),
+    "decoder/logits_dense/kernel": (("embed_vocab", "vocab"), ("embed.in", "vocab")),
+}
+
+
+def stacked(names, at: int):
+    return (*names[:at], "layers", *names[at:])
+
+
+@pytest.mark.parametrize("scan", [None, 0, 1])
+def test_the_axes_of_maxtext_wherever_it_stacks_its_layers(scan):
+    """``param_scan_axis: 1`` is its default. Norms then are [embed, layers]."""
+    if scan is None:
+        layers = {
+            f"decoder/layers_{i}/{of}": names for i in range(2) for of, names in MAXTEXT.items()
+        }
+    else:
+        layers = {
+            f"decoder/layers/{of}": [stacked(names, scan) for names in both]
+            for of, both in MAXTEXT.items()
+        }
+    both = {**MAXTEXT_OUTSIDE, **layers}
+    found = by_convention(tree({of: theirs for of, (theirs, _) in both.items()}))
+    assert by_path(found) == {of: ours for of, (_, ours) in both.items()}
+
+
+def test_maxtext_s_shapes_tell_where_layers_are_stacked():
+    shapes = {
+        "embed": D,
+        "heads": H,
+        "kv_heads": K,
+        "head_dim": B,
+        "mlp": F,
+        "vocab": V,
+        "layers": N,
+    }
+    of = (
+        "self_attention/query/kernel",
+        "self_attention/value/kernel",
+        "self_attention/out/kernel",
+        "mlp/wi_0/kernel",
+        "mlp/wo/kernel",
+    )
+    ours = {f"decoder/layers/{leaf}": stacked(MAXTEXT[leaf][1], 1) for leaf in of}
+    ours |= {"decoder/layers/pre_self_attention_layer_norm/scale": ("embed.norm.scale", "layers")}
+    ours |= {leaf: names for leaf, (_, names) in MAXTEXT_OUTSIDE.items()}
+    params = zeros(
+        {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
+    )
+    assert infer(params, SIZES) == ours
+    for layers in (
+        D,
+        K,
+        F,
+    ):  # as many layers as another axis is large: what sizes cannot tell is not guessed
+        known = {**shapes, "layers": layers}
+        params = zeros(
+            {leaf: tuple(known[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
+        )
+        found = infer(params, {**SIZES, "layers": layers})
+        assert all(
+            names == ours[leaf] or any("?" in n for n in names) for leaf, names in found.items()
+        )
+    axes = tree(ours)
+    params = zeros(
+        {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
+    )
+    wider = operators.hypercloning(
+        sizes(params, axes), {"embed": 2 * D, "mlp": 2 * F, "heads": 2 * H, "kv_heads": 2 * K}
+    )
+    deeper = operators.llama_pro(sizes(params, axes), {"layers": 3})
+    grown = grow(deeper, grow(wider, params, axes), axes)
+    assert grown["decoder"]["layers"]["self_attention"]["query"]["kernel"].shape == (
+        2 * D,
+        3,
+        2 * H,
+        B,
+    )
+
+
+# --- levanter: named arrays of haliax; layers are stacked first ---
+
+LEVANTER = {
+    "embeddings/token_embeddings/weight": (("vocab", "embed"), ("vocab", "embed")),
+    "lm_head/weight": (("vocab", "embed"), ("vocab", "embed.in")),
+    "transformer/norm/weight": (("embed",), NORM),
+    "transformer/layers/stacked/input_layernorm/weight": (("layers", "embed"), ("layers", *NORM)),
+    "transformer/layers/stacked/self_attn/q_proj/weight": (
+        ("layers", "kv_head", "q_heads_per_group", "head_size", "embed"),
+        ("layers", "kv_heads", "q_heads_per_group", "head_dim", "embed.in"),
+    ),
+    "transformer/layers/stacked/self_attn/k_proj/weight": (
+        ("layers", "kv_head", "head_size", "embed"),
+        ("layers", "kv_heads", "head_dim.in", "embed.in"),
+    ),
+    "transformer/layers/stacked/self_attn/v_proj/weight": (
+        ("layers", "kv_head", "head_size", "embed"),
+        ("layers", "kv_heads", "head_dim.value", "embed.in"),
+    ),
+    "transformer/layers/stacked/self_attn/o_proj/weight": (
+        ("layers", "embed", "heads", "head_size"),
+        ("layers", "embed", "heads.in", "head_dim.in"),
+    ),
+    "transformer/layers/stacked/self_attn/k_norm/weight": (
+        ("layers", "head_size"),
+        ("layers", "head_dim.in.norm.scale"),
+    ),
+    "transformer/layers/stacked/mlp/gate_proj/weight": (
+        ("layers", "mlp", "embed"),
+        ("layers", "mlp", "embed.in"),
+    ),
+    "transformer/layers/stacked/mlp/down_proj/weight": (
+        ("layers", "embed", "mlp"),
+        ("layers", "embed", "mlp.in"),
+    ),
+    # Its GPT-2, whose kernels lie the other way round.
+    "embeddings/position_embeddings/weight": (("position", "embed"), ("context", "embed")),
+    "transformer/blocks/stacked/attn/c_attn/weight": (
+        ("layers", "embed", "qkv", "heads", "head_size"),
+        ("layers", "embed.in", "qkv", "heads", "head_dim"),
+    ),
+    "transformer/blocks/stacked/attn/c_attn/bias": (
+        ("layers", "qkv", "heads", "head_size"),
+        ("layers", "qkv", "heads", "head_dim.bias"),
+    ),
+    "transformer/blocks/stacked/attn/c_proj/weight": (
+        ("layers", "heads", "head_size", "embed"),
+        ("layers", "heads.in", "head_dim.in", "embed"),
+    ),
+    "transformer/blocks/stacked/mlp/c_fc/weight": (
+        ("layers", "embed", "mlp"),
+        ("layers", "embed.in", "mlp"),
+    ),
+    "transformer/blocks/stacked/mlp/c_fc/bias": (("layers", "mlp"), ("layers", "mlp.bias")),
+    "transformer/blocks/stacked/mlp/c_proj/weight": (
+        ("layers", "mlp", "embed"),
+        ("layers", "mlp.in", "embed"),
+    ),
+    "transformer/blocks/stacked/ln_1/weight": (("layers", "embed"), ("layers", *NORM)),
+    "transformer/blocks/stacked/ln_1/bias": (("layers", "embed"), ("layers", "embed.norm.bias")),
+}
+
+
+def test_the_axes_of_levanter():
+    found = by_convention(tree({of: theirs for of, (theirs, _) in LEVANTER.items()}))
+    assert by_path(found) == {of: ours for of, (_, ours) in LEVANTER.items()}
+
+
+# --- Tunix, Gemma and nanodo name no axes: their shapes, and the names of their modules, tell ---
+
+ONE_LAYER = {
+    # Tunix's Llama 3 and Qwen 3 (NNX): ``w`` is a kernel or the scale of a norm.
+    "tunix": {
+        "layers/{}/input_layernorm/w": ((D,), NORM),
+        "layers/{}/post_attention_layernorm/w": ((D,), NORM),
+        "layers/{}/attn/q_proj/w": ((D, H, B), QUERY),
+        "layers/{}/attn/k_proj/w": ((D, K, B), KEY),
+        "layers/{}/attn/v_proj/w": ((D, K, B), VALUE),
+        "layers/{}/attn/o_proj/w": ((H, B, D), OUT),
+        "layers/{}/attn/q_norm/w": ((B,), ("head_dim.norm.scale",)),
+        "layers/{}/attn/k_norm/w": ((B,), ("head_dim.in.norm.scale",)),
+        "layers/{}/mlp/gate_proj/kernel": ((D, F), ("embed.in", "mlp")),
+        "layers/{}/mlp/up_proj/kernel": ((D, F), ("embed.in", "mlp")),
+        "layers/{}/mlp/down_proj/kernel": ((F, D), ("mlp.in", "embed")),
+        "embedder/input_embedding": ((V, D), ("vocab", "embed")),
+        "final_norm/w": ((D,), NORM),
+        "lm_head/w": ((D, V), ("embed.in", "vocab")),
+    },
+    # Gemma (Linen), and Tunix's of the same names: kernels side by side on the first axis.
+    "gemma": {
+        "layer_{}/pre_attention_norm/scale": ((D,), NORM),
+        "layer_{}/post_ffw_norm/scale": ((D,), NORM),
+        "layer_{}/attn/q_einsum/w": ((H, D, B), ("heads", "embed.in", "head_dim")),
+        "layer_{}/attn/kv_einsum/w": (
+            (2, K, D, B),
+            ("kv_parts", "kv_heads", "embed.in", "head_dim"),
+        ),
+        "layer_{}/attn/attn_vec_einsum/w": ((H, B, D), OUT),
+        "layer_{}/attn/_query_norm/scale": ((B,), ("head_dim.norm.scale",)),
+        "layer_{}/attn/_key_norm/scale": ((B,), ("head_dim.in.norm.scale",)),
+        "layer_{}/mlp/gating_einsum": ((2, F, D), ("gates", "mlp", "embed.in")),
+        "layer_{}/mlp/linear": ((F, D), ("mlp.in", "embed")),
+        "embedder/input_embedding": ((V, D), ("vocab", "embed")),
+        "final_norm/scale": ((D,), ("embed.norm.scale?",)),  # which its tied table reads
+    },
+    # Where as many queries as keys are; an older one transposes its gates, and has a ``w`` below
+    # them.
+    "gemma, one kernel": {
+        "transformer/layer_{}/attn/qkv_einsum/w": (
+            (3, H, D, B),
+            ("qkv", "heads", "embed.in", "head_dim"),
+        ),
+        "transformer/layer_{}/attn/attn_vec_einsum/w": ((H, B, D), OUT),
+        "transformer/layer_{}/mlp/gating_einsum/w": ((2, D, F), ("gates", "embed.in", "mlp")),
+        "transformer/layer_{}/mlp/linear/w": ((F, D), ("mlp.in", "embed")),
+    },
+    "nanodo": {
+        "blocks_{}/CausalAttn_0/query/kernel": ((D, H, B), QUERY),
+        "blocks_{}/CausalAttn_0/key/kernel": ((D, H, B), ("embed.in", "heads", "head_dim.in")),
+        "blocks_{}/CausalAttn_0/value/kernel": ((D, H, B), ("embed.in", "heads", "head_dim.value")),
+        "blocks_{}/CausalAttn_0/attn_out_proj/kernel": ((H, B, D), OUT),
+        "blocks_{}/LayerNorm_0/scale": ((D,), NORM),
+        "blocks_{}/Mlp_0/Dense_0/kernel": ((D, F), ("embed.in", "mlp")),
+        "blocks_{}/Mlp_0/Dense_1/kernel": ((F, D), ("mlp.in", "embed")),
+        "embed/embedding": ((V, D), ("vocab", "embed")),
+        "pos_embed/embedding": ((P, D), ("context", "embed")),
+        "out_ln/scale": ((D,), ("embed.norm.scale?",)),  # which its tied table reads
+    },
+}
+
+
+def test_the_name_of_a_module_says_what_it_reads_whichever_way_its_kernel_lies():
+    """The GPT-2 of transformers 4: kernels [outputs, inputs], called as Flax calls those [inputs, outputs]."""
+    theirs = {
+        "attn/c_attn/kernel/key": ("heads", "head_dim", "embed"),
+        "attn/c_proj/kernel": ("embed", "heads", "head_dim"),
+        "mlp/c_fc/kernel": ("mlp", "embed"),
+        "mlp/c_proj/kernel": ("embed", "mlp"),
+    }
+    assert by_path(by_convention(tree(theirs))) == {
+        "attn/c_attn/kernel/key": ("heads", "head_dim.in", "embed.in"),
+        "attn/c_proj/kernel": ("embed", "heads.in", "head_dim.in"),
+        "mlp/c_fc/kernel": ("mlp", "embed.in"),
+        "mlp/c_proj/kernel": ("embed", "mlp.in"),
+    }
+
+
+def test_what_may_be_a_table_or_a_head_and_what_may_be_any_scale_is_not_told():
+    found = by_convention(
+        {
+            "shared": {"weight": ("vocab", "embed")},  # T5's table
+            "mixing": {"w": ("embed", "mlp")},
+            "dense": {"kernel": ("embed", "heads", "head_dim")},
+            "quantized": {"kernel": ("embed", "mlp"), "scale": ("mlp",)},
+            "gamma_1": ("embed",),  # of LayerScale
+            "steps": ("layers",),
+            "up": {"kernel": ("embed", "hidden")},
+        }
+    )
+    assert found == {
+        "shared": {"weight": ("vocab?", "embed?")},
+        "mixing": {"w": ("embed?", "mlp?")},
+        "dense": {"kernel": ("embed.in", "heads", "head_dim?")},
+        "quantized": {"kernel": ("embed.in", "mlp"), "scale": ("mlp?",)},
+        "gamma_1": ("embed?",),
+        "steps": ("layers?",),
+        "up": {"kernel": ("embed.in", "hidden?")},
+    }
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("leaves", ONE_LAYER.values(), ids=ONE_LAYER)
+def test_models_that_name_no_axes(leaves, layers):
+    """Two layers are as many as the kernels that Gemma has side by side."""
+    every = {of.format(i): shape for of, (shape, _) in leaves.items() for i in range(layers)}
+    shared = {"kv_heads": K} if any("kv_heads" in names for _, names in leaves.values()) else {}
+    known = (
+        {name: size for name, size in SIZES.items() if name != "kv_heads"}
+        | shared
+        | {"layers": layers}
+    )
+    rules = infer(zeros(every), known)
+    wanted = {of.format("*"): names for of, (_, names) in leaves.items()}
+    assert rules == wanted
+    told = {
+        of: tuple(n.replace("embed.norm.scale?", "embed.in.norm.scale") for n in names)
+        for of, names in rules.items()
+    }
+    from_rules(zeros(every), told)
+
+
+def test_mesh_axes_and_missing_names_are_reported_not_guessed():
+    """Tunix shards by the axes of a mesh."""
+    theirs = {
+        "layers": {
+            "q_proj": {"w": ("fsdp", "tp", None)},
+            "norm": {"w": ("tp",)},
+            "mlp": {"kernel": (None, None)},
+        },
+        "embedder": {"input_embedding": ("tp", "fsdp")},
+    }
+    found = by_path(by_convention(theirs))
+    assert found["layers/q_proj/w"] == ("fsdp?", "tp?", "?")
+    assert found["layers/norm/w"] == ("tp?.norm.scale",)
+    assert all(
+        any("?" in n for n in names)
+        for leaf, names in found.items()
+        if leaf != "embedder/input_embedding"
+    )
+    params = zeros(
+        {"layers/q_proj/w": (D, H, B), "layers/norm/w": (D,), "layers/mlp/kernel": (D, F)}
+    )
+    named = by_convention({"layers": theirs["layers"]})
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)layers/mlp/kernel: the names .* are not sure .*layers/q_proj/w: the names",
+    ):
+        grow({}, params, named)

@@ -1,0 +1,90 @@
+"""Checksums of a folder: nothing that a disk can do to its files goes unnoticed."""
+
+import hashlib
+import os
+import shutil
+
+import pytest
+
+from jaxgrow.checkpoints.io.checksums import damage, seal
+
+CONTENT = {
+    "_METADATA": b'{"a": [1, 2]}',
+    "d/0f": bytes(range(0, 256, 5)),
+    "d/manifest": b"",
+    "data/process_0.json": b"3\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, content in CONTENT.items():
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(content)
+    seal(tmp_path / "a")
+    return tmp_path / "a"
+
+
+def test_an_unharmed_folder_has_no_damage_wherever_it_goes_and_whatever_hides_in_it(
+    folder, tmp_path
+):
+    assert damage(folder) is None
+    shutil.move(folder, tmp_path / "b")
+    (tmp_path / "b" / "d" / ".nfs0001").write_bytes(b"what a network file system leaves")
+    assert damage(tmp_path / "b") is None
+
+
+def test_the_checksums_are_those_that_sha256sum_reads(folder):
+    lines = [
+        f"{hashlib.sha256(content).hexdigest()}  {name}"
+        for name, content in sorted(CONTENT.items())
+    ]
+    assert (folder / "SHA256SUMS").read_text().splitlines() == lines
+
+
+def test_a_flipped_bit_of_any_byte_of_any_file_is_found_in_the_checksums_themselves_too(folder):
+    for name in [*CONTENT, "SHA256SUMS"]:
+        content = (folder / name).read_bytes()
+        for at in range(len(content)):
+            changed = bytearray(content)
+            changed[at] ^= 1 << at % 8
+            (folder / name).write_bytes(changed)
+            found = damage(folder)
+            assert found and (name in found or name == "SHA256SUMS"), (name, at)
+        (folder / name).write_bytes(content)
+    assert damage(folder) is None
+
+
+def test_every_cut_of_every_file_is_found(folder):
+    for name in [*CONTENT, "SHA256SUMS"]:
+        content = (folder / name).read_bytes()
+        for size in range(len(content)):
+            os.truncate(folder / name, size)
+            assert damage(folder), (name, size)
+            (folder / name).write_bytes(content)
+
+
+def test_a_file_that_is_lost_longer_or_new_is_named(folder):
+    for name, content in CONTENT.items():
+        (folder / name).unlink()
+        assert damage(folder) == f"{name} is missing"
+        (folder / name).write_bytes(content + b"\0")
+        assert damage(folder) == f"{name} has changed"
+        (folder / name).write_bytes(content)
+    (folder / "d" / "new").touch()
+    assert damage(folder) == "d/new is not in SHA256SUMS"
+    for name in CONTENT:
+        (folder / name).unlink()
+    assert (
+        damage(folder) == "_METADATA is missing, d/0f is missing, d/manifest is missing and 2 more"
+    )
+    (folder / "SHA256SUMS").unlink()
+    assert damage(folder) == "it has no SHA256SUMS: lost, or saved by a version that wrote none"
+
+
+def test_what_the_disk_can_no_longer_read_is_damaged(folder, monkeypatch):
+    def broken(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("jaxgrow.checkpoints.io.checksums._digest", broken)
+    assert "d/0f cannot be read: Input/output error" in (damage(folder) or "")

@@ -1,0 +1,628 @@
+"""Folders that are written: whole or not at all, in the place of nothing, or of a checkpoint and nothing else."""
+
+import errno
+import gc
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from checkpoints import CONFIG, change, contents, saved
+
+from jaxgrow import checkpoints, operators
+from jaxgrow.checkpoints import CheckpointError, Loaded
+from jaxgrow.checkpoints.io import folders
+from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.cli.checkpoint_commands import main
+
+SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
+DEEPER = operators.stack(SIZES, {"layers": 5})
+ROOT = str(Path(checkpoints.__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A checkpoint that no test changes."""
+    return saved(tmp_path_factory.mktemp("source") / "gpt")
+
+
+@pytest.fixture(autouse=True)
+def synced(monkeypatch) -> set[int]:
+    """The inodes that were made durable; waiting for the disk is what these tests would cost."""
+    inodes: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: inodes.add(os.fstat(handle).st_ino))
+    return inodes
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(f.name for f in folder.iterdir())
+
+
+# --- whole or not at all ---
+
+
+def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, synced, monkeypatch):
+    place, seen = folders._place, []
+
+    def recorded(new, *others):
+        seen.append({f.name: f.stat().st_ino in synced for f in [new, *new.rglob("*")]})
+        place(new, *others)
+
+    monkeypatch.setattr(folders, "_place", recorded)
+    checkpoints.transform(folder, tmp_path / "b", DEEPER, shard=5000)
+    checkpoints.transform(folder, tmp_path / "o", DEEPER, to="orbax")
+    for files in seen:
+        assert len(files) > 6
+        assert all(files.values()), files
+    assert tmp_path.stat().st_ino in synced
+
+
+def test_an_existing_folder_is_refused_and_replaced_only_at_the_end(tmp_path, folder):
+    target = saved(tmp_path / "b", seed=3)
+    before = contents(target)
+    with pytest.raises(CheckpointError, match="exists; --overwrite replaces it"):
+        checkpoints.transform(folder, target, DEEPER)
+
+    class Broken(Loaded):
+        def read(self, path, layer=None):
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="gone") as error:
+        checkpoints.write(
+            Broken(CONFIG, tiny.params(CONFIG, dtype="float32")),
+            target,
+            {},
+            [],
+            to="hf",
+            overwrite=True,
+        )
+    assert error.value.__notes__ == [f"{target} is as it was"]
+    assert contents(target) == before
+    assert names(tmp_path) == ["b"]
+    checkpoints.transform(folder, target, DEEPER, overwrite=True)
+    assert checkpoints.load(target)[0].layers == 5
+    assert names(tmp_path) == ["b"]
+
+
+def test_folders_on_the_way_are_taken_back_too(tmp_path, folder):
+    with (
+        pytest.raises(OSError, match="gone") as error,
+        appearing(tmp_path / "a/b/c", [folder], False) as new,
+    ):
+        (new / "x").touch()
+        raise OSError("the disk is gone")
+    assert error.value.__notes__ == ["nothing was written"]
+    assert not names(tmp_path)
+    with appearing(tmp_path / "a/b/c", [folder], False):
+        pass
+    assert (
+        tmp_path / "a/b/c"
+    ).stat().st_mode & 0o777 == 0o777 & ~umask()  # not the hidden folder's
+    with appearing(tmp_path / ("n" * 255), [folder], False):  # a name as long as a name may be
+        pass
+
+
+def umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
+
+
+@pytest.mark.parametrize("where", [".", "inner", ".."])
+def test_a_target_that_overlaps_its_source_is_refused(tmp_path, where):
+    folder = saved(tmp_path / "out" / "a")
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match="is, holds or lies in the source"):
+        checkpoints.transform(folder, folder / where, DEEPER, overwrite=True)
+    assert contents(tmp_path) == before
+
+
+def test_a_full_disk_is_seen_before_anything_is_written(tmp_path, folder, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(CheckpointError, match="but 100 are free"):
+        checkpoints.transform(folder, tmp_path / "b", DEEPER)
+    assert not names(tmp_path)
+
+
+# --- what may be replaced ---
+
+
+def edited(folder: Path) -> Path:
+    """A project of somebody's, as `{"editor": "vim"}` and a thesis."""
+    (folder / ".git").mkdir(parents=True)
+    (folder / "config.json").write_text('{"editor": "vim"}')
+    (folder / "thesis.tex").write_text("All that I know")
+    return folder
+
+
+def orbax(folder: Path) -> Path:
+    checkpoints.write(
+        Loaded(CONFIG, tiny.params(CONFIG, dtype="float32")), folder, {}, [], to="orbax"
+    )
+    return folder
+
+
+def with_more(*files: str, make: Callable[[Path], Path] = saved) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        for file in files:
+            path = make(folder) / file if file == files[0] else folder / file
+            path.parent.mkdir(exist_ok=True)
+            path.mkdir() if file.endswith("/") else path.write_text("mine")
+        return folder
+
+    return made
+
+
+def of_another_architecture(folder: Path) -> Path:
+    change(saved(folder), architectures=["T5Model"])
+    (folder / "jaxgrow.json").unlink()
+    return folder
+
+
+def without_weights(folder: Path) -> Path:
+    (saved(folder) / "model.safetensors").unlink()
+    (folder / "jaxgrow.json").unlink()
+    return folder
+
+
+def with_another_record(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "jaxgrow.json").write_text('{"editor": "vim", "files": ["thesis.tex"]}')
+    return folder
+
+
+def linked(folder: Path) -> Path:
+    folder.symlink_to(saved(folder.with_name("there")))
+    return folder
+
+
+def a_file(folder: Path) -> Path:
+    folder.write_text("")
+    return folder
+
+
+REFUSED = {
+    "a project": (edited, "holds no checkpoint .*: .git/, thesis.tex; name another folder"),
+    "a thesis": (with_more("thesis.tex"), "holds more than a checkpoint.*: thesis.tex;"),
+    "a repository": (with_more(".git/"), "holds more than a checkpoint.*: .git/;"),
+    "weights of others": (
+        with_more("optimizer.pt", "pytorch_model.bin"),
+        "optimizer.pt, pytorch_model.bin;",
+    ),
+    "weights that look like a shard": (
+        with_more("model-best-of-three.safetensors"),
+        "model-best-of-three",
+    ),
+    "a folder of a known name": (with_more("README.md/"), "README.md/;"),
+    "a hundred files": (
+        with_more(*(f"{i:03}.txt" for i in range(100))),
+        "018.txt, 019.txt, and 80 more;",
+    ),
+    "among parameters": (with_more("params/thesis.tex", make=orbax), "params/thesis.tex"),
+    "another architecture": (of_another_architecture, "holds no checkpoint"),
+    "no weights": (without_weights, "holds no checkpoint"),
+    "another record": (with_another_record, "holds no checkpoint"),
+    "a link": (linked, "exists and is no folder"),
+    "a file": (a_file, "exists and is no folder"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_only_a_checkpoint_and_nothing_else_is_replaced(tmp_path, folder, what, capsys):
+    make, message = REFUSED[what]
+    make(tmp_path / "b")
+    before = contents(tmp_path), names(tmp_path)
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf", "--overwrite"]) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert error.count("\n") == 1
+    assert (contents(tmp_path), names(tmp_path)) == before
+
+
+def as_downloaded(folder: Path) -> Path:
+    """Without a record of ours, in shards, with what lies beside a model on the hub."""
+    saved(folder, shard=2000)
+    (folder / "jaxgrow.json").unlink()
+    for name in (
+        "README.md",
+        "LICENSE",
+        ".gitattributes",
+        "generation_config.json",
+        "vocab.json",
+        "merges.txt",
+    ):
+        (folder / name).write_text("")
+    return folder
+
+
+def an_empty_one(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("make", [as_downloaded, an_empty_one, orbax, saved])
+def test_checkpoints_and_empty_folders_are_replaced(tmp_path, folder, make):
+    checkpoints.transform(folder, make(tmp_path / "b"), DEEPER, overwrite=True)
+    assert checkpoints.load(tmp_path / "b")[0].layers == 5
+    assert names(tmp_path) == ["b"]
+
+
+def test_what_came_along_with_a_model_is_a_part_of_it(tmp_path):
+    source = saved(tmp_path / "a")
+    (source / "labels.txt").write_text("cat")
+    for _ in range(2):
+        checkpoints.transform(source, tmp_path / "b", DEEPER, overwrite=True)
+    assert (tmp_path / "b/labels.txt").read_text() == "cat"
+    (tmp_path / "b/more.txt").write_text("dog")
+    with pytest.raises(CheckpointError, match=r"replaced: more\.txt"):
+        checkpoints.transform(source, tmp_path / "b", DEEPER, overwrite=True)
+
+
+def test_what_comes_into_a_folder_while_it_is_written_anew_stays(tmp_path, folder):
+    target = saved(tmp_path / "b")
+    before = contents(target)
+    with (
+        pytest.raises(CheckpointError, match="more than a checkpoint"),
+        appearing(target, [folder], True),
+    ):
+        (target / "thesis.tex").write_text("All that I know")
+    assert contents(target) == before | {"thesis.tex": b"All that I know"}
+    assert names(tmp_path) == ["b"]
+
+
+# --- interrupts ---
+
+
+class Calls:
+    """Counts the calls into the system that a block makes, twice each: before and after; interrupts one of them."""
+
+    def __init__(self, at: int = -1, number: int = signal.SIGINT):
+        self.count, self._at, self._number = 0, at, number
+
+    def __enter__(self):
+        sys.setprofile(self._seen)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _seen(self, frame, event, what):
+        where = (
+            getattr(what, "__module__", None) or type(getattr(what, "__self__", None)).__module__
+        )
+        if event in ("c_call", "c_return") and where in ("posix", "fcntl", "io", "_io"):
+            self.count += 1
+            if self.count == self._at:
+                signal.raise_signal(self._number)
+
+
+@contextmanager
+def python_handlers() -> Iterator[None]:
+    """Whatever runs the tests (nohup ignores SIGHUP); afterwards they are what they were."""
+    python = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in python.items()}
+    try:
+        yield
+        assert {number: signal.getsignal(number) for number in python} == python
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+GPT2 = b'{"architectures": ["GPT2LMHeadModel"]}'
+
+
+def model(folder: Path, numbers: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(numbers)
+    (folder / "config.json").write_bytes(GPT2)
+
+
+def users(folder: Path, stands: bool) -> None:
+    """A folder of somebody who calls his own by likely names."""
+    for name in (".b.part", ".b.old", ".jaxgrow-"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "mine").touch()
+    if stands:
+        (folder / "b").mkdir()
+        model(folder / "b", b"old")
+
+
+def rewritten(folder: Path) -> None:
+    with appearing(folder / "b", [], True) as new:
+        model(new, b"new")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # of files, interrupted before anyone could hold them
+@pytest.mark.parametrize(
+    ("stands", "exchange"),
+    [(False, True), (True, True), (True, False)],
+    ids=["new", "exchange", "two renames"],
+)
+def test_an_interrupt_at_any_call_leaves_the_old_or_the_new_and_says_which(
+    tmp_path, monkeypatch, stands, exchange
+):
+    if not exchange:
+        monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
+    outcomes: set[tuple[str, ...]] = set()
+    for at in itertools.count(1):
+        home = tmp_path / str(at)
+        users(home, stands)
+        before = contents(home)
+        said, calls = None, Calls(at)
+        with python_handlers():
+            try:
+                with calls:
+                    rewritten(home)
+            except KeyboardInterrupt as error:
+                said = getattr(error, "__notes__", [])
+        assert (said is not None) == (calls.count >= at)
+        if said is None:  # it is longer than all
+            break
+        kept = {name: x for name, x in before.items() if not name.startswith("b/")}
+        if said == [f"{home / 'b'} is written whole"]:
+            expected = kept | {"b/config.json": GPT2, "b/model.safetensors": b"new"}
+        else:
+            assert said in (
+                [],
+                [f"{home / 'b'} is as it was" if stands else "nothing was written"],
+            ), at
+            expected = before
+        assert contents(home) == expected, at
+        assert names(home) == sorted({name.split("/")[0] for name in expected}), (
+            at
+        )  # no empty folder either
+        outcomes.add(tuple(text.removeprefix(str(home)) for text in said))
+    gc.collect()
+    assert at > 100
+    assert len(outcomes) == 3  # not begun, not done, done
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EBUSY, "busy"), KeyboardInterrupt()], ids=["error", "interrupt"]
+)
+def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypatch, error):
+    users(tmp_path, True)
+    before = contents(tmp_path)
+    monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
+    rename = os.rename
+
+    def failing(a, b):
+        if Path(a).name == "new":
+            raise error
+        rename(a, b)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(type(error)) as caught:
+        rewritten(tmp_path)
+    assert caught.value.__notes__ == [f"{tmp_path / 'b'} is as it was"]
+    assert contents(tmp_path) == before
+
+
+def test_what_was_replaced_is_not_removed_where_it_is_the_last_copy(tmp_path, monkeypatch):
+    """Neither of two renames can be taken back: it is said where the model is, and the next run puts it back."""
+    users(tmp_path, True)
+    before = contents(tmp_path)
+    monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
+    rename = os.rename
+
+    def failing(a, b):
+        if Path(b).name == "b":
+            raise OSError(errno.EIO, "the cable is out")
+        rename(a, b)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cable") as caught:
+        patch.setattr(os, "rename", failing)
+        rewritten(tmp_path)
+    note, left = caught.value.__notes__
+    assert left.endswith(" could not be removed")
+    where = Path(note.removeprefix(f"what {tmp_path / 'b'} held is in "))
+    assert (where / "model.safetensors").read_bytes() == b"old"
+    with (
+        pytest.raises(CheckpointError, match="exists; --overwrite replaces it"),
+        appearing(tmp_path / "b", [], False),
+    ):
+        pass
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name
+)
+@pytest.mark.parametrize("stands", [False, True], ids=["new", "replaced"])
+def test_the_command_ends_by_each_signal_with_nothing_left_and_a_true_message(
+    tmp_path, folder, capsys, monkeypatch, number, stands
+):
+    if stands:
+        saved(tmp_path / "b", seed=3)
+    before = contents(tmp_path)
+    command = ["convert", str(folder), str(tmp_path / "b"), "--to", "hf", "--overwrite"]
+    write = checkpoints.safetensors.Tensor.copy
+    monkeypatch.setattr(
+        checkpoints.safetensors.Tensor,
+        "copy",
+        lambda *a: (write(*a), signal.raise_signal(number)),  # the first of many
+    )
+    with python_handlers():
+        assert main(command) == 128 + number
+    said = f"{tmp_path / 'b'} is as it was" if stands else "nothing was written"
+    assert capsys.readouterr().err.splitlines()[-1] == f"interrupted; {said}"
+    assert contents(tmp_path) == before
+    assert names(tmp_path) == ["b"] * stands
+
+    place = folders._place
+    monkeypatch.undo()
+    monkeypatch.setattr(folders, "_place", lambda *a: (place(*a), signal.raise_signal(number)))
+    with python_handlers():
+        assert main(command) == 128 + number
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == f"interrupted; {tmp_path / 'b'} is written whole"
+    )
+    np.testing.assert_equal(checkpoints.load(tmp_path / "b")[1], checkpoints.load(folder)[1])
+    assert names(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_orbax_is_interrupted_when_its_threads_have_ended(
+    tmp_path, folder, capsys, monkeypatch, what
+):
+    """They would write into a folder that is being removed."""
+    from jaxgrow.checkpoints.orbax import ocp
+
+    orbax(tmp_path / "a")
+    act, done = getattr(ocp, what), []
+    monkeypatch.setattr(
+        ocp, what, lambda *a: (signal.raise_signal(signal.SIGINT), act(*a), done.append(True))[1]
+    )
+    with python_handlers():
+        assert main(["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "orbax"]) == 130
+    assert done
+    assert capsys.readouterr().err.splitlines()[-1].startswith("interrupted")
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path, folder, monkeypatch):
+    """As under `nohup`."""
+    place = folders._place
+    monkeypatch.setattr(
+        folders, "_place", lambda *a: (place(*a), signal.raise_signal(signal.SIGHUP))
+    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]) == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+IMPORTING = """
+import signal, sys
+class Interrupted:
+    def find_spec(name, path=None, target=None):
+        if name == "jax":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import jaxgrow_command
+sys.exit(jaxgrow_command.main())
+"""
+
+
+def test_an_interrupt_while_jax_is_being_imported_is_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        "interrupted; nothing was written\n",
+    )
+
+
+# --- other processes ---
+
+
+KILLED = """
+import sys, time
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints.io import safetensors
+copy = safetensors.Tensor.copy
+def slow(self, out):
+    copy(self, out)
+    out.flush()
+    print("copied", flush=True)
+    time.sleep(1)
+safetensors.Tensor.copy = slow
+from jaxgrow.cli.checkpoint_commands import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_process_leaves_no_folder_and_the_next_one_cleans_up(tmp_path, folder):
+    arguments = ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "6"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, *arguments],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": ROOT},
+    )
+    assert process.stdout
+    with process.stdout:
+        assert process.stdout.readline() == b"copied\n"
+        with pytest.raises(
+            CheckpointError, match=f"another process is writing .*: process {process.pid} on "
+        ):
+            checkpoints.transform(folder, tmp_path / "b", DEEPER)
+        checkpoints.transform(folder, tmp_path / "c", DEEPER)  # which is nobody's
+        process.kill()
+        process.wait()
+    (left,) = [f for f in tmp_path.iterdir() if f.name not in "bc"]
+    checkpoints.transform(folder, tmp_path / "d", DEEPER)  # nor are its left-overs
+    assert left.exists()
+    about = json.loads((left / "about.json").read_text())
+    (left / "about.json").write_text(
+        json.dumps(about | {"host": "another"})
+    )  # which may lock without our knowing
+    checkpoints.transform(folder, tmp_path / "b", DEEPER)
+    assert left.exists()
+    (left / "about.json").write_text(json.dumps(about))
+    checkpoints.transform(folder, tmp_path / "b", DEEPER, overwrite=True)
+    assert names(tmp_path) == ["b", "c", "d"]
+
+
+def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path, monkeypatch):
+    """NFS and CIFS lock no other."""
+    fcntl = pytest.importorskip("fcntl")
+    modes = []
+    monkeypatch.setattr(
+        fcntl,
+        "flock",
+        lambda file, how: modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE),
+    )
+    with appearing(tmp_path / "b", [], False), appearing(tmp_path / "c", [], False):
+        pass
+    assert modes == [os.O_WRONLY] * 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
+def test_where_nothing_can_be_locked_it_is_said_as_the_system_says_it_and_the_folder_is_written(
+    tmp_path, monkeypatch, caplog, number
+):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING), appearing(tmp_path / "b", [], False) as new:
+        model(new, b"new")
+        assert not (
+            new.parent / "about.json"
+        ).exists()  # nobody takes it for what a killed process left
+    (line,) = caplog.messages
+    assert os.strerror(number) in line
+    assert "another process" not in line
+    assert names(tmp_path) == ["b"]
+
+
+def test_a_system_without_locks_writes_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "fcntl", None)
+    users(tmp_path, True)
+    rewritten(tmp_path)
+    assert (tmp_path / "b/model.safetensors").read_bytes() == b"new"

@@ -1,0 +1,586 @@
+"""Checkpoints on disk: against `transformers`, and against `grow` in memory; what is wrong with them is said.
+
+Tolerance of logits 1e-4: float32, two implementations.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from checkpoints import CONFIG, change, contents, saved, tensors
+
+from jaxgrow import checkpoints, grow, operators, sharding
+from jaxgrow.checkpoints import CheckpointError, Grown, Interpolated, Loaded
+from jaxgrow.growth.maps import AxisMap
+from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.merge import interpolate
+
+SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A checkpoint that no test changes."""
+    return saved(tmp_path_factory.mktemp("source") / "gpt")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Waiting for the disk is what these tests would cost."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@cache
+def axes(config):
+    return config.axes()
+
+
+def logits(folder: Path, tokens) -> np.ndarray:
+    config, params = checkpoints.load(folder)
+    return np.asarray(tiny.forward(config)(params, tokens))
+
+
+# --- transformers ---
+
+
+def theirs(folder: Path, tokens) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+@pytest.mark.parametrize("shard", ["5GB", "4KB"], ids=["whole", "sharded"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_what_transformers_saves_has_the_same_logits_and_grows_into_what_it_loads(
+    tmp_path, tied, shard
+):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "n_positions": 7, "n_layer": 2, "n_embd": 12, "n_head": 2}
+    config = transformers.GPT2Config(
+        **sizes, tie_word_embeddings=tied, initializer_range=0.3, bos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "a", max_shard_size=shard)
+    assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1 or shard == "5GB"
+    tokens = tiny.tokens(2, 7)
+    before = logits(tmp_path / "a", tokens)
+    np.testing.assert_allclose(before, theirs(tmp_path / "a", tokens), rtol=0, atol=1e-4)
+
+    source = checkpoints.open_checkpoint(tmp_path / "a")
+    large = source.sizes() | {"heads": 4, "embed": 24, "mlp": 96, "layers": 4}
+    for name, growth, same in (
+        ("wide", operators.decoalesce(large, heads=((0, 2), (1, 3))), True),
+        ("deep", operators.stack(source.sizes(), {"layers": 5}), False),
+        ("both", operators.decoalesce(large, heads="far", layers="adjacent"), False),
+    ):
+        checkpoints.transform(
+            source, tmp_path / name, growth, shard=4000 if shard == "4KB" else 5_000_000_000
+        )
+        after = logits(tmp_path / name, tokens)
+        np.testing.assert_allclose(after, theirs(tmp_path / name, tokens), rtol=0, atol=1e-4)
+        assert (np.abs(after - before).max() < 1e-4) == same
+
+
+# --- streamed is in memory ---
+
+
+GROWTHS = {
+    "stack": operators.stack(SIZES, {"layers": 7}),
+    "solar_blend": operators.solar(SIZES, {"layers": 5}, blend=1),
+    "llama_pro": operators.llama_pro(SIZES, {"layers": 6}),
+    "coalesce": operators.coalesce(SIZES, heads=((0, 2), (1, 3)), layers=((0, 3), (1,), (2,))),
+    "decoalesce": operators.decoalesce(
+        {"layers": 8, "embed": 24, "heads": 8, "mlp": 40}, heads="far", layers="far"
+    ),
+    "hypercloning": operators.hypercloning(SIZES, {"embed": 24, "heads": 8, "mlp": 40}),
+    "aki": operators.aki(SIZES, {"layers": 6, "heads": 6, "embed": 18}, seed=1),
+    "staged": operators.staged(SIZES, {"embed": 24, "heads": 8, "mlp": 40}),
+    "dense": {"layers": AxisMap(*[np.linspace(-1, 1, 20).reshape(5, 4)] * 2)},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(
+            name,
+            dtype,
+            marks=[pytest.mark.slow] * (dtype != "float32" and name not in ("coalesce", "dense")),
+        )
+        for name in GROWTHS
+        for dtype in ("float32", "bfloat16")
+    ],
+)
+def test_streamed_growth_is_growth_in_memory(tmp_path, name, dtype):
+    saved(tmp_path / "a", dtype=dtype)
+    checkpoints.transform(tmp_path / "a", tmp_path / "b", GROWTHS[name], shard=3000)
+    config, params = checkpoints.load(tmp_path / "b")
+    expected = grow(GROWTHS[name], tiny.params(CONFIG, dtype=dtype), axes(CONFIG))
+    assert config == CONFIG.resized(GROWTHS[name])
+    # Layer by layer, sums may be taken in another order.
+    exact = name in ("stack", "hypercloning", "decoalesce", "llama_pro")
+    chex.assert_trees_all_equal_dtypes(params, expected)
+    chex.assert_trees_all_close(
+        params,
+        expected,
+        rtol=0 if exact else 1e-6 if dtype == "float32" else 1e-2,
+        atol=0 if exact else 1e-6,
+    )
+
+
+def test_the_published_axes_of_a_tied_head(tmp_path, folder):
+    growth = operators.decoalesce({"embed": 24, "heads": 8, "mlp": 40}, heads="far")
+    checkpoints.transform(folder, tmp_path / "b", growth, axes=CONFIG.paper_axes())
+    expected = grow(growth, tiny.params(CONFIG, dtype="float32"), CONFIG.paper_axes())
+    chex.assert_trees_all_equal(checkpoints.load(tmp_path / "b")[1], expected)
+
+
+def test_interpolation_is_that_of_the_library(tmp_path):
+    a, b = saved(tmp_path / "a"), saved(tmp_path / "b", seed=1, dtype="float64")
+    both = Interpolated(checkpoints.open_checkpoint(a), checkpoints.open_checkpoint(b), 0.25)
+    expected = interpolate(checkpoints.load(a)[1], checkpoints.load(b)[1], 0.25)
+    chex.assert_trees_all_equal(both.params(), expected)
+    chex.assert_trees_all_equal_dtypes(both.params(), tiny.params(CONFIG, dtype="float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_what_is_saved_is_loaded_to_the_bit(tmp_path, dtype):
+    for config in (CONFIG, replace(CONFIG, tied=False)):
+        params = tiny.params(config, dtype=dtype)
+        checkpoints.save(tmp_path / "a", config, params, overwrite=True)
+        found, again = checkpoints.load(tmp_path / "a")
+        assert found == config
+        chex.assert_trees_all_equal(again, params)
+        chex.assert_trees_all_equal_dtypes(again, params)
+
+
+def test_mixed_dtypes_stay_and_lie_where_the_library_reads_them(tmp_path):
+    params = tiny.params(CONFIG, dtype="bfloat16")
+    params["final_norm"] = jax.tree.map(lambda x: x.astype(np.float32), params["final_norm"])
+    params["blocks"]["attention"]["key"]["bias"] = params["blocks"]["attention"]["key"][
+        "bias"
+    ].astype(np.float32)
+    checkpoints.save(tmp_path / "a", CONFIG, params)
+    found = tensors(tmp_path / "a")
+    assert found["transformer.ln_f.weight"].dtype == np.float32
+    assert (
+        found["transformer.h.0.attn.c_attn.bias"].dtype == np.float32
+    )  # a fused tensor has one dtype, which holds all
+    assert found["transformer.wte.weight"].dtype == jnp.bfloat16
+    chex.assert_trees_all_equal(
+        *(jax.tree.map(np.float32, x) for x in (checkpoints.load(tmp_path / "a")[1], params))
+    )
+
+
+def test_only_the_layers_that_a_map_names_are_read(folder, monkeypatch):
+    read = []
+    source = checkpoints.open_checkpoint(folder)
+    once = source.read
+    monkeypatch.setattr(
+        source, "read", lambda path, layer=None: (read.append((path, layer)), once(path, layer))[1]
+    )
+    growth = operators.coalesce(SIZES, layers=((0, 3), (1, 2)))
+    Grown(source, growth).read("blocks/mlp/up/kernel", 0)
+    assert read == [("blocks/mlp/up/kernel", 0), ("blocks/mlp/up/kernel", 3)]
+
+
+def test_what_only_moves_is_copied_byte_by_byte(tmp_path, folder, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a tensor was computed")
+
+    monkeypatch.setattr(checkpoints.open_checkpoint(folder).__class__, "read", refuse)
+    growth = operators.midas(SIZES, {"layers": 6})
+    checkpoints.transform(folder, tmp_path / "b", growth)
+    old, new = tensors(folder), tensors(tmp_path / "b")
+    for i, j in enumerate([0, 1, 0, 1, 2, 3]):
+        np.testing.assert_array_equal(
+            new[f"transformer.h.{i}.attn.c_attn.weight"],
+            old[f"transformer.h.{j}.attn.c_attn.weight"],
+        )
+
+
+def test_hf_to_orbax_to_hf_is_the_same_folder(tmp_path, folder):
+    source = checkpoints.open_checkpoint(folder)
+    checkpoints.write(source, tmp_path / "o", {}, [source], to="orbax")
+    back = checkpoints.open_checkpoint(tmp_path / "o")
+    checkpoints.write(back, tmp_path / "b", {}, [back], to="hf")
+    one, two = contents(folder), contents(tmp_path / "b")
+    assert json.loads(one.pop("config.json")) == json.loads(two.pop("config.json"))
+    one.pop("jaxgrow.json"), two.pop("jaxgrow.json")
+    assert one == two
+
+
+def test_a_tensor_without_the_prefix_of_the_whole_model_is_found(tmp_path):
+    """As in the GPT-2 that was published, with its masks."""
+    from safetensors.numpy import save_file
+
+    folder = saved(tmp_path / "a")
+    bare = {name.removeprefix("transformer."): x for name, x in tensors(folder).items()}
+    bare |= {f"h.{i}.attn.bias": np.ones((1, 1, 7, 7), np.float32) for i in range(4)}
+    params = checkpoints.load(folder)[1]
+    save_file(bare, folder / "model.safetensors")
+    chex.assert_trees_all_equal(checkpoints.load(folder)[1], params)
+    checkpoints.transform(folder, tmp_path / "b", operators.stack(SIZES, {"layers": 5}))
+    assert "transformer.h.4.attn.c_attn.bias" in tensors(tmp_path / "b")
+
+
+def test_a_stored_head_of_a_tied_model_is_left_out_and_one_that_differs_is_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    folder = saved(tmp_path / "a")
+    found = tensors(folder)
+    head = found["transformer.wte.weight"].copy()
+    save_file(found | {"lm_head.weight": head}, folder / "model.safetensors")
+    checkpoints.transform(folder, tmp_path / "b", operators.stack(SIZES, {"layers": 5}))
+    assert "lm_head.weight" not in tensors(tmp_path / "b")
+    head[5, 5] += 1  # in the middle
+    save_file(found | {"lm_head.weight": head}, folder / "model.safetensors")
+    with pytest.raises(
+        CheckpointError,
+        match=r"ties lm_head.weight to .*wte.weight, but both are stored, and they differ",
+    ):
+        checkpoints.open_checkpoint(folder)
+    change(folder, tie_word_embeddings=False)
+    checkpoints.transform(folder, tmp_path / "c", operators.stack(SIZES, {"layers": 5}))
+    np.testing.assert_array_equal(tensors(tmp_path / "c")["lm_head.weight"], head)
+
+
+# --- what comes along ---
+
+
+def test_unknown_keys_and_other_files_are_carried_over_and_the_record_says_what_was_done(
+    tmp_path, folder
+):
+    growth = operators.stack(SIZES, {"layers": 6})
+    checkpoints.transform(
+        folder, tmp_path / "b", growth, {"operator": "stack", "target": {"layers": 6}}
+    )
+    before, after = (json.loads((f / "config.json").read_text()) for f in (folder, tmp_path / "b"))
+    assert after == before | {"n_layer": 6}
+    assert after["their_own"] == {"key": [1, 2]}
+    assert (tmp_path / "b/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
+    assert record["operator"] == "stack"
+    assert record["target"] == {"layers": 6}
+    assert record["sources"] == [checkpoints.open_checkpoint(folder).fingerprint()]
+    assert record["config"]["layers"] == 6
+
+
+def test_the_fingerprint_is_of_the_numbers_not_of_the_files(tmp_path, folder):
+    found = [saved(tmp_path / "sharded", shard=2000), saved(tmp_path / "other", seed=1), folder]
+    sharded, other, same = (checkpoints.open_checkpoint(f).fingerprint() for f in found)
+    assert sharded == same != other
+
+
+def test_save_like(tmp_path, folder):
+    wide = replace(CONFIG, mlp=24)
+    checkpoints.save(tmp_path / "b", wide, tiny.params(wide, dtype="float32"), like=folder)
+    assert json.loads((tmp_path / "b/config.json").read_text())["their_own"] == {"key": [1, 2]}
+    assert (tmp_path / "b/tokenizer.json").exists()
+    assert checkpoints.load(tmp_path / "b")[0] == wide
+
+
+@pytest.mark.parametrize("inner", [None, "left out"])
+def test_n_inner_may_be_left_out(tmp_path, inner):
+    config = replace(CONFIG, mlp=48)
+    folder = saved(tmp_path / "a", config)
+    content = json.loads((folder / "config.json").read_text())
+    content["n_inner"] = None
+    if inner:
+        del content["n_inner"], content["tie_word_embeddings"], content["layer_norm_epsilon"]
+    (folder / "config.json").write_text(json.dumps(content))
+    assert checkpoints.load(folder)[0] == config
+
+
+# --- what is wrong ---
+
+
+def without(folder: Path, *names: str, **more: np.ndarray) -> None:
+    from safetensors.numpy import save_file
+
+    found = {k: v for k, v in tensors(folder).items() if k not in names}
+    save_file(
+        found | {k.replace("__", "."): v for k, v in more.items()}, folder / "model.safetensors"
+    )
+
+
+def test_missing_unknown_and_misshapen_tensors_are_listed_together(tmp_path):
+    folder = saved(tmp_path / "a")
+    wte = np.ones((11, 13), np.float32)
+    without(
+        folder, "transformer.h.2.ln_1.bias", transformer__wte__weight=wte, transformer__extra=wte
+    )
+    with pytest.raises(CheckpointError) as error:
+        checkpoints.load(folder)
+    text = str(error.value)
+    assert "missing: transformer.h.2.ln_1.bias" in text
+    assert "unknown: transformer.extra in model.safetensors" in text
+    assert (
+        "transformer.wte.weight in model.safetensors has shape (11, 13), but config.json makes it (11, 12)"
+        in text
+    )
+    assert "which is vocab embed" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"architectures": ["T5Model"]},
+            r'is \["T5Model"\], which is not supported.* `jaxgrow architectures` lists all',
+        ),
+        ({"architectures": None}, "architectures is null, which is not supported"),
+        ({"n_layer": None}, "n_layer is null, but should be a whole number"),
+        ({"n_layer": "4"}, 'n_layer is "4", but should be a whole number'),
+        ({"n_layer": True}, "n_layer is true, but should be a whole number"),
+        ({"n_layer": 10**30}, "n_layer is 10+, but a size is a whole number from 1"),
+        ({"n_layer": 10**9}, "1000000000 layers, but there are 52 tensors"),
+        ({"n_head": 5}, "12 units are no 5 equal heads"),
+        ({"vocab_size": -3}, "vocab_size is -3, but a size is"),
+        (
+            {"vocab_size": 12},
+            r"transformer.wte.weight .* shape \(11, 12\), but config.json makes it \(12, 12\)",
+        ),
+        ({"layer_norm_epsilon": "x"}, 'layer_norm_epsilon is "x", but should be a number'),
+        (
+            {"activation_function": "relu"},
+            'activation_function is "relu", but GPT2LMHeadModel is computed here only with "gelu_new" or',
+        ),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
+        (
+            {"architectures": ["MistrallForCausalLM"]},
+            "nearest one that is supported is MistralForCausalLM",
+        ),
+        ({"quantization_config": {"bits": 4}}, "dequantize"),
+        ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
+    ],
+)
+def test_configs_that_are_wrong_or_not_computed(tmp_path, values, message):
+    folder = saved(tmp_path / "a")
+    change(folder, **values)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\0", "NaN"])
+def test_a_config_that_is_no_json_object(tmp_path, text):
+    folder = saved(tmp_path / "a")
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        checkpoints.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a/model.safetensors", "/etc/passwd", "..", "", "sub/x.safetensors", "a\\b", "x.bin"],
+)
+def test_an_index_cannot_lead_out_of_the_folder(tmp_path, name):
+    folder = saved(tmp_path / "a", shard=2000)
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"]["transformer.wte.weight"] = name
+    file.write_text(json.dumps(index))
+    with pytest.raises(
+        CheckpointError, match=r"no file of the folder itself|no \.safetensors file"
+    ):
+        checkpoints.open_checkpoint(folder)
+
+
+def test_links_that_lead_out_are_refused_and_those_of_hugging_faces_cache_are_followed(tmp_path):
+    folder = saved(tmp_path / "models--x" / "snapshots" / "1")
+    blobs = tmp_path / "models--x" / "blobs"
+    blobs.mkdir()
+    before = checkpoints.load(folder)[1]
+    for file in list(folder.iterdir()):
+        file.rename(blobs / file.name)
+        file.symlink_to(Path("../../blobs") / file.name)
+    chex.assert_trees_all_equal(checkpoints.load(folder)[1], before)
+    checkpoints.transform(folder, tmp_path / "b", operators.stack(SIZES, {"layers": 5}))
+    assert not any(f.is_symlink() for f in (tmp_path / "b").iterdir())
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        elsewhere = (blobs / name).rename(tmp_path / name)
+        (folder / name).unlink()
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises(CheckpointError, match=f"{name} is a link to .*, outside the folder"):
+            checkpoints.transform(folder, tmp_path / "c", operators.stack(SIZES, {"layers": 5}))
+    assert not (tmp_path / "c").exists()
+
+
+def test_pickled_weights_are_refused_with_the_way_out(tmp_path):
+    folder = saved(tmp_path / "a")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin, pickled .*save_pretrained"):
+        checkpoints.open_checkpoint(folder)
+
+
+def test_shards_that_disagree_with_their_index(tmp_path):
+    folder = saved(tmp_path / "a", shard=2000)
+    first = min(folder.glob("model-*"))
+    (folder / "copy").write_bytes(first.read_bytes())
+    first.unlink()
+    with pytest.raises(CheckpointError, match=f"{first.name} is missing"):
+        checkpoints.open_checkpoint(folder)
+    first.write_bytes(max(folder.glob("model-*")).read_bytes())
+    with pytest.raises(CheckpointError, match="is in both"):
+        checkpoints.open_checkpoint(folder)
+    (folder / "copy").rename(first)
+    checkpoints.open_checkpoint(folder)
+
+
+def test_weights_of_a_dtype_that_nobody_computes_with(tmp_path):
+    folder = saved(tmp_path / "a")
+    without(folder, "x", transformer__ln_f__bias=np.ones(12, np.int8))
+    with pytest.raises(
+        CheckpointError, match=r"'transformer.ln_f.bias' has dtype I8; convert it to one of F64"
+    ):
+        checkpoints.open_checkpoint(folder)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    source = checkpoints.open_checkpoint(saved(tmp_path / "a"))
+    os.truncate(tmp_path / "a/model.safetensors", 5000)
+    with pytest.raises(CheckpointError, match="became shorter meanwhile"):
+        source.params()
+    with pytest.raises(CheckpointError, match="became shorter meanwhile"):
+        checkpoints.transform(source, tmp_path / "b", operators.stack(SIZES, {"layers": 5}))
+    assert not (tmp_path / "b").exists()
+
+
+def test_growths_that_do_not_fit_and_models_that_no_architecture_stores(tmp_path, folder):
+    with pytest.raises(CheckpointError, match="axis 'layers' has size 4, but its map takes 3 to 6"):
+        checkpoints.transform(folder, tmp_path / "b", operators.stack({"layers": 3}, {"layers": 6}))
+    with pytest.raises(
+        CheckpointError,
+        match=r"no setting for head_dim 3 .it would be 6.; heads=8 fits, or --to orbax",
+    ):
+        checkpoints.transform(folder, tmp_path / "b", operators.hypercloning(SIZES, {"embed": 24}))
+    one = Rows(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)
+    with pytest.raises(CheckpointError, match="layer by layer"):
+        Grown(
+            checkpoints.open_checkpoint(folder),
+            {("layers", "embed"): AxisMap(one, one, joint=((1, 1), (4, 12)))},
+        )
+    other = replace(CONFIG, mlp=8)
+    with pytest.raises(CheckpointError, match="the two models differ: mlp 20 and 8"):
+        Interpolated(checkpoints.open_checkpoint(folder), Loaded(other, tiny.params(other)), 0.5)
+    with pytest.raises(CheckpointError, match=r"missing: final_norm/bias(.|\n)*unknown: x"):
+        checkpoints.save(
+            tmp_path / "b",
+            CONFIG,
+            {**tiny.params(CONFIG), "final_norm": {"scale": np.ones(12)}, "x": 1.0},
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_orbax_folders(tmp_path, folder):
+    source = checkpoints.open_checkpoint(folder)
+    checkpoints.write(source, tmp_path / "o", {}, [source], to="orbax")
+    record = (tmp_path / "o/jaxgrow.json").read_text()
+    for text, message in (
+        ("{}", "no config of a model"),
+        (record.replace('"mlp": 20', '"mlp": 21'), "should have"),
+    ):
+        (tmp_path / "o/jaxgrow.json").write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            checkpoints.load(tmp_path / "o")
+    (tmp_path / "o/jaxgrow.json").write_text(record)
+    checkpoints.load(tmp_path / "o")
+    arrays = max(
+        (tmp_path / "o/params").rglob("*"), key=lambda file: file.is_file() and file.stat().st_size
+    )
+    content = bytearray(arrays.read_bytes())
+    content[len(content) // 2] ^= 1
+    arrays.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"params is damaged: .* has changed; take another copy"
+    ):
+        checkpoints.load(tmp_path / "o")
+    for file in (tmp_path / "o/params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.load(tmp_path / "o")
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="where Linux tells the peak of a process"
+)
+@pytest.mark.parametrize("layers", [False, True], ids=["rules", "layers divided, too"])
+def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, layers):
+    """The numbers and places of one that is read whole, grown, and then divided."""
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (jax.sharding.AxisType.Auto,) * 2)
+    rules = {**sharding.RULES, **({"layers": "fsdp", "embed": "data"} if layers else {})}
+    config, params = checkpoints.load(folder)
+    growth = operators.fpi(SIZES, {"heads": 6, "mlp": 30})
+    grown = {"as it is": params, "grown": grow(growth, params, axes(config))}
+    monkeypatch.setattr(checkpoints.Source, "params", None)
+    source = checkpoints.open_checkpoint(folder)
+    for name, found in {"as it is": source, "grown": Grown(source, growth)}.items():
+        parts, whole = (
+            found.shard(mesh, rules),
+            sharding.shard(grown[name], axes(config), mesh, rules),
+        )
+        chex.assert_trees_all_equal(jax.device_get(parts), jax.device_get(whole))
+        for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+            assert a.sharding == b.sharding
+    if not layers:
+        chex.assert_trees_all_equal(checkpoints.load(folder, mesh)[1], source.shard(mesh))
+
+
+def test_of_a_leaf_no_more_than_a_device_s_part_and_a_layer_are_on_the_host(tmp_path):
+    """As NumPy counts what it allocates: a process of one device, of four that share the model."""
+    config = replace(CONFIG, layers=8, embed=64, mlp=4096)
+    whole = Loaded(config, jax.device_get(jax.jit(config.init)(jax.random.key(0))))
+    leaf = whole.leaves["blocks/mlp/up/kernel"]
+    index = (slice(None), slice(0, 16), slice(None))
+    tracemalloc.start()
+    (part,) = whole._parts("blocks/mlp/up/kernel", [index])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert part.nbytes == leaf.size / 4 and peak < leaf.size / 4 + 1.1 * leaf.size / 8
+
+
+def test_reading_stays_small(tmp_path):
+    """The peak of a process that stacks a model of 50 MB, above its libraries, is a fraction of it."""
+    config = replace(CONFIG, layers=4, embed=512, heads=8, head_dim=64, mlp=2048)
+    shapes = tiny.shapes(config)
+    one = jax.tree.map(lambda x: np.broadcast_to(np.float32(1), x.shape), shapes)
+    checkpoints.save(tmp_path / "a", config, one)
+    code = (
+        "import json, pathlib, re, sys; from jaxgrow.cli.checkpoint_commands import main\n"
+        "small, large, out = sys.argv[1:]\n"
+        "grow = lambda src, dst: main(['grow', src, dst, '--method', 'stack', '--layers', '8'])\n"
+        # not getrusage, which begins at the size of the parent
+        "status = pathlib.Path('/proc/self/status')\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status.read_text())[1])\n"
+        "main(['grow', small, out + '0', '--method', 'stack', '--layers', '8'])\n"
+        "before = peak(); grow(large, out); print(json.dumps((peak() - before) * 1024))"
+    )
+    saved(tmp_path / "small")
+    out = subprocess.run(
+        [sys.executable, "-c", code, *(str(tmp_path / n) for n in ("small", "a", "b"))],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(checkpoints.__file__).parents[2])},
+    )
+    above, size = (
+        int(out.stdout.splitlines()[-1]),
+        (tmp_path / "b/model.safetensors").stat().st_size,
+    )
+    assert size > 90e6
+    assert above < 0.25 * size

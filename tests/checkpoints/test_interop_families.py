@@ -1,0 +1,1217 @@
+"""Every architecture: `transformers` saves a model, we read, grow and write it, and `transformers` loads it.
+
+Tolerance of logits 1e-4: float32, two implementations.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from checkpoints import change, contents, tensors
+
+from jaxgrow import checkpoints, grow, operators
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.cli import checkpoint_commands
+from jaxgrow.models import EncoderConfig
+from jaxgrow.models.upcycling import as_mixture, routed
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
+
+_ENCODER = dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, intermediate_size=20)
+_TEXT = dict(
+    vocab_size=11,
+    max_position_embeddings=9,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+_GROUPED = (
+    _ENCODER | _TEXT | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+)
+_GEMMA = _GROUPED | {"head_dim": 6}
+_LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+# Sequences of 7 are longer than the contexts before.
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 4,
+    "beta_fast": 2.0,
+    "rope_theta": 77.0,
+}
+_DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 77.0}
+_MIXED = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "pad_token_id": 1}
+_QWEN2_MOE = (
+    _GROUPED
+    | _MIXED
+    | {"num_experts": 4, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 14}
+)
+_GPT_OSS = _GROUPED | _MIXED | {"num_local_experts": 4, "head_dim": 6}
+_OPT = _TEXT | dict(
+    num_hidden_layers=2,
+    hidden_size=12,
+    num_attention_heads=2,
+    ffn_dim=20,
+    word_embed_proj_dim=12,
+    pad_token_id=1,
+)
+_NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
+# Of three layers the first sees all; two places on either side; padding has a row of zeros there.
+_MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
+_ROBERTA = _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
+_DISTIL = _TEXT | dict(n_layers=2, dim=12, n_heads=2, hidden_dim=20, pad_token_id=1)
+_IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
+_DINO = _IMAGES | dict(
+    num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False
+)
+_STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
+    pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
+)
+# What a model has beside the defaults of its architecture.
+SETTINGS = {
+    "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
+    "RobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "XLMRobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "ModernBertForMaskedLM": [
+        _MODERN,
+        _MODERN
+        | {
+            "tie_word_embeddings": False,
+            "layer_types": ["sliding_attention"] + ["full_attention"] * 2,
+        },
+    ],
+    "GPT2LMHeadModel": [
+        dict(
+            vocab_size=11,
+            n_positions=9,
+            n_layer=2,
+            n_embd=12,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        | more
+        for more in ({}, {"activation_function": "gelu", "n_inner": 20})
+    ],
+    "LlamaForCausalLM": [
+        _ENCODER | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
+        _GROUPED | {"attention_bias": True, "rope_parameters": _YARN},
+        _GROUPED | {"max_position_embeddings": 5, "rope_parameters": _DYNAMIC},
+    ],
+    "Qwen2ForCausalLM": [
+        _ENCODER | _TEXT | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+        _ENCODER
+        | _TEXT
+        | {
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ],
+    "MistralForCausalLM": [
+        _ENCODER | _TEXT | {"num_key_value_heads": 2, "sliding_window": None},
+        _GROUPED | {"sliding_window": 3},
+    ],
+    "Qwen3ForCausalLM": [
+        _GROUPED | {"head_dim": 6},
+        _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL},
+    ],
+    "MixtralForCausalLM": [
+        _GROUPED | _MIXED | {"num_local_experts": 4},
+        _GROUPED | _MIXED | {"num_local_experts": 2},
+    ],
+    "Qwen3MoeForCausalLM": [
+        _GROUPED
+        | _MIXED
+        | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
+        | more
+        for normed, more in ((False, {}), (True, {"use_sliding_window": True, "sliding_window": 3}))
+    ],
+    "GemmaForCausalLM": [_GEMMA],
+    "Gemma2ForCausalLM": [
+        _GEMMA | _LOCAL | {"query_pre_attn_scalar": 9},
+        _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": 1.5},
+    ],
+    "Gemma3ForCausalLM": [
+        _GEMMA | _LOCAL,
+        _GEMMA
+        | {"query_pre_attn_scalar": 6, "sliding_window": 4}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+            }
+        },
+    ],
+    "OlmoForCausalLM": [_GROUPED],
+    "OlmoForSequenceClassification": [_GROUPED | {"pad_token_id": 1}],
+    "Qwen2MoeForCausalLM": [_QWEN2_MOE, _QWEN2_MOE | {"norm_topk_prob": True, "qkv_bias": False}],
+    "Qwen2MoeForSequenceClassification": [_QWEN2_MOE],
+    "GptOssForCausalLM": [
+        _GPT_OSS | _LOCAL | {"rope_parameters": _YARN, "swiglu_limit": 0.5},
+        _GPT_OSS
+        | {
+            "sliding_window": 3,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default"},
+        },
+    ],
+    "GptOssForSequenceClassification": [_GPT_OSS | _LOCAL | {"rope_parameters": _YARN}],
+    "GraniteForCausalLM": [
+        _GROUPED
+        | {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+        },
+    ],
+    "OPTForCausalLM": [_OPT, _OPT | {"tie_word_embeddings": False, "activation_function": "gelu"}],
+    "OPTForSequenceClassification": [_OPT | {"num_labels": 3}],
+    "Olmo2ForCausalLM": [_GROUPED],
+    "Olmo3ForCausalLM": [
+        _GROUPED | _LOCAL,
+        _GROUPED | {"sliding_window": 3, "rope_scaling": _YARN},
+    ],
+    "Phi3ForCausalLM": [
+        _GROUPED | {"pad_token_id": 1},
+        _GROUPED
+        | {"pad_token_id": 1, "hidden_size": 32, "sliding_window": 3}
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 250.0,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+        # A sequence of 7 is longer than 4, and not than 8; as transformers 5 says it, and 4.
+        *(
+            _GROUPED
+            | {
+                "pad_token_id": 1,
+                "hidden_size": 32,
+                "original_max_position_embeddings": n,
+                "partial_rotary_factor": 0.5,
+            }
+            | {key: {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5]} | more}
+            for n, key, more in (
+                (
+                    4,
+                    "rope_parameters",
+                    {"rope_type": "longrope", "rope_theta": 250.0, "partial_rotary_factor": 0.5},
+                ),
+                (8, "rope_scaling", {"type": "longrope"}),
+                (4, "rope_scaling", {"rope_type": "longrope", "attention_factor": 1.25}),
+            )
+        ),
+    ],
+    "SmolLM3ForCausalLM": [_GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]}],
+    "GPTNeoXForCausalLM": [
+        _NEOX,
+        _NEOX | {"hidden_act": "gelu_fast"},
+        _NEOX
+        | {
+            "use_parallel_residual": False,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
+        },
+    ],
+    "ViTForImageClassification": [_ENCODER | _IMAGES],
+    "DeiTForImageClassification": [_ENCODER | _IMAGES],
+    "DeiTForImageClassificationWithTeacher": [_ENCODER | _IMAGES],
+    "Dinov2ForImageClassification": [
+        _DINO,
+        _DINO | {"use_swiglu_ffn": True, "hidden_act": "gelu", "layerscale_value": 0.5},
+    ],
+    # A stage in windows, of which some are filled up, and one that is a single window; and as
+    # fine-tuned with larger ones.
+    "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
+    "BertForSequenceClassification": [_ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
+    "RobertaForSequenceClassification": [
+        _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
+    ],
+    "XLMRobertaForSequenceClassification": [
+        _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 5}
+    ],
+    "ModernBertForSequenceClassification": [
+        _MODERN | {"num_labels": 3, "classifier_pooling": pooling} for pooling in ("cls", "mean")
+    ],
+    "GPT2ForSequenceClassification": [
+        dict(
+            vocab_size=11,
+            n_positions=9,
+            n_layer=2,
+            n_embd=12,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        | {"pad_token_id": 1, "num_labels": n}
+        for n in (3, 1)
+    ],
+    "LlamaForSequenceClassification": [
+        _ENCODER
+        | _TEXT
+        | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 1}
+    ],
+    "Qwen2ForSequenceClassification": [
+        _ENCODER
+        | _TEXT
+        | {
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "pad_token_id": 1,
+            "num_labels": 3,
+        }
+    ],
+    "MistralForSequenceClassification": [
+        _ENCODER
+        | _TEXT
+        | {"num_key_value_heads": 2, "sliding_window": None, "pad_token_id": 1, "num_labels": 3}
+    ],
+    "Qwen3ForSequenceClassification": [
+        _GROUPED | {"head_dim": 6, "pad_token_id": 1, "num_labels": 3}
+    ],
+    "MixtralForSequenceClassification": [_GROUPED | _MIXED | {"num_local_experts": 4}],
+    "Qwen3MoeForSequenceClassification": [
+        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12}
+    ],
+    "GemmaForSequenceClassification": [_GEMMA | {"pad_token_id": 1}],
+    "Gemma2ForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1, "num_labels": 3}],
+    "Gemma3TextForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1}],
+    "Olmo2ForSequenceClassification": [_GROUPED | {"pad_token_id": 1}],
+    "Olmo3ForSequenceClassification": [_GROUPED | _LOCAL | {"pad_token_id": 1}],
+    "Phi3ForSequenceClassification": [_GROUPED | {"pad_token_id": 1}],
+    "SmolLM3ForSequenceClassification": [_GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]}],
+    "GPTNeoXForSequenceClassification": [_NEOX | {"pad_token_id": 1, "num_labels": 3}],
+    "DistilBertForMaskedLM": [_DISTIL, _DISTIL | {"tie_word_embeddings": False}],
+    "DistilBertForSequenceClassification": [_DISTIL | {"num_labels": 3}],
+    "DistilBertForQuestionAnswering": [_DISTIL],
+    "BertForTokenClassification": [_ENCODER | _TEXT | {"num_labels": 3}],
+    "RobertaForTokenClassification": [_ROBERTA | {"num_labels": 3}],
+    "XLMRobertaForTokenClassification": [_ROBERTA | {"num_labels": 4}],
+    "ModernBertForTokenClassification": [_MODERN | {"local_attention": 12, "num_labels": 3}],
+    "DistilBertForTokenClassification": [_DISTIL | {"num_labels": 3}],
+    "BertModel": [_ENCODER | _TEXT],
+    "RobertaModel": [_ROBERTA],
+    "XLMRobertaModel": [_ROBERTA],
+    "ModernBertModel": [_MODERN | {"local_attention": 12}],
+    "DistilBertModel": [_DISTIL],
+    "ViTModel": [_ENCODER | _IMAGES],
+    "Dinov2Model": [_DINO],
+    "CLIPVisionModel": [_ENCODER | _IMAGES, _ENCODER | _IMAGES | {"hidden_act": "gelu"}],
+    "CLIPVisionModelWithProjection": [_ENCODER | _IMAGES | {"projection_dim": 5}],
+    "SiglipVisionModel": [_ENCODER | _IMAGES, _ENCODER | _IMAGES | {"vision_use_head": False}],
+    "BertForQuestionAnswering": [_ENCODER | _TEXT],
+    "RobertaForQuestionAnswering": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    # What stands where a token sees padding alone is anybody's.
+    "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
+}
+TASKS = ("SequenceClassification", "Answering", "TokenClassification")
+LENGTHS = np.array([7, 4, 1])  # of texts that are classified; what follows is padding
+cases = pytest.mark.parametrize(
+    ("architecture", "which"),
+    [(a, i) for a, models in SETTINGS.items() for i in range(len(models))],
+)
+
+
+def test_every_architecture_is_here():
+    assert SETTINGS.keys() == FAMILIES.keys()
+
+
+def made(
+    folder: Path, architecture: str, which: int = 0, more: dict | None = None, **options
+) -> Path:
+    """What `transformers` saves: random weights, norms and biases too."""
+    settings = SETTINGS[architecture][which] | (more or {})
+    config = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type, **settings)
+    model = getattr(transformers, architecture)(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(
+                torch.randn(p.shape, generator=generator) / 4
+                + (p.ndim == 1 and name.endswith("weight"))
+            )
+    model.save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def given(config) -> np.ndarray:
+    if hasattr(config, "image"):
+        return (
+            np.random.default_rng(0)
+            .normal(size=(3, config.image, config.image, 3))
+            .astype(np.float32)
+        )
+    tokens = np.random.default_rng(0).integers(
+        2, 11, (3, 7)
+    )  # neither 0 nor 1, which a RoBERTa takes for padding
+    return (
+        tokens if config.head == "tokens" else np.where(np.arange(7) < LENGTHS[:, None], tokens, 1)
+    )
+
+
+def ours(folder: Path) -> np.ndarray:
+    config, params = checkpoints.load(folder)
+    x = given(config)
+    if isinstance(config.example, dict):
+        x = {"tokens": x, "mask": x != 1}
+    elif config.predicts == "classes" and x.ndim == 2:
+        x = {"tokens": x, "lengths": LENGTHS}
+    return np.asarray(tiny.forward(config)(params, x))
+
+
+def theirs(folder: Path) -> np.ndarray:
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, told = getattr(transformers, architecture).from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), (
+        told
+    )
+    return answered(model, given(checkpoints.open_checkpoint(folder).config))
+
+
+def answered(model, x: np.ndarray) -> np.ndarray:
+    """What a model of `transformers` says of inputs."""
+    with torch.no_grad():
+        if x.ndim == 4:
+            out = model.eval()(torch.tensor(x.transpose(0, 3, 1, 2)))
+        else:
+            out = model.eval()(torch.tensor(x), attention_mask=torch.tensor(x != 1).long())
+        if "image_embeds" in out:
+            return out.image_embeds.numpy()
+        if "last_hidden_state" in out:
+            # The norm after the layers of CLIP is computed for the class token alone.
+            of_clip = type(model).__name__ == "CLIPVisionModel"
+            states = (
+                model.post_layernorm(out.last_hidden_state) if of_clip else out.last_hidden_state
+            )
+            return states.numpy()
+    return (
+        torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits
+    ).numpy()
+
+
+def assert_alike(folder: Path) -> np.ndarray:
+    found = ours(folder)
+    np.testing.assert_allclose(found, theirs(folder), rtol=0, atol=1e-4)
+    assert found.std() > 1e-2
+    return found
+
+
+def assert_kept(after: np.ndarray, before: np.ndarray) -> None:
+    """The outputs are the same; hidden states that are wider are copies."""
+    copies = after.shape[-1] // before.shape[-1]
+    np.testing.assert_allclose(after, np.concatenate([before] * copies, -1), rtol=0, atol=1e-4)
+
+
+def run(*words: object) -> None:
+    assert checkpoint_commands.main([str(w) for w in words]) == 0
+
+
+def to(config, layers: int) -> str:
+    """For ``--layers``."""
+    return ",".join([str(layers)] * len(config.depths))
+
+
+@cases
+def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, which):
+    """Wider by de-coalescing, which keeps the function; deeper, which does not; and back to what it was, by coalescing."""
+    before = assert_alike(made(tmp_path / "a", architecture, which))
+    config = checkpoints.open_checkpoint(tmp_path / "a").config
+    heads = config.sizes().get("heads", 0)
+    groups = (
+        ",".join(f"{i}+{i + heads}" for i in range(heads)) or "far"
+    )  # which is the same, of each stage
+    run("decoalesce", tmp_path / "a", tmp_path / "wide", "--heads", groups)
+    assert_kept(assert_alike(tmp_path / "wide"), before)
+    run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", to(config, 5))
+    assert np.abs(assert_alike(tmp_path / "deep") - before).max() > 1e-2
+    run("coalesce", tmp_path / "wide", tmp_path / "back", "--heads", groups)
+    first, last = tensors(tmp_path / "a"), tensors(tmp_path / "back")
+    for name in last.keys() - FAMILIES[architecture].copies(config).keys():
+        np.testing.assert_allclose(last[name], first[name], rtol=0, atol=1e-6, err_msg=name)
+    assert (tmp_path / "deep" / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("architecture", [a for a in SETTINGS if a.endswith(TASKS)])
+def test_what_is_fine_tuned_grows_twice_as_wide_by_hypercloning_and_answers_the_same(
+    tmp_path, architecture
+):
+    before = assert_alike(made(tmp_path / "a", architecture))
+    sizes = checkpoints.open_checkpoint(tmp_path / "a").sizes()
+    wide = {
+        f"--{axis}".replace("_", "-"): 2 * sizes[axis]
+        for axis in ("embed", "heads", "kv_heads", "mlp")
+        if axis in sizes
+    }
+    words = [word for pair in wide.items() for word in pair]
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *words)
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
+
+
+@cases
+def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
+    made(tmp_path / "a", architecture, which)
+    run("convert", tmp_path / "a", tmp_path / "orbax", "--to", "orbax")
+    run("convert", tmp_path / "orbax", tmp_path / "b", "--to", "hf")
+    run("convert", tmp_path / "a", tmp_path / "c", "--to", "hf")
+    before, after, direct = (contents(tmp_path / name) for name in "abc")
+    config = checkpoints.open_checkpoint(tmp_path / "a").config
+    leaves, names = (
+        checkpoints.open_checkpoint(tmp_path / "a").leaves,
+        FAMILIES[architecture].names(config),
+    )
+    sizes = config.sizes()
+    stored = {
+        n.format(layers=i)
+        for p, s in names.items()
+        for i in s.layers(leaves[p].layers)
+        for n in s.of_experts(sizes)
+    }
+    first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
+    assert (
+        last.keys() == stored | FAMILIES[architecture].copies(config).keys()
+        and stored <= first.keys()
+    )
+    # What a Gemma stores less one is rounded to its distance from one, in float32; in bfloat16 to
+    # nothing.
+    rounded = {
+        s.name.format(layers=i)
+        for s in FAMILIES[architecture].names(config).values()
+        if s.moved
+        for i in (0, 1)
+    }
+    assert rounded or after["model.safetensors"] == direct["model.safetensors"]
+    for name in stored:
+        np.testing.assert_allclose(
+            last[name], first[name], rtol=0, atol=1.2e-7 if name in rounded else 0, err_msg=name
+        )
+    assert json.loads(after["config.json"]) == json.loads(direct["config.json"])
+    assert json.loads(after["config.json"]) == json.loads(before["config.json"])
+
+
+METHODS = [*operators.DEPTH, *operators.WIDTH]
+
+
+def grown_and_loaded(folder: Path, architecture: str, which: int, method: str) -> bool:
+    """Whether a model grows by a method; what is written has the same logits here and in `transformers`."""
+    config = checkpoints.open_checkpoint(made(folder / "a", architecture, which)).config
+    if method in operators.DEPTH:
+        sizes = {name: 2 * n for name, n in config.sizes().items() if name.startswith("layers")}
+    else:
+        widths = ("embed", "heads", "kv_heads", "mlp")
+        sizes = {name: 2 * n for name, n in config.sizes().items() if name.startswith(widths)}
+    options: dict[str, list[str]] = {}
+    for name, n in sizes.items():
+        options.setdefault("--" + name.partition(".")[0].replace("_", "-"), []).append(str(n))
+    words = [word for option, each in options.items() for word in (option, ",".join(each))]
+    status = checkpoint_commands.main(
+        ["grow", str(folder / "a"), str(folder / "b"), "--method", method, *words]
+    )
+    if status == 0:
+        assert_alike(folder / "b")
+    return status == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method"), [(a, METHODS[i % len(METHODS)]) for i, a in enumerate(SETTINGS)]
+)
+def test_every_architecture_is_loaded_when_it_has_grown(tmp_path, architecture, method):
+    grown_and_loaded(tmp_path, architecture, 0, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("architecture", "which"),
+    [(a, i) for a, models in SETTINGS.items() if not a.endswith(TASKS) for i in range(len(models))],
+)
+def test_every_family_is_loaded_when_it_has_grown_by_any_method(
+    tmp_path, architecture, which, method
+):
+    grown_and_loaded(tmp_path, architecture, which, method)
+
+
+def test_a_long_context_keeps_as_many_factors_as_its_heads_have_pairs(tmp_path, capsys):
+    """`transformers` takes the width divided by the heads for the size of a head."""
+    folder = made(tmp_path / "a", "Phi3ForCausalLM", 2)
+    before = assert_alike(folder)
+    arguments = [
+        "grow",
+        str(folder),
+        str(tmp_path / "b"),
+        "--method",
+        "hypercloning",
+        "--embed",
+        "64",
+    ]
+    assert checkpoint_commands.main(arguments) != 0
+    assert "--heads 8 fits" in capsys.readouterr().err
+    run(*arguments, "--heads", 8, "--kv-heads", 4)
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
+
+
+@cases
+def test_sharded_by_transformers(tmp_path, architecture, which):
+    made(tmp_path / "a", architecture, which, max_shard_size="3KB")
+    assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
+    assert_alike(tmp_path / "a")
+
+
+@cases
+def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
+    """Without a ``config.json`` to follow."""
+    config, params = checkpoints.load(made(tmp_path / "a", architecture, which))
+    decides = config.predicts == "classes" and not isinstance(
+        config, EncoderConfig
+    )  # .. by the last token, if that is known
+    checkpoints.save(
+        tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None
+    )
+    assert checkpoints.load(tmp_path / "b")[0] == config
+    np.testing.assert_allclose(
+        assert_alike(tmp_path / "b"), ours(tmp_path / "a"), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("architecture", SETTINGS)
+def test_report_and_inspect(tmp_path, architecture, capsys):
+    config = checkpoints.open_checkpoint(made(tmp_path / "a", architecture)).config
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "llama_pro", "--layers", to(config, 3))
+    capsys.readouterr()
+    run("report", tmp_path / "a", tmp_path / "b")
+    assert "max |a - b|" in (said := capsys.readouterr().out)
+    if not config.pre_norm:  # a block that adds nothing still norms
+        return
+    assert float(said.split("max |a - b| ")[1].split(",")[0]) < 1e-5
+    run("inspect", tmp_path / "b")
+    assert "blocks/attention/query/kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "swish"}),
+        ("GPT2LMHeadModel", {"activation_function": "gelu_fast"}),
+        ("ViTForImageClassification", {"hidden_act": "gelu_python"}),
+        # Two layers of which the upper ones, from the third, would have windows; and windows as
+        # long as any sequence.
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2},
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0},
+        ),
+        ("MistralForCausalLM", {"sliding_window": 9}),
+        # As it was said before transformers 5.
+        (
+            "ModernBertForMaskedLM",
+            {"global_attn_every_n_layers": 2, "global_rope_theta": 30.0, "local_rope_theta": 9.0},
+        ),
+    ],
+)
+def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):
+    made(tmp_path / "a", architecture, more=more)
+    assert_alike(tmp_path / "a")
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "stack", "--layers", 4)
+    assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize("method", ["lemon", "fpi"])
+def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method, capsys):
+    """Llama's heads must divide its width, which others' need not; the head size that they have is their own."""
+    for architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"):
+        folder = made(tmp_path / architecture, architecture)
+        arguments = (
+            "grow",
+            folder,
+            tmp_path / f"wide-{architecture}",
+            "--method",
+            method,
+            "--embed",
+        )
+        if architecture == "LlamaForCausalLM":
+            assert checkpoint_commands.main([str(a) for a in (*arguments, 18)]) == 1
+            assert (
+                "4 heads do not divide its 18 units; --embed 16 or --embed 20 fits"
+                in capsys.readouterr().err
+            )
+            run(*arguments, 20)
+        else:
+            run(*arguments, 17)
+        wide, before = assert_alike(tmp_path / f"wide-{architecture}"), ours(folder)
+        assert (np.abs(wide - before).max() < 1e-4) == (method == "lemon")
+
+
+def test_a_head_of_its_own_under_a_config_that_ties_it_is_kept_when_the_config_says_so(
+    tmp_path, capsys
+):
+    """As transformers computes it: version 5 keeps such a head, 4 drops it."""
+    untied = made(tmp_path / "a", "LlamaForCausalLM")
+    expected = theirs(untied)
+    change(untied, tie_word_embeddings=True)
+    assert checkpoint_commands.main(["inspect", str(untied)]) == 1
+    assert '"tie_word_embeddings" to false' in capsys.readouterr().err
+    change(untied, tie_word_embeddings=False)
+    run("grow", untied, tmp_path / "b", "--method", "llama_pro", "--layers", 3)
+    np.testing.assert_allclose(theirs(tmp_path / "b"), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["BertForSequenceClassification", "GPT2ForSequenceClassification"]
+)
+def test_labels_and_problem_are_the_users_own_while_they_are_as_many(tmp_path, architecture):
+    folder = made(tmp_path / "a", architecture)
+    labels = {"0": "entailment", "1": "neutral", "2": "contradiction"}
+    change(
+        folder,
+        id2label=labels,
+        label2id={name: int(i) for i, name in labels.items()},
+        problem_type="regression",
+    )
+    config, params = checkpoints.load(folder)
+    checkpoints.save(tmp_path / "b", config, params, like=folder)
+    said = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said["id2label"] == labels and said["problem_type"] == "regression"
+    one = dict(params) | {"classifier": {k: v[..., :1] for k, v in params["classifier"].items()}}
+    checkpoints.save(tmp_path / "c", config.with_head("classes", 1), one, like=folder)
+    said = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert said["id2label"] == {"0": "LABEL_0"} and said["problem_type"] == "regression"
+    assert_alike(tmp_path / "c")
+    checkpoints.save(tmp_path / "d", config, params, like=tmp_path / "c")
+    assert (
+        json.loads((tmp_path / "d" / "config.json").read_text())["problem_type"]
+        == "single_label_classification"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "head", "after"),
+    [
+        ("BertForMaskedLM", "classes", "BertForSequenceClassification"),
+        ("XLMRobertaForMaskedLM", "classes", "XLMRobertaForSequenceClassification"),
+        ("RobertaForMaskedLM", "spans", "RobertaForQuestionAnswering"),
+        ("Qwen2ForCausalLM", "classes", "Qwen2ForSequenceClassification"),
+        ("GPT2ForSequenceClassification", "tokens", "GPT2LMHeadModel"),
+    ],
+)
+def test_with_another_head_it_is_another_architecture_of_the_same_model(
+    tmp_path, before, head, after
+):
+    """What `save` carries over, such as the vocabulary of a tokenizer's special tokens, stays."""
+    folder = made(tmp_path / "a", before)
+    change(folder, pad_token_id=1, their_own="key")
+    config = checkpoints.load(folder)[0].with_head(head)
+    checkpoints.save(tmp_path / "b", config, tiny.params(config, dtype="float32"), like=folder)
+    said = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said["architectures"] == [after] and said["their_own"] == "key"
+    assert checkpoints.load(tmp_path / "b")[0] == config
+    assert_alike(tmp_path / "b")
+
+
+def test_a_model_without_padding_classifies_one_text_as_transformers_does(tmp_path):
+    """And transformers refuses several, which it could not tell the ends of."""
+    config, params = checkpoints.load(made(tmp_path / "a", "GPT2ForSequenceClassification"))
+    checkpoints.save(tmp_path / "b", config, params)
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(tmp_path / "b").eval()
+    text = given(config)[:1]
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            model(torch.tensor(text)).logits, ours(tmp_path / "b")[:1], rtol=0, atol=1e-4
+        )
+        with pytest.raises(ValueError, match="padding"):
+            model(torch.tensor(given(config)))
+
+
+def test_a_head_that_is_not_computed_is_told_which_architecture_the_model_was(tmp_path, capsys):
+    folder = made(tmp_path / "a", "BertForSequenceClassification")
+    change(folder, architectures=["BertForMultipleChoice"])
+    assert checkpoint_commands.main(["inspect", str(folder)]) == 1
+    assert "another head; load it as BertModel in transformers" in capsys.readouterr().err
+
+
+def test_a_span_has_two_ends(tmp_path, capsys):
+    folder = made(tmp_path / "a", "BertForQuestionAnswering")
+    change(folder, id2label={"0": "a", "1": "b", "2": "c"})
+    assert checkpoint_commands.main(["inspect", str(folder)]) == 1
+    assert "head=spans needs classes=2, not 3" in capsys.readouterr().err
+
+
+def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
+    """A GPT-2 whose head is tied lacks nothing but its name. Another head than the stored one would have random weights."""
+    transformers.GPT2Model(
+        transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
+    ).save_pretrained(tmp_path / "gpt2")
+    made(tmp_path / "llama", "LlamaForCausalLM")
+    change(tmp_path / "llama", architectures=["LlamaModel"])
+    assert checkpoint_commands.main(["inspect", str(tmp_path / "gpt2")]) == 1
+    assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
+    change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
+    assert_alike(tmp_path / "gpt2")
+    assert checkpoint_commands.main(["inspect", str(tmp_path / "llama")]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "a model without its head; give the folder of the LlamaForCausalLM that this model was taken from"
+        in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prefix"),
+    [
+        ("BertModel", "bert."),
+        ("ViTModel", "vit."),
+        ("CLIPVisionModel", "vision_model."),
+        ("XLMRobertaModel", "roberta."),
+    ],
+)
+def test_a_model_without_a_head_is_read_with_and_without_a_prefix_and_a_pooler(
+    tmp_path, architecture, prefix
+):
+    """As files of older versions, or of a model with a head, name the tensors; ``config.json`` does not say what is there."""
+    folder = made(tmp_path / "a", architecture)
+    before = assert_alike(folder)
+    from safetensors.numpy import save_file
+
+    named = {prefix + name: x for name, x in tensors(folder).items() if "pooler" not in name}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    np.testing.assert_allclose(ours(folder), before, rtol=0, atol=1e-6)
+    run("grow", folder, tmp_path / "b", "--method", "stack", "--layers", 4)
+    assert not any("pooler" in name for name in tensors(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ViTModel", "SiglipVisionModel"])
+def test_the_pooler_grows_with_the_model(tmp_path, architecture):
+    """Its output is what `transformers` computes, and is kept when the model grows."""
+
+    def ours_and_theirs(folder: Path) -> np.ndarray:
+        config, params = checkpoints.load(folder)
+        x = given(config)
+        inputs = x if x.ndim == 4 else {"tokens": x, "mask": x != 1}
+        _, kept = config.module.apply({"params": params}, inputs, mutable=["intermediates"])
+        model = getattr(transformers, architecture).from_pretrained(folder).eval()
+        with torch.no_grad():
+            if x.ndim == 4:
+                out = model(torch.tensor(x.transpose(0, 3, 1, 2)))
+            else:
+                out = model(torch.tensor(x), attention_mask=torch.tensor(x != 1).long())
+        (found,) = kept["intermediates"]["pooled"]
+        np.testing.assert_allclose(found, out.pooler_output.numpy(), rtol=0, atol=1e-4)
+        return np.asarray(found)
+
+    before = ours_and_theirs(made(tmp_path / "a", architecture))
+    words = ("--embed", 24, "--heads", 4, "--mlp", 40)
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *words)
+    assert_kept(ours_and_theirs(tmp_path / "b"), before)
+
+
+def test_the_function_of_hidden_states_is_kept_by_even_copies_alone(tmp_path, capsys):
+    """No head compensates for features that have more copies than others."""
+    folder = made(tmp_path / "a", "ViTModel")
+    for embed, said in ((24, "the function is kept"), (18, "the function is changed")):
+        run(
+            "grow",
+            folder,
+            tmp_path / f"b{embed}",
+            "--method",
+            "lemon",
+            "--embed",
+            embed,
+            "--heads",
+            embed // 6,
+        )
+        assert said in capsys.readouterr().out
+    assert checkpoint_commands.main(["report", str(folder), str(tmp_path / "b24")]) == 1
+    assert "the hidden states have 12 and 24 features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, capsys):
+    """It has the logits that the whole model has of a text; a published ``text_config`` leaves out the defaults."""
+    text = SETTINGS["Gemma3ForCausalLM"][0] | {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "pad_token_id": 0,
+    }
+    vision = _ENCODER | {"num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+    special = {
+        "mm_tokens_per_image": 4,
+        "image_token_index": 10,
+        "boi_token_index": 8,
+        "eoi_token_index": 9,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **special)
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "a")
+    if published:
+        said = json.loads((tmp_path / "a" / "config.json").read_text())
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            del said["text_config"][key]
+        change(tmp_path / "a", text_config=said["text_config"])
+    tokens = np.random.default_rng(0).integers(2, 8, (3, 7))
+    with torch.no_grad():
+        before = model(
+            torch.tensor(tokens), attention_mask=torch.ones(3, 7, dtype=torch.long)
+        ).logits.numpy()
+    words = ("--method", "hypercloning", "--embed", 32, "--heads", 16, "--kv-heads", 8)
+    run("grow", tmp_path / "a", tmp_path / "b", *words)
+    assert "this is its text model alone, a Gemma3ForCausalLM" in capsys.readouterr().out
+    config, params = checkpoints.load(tmp_path / "b")
+    np.testing.assert_allclose(tiny.forward(config)(params, tokens), before, rtol=0, atol=1e-4)
+    assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("model", "tower"),
+    [("CLIPModel", "CLIPVisionModelWithProjection"), ("SiglipModel", "SiglipVisionModel")],
+)
+def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, tower, capsys):
+    folder = made(tmp_path / "a", "CLIPVisionModel")
+    change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
+    assert checkpoint_commands.main(["inspect", str(folder)]) == 1
+    assert (
+        f"load its vision tower as {tower} in transformers, and save that"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
+    folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"depths": [4, 2]})
+    np.save(tmp_path / "images.npy", given(checkpoints.open_checkpoint(folder).config))
+    assert (
+        checkpoint_commands.main(
+            ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "8"]
+        )
+        == 1
+    )
+    assert (
+        "this model has 2 stages; give a size for each, as --layers 8,8" in capsys.readouterr().err
+    )
+    run(
+        "prune",
+        folder,
+        tmp_path / "b",
+        "--layers",
+        "2,1",
+        "--mlp",
+        "6,12",
+        "--data",
+        tmp_path / "images.npy",
+    )
+    assert_alike(tmp_path / "b")
+
+
+def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
+    """Its last stage is told in ``config.json``; and no token stands there for patches that pre-training hides."""
+    folder = made(tmp_path / "a", "Dinov2ForImageClassification", more={"use_mask_token": True})
+    run("coalesce", folder, tmp_path / "b", "--layers", "0+1")
+    assert_alike(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["out_features"] == ["stage1"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "becomes"),
+    [
+        ("LlamaForCausalLM", "MixtralForCausalLM"),
+        ("MistralForCausalLM", "MixtralForCausalLM"),
+        ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        ("MistralForSequenceClassification", "MixtralForSequenceClassification"),
+    ],
+)
+def test_a_dense_model_is_upcycled_into_experts_that_answer_the_same(
+    tmp_path, architecture, becomes, capsys
+):
+    """Each a copy of its MLP; noise in the routers tells them apart, and gates add up to one."""
+    window = {"sliding_window": 3} if architecture == "MistralForCausalLM" else {}
+    before = assert_alike(
+        made(tmp_path / "a", architecture, more={"intermediate_size": 24, **window})
+    )
+    run(
+        "grow",
+        tmp_path / "a",
+        tmp_path / "b",
+        "--method",
+        "upcycle",
+        "--experts",
+        8,
+        "--active",
+        2,
+        "--seed",
+        3,
+    )
+    assert "the function is kept" in capsys.readouterr().out
+    said = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said["architectures"] == [becomes] and said["num_experts_per_tok"] == 2
+    np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
+    one, single = as_mixture(*checkpoints.load(tmp_path / "a"))
+    _, params = checkpoints.load(tmp_path / "b")
+    expected = routed(
+        grow(operators.upcycle(one.sizes(), {"experts": 8}), single, one.axes()), one.axes(), 3
+    )
+    assert tiny.distance(params, expected) == 0
+    assert params["blocks"]["mlp"]["router"]["kernel"].std() == pytest.approx(0.02, rel=0.3)
+    if architecture != "LlamaForCausalLM":
+        return
+    finer = ("--method", "virtual_groups", "--experts", 8, "--mlp", 12, "--active")
+    run("grow", tmp_path / "a", tmp_path / "c", *finer, 4)
+    np.testing.assert_allclose(assert_alike(tmp_path / "c"), before, rtol=0, atol=1e-4)
+    run("grow", tmp_path / "a", tmp_path / "d", *finer, 3)
+    assert "the function is changed" in capsys.readouterr().out.splitlines()[-1]
+    assert (
+        np.abs(ours(tmp_path / "d") - before).max() > 1e-3
+    )  # which of two equal gates is third, is anybody's
+
+
+def test_what_no_mixture_stores_is_told(tmp_path, capsys):
+    made(tmp_path / "Qwen3ForCausalLM", "Qwen3ForCausalLM", 1)  # a window in every other layer
+    for architecture, words, told in (
+        (
+            "Qwen3ForCausalLM",
+            "upcycle --experts 8",
+            "Qwen3MoeForCausalLM has no setting for kinds sf (it would be s)",
+        ),
+        (
+            "Qwen2ForCausalLM",
+            "upcycle --experts 8",
+            "MixtralForCausalLM has no setting for qkv_bias True",
+        ),
+        (
+            "GPT2LMHeadModel",
+            "upcycle --experts 8",
+            "a dense decoder of the Llama kind, but this GPT2Config",
+        ),
+        ("MixtralForCausalLM", "upcycle --experts 8", "has 4 experts already"),
+        (
+            "GPTNeoXForCausalLM",
+            "upcycle --experts 8",
+            "experts are made of gated MLPs without biases",
+        ),
+        ("BertForMaskedLM", "virtual_groups --experts 4 --mlp 4", "but this BERTConfig is none"),
+        (
+            "Swinv2ForImageClassification",
+            "virtual_groups --experts 4 --mlp 4",
+            "but this SwinConfig is none",
+        ),
+        (
+            "ModernBertForMaskedLM",
+            "virtual_groups --experts 4",
+            "no architecture stores a ModernBERTConfig that predicts",
+        ),
+        (
+            "LlamaForCausalLM",
+            "upcycle --experts 2 --active 3",
+            "--active 3: a token goes through 1 to 2",
+        ),
+        (
+            "LlamaForCausalLM",
+            "upcycle --experts 8 --active 0",
+            "--active 0: a token goes through 1 to 8",
+        ),
+        (
+            "LlamaForCausalLM",
+            "upcycle --experts 2000000",
+            "--experts 2000000: no model has more than 1,048,576",
+        ),
+        (
+            "LlamaForCausalLM",
+            "upcycle --experts 8 --noise 10",
+            "routers of experts get noise of their own",
+        ),
+        ("LlamaForCausalLM", "upcycle", "give --experts, as --experts 8"),
+        (
+            "LlamaForCausalLM",
+            "stack --layers 4 --experts 8",
+            "--experts is of upcycle and virtual_groups",
+        ),
+    ):
+        if not (tmp_path / architecture).exists():
+            made(tmp_path / architecture, architecture)
+        arguments = [
+            "grow",
+            str(tmp_path / architecture),
+            str(tmp_path / "b"),
+            "--method",
+            *words.split(),
+        ]
+        assert checkpoint_commands.main(arguments) == (
+            2 if told.startswith(("--", "give", "routers")) else 1
+        ), words
+        assert told in capsys.readouterr().err, words
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_pooler_that_nobody_asks(tmp_path):
+    """As in folders of ViT that were saved with one."""
+    from safetensors.numpy import save_file
+
+    folder = made(tmp_path / "a", "ViTForImageClassification")
+    pooler = {
+        "vit.pooler.dense.weight": np.ones((12, 12), np.float32),
+        "vit.pooler.dense.bias": np.ones(12, np.float32),
+    }
+    save_file(tensors(folder) | pooler, folder / "model.safetensors", {"format": "pt"})
+    run("grow", folder, tmp_path / "b", "--method", "stack", "--layers", 4)
+    assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dtype_that_config_json_says_is_that_of_the_tensors(tmp_path, dtype):
+    folder = made(tmp_path / "a", "LlamaForCausalLM")
+    run("convert", folder, tmp_path / "half", "--dtype", "float16")
+    run("convert", tmp_path / "half", tmp_path / "b", "--dtype", dtype)
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
+    assert model.dtype == getattr(torch, dtype)
+    np.testing.assert_allclose(ours(tmp_path / "half"), ours(folder), rtol=0, atol=1e-2)
+
+
+def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
+    """Its norms, too: what is stored less one is wide while it is ours."""
+    made(tmp_path / "a", "Gemma2ForCausalLM")
+    model = transformers.Gemma2ForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "half")
+    run("convert", tmp_path / "half", tmp_path / "orbax", "--to", "orbax")
+    run("convert", tmp_path / "orbax", tmp_path / "back", "--to", "hf")
+    before, after = tensors(tmp_path / "half"), tensors(tmp_path / "back")
+    for name in after:
+        assert before[name].dtype == after[name].dtype
+        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+
+
+def test_a_swin_of_timm_has_the_same_logits(tmp_path):
+    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins.
+
+    Windows divide the image: where they do not, timm shifts before it fills them up, and
+    `transformers` after that.
+    """
+    timm = pytest.importorskip("timm.models.swin_transformer_v2", reason="pip install timm")
+    folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"window_size": 5})
+    options = {
+        "img_size": 20,
+        "patch_size": 2,
+        "window_size": 5,
+        "embed_dim": 8,
+        "mlp_ratio": 1.5,
+        "num_classes": 5,
+    }
+    model = timm.SwinTransformerV2(
+        **options, depths=(2, 2), num_heads=(2, 4), pretrained_window_sizes=(0, 0)
+    ).eval()
+    named, found = tensors(folder), {}
+    for name, tensor in named.items():
+        for old, new in TIMM.items():
+            name = name.replace(old, new)
+        if "downsample" in name:
+            name = name.replace("layers.0", "layers.1")
+        found[name] = torch.tensor(tensor)
+    for block in {name.rpartition("query")[0] for name in found if "query" in name}:
+        parts = [found.pop(f"{block}{part}.weight") for part in ("query", "key", "value")]
+        found[f"{block}qkv.weight"] = torch.cat(parts)
+        for part in "query", "value":
+            found[f"{block}{part[0]}_bias"] = found.pop(f"{block}{part}.bias")
+    told = model.load_state_dict(found, strict=False)
+    assert not told.unexpected_keys and all(
+        "relative" in key or "k_bias" in key for key in told.missing_keys
+    ), told
+    config, params = checkpoints.load(folder)
+    with torch.no_grad():
+        expected = model(torch.tensor(given(config).transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(
+        tiny.forward(config)(params, given(config)), expected, rtol=0, atol=1e-4
+    )
+
+
+TIMM = {
+    "swinv2.embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "swinv2.embeddings.norm": "patch_embed.norm",
+    "swinv2.encoder.": "",
+    "swinv2.layernorm": "norm",
+    "classifier": "head.fc",
+    "attention.self.continuous_position_bias_mlp": "attn.cpb_mlp",
+    "attention.self.": "attn.",
+    "attention.output.dense": "attn.proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("ModernBertForMaskedLM", {}),
+        ("ModernBertForSequenceClassification", {}),
+        ("BertForMaskedLM", {"tie_word_embeddings": False}),
+        ("GemmaForCausalLM", {}),
+        ("MixtralForCausalLM", {}),
+    ],
+)
+def test_the_size_that_is_told_is_that_of_the_tensors(tmp_path, architecture, more, capsys):
+    """Parameters as `transformers` counts them; bytes as they are on disk, in half precision, too."""
+    folder = made(tmp_path / "a", architecture, more=more)
+    model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "half")
+    capsys.readouterr()
+    run(
+        "grow",
+        tmp_path / "half",
+        tmp_path / "b",
+        "--method",
+        "stack",
+        "--layers",
+        6,
+        "--dry-run",
+        "--json",
+    )
+    dry = json.loads(capsys.readouterr().out)
+    run("grow", tmp_path / "half", tmp_path / "b", "--method", "stack", "--layers", 6, "--json")
+    wet = json.loads(capsys.readouterr().out)
+    stored = tensors(tmp_path / "b")
+    assert dry["bytes"] == wet["bytes"] == sum(x.nbytes for x in stored.values())
+    grown = getattr(transformers, architecture).from_pretrained(tmp_path / "b")
+    unused = {"cls.predictions.bias"} if more else set()  # beside the bias of a decoder of its own
+    expected = sum(p.numel() for name, p in grown.named_parameters() if name not in unused)
+    assert dry["parameters"] == wet["parameters"] == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "kinds"),
+    [
+        ("Gemma2ForCausalLM", {"num_hidden_layers": 26, "layer_types": None}, "sf" * 7),
+        (
+            "Gemma3ForCausalLM",
+            {"num_hidden_layers": 26, "layer_types": None},
+            "sss" + "fssss" + "sfsss",
+        ),
+        ("ModernBertForMaskedLM", {"num_hidden_layers": 22}, "fss" * 3 + "fs"),
+    ],
+)
+def test_layers_are_paired_with_those_of_their_kind(tmp_path, architecture, more, kinds, capsys):
+    folder = made(tmp_path / "a", architecture, more=more)
+    arguments = ("coalesce", folder, tmp_path / "b", "--layers")
+    for groups in ("far", "adjacent"):
+        assert checkpoint_commands.main([str(a) for a in (*arguments, groups)]) != 0
+        assert (
+            "to coalesce layers of one kind, give --layers alike, or groups"
+            in capsys.readouterr().err
+        )
+    run(*arguments, "alike")
+    assert_alike(tmp_path / "b")
+    assert checkpoints.open_checkpoint(tmp_path / "b").config.layer_kinds == kinds
+    groups = json.loads((tmp_path / "b" / "jaxgrow.json").read_text())["arguments"]["layers"]
+    run(
+        "decoalesce",
+        tmp_path / "b",
+        tmp_path / "c",
+        "--layers",
+        ",".join("+".join(map(str, g)) for g in groups),
+    )
+    assert_alike(tmp_path / "c")
+    first, last = (checkpoints.open_checkpoint(tmp_path / name).config for name in "ac")
+    assert last.layer_kinds == first.layer_kinds

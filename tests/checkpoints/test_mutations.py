@@ -1,0 +1,440 @@
+"""Damaged files through the command: the result, or one message; never a traceback, a left-over or much memory."""
+
+import functools
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from checkpoints import CONFIG, change, saved
+
+import jaxgrow.growth.report
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints import CheckpointError, Loaded
+from jaxgrow.checkpoints.source import born
+from jaxgrow.cli import checkpoint_commands
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, from_json
+
+MEMORY = 500_000  # kB that all mutations together may add to the peak
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Waiting for the disk and compiling are what these tests would cost; and what a model computes is no matter."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(jaxgrow.growth.report, "preservation", lambda a, b, inputs: "the same")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("source") / "gpt")
+
+
+def refused(capsys, *arguments: object, status: int = 1) -> str:
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == status
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    return error
+
+
+# --- mutations ---
+
+NUMBERS = [-1, 0, 1, 3, 2**31 - 1, 2**31, 2**63, 10**20, 10**400, -0.5, 1e-300, 1e300, True]
+VALUES = [
+    None,
+    "",
+    "x",
+    "\x1b[2J\n",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"a": {}},
+    ["GPT2LMHeadModel"] * 2,
+    *NUMBERS,
+]
+BARE = [
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e999",
+    b"[" * 3000,
+    b'{"a":' * 600 + b"1" + b"}" * 600,
+    b"9" * 5000,
+    b"\0",
+]
+
+
+def of_bytes(rng: random.Random, content: bytes) -> bytes:
+    """Bytes exchanged, cut out, put in, repeated, or the end cut off."""
+    out = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        at, size = rng.randrange(len(out) + 1), rng.choice([0, 1, 1, 4, 100])
+        new = rng.choice(
+            [b"", rng.randbytes(size), bytes(out[at : at + size]) * 2, rng.choice(BARE)]
+        )
+        out[at : at + size] = new
+    return bytes(out[: rng.randrange(len(out) + 1)] if rng.random() < 0.1 else out)
+
+
+def of_json(rng: random.Random, content: bytes) -> bytes:
+    """A value exchanged, removed, put elsewhere; or written as what is no JSON."""
+    tree = json.loads(content)
+    places = list(_places(tree))
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        holder, key = rng.choice(places)
+        other, name = rng.choice(places)
+        new = rng.choice([rng.choice(VALUES), rng.choice(NUMBERS), other.get(name), "<bare>"])
+        if rng.random() < 0.1:
+            holder.pop(key, None)
+        else:
+            holder[key if rng.random() < 0.9 else str(name)] = new
+    try:
+        text = json.dumps(tree).encode()
+    except ValueError:  # it holds itself now
+        return content
+    return text.replace(b'"<bare>"', rng.choice(BARE))
+
+
+def _places(tree: Any):
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        yield tree, key
+        yield from _places(value)
+
+
+def of_header(rng: random.Random, content: bytes) -> bytes:
+    length = int.from_bytes(content[:8], "little")
+    head = of_json(rng, content[8 : 8 + length])
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head + content[8 + length :]
+
+
+def of_numpy(rng: random.Random, content: bytes) -> bytes:
+    """Its header is Python's."""
+    shape = rng.choice(
+        [
+            "(-1,)",
+            "(2, -5)",
+            "()",
+            "(8796093022208,)",
+            "(0,)",
+            f"({10**30},)",
+            "'x'",
+            "10",
+            "(10.0,)",
+        ]
+    )
+    dtype = rng.choice(["<i8", "<f8", "|O", "<i9", "<U3", "<M8[s]", "", "x" * 200])
+    new = content.replace(b"(10,)", shape.encode(), rng.randrange(2)).replace(
+        b"<u2", dtype.encode(), rng.randrange(2)
+    )
+    return new if rng.random() < 0.7 else of_bytes(rng, new)
+
+
+def opened(folder: Path, out: Path) -> list[str]:
+    return ["convert", str(folder), str(out), "--to", "hf"]
+
+
+def grown(folder: Path, out: Path) -> list[str]:
+    return ["grow", str(folder), str(out), "--method", "stack", "--layers", "5"]
+
+
+def replaced(folder: Path, out: Path) -> list[str]:
+    """The damaged one is the target."""
+    return ["convert", str(folder.with_name("whole")), str(folder), "--to", "hf", "--overwrite"]
+
+
+def compared(folder: Path, out: Path) -> list[str]:
+    whole = str(folder.with_name("whole"))
+    (file,) = folder.glob("ids.*")
+    return ["report", whole, whole, "--data", str(file)]
+
+
+def sharded(folder: Path) -> Path:
+    return saved(folder, shard=4000)
+
+
+def orbax(folder: Path) -> Path:
+    source = checkpoints.open_checkpoint(folder.with_name("whole"))
+    checkpoints.write(source, folder, {}, [source], to="orbax")
+    return folder
+
+
+def numpy(folder: Path) -> Path:
+    folder.mkdir()
+    np.save(folder / "ids.npy", np.arange(10, dtype=np.uint16))
+    return folder
+
+
+# What is made, the file of it that is damaged, how, and by which commands it is met.
+CASES = {
+    "header": (saved, "model.safetensors", (of_header, of_bytes), (opened, grown)),
+    "index": (sharded, "model.safetensors.index.json", (of_json, of_bytes), (opened,)),
+    "config": (saved, "config.json", (of_json, of_bytes), (opened, grown, replaced)),
+    "record": (orbax, "jaxgrow.json", (of_json, of_bytes), (opened, grown, replaced)),
+    "numpy": (numpy, "ids.npy", (of_numpy, of_bytes), (compared,)),
+}
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, case, count):
+    """The long run, of 10,200: ``pytest -m slow tests/checkpoints/test_mutations.py``."""
+    make, name, ways, commands = CASES[case]
+    saved(tmp_path / "whole")
+    make(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "kept")
+    file = tmp_path / "a" / name
+    whole = file.read_bytes()
+    ended: list[int] = []
+    for command in (
+        commands
+    ):  # whole, it is read; and what is compiled and imported for it is no memory of a mutation
+        assert main(command(tmp_path / "a", tmp_path / f"of_{command.__name__}")) == 0
+    again(tmp_path)
+    before, seen = peak(), sorted(os.listdir(tmp_path))
+    for seed in range(count):
+        rng = random.Random(f"{case} {seed}")
+        file.write_bytes(rng.choice(ways)(rng, whole))
+        command = commands[seed % len(commands)]
+        capsys.readouterr()
+        status = main(command(tmp_path / "a", tmp_path / "b"))
+        said = capsys.readouterr()
+        ended.append(status)
+        assert status in (0, 1), seed
+        if status == 1:
+            assert said.err.startswith("error: "), seed
+            assert len(said.err) < 20_000, seed
+            assert all(c.isprintable() or c == "\n" for c in said.err), seed
+            assert sorted(os.listdir(tmp_path)) == seen, seed
+        else:
+            _strict(tmp_path / "b")
+            if command is replaced:
+                again(tmp_path)
+            elif command is not compared:
+                shutil.rmtree(tmp_path / "b")
+    assert {0, 1} == set(ended)  # it takes both
+    assert peak() - before < MEMORY
+
+
+def test_caches_of_configs_are_bounded():
+    """A process that reads many models keeps the shapes and programs of the last ones only."""
+    assert born.cache_info().maxsize == 64
+    assert checkpoint_commands._program.cache_info().maxsize == 4
+
+
+def again(home: Path) -> None:
+    shutil.rmtree(home / "a")
+    shutil.copytree(home / "kept", home / "a")
+
+
+def _strict(folder: Path) -> None:
+    """What was written is JSON, and no number of it is none."""
+
+    def refuse(text):
+        raise AssertionError(f"{text} in {folder}")
+
+    for file in folder.glob("*.json"):
+        json.loads(file.read_text(), parse_constant=refuse)
+
+
+def peak() -> int:
+    """Of this process, in kB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# --- one by one ---
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"architectures": [["GPT2LMHeadModel"]]},
+            "architectures is [['GPT2LMHeadModel']]; supported",
+        ),
+        ({"architectures": [{}]}, "architectures is [{}]; supported"),
+        ({"layer_norm_epsilon": float("nan")}, "NaN is no number of JSON's"),
+        ({"layer_norm_epsilon": float("inf")}, "Infinity is no number of JSON's"),
+        ({"their_own": [float("nan")]}, "NaN is no number of JSON's"),
+        ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, not a number from 0"),
+        ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, not a number from 0"),
+        ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
+    ],
+)
+def test_configs_of_values_that_are_none(tmp_path, capsys, values, message):
+    saved(tmp_path / "a")
+    change(tmp_path / "a", **values)
+    error = refused(capsys, "convert", tmp_path / "a", tmp_path / "b", "--to", "hf")
+    assert message in error
+    assert "config.json" in error
+    assert error.count("\n") == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1e-6, 1e300, 10**400])
+@pytest.mark.parametrize("family", [GPT2Config, BERTConfig, LlamaConfig])
+def test_no_config_has_an_eps_that_is_none(family, eps):
+    with pytest.raises(ValueError, match=r"eps is .*, not a number from 0"):
+        family(eps=eps)
+
+
+def test_no_json_is_written_with_numbers_that_are_none(tmp_path, folder):
+    source = checkpoints.open_checkpoint(folder)
+    with pytest.raises(CheckpointError, match=r"jaxgrow\.json cannot be written"):
+        checkpoints.write(source, tmp_path / "b", {"alpha": float("nan")}, [source])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            ("layers", {}),
+            ("layers", 4.0),
+            ("layers", True),
+            ("layers", [[]]),
+            ("vocabulary", 3),
+            ("family", {}),
+        ),
+        *(
+            ("eps", {}),
+            ("eps", "1"),
+            ("dtype", {}),
+            ("dtype", "int8"),
+            ("tied", 1),
+            ("tied", {}),
+            ("family", "T5"),
+        ),
+    ],
+)
+def test_a_record_of_values_of_another_type(tmp_path, folder, capsys, field, value):
+    with pytest.raises(ValueError, match=field if field != "family" else "no model family"):
+        from_json(CONFIG.as_json() | {field: value})
+    orbax_of(folder, tmp_path / "o")
+    record = json.loads((tmp_path / "o/jaxgrow.json").read_text())
+    record["config"][field] = value
+    (tmp_path / "o/jaxgrow.json").write_text(json.dumps(record))
+    assert refused(capsys, "inspect", tmp_path / "o").count("\n") == 1
+
+
+@pytest.mark.parametrize("field", ["config", "huggingface"])
+@pytest.mark.parametrize("value", [3, "x", [], {}, {"architectures": [{}]}])
+def test_a_record_whose_parts_are_something_else(tmp_path, folder, capsys, field, value):
+    orbax_of(folder, tmp_path / "o")
+    file = tmp_path / "o/jaxgrow.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    for command in (["inspect"], ["convert", "--to", "hf"]):
+        error = refused(
+            capsys,
+            command[0],
+            tmp_path / "o",
+            *([tmp_path / "b"] if command[1:] else []),
+            *command[1:],
+        )
+        assert "jaxgrow.json" in error
+        assert error.count("\n") == 1
+
+
+@functools.cache
+def orbax_files(folder: Path) -> dict[str, bytes]:
+    out = folder.with_name("orbax")
+    source = checkpoints.open_checkpoint(folder)
+    checkpoints.write(source, out, {}, [source], to="orbax")
+    return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
+
+
+def orbax_of(folder: Path, out: Path) -> None:
+    for name, content in orbax_files(folder).items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(content)
+
+
+def test_a_header_of_eight_tebibytes_takes_no_memory(tmp_path, folder, capsys):
+    for size in (2**43, 2**64, 10**30):
+        with (tmp_path / "ids.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<u2", "fortran_order": False, "shape": (size,)}
+            )
+            file.write(bytes(20))
+        error = refused(capsys, "report", folder, folder, "--data", tmp_path / "ids.npy")
+        assert "ids.npy holds no token ids" in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
+def test_a_file_without_an_end_is_not_read_to_it(folder, capsys):
+    assert "is no tokenizer" in refused(capsys, "report", folder, folder, "--data", "/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("axis", "method"),
+    [("layers", "stack"), ("layers", "solar"), ("embed", "fpi"), ("mlp", "lemon")],
+)
+@pytest.mark.parametrize("size", [99999999999, 10**30])
+def test_sizes_that_no_model_has(tmp_path, folder, capsys, axis, method, size):
+    error = refused(
+        capsys, "grow", folder, tmp_path / "b", "--method", method, f"--{axis}", size, status=2
+    )
+    assert f"--{axis} {size}: no model has more than 1,048,576" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_thousand_unknown_tensors_are_twenty_and_how_many_more(tmp_path, capsys):
+    from safetensors.numpy import load_file, save_file
+
+    file = saved(tmp_path / "a") / "model.safetensors"
+    found = load_file(file)
+    del found["transformer.wte.weight"]
+    save_file(found | {f"x{i:04}": np.zeros(0, np.float32) for i in range(1000)}, file)
+    lines = refused(capsys, "inspect", tmp_path / "a").splitlines()[1:]
+    assert lines[0].strip() == "missing: transformer.wte.weight"
+    assert [line.split()[1] for line in lines[1:21]] == [f"x{i:04}" for i in range(20)]
+    assert [line.strip() for line in lines[21:]] == ["and 980 more"]
+
+
+def test_unknown_leaves_are_twenty_and_how_many_more():
+    params = tiny.params(CONFIG) | {f"x{i:04}": np.zeros(1) for i in range(1000)}
+    with pytest.raises(CheckpointError, match="and 980 more") as error:
+        Loaded(replace(CONFIG, tied=False), params)
+    assert "missing: head_kernel" in str(error.value)
+    assert str(error.value).count("\n") == 22
+
+
+def test_a_name_of_a_tensor_does_not_talk_to_the_terminal(tmp_path, capsys):
+    from safetensors.numpy import load_file, save_file
+
+    file = saved(tmp_path / "a") / "model.safetensors"
+    save_file(load_file(file) | {"\x1b[2J" + "x" * 5000: np.zeros(0, np.float32)}, file)
+    error = refused(capsys, "inspect", tmp_path / "a")
+    assert "unknown: \\x1b[2Jxxx" in error
+    assert len(error) < 2500
+
+
+WITHOUT = """
+import sys
+sys.modules.update(fcntl=None, resource=None)
+from jaxgrow.cli.checkpoint_commands import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_library_is_imported_where_there_are_no_such_modules(tmp_path, folder):
+    """As on Windows."""
+    root = str(Path(checkpoints.__file__).parents[2])
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT]  # JAX warns of the lock of its cache
+    command += ["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "peak memory" not in done.stdout

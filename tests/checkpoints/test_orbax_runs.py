@@ -1,0 +1,331 @@
+"""Orbax checkpoints of other trainers, grown leaf by leaf, are what `grow` and `grow_optimizer` make in memory.
+
+The trees have the layout of MaxText, Tunix and nanodo; `test_third_party` has the real packages.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from jaxgrow import grow, grow_optimizer, operators, stack_layers, unstack_layers
+from jaxgrow.axes import path
+from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.integrations import command, orbax_run
+from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, recognised
+from jaxgrow.integrations.orbax_tree import OrbaxTree, Writer
+
+E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
+WIDE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
+WIDE_OPTIONS = ("--embed", "24", "--heads", "8", "--kv-heads", "4", "--mlp", "40")
+TX = optax.adamw(1e-3)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Waiting for the disk is what these tests would cost."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def layer(put) -> dict:
+    kernels = {"query": (E, H, D), "key": (E, K, D), "value": (E, K, D), "out": (H, D, E)}
+    return {
+        "pre_self_attention_layer_norm": {"scale": put(E)},
+        "self_attention": {name: {"kernel": put(*shape)} for name, shape in kernels.items()},
+        "mlp": {
+            "wi_0": {"kernel": put(E, M)},
+            "wi_1": {"kernel": put(E, M)},
+            "wo": {"kernel": put(M, E)},
+        },
+    }
+
+
+def maxtext(scan: int | None, tied: bool = False) -> dict:
+    rng = np.random.default_rng(0)
+
+    def put(*shape):
+        return jax.numpy.asarray(rng.normal(size=shape), "float32")
+
+    def stacked(*shape):
+        return put(*shape[:scan], L, *shape[scan:])
+
+    layers = (
+        {f"layers_{i}": layer(put) for i in range(L)}
+        if scan is None
+        else {"layers": layer(stacked)}
+    )
+    head = {} if tied else {"logits_dense": {"kernel": put(E, V)}}
+    decoder = {"decoder_norm": {"scale": put(E)}, **head, **layers}
+    return {"params": {"token_embedder": {"embedding": put(V, E)}, "decoder": decoder}}
+
+
+def state_of(params: dict):
+    """Moments after two steps."""
+    state = TX.init(params)
+    for size in (1.0, 0.5):
+        _, state = TX.update(jax.tree.map(lambda x, s=size: s * x, params), state, params)
+    return state
+
+
+def written(folder: Path, params: dict, state=None, step: int = 3) -> Path:
+    tree = {
+        "params": params,
+        "opt_state": state_of(params) if state is None else state,
+        "step": jax.numpy.int32(step),
+    }
+    with ocp.training.Checkpointer(folder) as checkpoints:
+        checkpoints.save_checkpointables(step, {"items": tree})
+    return folder
+
+
+def restored(folder: Path) -> dict[str, np.ndarray]:
+    """As Orbax itself reads it."""
+    with ocp.training.Checkpointer(folder) as checkpoints:
+        tree = checkpoints.load_checkpointables()["items"]
+    return {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+@pytest.mark.parametrize("policy", ["exact", "copy"])
+@pytest.mark.parametrize("scan", [0, 1, None], ids=["axis 0", "axis 1", "unscanned"])
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
+    params = maxtext(scan)
+    state = state_of(params)
+    folder, layers = written(tmp_path / "a", params, state), "layers_{}"
+    run = command.opened(folder, None, None)
+    assert run.format is MAXTEXT and run.prefix == "params/params/"
+    assert run.sizes() == {
+        "embed": E,
+        "layers": L,
+        "heads": H,
+        "kv_heads": K,
+        "head_dim": D,
+        "mlp": M,
+        "vocab": V,
+    }
+    if scan is None:
+        params, state = stack_layers(params, layers), stack_layers(state, layers)
+    axes = jax.tree_util.tree_map_with_path(
+        lambda p, _: run.axes[path(p).removeprefix("params/")], params
+    )
+    for name, target, operator in (
+        ("b", WIDE, operators.hypercloning),
+        ("c", {"layers": 6}, operators.llama_pro),
+    ):
+        options = WIDE_OPTIONS if name == "b" else ("--layers", "6")
+        source = tmp_path / ("a" if name == "b" else "b")
+        arguments = (
+            source,
+            tmp_path / name,
+            "--method",
+            operator.__name__,
+            *options,
+            "--optimizer",
+            policy,
+        )
+        assert main(["grow", *map(str, arguments)]) == 0
+        growth = operator(command.opened(source, None, None).sizes(), target)
+        state = grow_optimizer(
+            TX, state, growth, params, axes, policy, layers=layers if scan is None else None
+        )
+        params = grow(growth, params, axes)
+    if scan is None:
+        params, state = unstack_layers(params, layers), unstack_layers(state, layers)
+    expected = {"params": params, "opt_state": state, "step": 3}
+    flat = {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(expected)}
+    found = restored(tmp_path / "c")
+    assert {p: x.shape for p, x in found.items()} == {p: x.shape for p, x in flat.items()}
+    for name, x in flat.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-5, atol=1e-7, err_msg=name)
+    about = json.loads((tmp_path / "c" / "jaxgrow.json").read_text())
+    assert (
+        about["settings"]["base_num_decoder_layers"] == 6
+        and about["settings"]["base_emb_dim"] == 24
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_dropped_moments_begin_anew(tmp_path):
+    folder = written(tmp_path / "a", maxtext(1))
+    arguments = (
+        "grow",
+        folder,
+        tmp_path / "b",
+        "--method",
+        "lemon",
+        *WIDE_OPTIONS,
+        "--optimizer",
+        "drop",
+    )
+    assert main([str(a) for a in arguments]) == 0
+    found = restored(tmp_path / "b")
+    assert all(not x.any() for name, x in found.items() if name.startswith("opt_state/"))
+    assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
+
+
+def test_inspect_names_what_it_recognises(tmp_path, capsys):
+    folder = written(tmp_path / "a", maxtext(1, tied=True))
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "format maxtext" in out and "opt_state/0/mu/params, opt_state/0/nu/params" in out
+    assert "embed.in.norm.scale" in out and "unchanged by a growth: opt_state/0/count, step" in out
+    assert main(["inspect", str(folder / "3" / "items"), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["settings"] == {
+        **{"base_emb_dim": E, "base_num_query_heads": H, "base_num_kv_heads": K, "base_mlp_dim": M},
+        **{"base_num_decoder_layers": L, "head_dim": D},
+    }
+
+
+def test_one_leaf_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    folder, seen = written(tmp_path / "a", maxtext(1)), []
+    read, write = OrbaxTree.read, Writer.write
+
+    def reading(self, name):
+        assert not [r for r in seen if r() is not None], f"beside {name} there are other leaves"
+        x = read(self, name)
+        seen.append(weakref.ref(x))
+        return x
+
+    def writing(self, name, x, like):
+        seen.append(weakref.ref(x))
+        write(self, name, x, like)
+
+    monkeypatch.setattr(OrbaxTree, "read", reading)
+    monkeypatch.setattr(Writer, "write", writing)
+    run = command.opened(folder, None, None)
+    (tmp_path / "b").mkdir()
+    orbax_run.grow_run(run, operators.hypercloning(run.sizes(), WIDE), "exact", tmp_path / "b")
+    assert len(seen) == 2 * len(run.tree.arrays)
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
+    folder, calls = written(tmp_path / "a", maxtext(1)), []
+    run = command.opened(folder, None, None)
+    growth = operators.hypercloning(run.sizes(), WIDE)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    orbax_run.grow_run(run, growth, "copy", tmp_path / "one")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(orbax_run.multihost_utils, "sync_global_devices", calls.append)
+    orbax_run.grow_run(run, growth, "copy", tmp_path / "two", process=1)
+    assert not (tmp_path / "two" / "3" / "items" / "_METADATA").exists()
+    orbax_run.grow_run(run, growth, "copy", tmp_path / "two", process=0)
+    assert calls == ["grow_run"] * 2
+    monkeypatch.undo()
+    one, two = restored(tmp_path / "one"), restored(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, x in one.items():
+        np.testing.assert_array_equal(two[name], x, err_msg=name)
+    parts = sorted(p.name for p in (tmp_path / "two" / "3" / "items").glob("ocdbt.process_*"))
+    assert parts == ["ocdbt.process_0", "ocdbt.process_1"]
+
+
+def test_chunks_follow_the_shards():
+    """Eight shards along an axis stay eight shards."""
+    from jaxgrow.integrations.orbax_tree import Array, _chunk
+
+    old = Array((16, 3), np.dtype("float32"), (2, 3))
+    assert _chunk(old, (32, 3)) == (4, 3) and _chunk(old, (17, 6)) == (2, 6)
+
+
+def test_other_programs_have_a_file_of_names(tmp_path, capsys):
+    params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
+    ocp.save(tmp_path / "a", {"weights": params, "mu": params})
+    assert main(["inspect", str(tmp_path / "a")]) == 1
+    assert "but of none of the known formats" in capsys.readouterr().err
+    names = {"names": {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}, "params": "a/up"}
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    more = ("--names", str(tmp_path / "names.json"))
+    grown = (
+        "grow",
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+        "--method",
+        "hypercloning",
+        "--mlp",
+        "12",
+    )
+    assert main([*grown, *more]) == 0
+    shapes = {p: a.shape for p, a in OrbaxTree(tmp_path / "b").arrays.items()}
+    assert (
+        shapes == {p: (4, 12) if p.endswith("up") else (12, 4) for p in shapes} and len(shapes) == 4
+    )
+    (tmp_path / "names.json").write_text("{}")
+    with pytest.raises(CheckpointError, match='needs "names"'):
+        from_file(tmp_path / "names.json")
+
+
+def test_what_does_not_fit_is_refused(tmp_path, capsys):
+    params = maxtext(1)
+    params["params"]["decoder"]["layers"]["mlp"]["odd"] = {"kernel": jax.numpy.ones((E, L, M))}
+    folder = written(tmp_path / "a", params)
+    assert main(["inspect", str(folder)]) == 1
+    assert "decoder/layers/mlp/odd/kernel (12, 3, 20)" in capsys.readouterr().err
+    folder = written(tmp_path / "b", maxtext(1))
+    grown = ("grow", str(folder), str(tmp_path / "c"), "--method", "hypercloning", "--embed", "13")
+    assert main(grown) == 1 and "needs a multiple of 12" in capsys.readouterr().err
+    assert (
+        main([*grown[:-1], "24", "--format", "tunix"]) == 1
+        and "not of format tunix" in capsys.readouterr().err
+    )
+    assert main([*grown[:-1], "24", "--optimizer", "asymmetric"]) == 2
+    assert main([*grown[:-1], "24", "--dry-run"]) == 0 and not (tmp_path / "c").exists()
+
+
+def test_formats_do_not_claim_each_other():
+    trees = {
+        "maxtext": [
+            "params/params/decoder/decoder_norm/scale",
+            "params/params/token_embedder/embedding",
+        ],
+        "tunix": [
+            "embedder/input_embedding/value",
+            "final_norm/w/value",
+            "layers/0/attn/q_proj/w/value",
+        ],
+        "nanodo": ["params/embed/embedding", "params/pos_embed/embedding", "params/out_ln/scale"],
+    }
+    assert {
+        name: getattr(recognised(dict.fromkeys(paths)), "name", None)
+        for name, paths in trees.items()
+    } == {n: n for n in FORMATS}
+    assert TUNIX.prefix({}) is None
+
+
+PEAK = """
+import resource, sys
+from jaxgrow import operators
+from jaxgrow.integrations import command, orbax_run
+from pathlib import Path
+run = command.opened(Path(sys.argv[1]), None, Path(sys.argv[2]))
+target = Path(sys.argv[3]); target.mkdir()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+orbax_run.grow_run(run, operators.hypercloning(run.sizes(), {"mlp": 2048}), "copy", target)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_the_peak_is_a_few_leaves(tmp_path):
+    """Thirty-two leaves of 8 MB become 16 MB each; the process grows by less than eight of these."""
+    leaf = np.ones((2048, 1024), np.float32)
+    ocp.save(tmp_path / "a", {f"w{i}": leaf for i in range(32)})
+    (tmp_path / "names.json").write_text(
+        json.dumps({"names": {"w*": ["embed.in", "mlp"]}, "params": "w0"})
+    )
+    arguments = [str(tmp_path / name) for name in ("a", "names.json", "b")]
+    out = subprocess.run(
+        [sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, check=True
+    ).stdout
+    assert int(out) < 8 * 2 * leaf.nbytes

@@ -1,0 +1,502 @@
+"""LoRAs of PEFT are read, grown with their model and written, and PEFT computes the same with them.
+
+The oracle is PEFT itself: it merges an adapter into its model, and the merged weights are compared.
+Tolerance 1e-5: float32.
+"""
+
+import dataclasses
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from checkpoints import tensors
+from safetensors.numpy import load_file
+from test_interop_families import FAMILIES, made
+
+from jaxgrow import checkpoints, grow, operators
+from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.checkpoints.hf import peft, peft_settings
+from jaxgrow.checkpoints.io.files import read_json
+from jaxgrow.checkpoints.source import flat
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.operators.targets import depth
+
+torch, transformers, published = (
+    pytest.importorskip(name, reason="pip install 'jaxgrow[interop-test]'")
+    for name in ("torch", "transformers", "peft")
+)
+
+# PEFT asks transformers for a property by its old name.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+FUSED = ["GPTNeoXForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel"]
+UNEVEN = ["Qwen3ForCausalLM", "Olmo2ForCausalLM", "Gemma3ForCausalLM"]
+OTHERS = [
+    "BertForMaskedLM",
+    "MixtralForCausalLM",
+    "ModernBertForMaskedLM",
+    "ViTForImageClassification",
+]
+OTHERS += ["Dinov2ForImageClassification", "SmolLM3ForCausalLM", "DeiTForImageClassification"]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in (*OTHERS, "Swinv2ForImageClassification")
+]
+
+
+def modules(model):
+    """Every module of a layer that may have a LoRA."""
+    linear = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    names = [name for name, module in model.named_modules() if isinstance(module, linear)]
+    return [name for name in names if re.search(r"\.\d+\.", name) and "downsample" not in name]
+
+
+def trained(folder, lora, architecture=None, **settings):
+    """A LoRA that PEFT made and saved, with random factors; returns the merged tensors of its model."""
+    architecture = (
+        architecture or json.loads((folder / "config.json").read_text())["architectures"][0]
+    )
+    base = getattr(transformers, architecture).from_pretrained(folder)
+    conv = architecture.startswith("GPT2")
+    about = published.LoraConfig(
+        **{
+            "r": 2,
+            "fan_in_fan_out": conv,
+            "lora_alpha": 3.0,
+            "target_modules": modules(base),
+            **settings,
+        }
+    )
+    model = published.get_peft_model(base, about)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad and "magnitude" not in name:
+                p.copy_(torch.randn(p.shape, generator=generator) / 2)
+    model.save_pretrained(lora)
+    return merged(model)
+
+
+def merged(model):
+    return {name: x.numpy() for name, x in model.merge_and_unload().state_dict().items()}
+
+
+def theirs(folder, lora, architecture=None):
+    """The tensors of a model after PEFT has merged an adapter into it."""
+    architecture = (
+        architecture or json.loads((folder / "config.json").read_text())["architectures"][0]
+    )
+    base = getattr(transformers, architecture).from_pretrained(folder)
+    model = published.PeftModel.from_pretrained(base, lora)
+    unread = {
+        n
+        for n, p in model.named_parameters()
+        if "lora_" in n and n.endswith("B.default.weight") and not p.any()
+    }
+    assert not unread
+    return merged(model)
+
+
+def assert_same(found, expected, family):
+    """transformers has other names in memory than in files; experts and routers, which have no LoRA, are not looked for."""
+    for name, x in found.items():
+        if (there := family.in_memory(name)) in expected:
+            np.testing.assert_allclose(x, expected[there], rtol=0, atol=1e-5, err_msg=name)
+        else:
+            assert "block_sparse_moe" in name
+
+
+def check(tmp_path, base, growth=None, **settings):
+    """Read, merge, grow, write: PEFT gives the same weights before and after."""
+    expected = trained(base, tmp_path / "lora", **settings)
+    source = checkpoints.open_checkpoint(base)
+    own = peft.load(tmp_path / "lora", source.config, like=base)
+    config, params = checkpoints.load(base)
+    assert_same(
+        written(tmp_path / "merged", base, own.config, own.merged(params)), expected, source.family
+    )
+    if growth is None:
+        growth = operators.stack(
+            config.sizes(), {axis: config.sizes()[axis] + 1 for axis in depth(config.sizes())}
+        )
+    checkpoints.transform(source, tmp_path / "large", growth)
+    peft.save(tmp_path / "large-lora", own.grown(growth), like=tmp_path / "large")
+    grown = grow(growth, own.merged(params), own.config.axes())
+    assert_same(
+        written(tmp_path / "grown", base, own.config.resized(growth), grown),
+        theirs(tmp_path / "large", tmp_path / "large-lora"),
+        source.family,
+    )
+    return own
+
+
+def written(folder, like, config, params):
+    checkpoints.save(folder, config, params, like)
+    return tensors(folder)
+
+
+@pytest.mark.parametrize("architecture", FUSED + SLOW)
+def test_peft_merges_the_same_before_and_after_a_growth(tmp_path, architecture):
+    check(tmp_path, made(tmp_path / "base", architecture))
+
+
+@pytest.mark.parametrize("architecture", UNEVEN)
+def test_what_lemon_folds_into_queries_is_folded_into_their_lora(tmp_path, architecture):
+    """At a width that is not a multiple, norms of queries and keys need another eps, which is stored in the kernels."""
+    base = made(tmp_path / "base", architecture)
+    config = checkpoints.open_checkpoint(base).config
+    growth = operators.lemon(config.sizes(), {"embed": 24, "mlp": 30}, **lemon_options(config))
+    assert config.resized(growth).query_eps != 0
+    check(tmp_path, base, growth)
+
+
+def lemon_options(config):
+    import inspect
+
+    takes = inspect.signature(operators.lemon).parameters
+    return {name: value for name, value in config.traits.items() if name in takes} | {"seed": 0}
+
+
+PATTERNS = {
+    "rsLoRA": {"use_rslora": True},
+    "rank_pattern": {
+        "rank_pattern": {"q_proj": 4, r"layers\.1\.mlp\..*": 1},
+        "alpha_pattern": {"v_proj": 7.0},
+    },
+    "rsLoRA with patterns": {
+        "use_rslora": True,
+        "rank_pattern": {"^model.layers.0.self_attn.k_proj": 3},
+    },
+    "some layers": {
+        "layers_to_transform": [1],
+        "layers_pattern": "layers",
+        "target_modules": ["q_proj", "down_proj"],
+    },
+    "pattern of modules": {"target_modules": r".*\.0\.self_attn\.[qv]_proj"},
+    "all but some": {"exclude_modules": ["k_proj", "model.layers.0.mlp.up_proj"]},
+    "whole modules": {"modules_to_save": ["lm_head", "embed_tokens", "input_layernorm"]},
+}
+
+
+@pytest.mark.parametrize("which", PATTERNS)
+def test_ranks_scales_and_layers_as_peft_reads_them(tmp_path, which):
+    own = check(tmp_path, made(tmp_path / "base", "LlamaForCausalLM"), **PATTERNS[which])
+    about = read_json(tmp_path / "large-lora" / peft.CONFIG)
+    assert ("rank_pattern" in about) == ("pattern" in which and "modules" not in which)
+    assert bool(own.saved) == (which == "whole modules")
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", *FUSED, *SLOW])
+def test_a_dora_grows_with_its_model(tmp_path, architecture):
+    own = check(tmp_path, made(tmp_path / "base", architecture), use_dora=True)
+    assert own.gains.keys() == set(own.lora.targets)
+    assert all(np.abs(gain - 1).max() > 0.01 for gain in own.gains.values())
+    assert read_json(tmp_path / "large-lora" / peft.CONFIG)["use_dora"] is True
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "target"),
+    [
+        ("LlamaForCausalLM", "hypercloning", {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}),
+        ("Qwen3ForCausalLM", "lemon", {"mlp": 30}),
+        ("GPT2LMHeadModel", "net2net", {"mlp": 60}),
+        ("LlamaForCausalLM", "llama_pro", {"layers": 4}),
+    ],
+)
+def test_a_dora_grows_by_copies_in_width_and_depth(tmp_path, architecture, method, target):
+    """Norms of grown kernels are other ones, and the magnitudes follow them."""
+    base = made(tmp_path / "base", architecture)
+    config = checkpoints.open_checkpoint(base).config
+    of: dict = (
+        lemon_options(config) if method == "lemon" else {"seed": 0} if method == "net2net" else {}
+    )
+    growth = (operators.WIDTH | operators.DEPTH)[method](config.sizes(), target, **of)
+    check(tmp_path, base, growth, use_dora=True, rank_pattern={r".*\.0\..*": 3})
+
+
+def test_a_dora_of_some_modules_and_one_that_cannot_grow(tmp_path, capsys):
+    base = made(tmp_path / "base", "LlamaForCausalLM")
+    check(
+        tmp_path,
+        base,
+        use_dora=True,
+        layers_to_transform=[1],
+        target_modules=["q_proj", "down_proj"],
+    )
+    source = checkpoints.open_checkpoint(base)
+    with pytest.raises(
+        CheckpointError, match=r"use_dora is true.* give the folder of the base model"
+    ):
+        peft.load(tmp_path / "lora", source.config)
+    own = peft.load(tmp_path / "lora", source.config, like=source)
+    with pytest.raises(CheckpointError, match=r"the adapter is a DoRA.* give its folder"):
+        peft.save(tmp_path / "alone", replace(own, family=None))
+    coalesced = ("coalesce", base, tmp_path / "b", "--heads", "far", "--lora", tmp_path / "lora")
+    assert run(*coalesced) == 1
+    assert (
+        "this growth adds outputs (or layers) to which the DoRA gives different magnitudes"
+        in capsys.readouterr().err
+    )
+    uneven = (
+        "grow",
+        base,
+        tmp_path / "b",
+        "--method",
+        "lemon",
+        "--embed",
+        16,
+        "--lora",
+        tmp_path / "lora",
+    )
+    assert run(*uneven) == 1
+    assert (
+        "some outputs of layer 1 have only zero weights, by whose norm a DoRA would divide"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_fused_kernel_keeps_its_rank(tmp_path):
+    """Queries, keys and values share one ``a``, which is written once."""
+    check(tmp_path, made(tmp_path / "base", "GPT2LMHeadModel"))
+    assert read_json(tmp_path / "large-lora" / peft.CONFIG)["r"] == 2
+    assert "rank_pattern" not in read_json(tmp_path / "large-lora" / peft.CONFIG)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "GPTNeoXForCausalLM", "GPT2LMHeadModel"]
+)
+def test_the_head_of_a_classifier_is_read_and_grows(tmp_path, architecture):
+    """The base model predicts tokens; the adapter has the head of its task."""
+    base, task = (
+        made(tmp_path / "base", architecture),
+        FAMILIES[architecture].architecture.split("For")[0],
+    )
+    task = task.removesuffix("LMHeadModel") + "ForSequenceClassification"
+    trained(base, tmp_path / "lora", task, task_type="SEQ_CLS")
+    config = checkpoints.open_checkpoint(base).config
+    own = peft.load(tmp_path / "lora", config)
+    assert (own.config.head, own.config.classes, list(own.saved)) == (
+        "classes",
+        2,
+        ["classifier/kernel"],
+    )
+    growth = operators.stack(config.sizes(), {"layers": 3})
+    checkpoints.transform(base, tmp_path / "large", growth)
+    peft.save(tmp_path / "large-lora", own.grown(growth))
+    params = grow(growth, own.merged(checkpoints.load(base)[1]), own.config.axes())
+    found = theirs(tmp_path / "large", tmp_path / "large-lora", task)
+    assert_same(
+        written(tmp_path / "grown", base, own.config.resized(growth), params), found, own.family
+    )
+
+
+def test_the_modules_of_transformers_4(tmp_path):
+    """A ViT's have other names there, which its files still have. They are read, and written so again."""
+    base = made(tmp_path / "base", "ViTForImageClassification")
+    trained(base, tmp_path / "lora")
+    own = peft.load(tmp_path / "lora", checkpoints.open_checkpoint(base).config)
+    peft.save(tmp_path / "older", replace(own, older=True))
+    again = peft.load(tmp_path / "older", own.config)
+    assert again.older and not own.older
+    assert (
+        "vit.encoder.layer.0.attention.attention.query"
+        in read_json(tmp_path / "older" / peft.CONFIG)["target_modules"]
+    )
+    for path, x in flat(own.factors).items():
+        np.testing.assert_array_equal(flat(again.factors)[path], x)
+
+
+REFUSED = {
+    "peft_type": ("LOHA", 'peft_type "LOHA"'),
+    "bias": ("all", 'bias "all"'),
+    "lora_bias": (True, "lora_bias true"),
+    "layer_replication": ([[0, 2]], "layer_replication"),
+    "trainable_token_indices": ([1], "trainable_token_indices"),
+    "target_parameters": (["mlp.experts"], "target_parameters"),
+    "use_qalora": (True, "use_qalora true"),
+    "alora_invocation_tokens": ([1, 2], "alora_invocation_tokens"),
+    "a_key_of_another_version": ({"scale": 2}, "a_key_of_another_version"),
+    "init_lora_weights": (
+        "pissa",
+        'init_lora_weights is "pissa". This method changes the weights of the base model',
+    ),
+    "r": (0, "r is 0, but should be a positive number"),
+    "lora_alpha": ("8", 'lora_alpha is "8", but should be a positive number'),
+    "rank_pattern": ({"q_proj": 2.5}, r'rank_pattern\["q_proj"\] is 2.5'),
+    "alpha_pattern": ({"(": 2}, r"alpha_pattern has .* not a regular expression"),
+    "target_modules": (7, "target_modules is 7, but should be a list of names"),
+    "layers_to_transform": (["1"], "layers_to_transform is .* but should be numbers of layers"),
+    "layers_pattern": ("(", "layers_pattern has .* not a regular expression"),
+    "exclude_modules": (["q_proj"], "has no LoRA of a kernel in the layers of a LlamaForCausalLM"),
+    "modules_to_save": (["lm_head"], "lacks lm_head.weight"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A model and a LoRA of it."""
+    folder = tmp_path_factory.mktemp("plain")
+    trained(made(folder / "base", "LlamaForCausalLM"), folder / "lora", target_modules=["q_proj"])
+    return folder
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_settings_that_are_not_computed_here_are_refused(tmp_path, plain, key):
+    shutil.copytree(plain / "lora", tmp_path / "lora")
+    value, message = REFUSED[key]
+    file = tmp_path / "lora" / peft.CONFIG
+    file.write_text(json.dumps(read_json(file) | {key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        peft.load(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
+
+
+@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(published.LoraConfig)])
+def test_every_setting_of_peft_is_read_has_no_effect_or_is_refused(plain, tmp_path, key):
+    """A value that nobody has thought of yet."""
+    shutil.copytree(plain / "lora", tmp_path / "lora")
+    file = tmp_path / "lora" / peft.CONFIG
+    file.write_text(json.dumps(read_json(file) | {key: {"another": ["value"]}}))
+    if key in peft_settings.WITHOUT_EFFECT:
+        peft.load(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
+        return
+    with pytest.raises(CheckpointError, match=key):
+        peft.load(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
+
+
+@pytest.mark.parametrize("how", ["pissa", "pissa_niter_4", "olora"])
+def test_adapters_that_change_the_base_model_are_refused(tmp_path, plain, how):
+    trained(plain / "base", tmp_path / "lora", init_lora_weights=how)
+    with pytest.raises(CheckpointError, match=f'"{how}".*path_initial_model_for_weight_conversion'):
+        peft.load(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
+
+
+@pytest.mark.parametrize("how", ["gaussian", "orthogonal", False])
+def test_other_initialisations_are_read(tmp_path, how):
+    check(tmp_path, made(tmp_path / "base", "LlamaForCausalLM"), init_lora_weights=how)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Model has `tie_word_embeddings=True`:UserWarning",
+    "ignore:Input and output embeddings are no longer tied:UserWarning",
+)
+def test_a_tied_embedding_that_was_trained_alone_is_refused(tmp_path):
+    base = made(tmp_path / "base", "GemmaForCausalLM")
+    trained(base, tmp_path / "lora", modules_to_save=["embed_tokens"])
+    with pytest.raises(CheckpointError, match="the head of this model is tied to it"):
+        peft.load(tmp_path / "lora", checkpoints.open_checkpoint(base).config)
+
+
+# --- the command, and folders that hold a model and its LoRA ---
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+WIDER = ("--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dora"),
+    [("Phi3ForCausalLM", False), ("Qwen3ForCausalLM", False), ("Qwen3ForCausalLM", True)],
+)
+def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, dora):
+    """The two results are the same LoRA; PEFT and transformers load both, and the logits stay."""
+    base = made(tmp_path / "base", architecture)
+    trained(base, tmp_path / "lora", use_dora=dora)
+    grow_it = ("grow", base, "--method", "hypercloning", *WIDER, "--lora", tmp_path / "lora")
+    assert run(*grow_it, tmp_path / "dry", "--dry-run") == 0
+    assert (
+        "with its LoRA: 7 modules of rank 2" in capsys.readouterr().out
+        and not (tmp_path / "dry").exists()
+    )
+    assert run(*grow_it, tmp_path / "both") == 0
+    capsys.readouterr()
+    assert run(*grow_it, tmp_path / "alone", "--lora-only", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["lora"] == {"rank": 2, "modules": 7}
+    assert sorted(file.name for file in (tmp_path / "alone").iterdir()) == list(peft.ADAPTER)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")  # with its adapter
+    tokens = torch.tensor(np.random.default_rng(0).integers(2, 11, (2, 7)))
+    before = transformers.AutoModelForCausalLM.from_pretrained(base)
+    before = published.PeftModel.from_pretrained(before, tmp_path / "lora").eval()(tokens).logits
+    np.testing.assert_allclose(
+        model.eval()(tokens).logits.detach(), before.detach(), rtol=0, atol=1e-4
+    )
+    for name, x in tensors(tmp_path / "alone").items():
+        np.testing.assert_array_equal(
+            x, load_file(tmp_path / "both" / "adapter_model.safetensors")[name]
+        )
+
+
+def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
+    """Nothing is made of the model alone; with --lora both grow, and what was made may be replaced."""
+    base = made(tmp_path / "base", "LlamaForCausalLM")
+    trained(base, tmp_path / "lora")
+    for file in (tmp_path / "lora").iterdir():
+        if file.name.startswith("adapter_"):
+            shutil.copy(file, base)
+    deeper = ("grow", base, tmp_path / "b", "--method", "stack", "--layers", 3)
+    for words in (deeper, ("convert", base, tmp_path / "b", "--to", "orbax")):
+        assert run(*words) == 1
+        assert f"give --lora {base} to grow" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="holds an adapter beside its model"):
+        checkpoints.transform(base, tmp_path / "b", {})
+    assert not (tmp_path / "b").exists()
+    assert run(*deeper, "--lora", base) == 0
+    assert run(*deeper, "--lora", base, "--overwrite") == 0
+    again = peft.load(tmp_path / "b", checkpoints.open_checkpoint(tmp_path / "b").config)
+    assert again.config.layers == 3
+    growth = operators.stack(checkpoints.open_checkpoint(base).sizes(), {"layers": 3})
+    checkpoints.transform(base, tmp_path / "python", growth, lora=base)
+    assert (
+        load_file(tmp_path / "python/adapter_model.safetensors").keys()
+        == load_file(tmp_path / "b/adapter_model.safetensors").keys()
+    )
+    checkpoints.save(
+        tmp_path / "own", *checkpoints.load(base), like=base
+    )  # an adapter of the template is not one of these
+    assert not (tmp_path / "own" / "adapter_config.json").exists()
+
+
+def test_wrong_arguments_about_loras(tmp_path, capsys, plain):
+    deeper = ("grow", plain / "base", tmp_path / "b", "--method", "stack", "--layers", 3)
+    assert run(*deeper, "--lora-only") == 2
+    assert "--lora-only needs the LoRA" in capsys.readouterr().err
+    experts = ("grow", plain / "base", tmp_path / "b", "--method", "upcycle", "--experts", 2)
+    assert run(*experts, "--lora", plain / "lora") == 2
+    assert "PEFT has no LoRA of experts" in capsys.readouterr().err
+    assert run(*deeper, "--lora", tmp_path / "nowhere") == 1
+    assert "adapter_config.json is missing" in capsys.readouterr().err
+    assert run(*deeper, "--lora", plain / "lora", "--lora-only") == 0
+    assert run(*deeper, "--lora", plain / "lora", "--lora-only") == 1
+    assert "--overwrite replaces it" in capsys.readouterr().err
+    assert run(*deeper, "--lora", plain / "lora", "--lora-only", "--overwrite") == 0
+
+
+def test_a_classifier_that_lacks_the_pooler_of_its_base_is_refused(tmp_path, capsys):
+    base = made(tmp_path / "base", "BertForMaskedLM")
+    trained(
+        base,
+        tmp_path / "lora",
+        "BertForSequenceClassification",
+        task_type="SEQ_CLS",
+        target_modules=["query"],
+    )
+    deeper = (
+        "grow",
+        base,
+        tmp_path / "b",
+        "--method",
+        "stack",
+        "--layers",
+        3,
+        "--lora",
+        tmp_path / "lora",
+    )
+    assert run(*deeper) == 1
+    assert "needs pooler/bias, pooler/kernel, which neither it nor" in capsys.readouterr().err

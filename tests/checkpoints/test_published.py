@@ -1,0 +1,495 @@
+"""Settings as published ``config.json`` files spell them, at sizes of a few hundred numbers.
+
+The files of a model's first releases have keys that `transformers` no longer writes, and lack
+others. Tolerance of logits 1e-4: float32, two implementations.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints import FAMILIES
+
+torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
+from test_interop_families import answered, assert_alike, given, ours, run  # noqa: E402
+
+_ENCODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 12,
+    "num_attention_heads": 2,
+    "intermediate_size": 20,
+}
+_TEXT = {"vocab_size": 11, "max_position_embeddings": 9}
+_DECODER = (
+    _ENCODER | _TEXT | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+)
+_LLAMA = _DECODER | {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+    "use_cache": True,
+}
+_QWEN = _LLAMA | {"max_window_layers": 28, "use_sliding_window": False}
+_BIAS = {"attention_bias": False, "attention_dropout": 0.0}
+_BERT = (
+    _ENCODER
+    | _TEXT
+    | {"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "position_embedding_type": "absolute"}
+)
+_ROBERTA = _BERT | {
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "output_past": True,
+}
+_GEMMA = (
+    _DECODER
+    | _BIAS
+    | {"head_dim": 6, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "gelu"}
+)
+_PHI = (
+    _LLAMA
+    | _BIAS
+    | {
+        "pad_token_id": 1,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "rope_theta": 250.0,
+        "hidden_size": 32,
+    }
+)
+_PHI |= {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
+_IMAGES = {
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 3,
+    "id2label": {"0": "cat", "1": "dog"},
+    "qkv_bias": True,
+}
+_IMAGES |= {
+    "hidden_act": "gelu",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "label2id": {"cat": 0, "dog": 1},
+}
+PUBLISHED: list[tuple[str, str, str, dict[str, Any]]] = [
+    (
+        "bert-base",
+        "BertForMaskedLM",
+        "bert",
+        _BERT | {"gradient_checkpointing": False, "type_vocab_size": 2},
+    ),
+    ("roberta-base", "RobertaForMaskedLM", "roberta", _ROBERTA),
+    ("xlm-roberta-base", "XLMRobertaForMaskedLM", "xlm-roberta", _ROBERTA),
+    (
+        "ModernBERT-base",
+        "ModernBertForMaskedLM",
+        "modernbert",
+        _ENCODER
+        | _TEXT
+        | {
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0,
+            "local_rope_theta": 10000.0,
+        }
+        | {
+            "local_attention": 4,
+            "classifier_pooling": "mean",
+            "decoder_bias": True,
+            "mlp_bias": False,
+            "norm_bias": False,
+        }
+        | {
+            "norm_eps": 1e-5,
+            "layer_norm_eps": 1e-5,
+            "position_embedding_type": "absolute",
+            "attention_bias": False,
+        }
+        | {
+            "hidden_activation": "gelu",
+            "classifier_bias": False,
+            "pad_token_id": 1,
+            "num_hidden_layers": 3,
+        },
+    ),
+    (
+        "gpt2",
+        "GPT2LMHeadModel",
+        "gpt2",
+        {
+            "vocab_size": 11,
+            "n_positions": 9,
+            "n_ctx": 9,
+            "n_layer": 2,
+            "n_embd": 12,
+            "n_head": 2,
+            "attn_pdrop": 0.1,
+        }
+        | {
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "summary_type": "cls_index",
+        },
+    ),
+    (
+        "Cerebras-GPT",
+        "GPT2LMHeadModel",
+        "gpt2",
+        {"vocab_size": 11, "n_positions": 9, "n_layer": 2, "n_embd": 12, "n_head": 2, "n_inner": 20}
+        | {"activation_function": "gelu", "scale_attn_weights": True},
+    ),
+    ("Llama 2", "LlamaForCausalLM", "llama", _LLAMA | {"pretraining_tp": 1, "rope_scaling": None}),
+    (
+        "Llama 3.1",
+        "LlamaForCausalLM",
+        "llama",
+        _LLAMA
+        | _BIAS
+        | {
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+        }
+        | {
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "rope_type": "llama3",
+            }
+            | {"original_max_position_embeddings": 8}
+        },
+    ),
+    (
+        "Qwen2.5",
+        "Qwen2ForCausalLM",
+        "qwen2",
+        _QWEN | {"sliding_window": 9, "rope_theta": 1000000.0},
+    ),
+    (
+        "Qwen2.5, as its card says for long texts",
+        "Qwen2ForCausalLM",
+        "qwen2",
+        _QWEN
+        | {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 4, "type": "yarn"}},
+    ),
+    (
+        "Qwen3",
+        "Qwen3ForCausalLM",
+        "qwen3",
+        _QWEN | _BIAS | {"head_dim": 6, "sliding_window": None, "rope_theta": 1000000},
+    ),
+    (
+        "Mistral 0.1",
+        "MistralForCausalLM",
+        "mistral",
+        _LLAMA | {"sliding_window": 4, "rope_theta": 10000.0},
+    ),
+    (
+        "Mistral 0.3",
+        "MistralForCausalLM",
+        "mistral",
+        _LLAMA | {"sliding_window": None, "rope_theta": 1000000.0},
+    ),
+    (
+        "Mixtral",
+        "MixtralForCausalLM",
+        "mixtral",
+        _LLAMA
+        | {
+            "num_experts_per_tok": 2,
+            "num_local_experts": 4,
+            "router_aux_loss_coef": 0.02,
+            "sliding_window": None,
+        }
+        | {"output_router_logits": False, "rope_theta": 1000000.0},
+    ),
+    (
+        "Qwen3-30B-A3B",
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        _QWEN
+        | _BIAS
+        | {
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+        }
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 6,
+            "rope_scaling": None,
+            "sliding_window": None,
+        },
+    ),
+    (
+        "gemma-2b",
+        "GemmaForCausalLM",
+        "gemma",
+        _GEMMA | {"hidden_activation": None, "rope_scaling": None},
+    ),
+    ("gemma-2b, first", "GemmaForCausalLM", "gemma", _GEMMA),
+    (
+        "gemma-2-9b",
+        "Gemma2ForCausalLM",
+        "gemma2",
+        _GEMMA
+        | {
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "cache_implementation": "hybrid",
+        }
+        | {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "query_pre_attn_scalar": 256,
+        }
+        | {"sliding_window": 4, "sliding_window_size": 4},
+    ),
+    (
+        "gemma-3-1b",
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        _DECODER
+        | _BIAS
+        | {
+            "head_dim": 6,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+        }
+        | {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "cache_implementation": "hybrid",
+        }
+        | {
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window_pattern": 2,
+        }
+        | {"sliding_window": 4},
+    ),
+    (
+        "OLMo-2",
+        "Olmo2ForCausalLM",
+        "olmo2",
+        _LLAMA | _BIAS | {"rope_scaling": None, "rope_theta": 500000},
+    ),
+    (
+        "OLMo-3",
+        "Olmo3ForCausalLM",
+        "olmo3",
+        _LLAMA
+        | _BIAS
+        | {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 4,
+            "rope_theta": 500000,
+        }
+        | {
+            "rope_scaling": {
+                "attention_factor": 1.2,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 8.0,
+            }
+            | {"original_max_position_embeddings": 4, "rope_type": "yarn"}
+        },
+    ),
+    (
+        "Phi-3-mini-4k",
+        "Phi3ForCausalLM",
+        "phi3",
+        _PHI | {"rope_scaling": None, "sliding_window": 4},
+    ),
+    (
+        "Phi-3-mini-128k",
+        "Phi3ForCausalLM",
+        "phi3",
+        _PHI
+        | {"original_max_position_embeddings": 4, "sliding_window": 9}
+        | {
+            "rope_scaling": {
+                "long_factor": [1.5, 2, 3, 4],
+                "short_factor": [1, 1, 1.5, 2],
+                "type": "longrope",
+            }
+        },
+    ),
+    (
+        "Phi-4-mini",
+        "Phi3ForCausalLM",
+        "phi3",
+        _PHI
+        | {
+            "original_max_position_embeddings": 4,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+        }
+        | {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
+        | {
+            "rope_scaling": {
+                "long_factor": [1, 2, 3],
+                "short_factor": [1, 1, 1.5],
+                "type": "longrope",
+            }
+        },
+    ),
+    (
+        "SmolLM3",
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        _LLAMA
+        | _BIAS
+        | {
+            "layer_types": ["full_attention"] * 2,
+            "no_rope_layers": [1, 0],
+            "no_rope_layer_interval": 4,
+        }
+        | {
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "max_window_layers": 28,
+            "mlp_bias": False,
+        }
+        | {"rope_scaling": None, "rope_theta": 5000000.0, "pad_token_id": 1},
+    ),
+    (
+        "pythia",
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        _ENCODER
+        | _TEXT
+        | {
+            "hidden_size": 16,
+            "hidden_act": "gelu",
+            "rotary_emb_base": 10000,
+            "rotary_pct": 0.25,
+            "layer_norm_eps": 1e-5,
+        }
+        | {"use_parallel_residual": True, "tie_word_embeddings": False},
+    ),
+    (
+        "gpt-neox-20b",
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        _ENCODER
+        | _TEXT
+        | {
+            "hidden_size": 16,
+            "hidden_act": "gelu_fast",
+            "rotary_emb_base": 10000,
+            "rotary_pct": 0.25,
+        }
+        | {
+            "attention_probs_dropout_prob": 0,
+            "layer_norm_eps": 1e-5,
+            "use_parallel_residual": True,
+        },
+    ),
+    ("vit-base", "ViTForImageClassification", "vit", _ENCODER | _IMAGES),
+    ("deit-base-distilled", "DeiTForImageClassificationWithTeacher", "deit", _ENCODER | _IMAGES),
+    (
+        "dinov2-base-imagenet1k-1-layer",
+        "Dinov2ForImageClassification",
+        "dinov2",
+        {k: v for k, v in (_ENCODER | _IMAGES).items() if k != "intermediate_size"}
+        | {
+            "apply_layernorm": True,
+            "layerscale_value": 1.0,
+            "mlp_ratio": 2,
+            "reshape_hidden_states": True,
+        }
+        | {
+            "use_swiglu_ffn": False,
+            "out_features": ["stage2"],
+            "stage_names": ["stem", "stage1", "stage2"],
+        },
+    ),
+    (
+        "swinv2-tiny",
+        "Swinv2ForImageClassification",
+        "swinv2",
+        _IMAGES
+        | {
+            "image_size": 20,
+            "patch_size": 2,
+            "window_size": 5,
+            "pretrained_window_sizes": [0, 0, 0, 0],
+        }
+        | {
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "embed_dim": 8,
+            "mlp_ratio": 1.5,
+            "layer_norm_eps": 1e-5,
+        }
+        | {
+            "path_norm": True,
+            "encoder_stride": 32,
+            "use_absolute_embeddings": False,
+            "drop_path_rate": 0.1,
+        },
+    ),
+]
+
+
+# One of each fault that was found with these; the others take a minute.
+FAST = ("gemma-2b", "gpt-neox-20b", "Cerebras-GPT", "dinov2-base-imagenet1k-1-layer")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "said"),
+    [
+        pytest.param(*row[1:], id=row[0], marks=[] if row[0] in FAST else pytest.mark.slow)
+        for row in PUBLISHED
+    ],
+)
+def test_a_published_spelling_is_computed_grown_and_loaded_again(
+    tmp_path, architecture, model_type, said
+):
+    said = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "transformers_version": "4.40.0",
+        **said,
+    }
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "config.json"
+    file.write_text(json.dumps(said))
+    model = getattr(transformers, architecture)(
+        transformers.AutoConfig.from_pretrained(tmp_path / "a")
+    )
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.3, 0.2)
+    model.save_pretrained(tmp_path / "a")
+    file.write_text(json.dumps(said))
+    config = checkpoints.open_checkpoint(tmp_path / "a").config
+    np.testing.assert_allclose(
+        ours(tmp_path / "a"), answered(model, given(config)), rtol=0, atol=1e-4
+    )
+    run("convert", tmp_path / "a", tmp_path / "same", "--to", "hf")
+    assert (
+        json.loads((tmp_path / "same" / "config.json").read_text())
+        == said | FAMILIES[architecture].always
+    )
+    run(
+        "grow",
+        tmp_path / "a",
+        tmp_path / "b",
+        "--method",
+        "stack",
+        "--layers",
+        ",".join("4" for _ in config.depths),
+    )
+    assert_alike(tmp_path / "b")

@@ -1,0 +1,244 @@
+"""Every setting of ``config.json`` means here what it means to `transformers`, or is refused.
+
+Tolerance of logits 1e-4: float32, two implementations.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints import CheckpointError
+
+torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
+from test_interop_families import SETTINGS, answered, given, made, ours  # noqa: E402
+
+# Keys that `transformers` reads, or once read, of models whose config class does not define them.
+UNDEFINED = (
+    *(
+        "is_causal",
+        "is_decoder",
+        "add_cross_attention",
+        "position_embedding_type",
+        "use_bidirectional_attention",
+    ),
+    *(
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+    ),
+    *(
+        "rotary_pct",
+        "rotary_emb_base",
+        "rope_local_base_freq",
+        "sliding_window",
+        "sliding_window_pattern",
+    ),
+    *(
+        "layer_types",
+        "use_sliding_window",
+        "max_window_layers",
+        "no_rope_layers",
+        "head_dim",
+        "num_key_value_heads",
+    ),
+    *(
+        "attention_bias",
+        "mlp_bias",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "query_pre_attn_scalar",
+    ),
+    *("hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "tie_word_embeddings"),
+)
+# What a model was saved as, and what `transformers` returns beside its logits.
+UNCHANGED = {
+    "architectures",
+    "model_type",
+    "dtype",
+    "transformers_version",
+    "return_dict",
+    "output_hidden_states",
+}
+_ROPE = {"rope_theta": 77.0, "factor": 2.0}
+_BEFORE = {**_ROPE, "original_max_position_embeddings": 4}
+_ROPES = (
+    {"rope_type": "default", "rope_theta": 77.0},
+    {"rope_type": "default", "rope_theta": 77.0, "partial_rotary_factor": 0.5},
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "linear", **_BEFORE, "attention_factor": 2.0},
+    {"rope_type": "dynamic", **_ROPE},
+    {"rope_type": "yarn", **_BEFORE},
+    {
+        "rope_type": "yarn",
+        **_BEFORE,
+        "attention_factor": 0.7,
+        "beta_fast": 2,
+        "beta_slow": 0.5,
+        "truncate": False,
+    },
+    {"rope_type": "yarn", **_BEFORE, "mscale": 2.0, "mscale_all_dim": 0.5},
+    {"rope_type": "llama3", **_BEFORE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "llama3", **_ROPE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.5, 2.0],
+        "long_factor": [2.0, 3.0, 4.0],
+        **_BEFORE,
+    },
+    {
+        "full_attention": {"rope_type": "linear", **_ROPE},
+        "sliding_attention": {"rope_type": "default"},
+    },
+    {
+        "full_attention": {"rope_type": "default"},
+        "sliding_attention": {"rope_type": "linear", **_ROPE},
+    },
+)
+_TYPES = ("full_attention", "sliding_attention")
+_PARTS = (0.25, 0.5, 1.0, None)
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "rope_parameters": (*_ROPES, {}, None),
+    "rope_scaling": (*_ROPES, {}, None),
+    "layer_types": (*([kind] * 2 for kind in _TYPES), list(_TYPES), list(_TYPES[::-1]), None),
+    "partial_rotary_factor": _PARTS,
+    "rotary_pct": _PARTS,
+    "is_causal": (True, False),
+    "original_max_position_embeddings": (4, 100, None),
+    "classifier_pooling": ("cls", "mean"),
+    **dict.fromkeys(("rope_theta", "rotary_emb_base", "rope_local_base_freq"), (77.0, 10, None)),
+    **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (77.0, 10)),
+    **dict.fromkeys(
+        ("sliding_window", "local_attention", "sliding_window_pattern"), (1, 2, 3, 100, None)
+    ),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.5, 2, 0.0, None)),
+    **dict.fromkeys(
+        ("hidden_act", "hidden_activation", "activation_function", "classifier_activation"),
+        (
+            "relu",
+            "gelu",
+            "gelu_new",
+            "gelu_fast",
+            "gelu_pytorch_tanh",
+            "gelu_python",
+            "silu",
+            "quick_gelu",
+            None,
+        ),
+    ),
+}
+
+
+def values(key: str, value: Any) -> Iterator[Any]:
+    """Other values of a key."""
+    if key in _VALUES:
+        other = list(_VALUES[key])
+    elif isinstance(value, bool):
+        other = [not value, None]
+    elif isinstance(value, int):
+        other = [value + 1, max(1, value - 1), 2 * value, 0, None]
+    elif isinstance(value, float):
+        other = [1.5 * value + 0.25, 0.0, None]
+    elif isinstance(value, list):
+        other = [value[::-1], [3] * len(value), value[:-1], None]
+    else:
+        other = [True, False, 1, 3, 0.5, None]
+    for x in other:
+        if x != value or type(x) is not type(value):
+            yield x
+
+
+def changes(said: dict[str, Any], cls: type) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Contents of ``config.json`` that differ in one key, and what differs."""
+    known = {f.name: f.default for f in dataclasses.fields(cls)}
+    for key in dict.fromkeys((*said, *known, *UNDEFINED)):
+        if key in UNCHANGED:
+            continue
+        if key in said:
+            yield f"without {key}", {k: v for k, v in said.items() if k != key}
+        for x in values(key, said.get(key, known.get(key))):
+            yield f"{key}: {x}", {**said, key: x}
+
+
+def compared(
+    folder: Path, said: dict[str, Any], weights: dict[str, Any], known: dict[Any, np.ndarray]
+) -> float | None:
+    """How far our logits are from those of `transformers`; None if one of the two refuses the settings.
+
+    ``known`` holds our logits by configs: the weights stay the same, so each config is computed
+    once.
+    """
+    (folder / "config.json").write_text(json.dumps(said))
+    try:
+        config = checkpoints.open_checkpoint(folder).config
+    except CheckpointError:
+        return None
+    try:
+        model = getattr(transformers, said["architectures"][0])(
+            transformers.AutoConfig.from_pretrained(folder)
+        )
+        model.load_state_dict(weights)
+        theirs = answered(model, given(config))
+    except Exception:  # whatever it is that `transformers` does not compute
+        return None
+    if config not in known:
+        known[config] = ours(folder)
+    found = known[config]
+    return float(np.abs(found - theirs).max()) if found.shape == theirs.shape else np.inf
+
+
+def weights_of(folder: Path, architecture: str) -> dict[str, Any]:
+    return getattr(transformers, architecture).from_pretrained(folder).state_dict()
+
+
+FOUND = [
+    ("LlamaForCausalLM", {"is_causal": False}),
+    ("GPT2LMHeadModel", {"is_causal": False}),
+    ("Gemma3ForCausalLM", {"is_causal": False}),
+    ("BertForMaskedLM", {"is_causal": True}),
+    ("MistralForCausalLM", {"layer_types": ["full_attention"] * 2, "sliding_window": 3}),
+    ("MixtralForCausalLM", {"layer_types": ["full_attention"] * 2, "sliding_window": 3}),
+    ("Phi3ForCausalLM", {"layer_types": ["full_attention"] * 2, "sliding_window": 3}),
+    ("MistralForCausalLM", {"partial_rotary_factor": 0.5}),
+    ("Qwen3ForCausalLM", {"partial_rotary_factor": 0.5}),
+    ("Gemma3ForCausalLM", {"attn_logit_softcapping": 0.5}),
+    ("LlamaForCausalLM", {"rope_scaling": _ROPES[8], "original_max_position_embeddings": 9}),
+    ("LlamaForCausalLM", {"rope_scaling": _ROPES[6]}),
+    ("GPTNeoXForCausalLM", {"rope_theta": 77.0}),
+    ("GPTNeoXForCausalLM", {"head_dim": 3}),
+    ("ModernBertForMaskedLM", {"sliding_window": 1}),
+    ("Gemma3ForCausalLM", {"final_logit_softcapping": 0.0}),
+    ("Dinov2ForImageClassification", {"layerscale_value": 0.0}),
+    ("Qwen2ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": _ROPES[3]}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "more"), FOUND, ids=str)
+def test_settings_that_were_once_computed_otherwise(tmp_path, architecture, more):
+    folder = made(tmp_path, architecture)
+    said = json.loads((folder / "config.json").read_text())
+    far = compared(folder, {**said, **more}, weights_of(folder, architecture), {})
+    assert far is None or far < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", SETTINGS)
+def test_every_setting_is_computed_as_transformers_does_or_refused(tmp_path, architecture):
+    folder = made(tmp_path, architecture)
+    said, weights = (
+        json.loads((folder / "config.json").read_text()),
+        weights_of(folder, architecture),
+    )
+    cls = type(transformers.AutoConfig.from_pretrained(folder))
+    known: dict[Any, np.ndarray] = {}
+    found = {what: compared(folder, other, weights, known) for what, other in changes(said, cls)}
+    assert {what: far for what, far in found.items() if far is not None and not far < 1e-4} == {}
+    assert sum(far is not None for far in found.values()) > 20

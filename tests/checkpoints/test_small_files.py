@@ -1,0 +1,237 @@
+"""Small files are durable, and checked when they are read: each damage has a message that names the file and the way out."""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+
+from train import pretrain
+from train.analysis.runs import Run
+from train.common import files
+from train.common.errors import UserError
+from train.common.files import appears_whole, read_json, write_json
+from train.data.text import tokens
+from train.engine.run.workdir import Workdir
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """An experiment with a checkpoint every 2 steps, and the folder of its finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    experiment = runs.experiment(folder, checkpoint_every=2)
+    pretrain.run(experiment, folder / "run")
+    return experiment, folder / "run"
+
+
+def copied(finished, folder: Path, *without: str) -> Path:
+    """A copy of the finished run, without some of its files."""
+    shutil.copytree(finished[1], folder / "run")
+    for name in without:
+        (folder / "run" / name).unlink()
+    return folder / "run"
+
+
+# --- writing ---
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}"))
+    )
+    monkeypatch.setattr(os, "replace", lambda a, b: events.append((str(a), str(b))))
+    write_json(tmp_path / "a.json", {})
+    part = f"{tmp_path}/a.json.part"
+    assert events == [part, (part, f"{tmp_path}/a.json"), str(tmp_path)]
+
+
+def test_a_write_that_fails_keeps_the_old_content(tmp_path):
+    write_json(tmp_path / "a.json", {"x": 1})
+    with pytest.raises(OSError, match="gone"), appears_whole(tmp_path / "a.json") as part:
+        part.write_text("half")
+        raise OSError("the disk is gone")
+    assert read_json(tmp_path / "a.json", "") == {"x": 1}
+
+
+def test_a_finished_run_is_on_the_disk_before_its_result_is_written(
+    finished, tmp_path, monkeypatch
+):
+    run, synced = copied(finished, tmp_path, "result.json"), []
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+    )
+    pretrain.run(finished[0], run)
+    before = synced[: synced.index(f"{run}/result.json.part")]
+    expected = [
+        "config.json",
+        "jaxgrow.json",
+        "metrics.jsonl",
+        "tokenizer.json",
+        "params/SHA256SUMS",
+    ]
+    assert {f"{run}/{name}" for name in expected} <= {*before}
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "is missing"),
+        (b"", "is damaged: it is empty"),
+        (b" \n", "is damaged: it is empty"),
+        (b'{"a": 1', "is damaged: it is not JSON"),
+        (b"\xff\xfe\x00", "is damaged: it is not JSON"),
+        (b"[" * 100_000, "is damaged: its lists are nested too deeply"),
+        (b"[1]", "is damaged: it holds list, not a JSON object"),
+        (b'{"b": 1}', "is damaged: it has no 'a'"),
+    ],
+)
+def test_what_is_no_object_with_these_keys_is_refused(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path}/x.json {says}") + ".*; delete it$"):
+        read_json(tmp_path / "x.json", "delete it", ["a"])
+
+
+DAMAGES = {"empty": lambda content: b"", "cut": lambda content: content[: len(content) // 2 + 3]}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("config.json", "restore it from a backup, or copy the one that the same command writes"),
+        ("result.json", "delete .*result.json and give the command of the run again"),
+        ("metrics.jsonl", "delete .*result.json and give the command of the run again"),
+        ("scores.json", "delete it, and the command that wrote it computes it again"),
+        ("evaluated.json", "delete it, and the command that wrote it computes it again"),
+    ],
+)
+def test_a_damaged_file_of_a_finished_run_is_named_with_the_way_out(
+    finished, tmp_path, name, damage, way_out
+):
+    run = copied(finished, tmp_path)
+    write_json(run / "scores.json", {"valid": {"accuracy": 0.5}})
+    write_json(run / "evaluated.json", {"wikitext2": {"bits_per_byte": 1.0}})
+    (run / name).write_bytes(DAMAGES[damage]((run / name).read_bytes()))
+    reading = {
+        "config.json": lambda: Run("tiny", 0, run).config,
+        "result.json": lambda: Run("tiny", 0, run).result,
+        "metrics.jsonl": lambda: Run("tiny", 0, run).curve,
+        "scores.json": lambda: Workdir(run).scores,
+        "evaluated.json": lambda: Workdir(run).evaluated,
+    }
+    with pytest.raises(UserError, match=f"^{re.escape(str(run / name))} is damaged: .*{way_out}"):
+        reading[name]()
+    if name in ("config.json", "result.json"):
+        with pytest.raises(UserError, match=f"^{re.escape(str(run / name))} is damaged: "):
+            pretrain.run(finished[0], run)
+
+
+def test_lost_and_changed_lines_of_a_log_are_found(finished, tmp_path):
+    run = copied(finished, tmp_path)
+    whole = (run / "metrics.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for damaged, says in [
+        (
+            b"".join(lines[:-1]),
+            f"{len(whole) - len(lines[-1])} of its {len(whole)} bytes are there",
+        ),
+        (whole.replace(b'{"phase', b'("phase', 1), "line 1: it is not JSON"),
+    ]:
+        (run / "metrics.jsonl").write_bytes(damaged)
+        with pytest.raises(UserError, match=f"metrics.jsonl is damaged: {says}"):
+            Workdir(run).lines()
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: 0 of its"):
+        Workdir(run).lines()
+
+
+def test_the_tokens_and_what_is_known_of_them_are_checked(tmp_path):
+    data = runs.experiment(tmp_path).data
+    tokens(data)
+    (folder,) = (tmp_path / "cache").iterdir()
+    for name in ("valid", "about.json"):
+        whole = (folder / name).read_bytes()
+        for damaged in (b"", whole[:5]):
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(
+                UserError,
+                match=rf"{name}.* is damaged: .*; delete the folder {folder}, and the same",
+            ):
+                tokens(data)
+        (folder / name).write_bytes(whole)
+    shutil.rmtree(folder)
+    tokens(data)
+
+
+# --- getting it back ---
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", *(pytest.param(d, marks=pytest.mark.slow) for d in ("empty", "lost"))]
+)
+def test_a_damaged_log_of_a_run_that_goes_on_comes_back_from_the_checkpoint(
+    finished, tmp_path, capsys, damage
+):
+    experiment, whole = finished
+    run = tmp_path / "run"
+    runs.killed(experiment, run, 4)
+    log = run / "metrics.jsonl"
+    if damage == "lost":
+        log.unlink()
+    else:
+        log.write_bytes(DAMAGES[damage](log.read_bytes()))
+    capsys.readouterr()
+    pretrain.run(experiment, run)
+    assert f"{log} was damaged; restored it from checkpoint 4" in capsys.readouterr().err
+    runs.assert_same_end(run, whole)
+
+
+def test_the_way_out_of_a_damaged_result_or_log_of_a_finished_run(finished, tmp_path):
+    experiment, whole = finished
+    run = copied(finished, tmp_path, "result.json")
+    (run / "metrics.jsonl").write_bytes(b"")
+    pretrain.run(experiment, run)
+    runs.assert_same_end(run, whole)
+    same = ("steps", "flops", "tokens", "val_loss", "corpus", "model")
+    assert [Workdir(run).result[k] for k in same] == [Workdir(whole).result[k] for k in same]
+
+
+def test_a_finished_folder_without_its_config_answers_no_config_at_all(finished, tmp_path):
+    experiment, _ = finished
+    run = copied(finished, tmp_path, "config.json")
+    for asked in (replace(experiment, steps=9), experiment):
+        with pytest.raises(
+            UserError,
+            match=r"config.json is missing; restore it from a backup, or copy the one that",
+        ):
+            pretrain.run(asked, run)
+    with pytest.raises(runs.Killed), pytest.MonkeyPatch.context() as patch:  # the way out
+        patch.setattr(
+            pretrain.run.__globals__["Trainer"],
+            "run",
+            lambda self: (_ for _ in ()).throw(runs.Killed),
+        )
+        pretrain.run(experiment, tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "config.json", run / "config.json")
+    assert pretrain.run(experiment, run)["steps"] == 8
+    with pytest.raises(
+        UserError, match="belongs to another config, there and here: steps: 8 and 9"
+    ):
+        pretrain.run(replace(experiment, steps=9), run)
+    assert json.loads((run / "config.json").read_text()) == Workdir(run).config
+
+
+def test_an_unfinished_folder_without_its_config_is_refused_too(finished, tmp_path):
+    run = copied(finished, tmp_path, "config.json", "result.json")
+    with pytest.raises(UserError, match=r"config.json is missing"):
+        pretrain.run(finished[0], run)
+    assert files.read_json(run / "jaxgrow.json", "")  # nothing was touched

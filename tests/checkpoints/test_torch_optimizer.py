@@ -1,0 +1,257 @@
+"""The optimizer state of PyTorch runs grows with its Hugging Face model, and the run continues.
+
+The demonstration is a small Llama that the Trainer of transformers trains before and after the
+growth.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxgrow import operators
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.integrations import torch_optimizer
+
+torch, transformers = (
+    pytest.importorskip(name, reason="pip install 'jaxgrow[interop-test]'")
+    for name in ("torch", "transformers")
+)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WIDE = ("--embed", "32", "--heads", "4", "--kv-heads", "2", "--mlp", "64")
+STEPS, MORE = 60, 20
+
+
+class Tokens(torch.utils.data.Dataset):
+    """Sequences that count upwards from a random number: there is something to learn."""
+
+    def __len__(self):
+        return 64 * 8
+
+    def __getitem__(self, i):
+        begin, step = np.random.default_rng(i).integers(0, 11, 2)
+        ids = torch.tensor((begin + (1 + step % 3) * np.arange(12)) % 11)
+        return {"input_ids": ids, "labels": ids}
+
+
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+        tie_word_embeddings=False,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def trainer(model, folder: Path, steps: int):
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        save_steps=STEPS,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+    )
+    return transformers.Trainer(model=model, args=arguments, train_dataset=Tokens())
+
+
+def loss(model) -> float:
+    model.eval()
+    batch = torch.utils.data.default_collate([Tokens()[1000 + i] for i in range(32)])
+    with torch.no_grad():
+        return float(model(**batch).loss)
+
+
+def opened(folder: Path) -> HuggingFace:
+    found = open_checkpoint(folder)
+    assert isinstance(found, HuggingFace)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A checkpoint that the Trainer wrote."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer(llama(), folder, STEPS).train()
+    return folder / f"checkpoint-{STEPS}"
+
+
+def resumed(folder: Path, where: Path) -> tuple[float, float, list[float]]:
+    """The loss of a checkpoint, the loss 20 steps later, and the losses of the batches between."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    before, going_on = loss(model), trainer(model, where, STEPS + MORE)
+    going_on.train(resume_from_checkpoint=str(folder))
+    assert going_on.state.global_step == STEPS + MORE
+    steps = [
+        entry["loss"]
+        for entry in going_on.state.log_history
+        if "loss" in entry and entry["step"] > STEPS
+    ]
+    return before, loss(going_on.model), steps
+
+
+def test_a_run_of_the_trainer_continues_after_growth(run, tmp_path):
+    """The loss before growth, after growth, and 20 steps later; a control has its second moments lost."""
+    before, straight, _ = resumed(run, tmp_path / "straight")
+    assert (
+        main(
+            [
+                "grow",
+                str(run),
+                str(tmp_path / "wide"),
+                "--method",
+                "hypercloning",
+                *WIDE,
+                "--optimizer",
+                "exact",
+            ]
+        )
+        == 0
+    )
+    after, later, steps = resumed(tmp_path / "wide", tmp_path / "on")
+    print(
+        f"before {before:.4f}, after growth {after:.4f}, 20 steps later {later:.4f} (not grown {straight:.4f})"
+    )
+    assert after == pytest.approx(before, abs=1e-5)
+    assert later < after and max(steps) < 2 * before
+
+    file = tmp_path / "wide" / "optimizer.pt"
+    content = torch.load(file, weights_only=True)
+    for entry in content["state"].values():
+        entry["exp_avg_sq"] *= (
+            1e-4  # as if the moments had been scaled by the wrong power of the maps
+        )
+    torch.save(content, file)
+    *_, wrong = resumed(tmp_path / "wide", tmp_path / "wrong")
+    print(f"largest loss of a batch: {max(steps):.4f}, with wrong second moments {max(wrong):.4f}")
+    assert max(wrong) > 2 * max(steps)
+
+
+def gradients(model) -> dict[str, np.ndarray]:
+    model.zero_grad()
+    batch = torch.utils.data.default_collate([Tokens()[i] for i in range(8)])
+    model(**batch).loss.backward()
+    return {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def test_exact_moments_are_those_that_the_grown_model_would_have(run, tmp_path):
+    """Gradients of the small model, grown as first moments, are the gradients of the grown model."""
+    source = opened(run)
+    growth = operators.hypercloning(
+        source.sizes(), {"embed": 32, "heads": 4, "kv_heads": 2, "mlp": 64}
+    )
+    small = {
+        n: torch.tensor(g)
+        for n, g in gradients(transformers.LlamaForCausalLM.from_pretrained(run)).items()
+    }
+    assert main(["grow", str(run), str(tmp_path / "wide"), "--method", "hypercloning", *WIDE]) == 0
+    large = gradients(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide"))
+    state = torch_optimizer.State(
+        {"exp_avg": small, "exp_avg_sq": {n: g**2 for n, g in small.items()}}, {}
+    )
+    made = torch_optimizer.grow_state(
+        source, opened(tmp_path / "wide"), state, growth, "exact"
+    ).arrays
+    for name, expected in large.items():
+        np.testing.assert_allclose(made["exp_avg"][name], expected, atol=1e-6)
+        np.testing.assert_allclose(made["exp_avg_sq"][name], expected**2, atol=1e-6)
+    copied = torch_optimizer.grow_state(
+        source, opened(tmp_path / "wide"), state, growth, "copy"
+    ).arrays
+    wrong = copied["exp_avg"]["model.embed_tokens.weight"] - large["model.embed_tokens.weight"]
+    assert (
+        np.abs(wrong).max() > 1e-3
+    )  # the control: copies are not divided among the copies of a unit
+
+
+def test_new_layers_begin_without_state(run, tmp_path):
+    assert (
+        main(
+            [
+                "grow",
+                str(run),
+                str(tmp_path / "deep"),
+                "--method",
+                "llama_pro",
+                "--layers",
+                "4",
+                "--optimizer",
+                "asymmetric",
+            ]
+        )
+        == 0
+    )
+    content = torch.load(tmp_path / "deep" / "optimizer.pt", weights_only=True)
+    names = [
+        n for group in torch_optimizer.parameter_groups(opened(tmp_path / "deep"), 2) for n in group
+    ]
+    new = {n for i, n in enumerate(names) if i not in content["state"]}
+    assert {n.split(".")[2] for n in new} == {"1", "3"} and len(new) == 2 * 9
+    before, later, _ = resumed(tmp_path / "deep", tmp_path / "on")
+    assert later < before + 0.01
+
+
+def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
+    wide = ["grow", str(run), str(tmp_path / "wide"), "--method", "hypercloning", *WIDE]
+    assert main([*wide, "--optimizer", "asymmetric"]) == 1
+    assert (
+        "PyTorch counts steps per tensor" in capsys.readouterr().err
+        and not (tmp_path / "wide").exists()
+    )
+    source = opened(run)
+    state = torch_optimizer.State({"exp_avg": {"lm_head.weight": torch.ones(3, 3)}}, {})
+    with pytest.raises(CheckpointError, match=r"lm_head.weight: \(3, 3\), not \(11, 16\)"):
+        torch_optimizer.grow_state(source, source, state, {}, "copy")
+    odd = torch_optimizer.State({"momentum": {}}, {})
+    with pytest.raises(CheckpointError, match="'exact' knows exp_avg"):
+        torch_optimizer.grow_state(source, source, odd, {}, "exact")
+
+
+def test_a_distributed_folder_is_the_same_state(run, tmp_path):
+    """The layout of FSDP: its grown arrays equal the grown arrays of optimizer.pt."""
+    import torch.distributed.checkpoint as dcp
+
+    source = opened(run)
+    state, _ = torch_optimizer.read_file(run / "optimizer.pt", source)
+    entries = {
+        f"optimizer.state.{n}.{kind}": x for kind, of in state.arrays.items() for n, x in of.items()
+    }
+    entries |= {f"optimizer.state.{n}.step": of["step"] for n, of in state.scalars.items()}
+    entries["optimizer.param_groups.lr"] = torch.tensor(1e-2)
+    dcp.save(entries, storage_writer=dcp.FileSystemWriter(tmp_path / "optimizer_0"), no_dist=True)
+    for name, more in (("one", []), ("two", ["--optimizer-state", str(tmp_path / "optimizer_0")])):
+        wide = [
+            "grow",
+            str(run),
+            str(tmp_path / name),
+            "--method",
+            "hypercloning",
+            *WIDE,
+            "--optimizer",
+            "exact",
+        ]
+        assert main([*wide, *more]) == 0
+    one, _ = torch_optimizer.read_file(tmp_path / "one" / "optimizer.pt", opened(tmp_path / "one"))
+    two, every = torch_optimizer.read_distributed(
+        tmp_path / "two" / "optimizer_0", opened(tmp_path / "two")
+    )
+    assert float(every["optimizer.param_groups.lr"]) == pytest.approx(1e-2)
+    for kind, of in one.arrays.items():
+        for name, x in of.items():
+            torch.testing.assert_close(two.arrays[kind][name], x)
+    assert two.scalars["lm_head.weight"]["step"] == one.scalars["lm_head.weight"]["step"] == STEPS

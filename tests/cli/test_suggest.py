@@ -1,0 +1,110 @@
+"""The command ``jaxgrow suggest``: its measurements agree with the data file, and its commands reach the sizes."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from checkpoints import saved
+
+from jaxgrow.checkpoints import open_checkpoint
+from jaxgrow.cli import suggest
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.keeps import METHODS
+from jaxgrow.models.bert import BERTConfig
+from train.analysis.evidence import evidence
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("source") / "gpt")
+
+
+def said(capsys, *arguments: object) -> dict:
+    assert main(["suggest", *(str(a) for a in arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("row", [m for rows in suggest.MEASURED.values() for m in rows], ids=str)
+def test_every_measurement_is_a_row_of_the_data_file(row: suggest.Measurement):
+    keys = (row.method, row.optimizer, row.seeds, row.page, row.tokens_per_parameter)
+    numbers = (row.saved, row.interval, row.given, row.bounds)
+    found = {
+        (e.mean if e.mean is not None else e.each[0], e.interval, e.given, e.bounds)
+        for e in evidence()
+        if (e.method, e.optimizer, e.seeds, e.page, round(e.tokens_per_parameter)) == keys
+        and e.parameters == 94_416
+    }
+    assert numbers in found
+
+
+def test_every_measurement_is_on_the_page():
+    page = (ROOT / "docs/howto/methods.md").read_text()
+    for row in (m for rows in suggest.MEASURED.values() for m in rows):
+        number = f"{row.saved:.1f} %" + ("" if row.interval is None else f" ± {row.interval}")
+        assert number in page, row
+    assert all(f"`{name}`" in page for name in METHODS)
+
+
+def test_the_first_command_reaches_the_sizes_and_keeps_what_is_said(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    found = said(capsys, folder, "--layers", 8, "--mlp", 40, "--keep-function")["targets"][0]
+    assert {way["keeps"] for way in found["ways"]} == {True}
+    source = open_checkpoint(folder)
+    ways, _ = suggest.suggest(source, {"layers": 8, "mlp": 40}, keep=True)
+    for command in ways[0].commands(str(folder), "DST"):
+        assert main(command.split()[1:]) == 0
+    grown = open_checkpoint(tmp_path / "DST")
+    assert (grown.sizes()["layers"], grown.sizes()["mlp"], grown.parameters) == (
+        8,
+        40,
+        ways[0].parameters,
+    )
+    assert "the function is kept" in capsys.readouterr().out
+
+
+def test_a_factor_makes_targets(folder, capsys):
+    targets = [t["target"] for t in said(capsys, folder, "--to", "2x")["targets"]]
+    assert targets == [
+        {"layers": 8},
+        {"layers": 8, "mlp": 40},
+        {"embed": 24, "heads": 8, "mlp": 40},
+    ]
+    assert suggest.targets({"layers": 4, "embed": 12, "heads": 3, "mlp": 20}, Fraction(5, 4))[
+        0
+    ] == {"layers": 5}
+
+
+def test_measured_ways_come_first_and_those_that_cost_more_come_last(folder, capsys):
+    assert main(["suggest", str(folder), "--to", "2x"]) == 0
+    out = capsys.readouterr().out
+    assert "--method interleave --layers 8" in out.split("the first row:")[1]
+    both = said(capsys, folder, "--layers", 8, "--embed", 24, "--heads", 8, "--mlp", 40)["targets"][
+        0
+    ]["ways"]
+    assert both[0]["keeps"] and both[-1]["methods"] == ["average"]
+
+
+def test_what_the_files_say_is_answered(tmp_path, capsys):
+    bert = saved(
+        tmp_path / "bert",
+        BERTConfig(vocab=11, context=7, layers=4, embed=12, heads=4, head_dim=3, mlp=20),
+    )
+    assert main(["suggest", str(bert), "--layers", "8", "--keep-function"]) == 0
+    out = capsys.readouterr().out
+    assert "Norms: after each sublayer" in out and "every method changes the function here" in out
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--to", "0.5x"), ("--to", "x"), ("--to", "2x", "--layers", "8"), ()]
+)
+def test_wrong_arguments_are_usage_errors(folder, capsys, wrong):
+    try:
+        status = main(["suggest", str(folder), *wrong])
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2

@@ -1,0 +1,107 @@
+"""What benchmarks share, and that those for machines that are not here would run there. Nothing is timed."""
+
+import json
+import math
+import os
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks import anatomy, on_device, scale
+from benchmarks.common import Rows, alone
+from train.aot.machines import CHIPS, present
+from train.config.experiment import load
+
+
+def test_what_runs_alone_answers_fails_dies_or_is_ended():
+    assert alone(math.sqrt, 4.0, seconds=60) == 2.0
+    with pytest.raises(RuntimeError, match="ValueError: "):
+        alone(math.sqrt, -1.0, seconds=60)
+    with pytest.raises(RuntimeError, match="its process died, with code 3"):
+        alone(os._exit, 3, seconds=60)
+    with pytest.raises(TimeoutError, match="not done in 1 s"):
+        alone(time.sleep, 60, seconds=1)
+
+
+def test_the_directions_that_matrices_use():
+    orthogonal = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
+    copied = np.repeat(orthogonal[:2], 2, 0)  # of every row one
+    np.testing.assert_allclose(
+        anatomy.used(np.stack([orthogonal, 3 * orthogonal, copied])), [1, 1, 0.5]
+    )
+    np.testing.assert_allclose(
+        anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5
+    )  # one of two
+
+
+def test_the_anatomy_of_a_model_is_told_layer_by_layer(small_run, tmp_path):
+    (tmp_path / "text.txt").write_text("abcd efgh\n" * 200)
+    found = anatomy.anatomy(small_run, tmp_path / "text.txt")
+    assert found == anatomy.anatomy(small_run, tmp_path / "text.txt")
+    layers = {len(found[key]) for key in anatomy.PANELS}
+    assert len(layers) == 1 and sum(found["gradient"]) == pytest.approx(1)
+    assert all(0 < part <= 1 for part in found["directions"]) and min(found["matters"]) >= 0
+
+
+def test_rows_are_there_as_soon_as_they_are_added_and_when_the_file_is_read_again(tmp_path):
+    path = str(tmp_path / "rows.jsonl")
+    for i in range(2):
+        found = Rows(path, {"date": i})
+        assert ("0" in found) == (i == 1)
+        found.add(str(i), {"seconds": 0.123456})
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"date": 0},
+        {"name": "0", "seconds": 0.1235},
+        {"date": 1},
+        {"name": "1", "seconds": 0.1235},
+    ]
+    assert found["0"]["seconds"] == 0.1235 and Rows(None, {}).add("x", {}) is None
+
+
+def test_the_devices_that_are_here_are_a_machine():
+    here = present()
+    assert here.name == "cpu:4" and here.chip is CHIPS["cpu"]
+    kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
+    assert len(kinds) == len(set(kinds))
+
+
+@pytest.mark.parametrize(("config", "on"), scale.ROWS)
+def test_rows_are_experiments_whose_meshes_their_machines_have(config, on):
+    devices = math.prod(int(n) for n in on.partition(":")[2].split("x"))
+    e = load(config)
+    assert e.mesh.over(list(range(devices))).size == devices
+    assert e.batch % (e.accumulate * devices // e.mesh.tensor) == 0
+
+
+def test_the_parts_on_a_device_fit_into_its_minutes():
+    parts = list(on_device.measurements(on_device.REAL))
+    assert sum(seconds for _, seconds, *_ in parts) <= 25 * 60 and len(
+        {name for name, *_ in parts}
+    ) == len(parts)
+
+
+def test_nanogpts_count():
+    """12 D^2 + 13 D numbers a layer, with biases, and the table, for each of which a token costs six."""
+    width, vocab, length = 768, 50304, 1024
+    numbers = 12 * (12 * width**2 + 13 * width) + 2 * width + vocab * width
+    assert on_device.nanogpt_flops(on_device.BASE, 1) == 6 * numbers + 12 * 12 * width * length
+
+
+@pytest.mark.slow
+def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(sys, "argv", ["on_device", "--rehearse", "--json", str(path)])
+    on_device.main()
+    rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    assert len(rows) == 16 and not [row for row in rows if "failed" in row]
+    on_device.main()
+    assert len(path.read_text().splitlines()) == 17  # nothing is measured again
+    path.unlink()
+    monkeypatch.setattr(
+        sys, "argv", ["on_device", "--rehearse", "--minutes", "0", "--json", str(path)]
+    )
+    on_device.main()
+    assert not path.exists() and "left out, it may take 110 s" in capsys.readouterr().out

@@ -1,0 +1,173 @@
+"""The data file of what was measured: it agrees with itself, and every number on the pages is one of its numbers."""
+
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from train.analysis.evidence import (
+    Evidence,
+    Setting,
+    estimate,
+    evidence,
+    fitted,
+    frontiers,
+    names,
+    nearest,
+    of,
+    summary,
+)
+from train.analysis.runs import half_width
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(p.relative_to(ROOT)): p.read_text()
+    for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
+OURS = [e for e in evidence() if e.baseline != "reported"]
+INTERVAL = re.compile(r"(-?\d+(?:\.\d)?) % ± (\d+(?:\.\d)?)")
+SIZE = (1e6, 20.0)  # where docs/results/muon.md extrapolates to
+
+
+@pytest.mark.parametrize(
+    "row", OURS, ids=lambda e: f"{e.method}-{e.family}-{e.parameters}-{e.optimizer}"
+)
+def test_a_row_agrees_with_itself_and_with_its_page(row: Evidence):
+    assert row.method in names() and (row.mean is None) <= bool(row.note)
+    assert not row.each or len(row.each) == row.seeds
+    if row.each and row.mean is not None:
+        assert mean(row.each) == pytest.approx(row.mean, abs=0.11)  # of rounded seeds
+    if len(row.each) > 2 and not row.bounds:
+        assert row.interval == pytest.approx(half_width(row.each), abs=0.16)
+    text = PAGES[row.page]
+    if row.interval is not None:
+        assert f"{row.mean:.1f} % ± {row.interval}" in text
+    elif row.each:
+        assert all(re.search(rf"(?<![\d.]){x}(?!\d)", text) for x in row.each)
+    elif row.mean is not None:
+        assert f"{row.mean:.1f} %" in text
+
+
+def on_page(page: str, flops: float, losses: tuple[float, ...]) -> bool:
+    """Whether a row of the tables of ``page`` has these FLOPs, these final losses, and their mean."""
+    each = ", ".join(f"{x:.4f}" for x in losses)
+    found = re.findall(rf"\| {flops:.3f} \|.* \**(\d\.\d{{4}})\** \[{each}\] \|", PAGES[page])
+    return any(
+        float(x) == pytest.approx(mean(losses), abs=1.01e-4) for x in found
+    )  # of rounded seeds
+
+
+@pytest.mark.parametrize("frontier", frontiers(), ids=lambda f: f.optimizer)
+def test_the_losses_that_figures_draw_are_those_of_the_page_and_give_the_savings(frontier):
+    pairs = zip(frontier.flops, frontier.losses, strict=True)
+    assert all(on_page(frontier.page, flops, losses) for flops, losses in pairs)
+    rows = [
+        e for e in OURS if e.losses and (e.page, e.optimizer) == (frontier.page, frontier.optimizer)
+    ]
+    assert len(rows) == 5
+    for e in rows:
+        assert (e.setting, e.data) == (frontier.setting, frontier.data)
+        assert on_page(e.page, e.flops, e.losses), e
+        saved = [
+            100 * (1 - e.flops / frontier.equal(loss, seed)) for seed, loss in enumerate(e.losses)
+        ]
+        assert mean(saved) == pytest.approx(e.mean, abs=0.15), e
+        # The FLOPs of a run that samples its layers differ between seeds, but the data file has
+        # only their mean.
+        assert saved == pytest.approx(
+            e.each or saved, abs=0.6 if e.method == "random_layers" else 0.15
+        ), e
+    assert not on_page("docs/results/muon.md", 0.647, (1.9444, 1.962, 1.9489))  # the control
+
+
+def regressions() -> set[tuple[float, float]]:
+    """Of the two recipes that were measured at several sizes on Wikipedia: what a doubling adds, and what is expected."""
+    found = set()
+    for method, tau in (("halves", 0.6), ("deepen", 0.5)):
+        rows = [
+            e
+            for e in of(method, tau)
+            if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
+        ]
+        line = fitted(rows)
+        found |= {line.slope(axis) for axis in line.slopes} | {line.expected(SIZE)}
+    return {(100 * value, 100 * half) for value, half in found}
+
+
+def known(value: str, half: str, numbers: set[tuple[float, float]]) -> bool:
+    """Whether a mean and its interval, as a page rounds them, are among ``numbers``; a page may tell a loss as positive."""
+
+    def rounds(text: str, number: float) -> bool:
+        return abs(float(text) - number) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
+
+    return any((rounds(value, a) or rounds(value, -a)) and rounds(half, b) for a, b in numbers)
+
+
+def test_every_interval_on_a_page_comes_from_the_data_file():
+    numbers = regressions()
+    for e in OURS:
+        numbers |= (
+            {(e.mean, e.interval)} if e.mean is not None and e.interval is not None else set()
+        )
+        numbers |= (
+            {(e.given, e.given_interval)}
+            if e.given is not None and e.given_interval is not None
+            else set()
+        )
+    strange = {
+        f"{page}: {value} % ± {half}"
+        for page, text in PAGES.items()
+        for value, half in INTERVAL.findall(text)
+        if not known(value, half, numbers)
+    }
+    assert not strange
+    assert not known("14.0", "8.6", numbers) and not known("17.7", "3.6", numbers)  # the control
+
+
+@pytest.mark.parametrize("page", ["multilevel", "ligo", "pld", "sbld"])
+def test_the_savings_on_the_page_of_a_paper_come_from_the_data_file(page):
+    numbers = {abs(x) for e in OURS for x in (e.mean, e.interval, *e.each) if x is not None}
+    measured = " ".join(PAGES[f"docs/papers/{page}.md"].split("## Our measurements")[1].split())
+    told = {float(x) for x in re.findall(r"(\d+\.\d)(?= %| and \d)", measured)}
+    assert told <= numbers
+    assert told or page == "pld"
+    box = re.findall(
+        r"^\| ([\w ]+) \| .", PAGES[f"docs/papers/{page}.md"].split("## ")[0], re.MULTILINE
+    )
+    assert box == ["at a glance", "scale of the paper", "our scale", "reproduced", "code"]
+
+
+def test_the_summary_has_ten_rows_which_are_those_of_the_data_file():
+    page = PAGES["docs/results/index.md"]
+    table = summary("docs/results")
+    assert table in page, "python docs/tables.py writes it again"
+    rows = table.splitlines()[2:]
+    assert len(rows) == 10 and all(
+        (ROOT / "docs/results" / re.search(r"\((.*?)\)", row)[1]).exists() for row in rows
+    )
+    assert page.index(table) < page.index("## All results")
+
+
+def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
+    here = Setting("GPT2", "Muon", 94_416, 19.5)
+    rows = of("halves", 0.6)
+    found = estimate(rows, here)
+    assert found is not None and found.regression and found.half_width is not None
+    assert found.saved == pytest.approx(0.197, abs=0.005) and found.half_width == pytest.approx(
+        0.025, abs=0.003
+    )
+    assert found.near[0].interval == 3.5 and found.lower == found.saved - found.half_width
+    for far in (
+        Setting("GPT2", "Muon", 94_416, 316),
+        Setting("GPT2", "Muon", 124e6, 19.5),
+        Setting("BERT", "Muon", 94_416, 19.5),
+        Setting("GPT2", "SGD", 94_416, 19.5),
+    ):
+        assert estimate(rows, far) is None
+    assert nearest(rows, Setting("ViT", "Muon", 94_416, 19.5)).family == "ViT"
+    reported = Setting("GPT2", "AdamW", 124e6, 13)
+    assert (
+        estimate(of("muon"), reported) is None
+        and nearest(of("muon"), reported).baseline == "reported"
+    )

@@ -1,0 +1,17 @@
+"""The notebooks of the site run to their end, each as a script: what they assert holds, and no file is left."""
+
+import runpy
+from pathlib import Path
+
+import jax
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.py"))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_rank_promotion("allow"):
+        runpy.run_path(str(notebook), run_name="notebook")
+    assert len(capsys.readouterr().out.splitlines()) > 5 and not list(tmp_path.iterdir())

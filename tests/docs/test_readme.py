@@ -1,0 +1,85 @@
+"""The README and the site: examples run, each by itself, then commands on what they wrote; what is named is there."""
+
+import ast
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+import runs
+
+from jaxgrow.cli import checkpoint_commands
+from jaxgrow.models import Config
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(p.relative_to(ROOT)): p.read_text()
+    for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(
+    r"python (?:-m (?P<module>(?:train|benchmarks)\.\w+)|(?P<file>benchmarks/\w+\.py))(?P<rest>(?:.*\\\n)*.*)"
+)
+CONFIG = re.compile(r"(\$c|configs/[\w/]+\.py):([a-z]\w*)(?![\w=.])")
+FILE = re.compile(
+    r"(?<![\w/.])(?:benchmarks|configs|docs|jaxgrow|tests|train)/[\w/-]+\.(?:py|jsonl?|md|png)\b"
+)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each line that calls ``jaxgrow``."""
+    lines = re.findall(r"^    (jaxgrow .*)$", text, re.MULTILINE)
+    return [shlex.split(c)[1:] for line in lines for c in line.split("#")[0].split("&&")]
+
+
+@pytest.mark.parametrize(
+    "page", [name for name, text in PAGES.items() if BLOCK.search(text) or commands(text)]
+)
+def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    init = Config.init  # on the host, where neither drawing nor algebra needs a compiler
+    monkeypatch.setattr(
+        Config, "init", lambda self, key: runs.alike(jax.eval_shape(partial(init, self), key))
+    )
+    text = PAGES[page]
+    for block in BLOCK.finditer(text):
+        line = text[: block.start(1)].count("\n")
+        exec(
+            compile("\n" * line + block[1], ROOT / page, "exec"), {"__name__": "page"}
+        )  # errors point into the page
+    assert "KL(a || b)" in capsys.readouterr().out or "preservation(" not in text
+    Path("text.txt").write_text(text)  # that commands measure on
+    for command in commands(text):
+        assert checkpoint_commands.main(command) == 0, command
+
+
+def test_every_command_of_jaxgrow_is_shown():
+    assert (
+        len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
+    )  # all that there are
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_is_there(page):
+    text = PAGES[page]
+    missing = [name for name in FILE.findall(text) if not (ROOT / name).exists()]
+    for found in SCRIPT.finditer(text):
+        file = ROOT / (found["file"] or found["module"].replace(".", "/") + ".py")
+        options = re.findall(r"--[a-z][\w-]*", found["rest"].split("#")[0].split("`")[0])
+        source = file.read_text() if file.exists() else ""
+        source += '"--set"' if ".add_set(" in source else ""
+        missing += [
+            f"{file.name} {option}" for option in options or [""] if f'"{option}' not in source
+        ]
+    short = re.search(r"^    c=(\S+)$|`c=(\S+)`", text, re.MULTILINE)
+    for file, name in CONFIG.findall(text):
+        file = (short[1] or short[2]) if file == "$c" and short else file
+        names = {
+            node.name
+            for node in ast.parse((ROOT / file).read_text()).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        missing += [] if name in names else [f"{file}:{name}"]
+    assert not missing

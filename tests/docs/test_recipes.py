@@ -1,0 +1,101 @@
+"""What the recipes grow from."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optax
+import runs
+
+from jaxgrow.models import LlamaConfig, SwinConfig
+from jaxgrow.operators import interleave
+from train.compare import shortened
+from train.config.experiment import load
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim
+from train.plan.methods import Stage
+from train.plan.recipes import deepened
+from train.plan.transforms import Grow
+
+
+def test_narrower_mlps_are_grown_without_a_change_of_the_function_and_their_copies_differ():
+    method = deepened(runs.LARGE, 2, 0.5, Stage(0.5), narrower=2)
+    assert method.small == replace(runs.LARGE, layers=2, mlp=runs.LARGE.mlp // 2)
+    noisy = next(p for p in method.plan(runs.LARGE, Optim(), 8) if isinstance(p, Grow))
+    assert noisy.config == runs.LARGE and noisy.noise
+    small, tokens = Model(runs.fresh(method.small), None, method.small), np.arange(8)[None]
+    params = [
+        replace(noisy, noise=noise).apply({"small": small}, optax.sgd(1.0)).params
+        for noise in (noisy.noise, None)
+    ]
+    logits = [runs.LARGE.module.apply({"params": p}, tokens) for p in params]
+    np.testing.assert_allclose(*logits, atol=1e-5)  # float32
+    down = [p["blocks"]["mlp"]["down"]["kernel"] for p in params]
+    assert np.abs(down[0] - down[1]).max() > 0.1 * np.abs(down[1]).max()
+
+
+def test_the_demo_compares_like_with_like():
+    """One optimizer, and one cost of the grown runs and the short one from scratch; the README states the fraction."""
+    base, grown, cycle = (
+        load(f"configs/demo.py:{name}") for name in ("muon", "muon_deepen", "muon_vcycle")
+    )
+    assert base.optim == grown.optim == cycle.optim and base.optim.name == "muon"
+    assert base.model == grown.model == cycle.model and base.data == grown.data == cycle.data
+    assert (grown.steps, base.steps) == (850, 1300)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    fraction = float(re.search(r"configs/demo.py:muon_deepen --frontier (\S+)", readme)[1])
+    short = shortened(base, fraction)
+    whole, *costs = (sum(p.cost(e.batch) for p in e.plan) for e in (base, short, grown, cycle))
+    np.testing.assert_allclose(np.array(costs) / whole, fraction, rtol=0.01)
+
+
+def test_what_does_not_divide_stays():
+    odd = replace(runs.LARGE, mlp=15)
+    assert deepened(odd, 2, 0.5, Stage(0.5), narrower=2) == deepened(odd, 2, 0.5, Stage(0.5))
+    swin = SwinConfig(
+        layers=(1, 2), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(15, 32), image=32, window=4
+    )
+    small = deepened(swin, 2, 0.5, Stage(0.5), narrower=2).small
+    assert small.layers == (1, 1) and small.mlp == (
+        15,
+        16,
+    )  # of each stage by itself, one layer at least
+
+
+def test_layers_of_several_kinds_become_layers_of_their_own_kind():
+    large = LlamaConfig(
+        layers=12,
+        embed=8,
+        heads=2,
+        kv_heads=2,
+        head_dim=4,
+        mlp=16,
+        vocab=32,
+        context=16,
+        kinds="fss",
+        window=4,
+    )
+    (grown,) = (
+        p
+        for p in deepened(large, 6, 0.5, Stage(0.5)).plan(large, Optim(), 8)
+        if isinstance(p, Grow)
+    )
+    assert grown.small.resized(*grown.growths).kinds == large.kinds
+    neighbours = interleave(
+        grown.small.sizes(), {"layers": 12}
+    )  # the control: each beside its copy
+    assert grown.small.resized(neighbours).kinds == "ffssss"
+
+
+def test_layers_with_a_shift_become_layers_with_a_shift():
+    large = SwinConfig(
+        layers=(4, 8), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(16, 32), image=32, window=4
+    )
+    (grown,) = (
+        p
+        for p in deepened(large, 6, 0.5, Stage(0.5)).plan(large, Optim(), 8)
+        if isinstance(p, Grow)
+    )
+    sources = [grown.growths[0][f"layers.{s}"].write.index[:, 0] for s in (0, 1)]
+    assert [s.tolist() for s in sources] == [[0, 1, 0, 1], [0, 1, 0, 1, 2, 3, 2, 3]]

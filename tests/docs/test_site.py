@@ -1,0 +1,114 @@
+"""Every public name is on a page of the API and has a docstring; the site is built without a warning."""
+
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+import jaxgrow
+
+ROOT = Path(__file__).parents[2]
+API = "\n".join(p.read_text() for p in ROOT.glob("docs/api/*.md"))
+MODULES = {
+    module.name: import_module(module.name)
+    for module in pkgutil.walk_packages(jaxgrow.__path__, "jaxgrow.")
+    if not any(part.startswith("_") for part in module.name.split("."))
+}
+
+
+def public(module) -> dict:
+    """The functions and classes that a module defines."""
+    found = {
+        n: x
+        for n, x in vars(module).items()
+        if inspect.isfunction(inspect.unwrap(x)) or inspect.isclass(x)
+    }
+    return {
+        n: x for n, x in found.items() if x.__module__ == module.__name__ and not n.startswith("_")
+    }
+
+
+def test_every_module_has_its_place_in_the_api():
+    assert sorted(re.findall(r"^\.\. automodule:: (jaxgrow\S*)$", API, re.MULTILINE)) == sorted(
+        MODULES
+    )
+
+
+def test_every_name_of_a_package_is_told_of():
+    shown = set(re.findall(r"^\.\. autofunction:: (\S+)$", API, re.MULTILINE))
+    for package in (jaxgrow, *(m for m in MODULES.values() if hasattr(m, "__all__"))):
+        for name in package.__all__:
+            x = getattr(package, name)
+            told = (not inspect.isroutine(x) and not inspect.isclass(x)) or x.__module__ in MODULES
+            assert told or f"{package.__name__}.{name}" in shown, (
+                f"no page of docs/api/ tells of {package.__name__}.{name}"
+            )
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_name_has_a_docstring(name):
+    assert MODULES[name].__doc__
+    made = re.compile(r"\w+\(.*\)$", re.DOTALL)  # what a dataclass says of itself
+    missing = [
+        n for n, x in public(MODULES[name]).items() if not x.__doc__ or made.match(x.__doc__)
+    ]
+    assert not missing
+
+
+def test_versions_agree():
+    assert f"\nversion: {jaxgrow.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {jaxgrow.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    if not all(find_spec(name) for name in ("sphinx", "furo", "myst_nb", "jupytext")):
+        pytest.skip("pip install -e '.[docs]'")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-q",
+        ROOT / "docs",
+        tmp_path / "site",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["wiki12", "wiki12_muon", "keep", "starts"])
+def test_a_figure_of_results_has_a_title_few_lines_and_labels_beside_them(name):
+    matplotlib = pytest.importorskip("matplotlib")
+    spec = spec_from_file_location("docs_pictures", ROOT / "docs" / "pictures.py")
+    assert spec and spec.loader
+    figures = module_from_spec(spec)
+    with matplotlib.rc_context():
+        spec.loader.exec_module(figures)
+        figure = getattr(figures, name)()
+    places = figure.axes
+    lines = [line for ax in places for line in ax.lines if line.get_linestyle() != "None"]
+    assert 1 <= len(lines) <= 6 and not any(ax.get_legend() for ax in places)
+    assert figure.get_suptitle() or places[0].get_title("left")
+    assert len({line.get_marker() for line in places[0].lines}) >= min(
+        3, len(lines)
+    )  # also told apart in grey
+    assert all(
+        len(ax.texts) >= len([x for x in ax.lines if x.get_linestyle() != "None"]) for ax in places
+    )
+
+
+@pytest.mark.slow
+def test_the_pictures_are_drawn(tmp_path):
+    subprocess.run([sys.executable, ROOT / "docs" / "pictures.py", tmp_path], check=True)
+    assert {p.name for p in tmp_path.iterdir()} == {
+        p.name for p in (ROOT / "docs" / "pictures").iterdir()
+    }

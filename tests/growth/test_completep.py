@@ -1,0 +1,330 @@
+"""CompleteP, folded: the trajectory of the form with forward multipliers, growths that commute with training, and controls."""
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from runs import MODEL
+
+from jaxgrow import grow, grow_optimizer, operators
+from jaxgrow.axes import is_names, path
+from jaxgrow.layerdrop import Kept
+from jaxgrow.models import BERTConfig, CaiTConfig, Config, LlamaConfig, ViTConfig
+from jaxgrow.optim.completep import Multiplier, multipliers
+from train.engine.state.model import initial
+from train.engine.state.optim import Optim, transformation
+
+pytestmark = pytest.mark.usefixtures("x64")
+BASE = tiny.config()
+OPTIM = Optim(
+    peak_lr=1e-2, eps=1e-4, weight_decay=0.3, clip=0.05, b2=0.9
+)  # all of which must be seen
+TEXT: dict[str, Any] = {
+    "vocab": 11,
+    "context": 7,
+    "embed": 6,
+    "heads": 2,
+    "head_dim": 4,
+    "mlp": 9,
+    "layers": 2,
+}
+IMAGES: dict[str, Any] = {
+    "image": 10,
+    "patch": 5,
+    "channels": 2,
+    "classes": 7,
+    "embed": 6,
+    "heads": 2,
+    "head_dim": 4,
+    "mlp": 9,
+}
+FAMILIES: dict[str, Config] = {
+    "gpt2": tiny.config(dtype="float32"),
+    "llama": LlamaConfig(**TEXT, kv_heads=1),
+    "llama, norms after": LlamaConfig(**TEXT, kv_heads=1, norms="both", query_norm="head"),
+    "experts": LlamaConfig(**TEXT, kv_heads=1, experts=2, active=1),
+    "bert": BERTConfig(**TEXT, types=1),
+    "bert, norms before": BERTConfig(**TEXT, types=1, norm="pre"),
+    "vit": ViTConfig(**IMAGES, layers=2),
+    "cait": CaiTConfig(**IMAGES, layers=2, class_layers=2),
+}
+
+
+def of(config, base=BASE):
+    return multipliers(tiny.axes(config), config.sizes(), base.sizes())
+
+
+def wide(times: int, depth: int = 1, **options):
+    return tiny.config(**tiny.wider(times), layers=depth * tiny.WIDTHS["layers"], **options)
+
+
+@cache
+def stepping(config, optim):
+    """``(optimizer, (parameters, state, tokens) -> (parameters, state))``."""
+    axes = tiny.axes(config)
+    tx = transformation(optim, axes)
+
+    @jax.jit
+    def step(params, opt, tokens):
+        updates, opt = tx.update(tiny.gradient(config)(params, tokens), opt, params, axes=axes)
+        return jax.tree.map(lambda p, u: p - optim.peak_lr * u, params, updates), opt
+
+    return tx, step
+
+
+def trained(config, params, base=None, optim=OPTIM, opt=None):
+    """``(parameters, state)`` after three batches."""
+    tx, step = stepping(config, replace(optim, base=base))
+    opt = jax.jit(tx.init)(params) if opt is None else opt
+    for i in range(3):
+        params, opt = step(params, opt, tiny.tokens(seed=i))
+    return jax.device_get((params, opt))
+
+
+# --- what is folded is the paper's ---
+
+
+def papers(params, tied, m_n, m_l):
+    """By the names of modules: ``(forward multiplier, rate, decay, eps)`` of each leaf, as the paper has them at alpha = 1."""
+
+    def leaf(key_path, x):
+        name = path(key_path)
+        if not name.startswith("blocks"):
+            unembeds = name == "head_kernel" or (tied and name.startswith("final_norm"))
+            return 1 / m_n if unembeds else 1.0, 1.0, 1.0, 1 / m_n
+        out = 1 / m_l if name.startswith(("blocks/attention/out", "blocks/mlp/down")) else 1.0
+        if name.endswith("kernel"):
+            return out, 1 / m_n, m_n, 1 / (m_n * m_l)
+        return out, 1.0, 1.0, 1 / (m_n * m_l)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_folded_form_and_the_form_with_forward_multipliers_make_the_same_trajectory(tied):
+    """The other form is written here: its branches and logits are multiplied in the forward pass, and its AdamW is by hand."""
+    m_n, m_l = 3, 2
+    config = wide(m_n, m_l, tied=tied)
+    rules = papers(tiny.shapes_by_name(config), tied, m_n, m_l)
+    folded = tiny.params(config)
+    by_path = {
+        p: r
+        for (p, _), r in zip(paths(folded), jax.tree.leaves(rules, is_leaf=is_rule), strict=True)
+    }
+    whole = {p: w / by_path[p][0] for p, w in paths(folded)}
+    structure = jax.tree.structure(folded)
+
+    @jax.jit
+    @jax.value_and_grad
+    def gradient(leaves, t):
+        params = jax.tree.unflatten(structure, list(leaves.values()))
+        scale = np.full(config.layers, 1 / m_l)  # x + F(x) / m_L
+        logits: Any = config.module.apply(
+            {"params": params}, t[:, :-1], kept=Kept(None, scale, "sublayer")
+        )
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits / m_n), t[:, 1:, None], -1).mean()
+
+    optim = replace(OPTIM, clip=1e9)  # which is of another norm
+    mu, nu = ({p: 0 * w for p, w in whole.items()} for _ in range(2))
+    for step in range(1, 4):
+        _, grads = gradient(whole, tiny.tokens(seed=step - 1))
+        for p, w in whole.items():
+            _, rate, decay, eps = by_path[p]
+            mu[p] = optim.b1 * mu[p] + (1 - optim.b1) * grads[p]
+            nu[p] = optim.b2 * nu[p] + (1 - optim.b2) * grads[p] ** 2
+            u = (
+                mu[p]
+                / (1 - optim.b1**step)
+                / (np.sqrt(nu[p] / (1 - optim.b2**step)) + eps * optim.eps)
+            )
+            decay *= optim.weight_decay if p.endswith(("kernel", "embedding")) else 0
+            whole[p] = w - rate * optim.peak_lr * (u + decay * w)
+    base = tiny.config(tied=tied)
+    mine, _ = trained(config, folded, base, optim=optim)
+    for p, w in paths(mine):
+        np.testing.assert_allclose(w, by_path[p][0] * whole[p], rtol=1e-9, atol=1e-11, err_msg=p)
+
+
+def paths(tree):
+    return [(path(p), x) for p, x in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def is_rule(x):
+    return isinstance(x, tuple)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_model_of_the_bases_sizes_trains_as_without_one_to_the_bit(name):
+    axes = {
+        "up": ("layers", "embed.in", "mlp"),
+        "down": ("layers", "mlp.in", "embed"),
+        "table": ("vocab", "embed.below"),
+    }
+    sizes = {"layers": 2, "embed": 3, "mlp": 4, "vocab": 5}
+    rng = np.random.default_rng(0)
+    params = {
+        leaf: rng.normal(size=[sizes[n.partition(".")[0]] for n in names])
+        for leaf, names in axes.items()
+    }
+    params = jax.tree.map(np.float32, params)
+
+    def stepped(base):
+        tx = transformation(replace(OPTIM, name=name, base=base), axes)
+        return jax.jit(lambda p: tx.update(p, tx.init(p), p, axes=axes))(params)
+
+    of_base, plain, of_another = (
+        stepped(base) for base in (replace(BASE, embed=3, mlp=4), None, BASE)
+    )
+    for a, b in zip(jax.tree.leaves(of_base), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.abs(of_another[0]["up"] - plain[0]["up"]).max() > 0.1
+    assert set(of(BASE).values()) == {Multiplier(1, 1, 1, 1)}
+
+
+# --- what is grown by copies ---
+
+
+ALL = ("embed", "heads", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("name", "tied", "widths"),
+    [
+        ("adamw", True, ALL),
+        ("muon", False, ALL),
+        pytest.param("adamw", False, ("mlp",), marks=pytest.mark.slow),
+        pytest.param("adamw", True, ("heads",), marks=pytest.mark.slow),
+        pytest.param("muon", True, ("heads", "mlp"), marks=pytest.mark.slow),
+    ],
+)
+def test_growing_by_copies_and_training_commute(name, tied, widths):
+    """Moments, clip and decay included: a copy is to the grown model's step what its unit was to the small one's."""
+    config = tiny.config(tied=tied)
+    target = {axis: n for axis, n in tiny.wider(3).items() if axis in widths}
+    growth = operators.hypercloning(config.sizes(), target)
+    large, axes = config.resized(growth), tiny.axes(config)
+    optim = replace(
+        OPTIM, name=name, eps=1e-4 if name == "adamw" else 1e-10
+    )  # Muon adds it to norms, which may grow
+    tx = transformation(replace(optim, base=config), axes)
+    begun, opt = trained(config, tiny.params(config), config, optim)
+    after = grow(growth, trained(config, begun, config, optim, opt)[0], axes)
+    start, moments = (
+        grow(growth, begun, axes),
+        grow_optimizer(tx, opt, growth, begun, axes, "exact"),
+    )
+    assert tiny.distance(trained(large, start, config, optim, moments)[0], after) < 1e-7
+    if name == "adamw" and widths == ALL:  # the control
+        assert tiny.distance(trained(large, start, None, optim, moments)[0], after) > 1e-3
+
+
+# --- how far a step goes ---
+
+
+def moved(config, base, optim):
+    """Root mean square of how the last layer's output changes in a few steps from birth."""
+    config = replace(config, dtype="float32")
+    params = initial(config, jax.random.key(0), base)
+    tx, step = stepping(config, replace(optim, base=base))
+
+    def output(params):
+        logits, seen = config.module.apply(
+            {"params": params}, tiny.tokens(), observe=lambda x, y: y
+        )
+        return np.asarray(seen[-1]), np.asarray(logits)
+
+    before, opt = output(params), tx.init(params)
+    for i in range(4):
+        params, opt = step(params, opt, tiny.tokens(seed=i))
+    return [np.sqrt(np.square(b - a).mean()) for a, b in zip(before, output(params), strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_activations_change_alike_at_all_widths_and_depths_and_without_a_base_they_do_not(name):
+    """The coordinate check; the stream after the last layer, and the logits."""
+    base = tiny.config(embed=16, heads=4, mlp=64, layers=2)
+    optim = Optim(name=name, peak_lr=2e-2, weight_decay=0.0, clip=1e9)
+    large = replace(base, embed=128, heads=32, mlp=512), replace(base, layers=16)
+    small = moved(base, base, optim)
+    for config in large:
+        ratios = np.divide(moved(config, base, optim), small)
+        assert (ratios > 0.5).all() and (ratios < 2).all(), ratios
+        assert max(np.divide(moved(config, None, optim), small)) > 3
+
+
+# --- what it says of families ---
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_every_family_has_the_rules_of_its_axes(config):
+    base = replace(config, layers=config.layers // 2)
+    deep = multipliers(config.axes(), config.sizes(), base.sizes())
+    sizes = {**base.sizes(), "layers": config.layers}
+    for axis in ("embed", "heads", "kv_heads", "mlp"):
+        sizes[axis] = 4 * sizes.get(axis, 1)
+    both = multipliers(config.axes(), sizes, base.sizes())
+    names = {
+        path(p): n for p, n in jax.tree_util.tree_leaves_with_path(config.axes(), is_leaf=is_names)
+    }
+    branches = {leaf for leaf, m in deep.items() if m.rate < 1}
+    last = (
+        "post_norm/scale"
+        if getattr(config, "norms", "") == "both"
+        else ("out/kernel", "down/kernel", "down")
+    )
+    assert {leaf for leaf in names if leaf.startswith("blocks") and leaf.endswith(last)} <= branches
+    assert all(leaf.startswith("blocks") for leaf in branches)
+    for leaf, m in both.items():
+        assert m.rate == deep[leaf].rate * 4.0 ** -sum(
+            n.startswith(("embed.in", "heads.in", "mlp.in")) for n in names[leaf]
+        )
+    heads = [
+        leaf
+        for leaf in names
+        if leaf.split("/")[0] in ("head", "head_kernel", "classifier") and len(names[leaf]) > 1
+    ]
+    tied = [leaf for leaf, n in names.items() if n[0].startswith("embed.in.norm")]
+    assert heads + tied and all(
+        both[leaf] == Multiplier(1 / 4, 1 / 4, 1, 1 / 4) for leaf in heads + tied
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES.keys() - {"llama, norms after", "experts"})
+def test_what_a_family_says_of_its_initialisation_in_depth_is_so(family):
+    config = replace(FAMILIES[family], layers=8)
+    mlp = config.init(jax.random.key(0))["blocks"]["mlp"]
+    shrunk = 4 if config.depth_scaled else 1  # sqrt(2 layers)
+    assert float(np.std(mlp["up"]["kernel"]) / np.std(mlp["down"]["kernel"])) == pytest.approx(
+        shrunk, rel=0.2
+    )
+
+
+def test_at_birth_every_leaf_has_the_bases_spread_at_its_scale():
+    base = replace(MODEL, embed=16, heads=4, mlp=64, layers=4)
+    large = replace(base, embed=64, heads=16, mlp=256, layers=16)
+    small, born = (
+        {p: np.sqrt(np.square(x).mean()) for p, x in paths(initial(c, jax.random.key(0), base))}
+        for c in (base, large)
+    )
+    for leaf, found in multipliers(large.axes(), large.sizes(), base.sizes()).items():
+        assert born[leaf] == pytest.approx(small[leaf] * found.scale, rel=0.1), leaf
+    assert (
+        multipliers(large.axes(), large.sizes(), base.sizes())["blocks/mlp/down/kernel"].scale
+        == 1 / 8
+    )
+
+
+def test_scores_are_divided_by_head_dim_past_the_bases():
+    found = of(tiny.config(head_dim=20))
+    query, key = (found[f"blocks/attention/{name}/kernel"] for name in ("query", "key"))
+    assert query.scale * key.scale == query.rate * key.rate == 1 / math.sqrt(4)
+    assert found["blocks/attention/value/kernel"] == Multiplier(1, 1, 1 / 4, 1)
+    assert found["blocks/attention/out/kernel"].rate == 1 / 4

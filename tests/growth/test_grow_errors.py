@@ -1,0 +1,431 @@
+"""Every error names the leaf, the axis and both numbers, and says what to do; all that is wrong is in one message."""
+
+import re
+
+import numpy as np
+import pytest
+
+from jaxgrow import compose, correct, grow, interpolate, sizes, swap
+from jaxgrow.axes import leaves
+from jaxgrow.growth.maps import AxisMap, Rule, Rules, identity, new_sizes, tile
+from jaxgrow.models import GPT2Config
+from jaxgrow.operators import (
+    DEPTH,
+    EXPERTS,
+    OPERATORS,
+    WIDTH,
+    adjacent,
+    aki,
+    average,
+    coalesce,
+    decoalesce,
+    far,
+    g_stack,
+    hypercloning,
+    keep,
+    lemon,
+    lidas,
+    llama_pro,
+    midas,
+    mslt,
+    prune,
+    solar,
+    stack,
+    staged,
+)
+
+PARAMS = {"mlp": {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)}, "scale": np.zeros(5)}
+AXES = {"mlp": {"kernel": ("embed.in", "mlp"), "bias": ("mlp",)}, "scale": ("head",)}
+LARGE = {"layers": 5, "heads": 4, "embed": 12, "mlp": 20}
+
+
+def raises(*lines):
+    """A `ValueError` whose message has these parts, in this order."""
+    return pytest.raises(ValueError, match="(?s)" + ".*".join(map(re.escape, lines)))
+
+
+# --- axes ---
+
+
+def test_an_axes_tree_names_each_axis_of_each_leaf():
+    axes = {"mlp": {"kernel": ("embed.in",), "gate": ("mlp",)}, "scale": ("head",)}
+    with raises(
+        "the axes tree does not fit the parameters:",
+        "mlp/bias: has no axis names",
+        "mlp/gate: is named, but the parameters have no such leaf",
+        "mlp/kernel: has shape (2, 3), but 1 axis names ('embed.in',)",
+    ):
+        list(leaves(PARAMS, axes))
+
+
+def test_an_axis_without_a_name_is_named_with_its_leaf():
+    axes = {**AXES, "mlp": {"kernel": ("embed.in", None), "bias": ("mlp",)}}
+    with raises(
+        "mlp/kernel: of its axis names ('embed.in', None), None is none; each axis has one"
+    ):
+        grow({}, PARAMS, axes)
+
+
+def test_one_axis_has_one_size():
+    axes = {"mlp": {"kernel": ("embed.in", "mlp"), "bias": ("mlp",)}, "scale": ("embed",)}
+    with raises(
+        "one axis has one size; give these axes different names:",
+        "axis 'embed' has size 2 in mlp/kernel, but 5 in scale",
+    ):
+        sizes(PARAMS, axes)
+    assert sizes(PARAMS, AXES) == {"embed": 2, "mlp": 3, "head": 5}
+
+
+# --- grow ---
+
+
+def test_a_growth_fits_the_sizes_of_the_model():
+    with raises(
+        "the growth does not fit the parameters; build it from their sizes():",
+        "axis 'width': the model has no such axis, only 'embed', 'head', 'mlp'",
+        "mlp/bias: axis 'mlp' has size 3, but its map takes 2 to 4",
+        "mlp/kernel: axis 'mlp' has size 3, but its map takes 2 to 4",
+    ):
+        grow({"mlp": tile(2, 2), "width": tile(2, 2)}, PARAMS, AXES)
+
+
+def test_grow_checks_the_axes_tree_first():
+    with raises("scale: has no axis names"):
+        grow({"mlp": tile(3, 2)}, PARAMS, {"mlp": AXES["mlp"]})
+
+
+def test_leaves_agree_on_the_new_size_of_an_axis():
+    with raises("axis 'mlp' becomes 6 in mlp/bias, but 3 in mlp/kernel"):
+        grow(Rules((Rule(({"mlp": tile(3, 2)},), "*/bias"),)), PARAMS, AXES)
+    with raises("axis 'mlp': one rule gives it size 6, another 9"):
+        grow(
+            Rules((Rule(({"mlp": tile(3, 2)},), "*/bias"), Rule(({"mlp": tile(3, 3)},)))),
+            PARAMS,
+            AXES,
+        )
+
+
+def test_terms_agree_on_every_size():
+    """A size of one would broadcast."""
+    one = {"w": np.zeros((1, 2)), "v": np.zeros(1)}
+    growth = Rules((Rule(({"a": tile(1, 3), "b": identity(2)}, {"b": identity(2)})),))
+    with raises("axis 'a' becomes 3 in w, but 1 in w"):
+        grow(growth, {"w": one["w"]}, {"w": ("a", "b")})
+
+
+def test_a_rule_s_map_fits_the_leaf_that_it_grows():
+    wrong = Rules((Rule(({"mlp": tile(2, 3)},), "*/bias"), Rule(({"mlp": tile(3, 2)},))))
+    with raises("mlp/bias: axis 'mlp' has size 3, but its map takes 2 to 6"):
+        grow(wrong, PARAMS, AXES)
+
+
+def test_axes_that_go_together_have_the_old_sizes_and_stand_together():
+    m = identity(6)
+    pair = {("embed", "mlp"): AxisMap(m.write, m.read, ((3, 2), (3, 2)))}
+    with raises(
+        "mlp/kernel: axis 'embed' has size 2, but its map takes 3 to 3",
+        "mlp/kernel: axis 'mlp' has size 3, but its map takes 2 to 2",
+    ):
+        grow(
+            pair,
+            {"mlp": {"kernel": PARAMS["mlp"]["kernel"]}},
+            {"mlp": {"kernel": ("embed", "mlp")}},
+        )
+    larger = {("embed", "mlp"): AxisMap(tile(6, 2).write, tile(6, 2).read, ((4, 3), (2, 3)))}
+    alone = {"kernel": np.zeros((2, 3)), "bias": np.zeros(2)}
+    with raises("axis 'embed' becomes 2 in bias, but 4 in kernel"):
+        grow(larger, alone, {"kernel": ("embed", "mlp"), "bias": ("embed",)})
+    with raises("axis 'x': the model has no such axis, only 'embed', 'mlp'"):
+        grow(
+            {("embed", "x"): larger[("embed", "mlp")]},
+            alone,
+            {"kernel": ("embed", "mlp"), "bias": ("embed",)},
+        )
+
+
+# --- operators ---
+
+
+@pytest.mark.parametrize(
+    ("groups", "wrong"),
+    [
+        (((0, 1), (3,)), "in no group: [2]"),
+        (((0, 1), (1, 2, 3)), "in two groups: [1]"),
+        (((0, 1, 1), (2, 3)), "in two groups: [1]"),
+        (((0, 1, 4), (2, 3, -1)), "outside 0 .. 3: [-1, 4]"),
+        (((0, 1, 2, 3), ()), "an empty group"),
+        (((0, 7), (0,)), "outside 0 .. 3: [7]; in no group: [1, 2, 3]; in two groups: [0]"),
+    ],
+)
+@pytest.mark.parametrize("operator", [coalesce, decoalesce])
+def test_groups_are_a_partition(operator, groups, wrong):
+    with raises(
+        "axis 'heads': the groups must hold each of its 4 units exactly once, but there are units",
+        wrong,
+    ):
+        operator(LARGE, heads=groups)
+
+
+def test_pairs_need_an_even_size():
+    with raises(
+        "axis 'layers': far pairs: 5 is not a multiple of 2; name the groups instead, or their size: far:5"
+    ):
+        coalesce(LARGE, layers="far")
+    assert coalesce(LARGE, layers="far:5")["layers"].new == 1
+    with raises("axis 'layers': adjacent groups of 3: 5 is not a multiple of 3; name the groups"):
+        coalesce(LARGE, layers="adjacent:3")
+    for groups in ("near", "far:", "far:0", "far:x", "far:-1", "adjacent:3:3"):
+        with raises(
+            f"axis 'layers': groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not '{groups}'"
+        ):
+            coalesce(LARGE, layers=groups)
+
+
+@pytest.mark.parametrize("groups", [far, adjacent])
+def test_equal_groups_need_a_multiple(groups):
+    with raises(f"{groups.__name__}: 7 is not a multiple of 2; name the groups instead"):
+        groups(7, 2)
+    with raises("7 is not a multiple of 0"):
+        groups(7, 0)
+
+
+def test_far_and_adjacent_by_hand():
+    assert far(6, 2) == ((0, 2, 4), (1, 3, 5))
+    assert adjacent(6, 2) == ((0, 1, 2), (3, 4, 5))
+
+
+def test_what_follows_the_heads_divides_into_as_many_blocks_or_groups_as_large():
+    with raises(
+        "axis 'embed' follows the heads in equal blocks: 13 is not a multiple of 4; nor groups of 2"
+    ):
+        coalesce({**LARGE, "embed": 13}, heads="far")
+    with raises(
+        "axis 'mlp' follows the heads in equal blocks: 22 is not a multiple of 4; nor groups of 1 and 3"
+    ):
+        coalesce({**LARGE, "mlp": 22}, heads=((0,), (1, 2, 3)))
+    by_itself = coalesce({**LARGE, "mlp": 22}, heads="far")  # in groups as large as the heads'
+    assert set(by_itself) == {"heads", "embed", "mlp"} and by_itself["mlp"].new == 11
+
+
+@pytest.mark.parametrize("operator", DEPTH.values(), ids=DEPTH)
+def test_layers_are_only_added_and_nothing_else(operator):
+    name = operator.__name__
+    with raises(
+        f"axis 'layers': {name} cannot take 5 to 4; coalesce and prune make models smaller"
+    ):
+        operator(LARGE, {"layers": 4})
+    with raises(f"axis 'mlp': {name} grows layers"):
+        operator(LARGE, {"layers": 10, "mlp": 40})
+    with raises(
+        f"axis 'depth': {name} grows layers",
+        "axis 'depth': the model has no such axis, only layers, heads",
+    ):
+        operator(LARGE, {"depth": 10})
+
+
+@pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
+def test_widths_are_only_widened_and_nothing_else(operator):
+    both = operator in (aki, average)  # which add layers, too
+    name, axes = operator.__name__, "layers, embed, heads, mlp" if both else "embed, heads, mlp"
+    with raises(f"axis 'mlp': {name} cannot take 20 to 19; coalesce and prune make models smaller"):
+        operator(LARGE, {"mlp": 19})
+    with raises(
+        f"axis 'vocab': {name} grows {axes}",
+        "axis 'vocab': the model has no such axis, only layers, heads",
+    ):
+        operator(LARGE, {"vocab": 6})
+    if not both:
+        with raises(f"axis 'layers': {name} grows {axes}"):
+            operator(LARGE, {"layers": 10})
+
+
+TWICE = {"embed": 24, "heads": 8, "mlp": 40}
+
+
+@pytest.mark.parametrize(
+    ("operator", "target", "wrong"),
+    [
+        (
+            hypercloning,
+            {"heads": 6, "mlp": 30},
+            "axis 'heads': hypercloning needs a multiple of 4, not 6: heads=8, say\n  axis 'mlp'",
+        ),
+        (staged, {**TWICE, "mlp": 50}, "axis 'mlp': staged needs a multiple of 20, not 50"),
+        (
+            staged,
+            {"embed": 36, "heads": 12, "mlp": 60},
+            "staged doubles embed, heads, mlp, all of them, but was asked for",
+        ),
+        (
+            staged,
+            {"embed": 24, "heads": 8},
+            "all of them, but was asked for {'embed': 24, 'heads': 8}",
+        ),
+        (g_stack, {"layers": 8}, "axis 'layers': g_stack needs a multiple of 5, not 8"),
+        (
+            midas,
+            {"layers": 7},
+            "axis 'layers': midas repeats one of several equal blocks, but 5 layers do not divide into blocks of 2",
+        ),
+        (midas, {"layers": 11}, "but 5 layers do not divide into blocks of 6"),
+        (
+            solar,
+            {"layers": 7},
+            "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, but no m gives 7 with blend 0",
+        ),
+        (solar, {"layers": 12}, "no m gives 12 with blend 0"),
+        (
+            mslt,
+            {"layers": 11},
+            "axis 'layers': mslt can at most double the 5 layers, but 11 were requested; grow twice",
+        ),
+        (
+            lidas,
+            {"layers": 11},
+            "axis 'layers': lidas can at most double the 5 layers, but 11 were requested; grow twice",
+        ),
+        (
+            llama_pro,
+            {"layers": 11},
+            "axis 'layers': llama_pro can at most double the 5 layers, but 11 were requested; grow twice",
+        ),
+    ],
+)
+def test_targets_that_an_operator_cannot_reach(operator, target, wrong):
+    with raises(wrong):
+        operator(LARGE, target)
+
+
+@pytest.mark.parametrize(("new", "blend"), [(6, 1), (9, 3), (6, -2), (5, 6)])
+def test_blends_that_solar_cannot_make(new, blend):
+    with raises(f"no m gives {new} with blend {blend}"):
+        solar(LARGE, {"layers": new}, blend)
+
+
+HIDDEN = {"hidden": 24, "ffn": 96}  # sizes by names that no operator knows
+FLAT = {"embed": 12, "heads": 4, "mlp": 20}  # of a model whose layers are subtrees
+STACK_FIRST = "if each layer is a subtree of its own, stack the layers first, of the parameters and of the axes: jaxgrow."
+
+
+@pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
+def test_axes_of_other_names_are_named_first(operator):
+    takes = "layers, embed" if operator in (aki, average) else "embed"
+    with raises(
+        f"axis 'hidden': {operator.__name__} grows {takes}, heads, kv_heads, mlp, and the model has no such axis, only "
+        "hidden, ffn: name its axes so (jaxgrow.axes)"
+    ):
+        operator(HIDDEN, {"hidden": 48})
+
+
+@pytest.mark.parametrize("operator", DEPTH.values(), ids=DEPTH)
+def test_layers_that_are_subtrees_are_stacked_first(operator):
+    with raises("axis 'layers': the model has no such axis, only embed, heads, mlp; ", STACK_FIRST):
+        operator(FLAT, {"layers": 4})
+
+
+def test_operators_of_width_that_treat_each_layer_by_itself_need_the_axis_of_layers():
+    for operator, target in ((lemon, {"mlp": 40}), (aki, {"mlp": 40}), (staged, TWICE)):
+        with raises(
+            f"{operator.__name__} needs the axis 'layers' of its layers, but the model has only embed, heads, mlp; "
+        ):
+            operator(FLAT, target)
+    with raises("axis 'mlp': the units that stay are a list, but have shape (2, 2)"):
+        keep(FLAT, {"mlp": [[0, 1], [2, 3]]})
+    with raises("axis 'layers': the model has no such axis", STACK_FIRST):
+        average(FLAT, {"layers": 4})
+    with raises("axis 'layers': the model has no such axis", STACK_FIRST):
+        coalesce(FLAT, heads="far", layers="far")
+    with raises(
+        "axis 'heads': the model has no such axis, only hidden, ffn",
+        "axis 'embed': the model has no such axis",
+    ):
+        coalesce(HIDDEN, heads="far", embed="far")
+    with raises("axis 'layers': the model has no such axis", STACK_FIRST):
+        prune(FLAT, {"layers": 1}, {"layers": [0.5, 0.2]})
+
+
+# --- merge ---
+
+
+def test_merged_models_have_one_shape():
+    small = {"mlp": {"kernel": np.zeros((2, 2)), "bias": np.zeros(3)}, "gain": np.zeros(5)}
+    with raises(
+        "the two models differ in shape; de-coalesce the smaller one first:",
+        "mlp/kernel: (2, 3) and (2, 2)",
+        "scale: (5,) and absent",
+        "gain: absent and (5,)",
+    ):
+        interpolate(PARAMS, small, 0.5)
+
+
+def test_correction_compares_on_the_coarse_level():
+    pairs = {"head": tile(1, 5)}
+    with raises("scale: (1,) and (5,)"):
+        correct(PARAMS, PARAMS, pairs, AXES)
+
+
+# --- arguments of a wrong type ---
+
+
+@pytest.mark.parametrize("operator", sorted({**DEPTH, **WIDTH, **EXPERTS}))
+@pytest.mark.parametrize("size", [6.0, "6", None, True, [6]], ids=repr)
+def test_the_size_of_an_axis_is_a_whole_number(operator, size):
+    axis = "layers" if operator in DEPTH else "experts" if operator in EXPERTS else "mlp"
+    large, name = {**LARGE, "experts": 1}, OPERATORS[operator].name
+    with pytest.raises(
+        TypeError, match=f"{name}: target has '{axis}': .* the size of an axis is a whole number"
+    ):
+        {**DEPTH, **WIDTH, **EXPERTS}[operator](large, {axis: size})
+    with pytest.raises(
+        TypeError, match=f"{name}: sizes has '{axis}': .* the size of an axis is a whole number"
+    ):
+        {**DEPTH, **WIDTH, **EXPERTS}[operator]({**large, axis: size}, {axis: 20})
+
+
+def test_what_is_no_mapping_is_told_what_it_should_be():
+    with pytest.raises(
+        TypeError,
+        match=r"stack: target is 6 of type int, but should be the sizes of axes by their names",
+    ):
+        stack(LARGE, 6)
+    with pytest.raises(
+        TypeError,
+        match=r"stack: sizes is GPT2Config.* config.sizes\(\)|stack: sizes is .. of type GPT2Config",
+    ):
+        stack(GPT2Config(), {"layers": 6})
+    with pytest.raises(TypeError, match="decoalesce: sizes is 3 of type int"):
+        coalesce(3, heads="far")
+    with pytest.raises(TypeError, match=r"prune: target has 'layers': 2\.0 of type float"):
+        prune(LARGE, {"layers": 2.0}, {})
+    with pytest.raises(TypeError, match="keep: sizes is None of type NoneType"):
+        keep(None, {})
+    assert stack(LARGE, {"layers": np.int64(10)})["layers"].new == 10
+
+
+@pytest.mark.parametrize(
+    "use", [lambda g: grow(g, PARAMS, AXES), new_sizes, swap, lambda g: compose(g, g)]
+)
+def test_a_growth_is_maps_and_no_sizes(use):
+    with pytest.raises(
+        TypeError,
+        match=r"the growth has 6 of type int for the axis 'mlp', but should be Rules or \{",
+    ):
+        use({"mlp": 6})
+    with pytest.raises(
+        TypeError, match=r"the growth is of type GPT2Config, but should be Rules or \{"
+    ):
+        use(GPT2Config())
+
+
+@pytest.mark.parametrize(
+    "use", [lambda axes: grow({"mlp": tile(3, 2)}, PARAMS, axes), lambda axes: sizes(PARAMS, axes)]
+)
+def test_axes_are_a_tree_of_names(use):
+    with pytest.raises(
+        TypeError, match=r"axes is of type GPT2Config, but should be a tree like .* config.axes\(\)"
+    ):
+        use(GPT2Config())
+    with pytest.raises(TypeError, match="axes has at 'mlp/bias' a leaf of type ndarray"):
+        use(PARAMS)
+    with pytest.raises(TypeError, match="axes has at 'scale' a leaf of type str"):
+        use({**AXES, "scale": "head"})

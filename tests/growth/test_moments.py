@@ -1,0 +1,480 @@
+"""Optimizer state across a growth: what each policy does, which are exact, and Adam's bias where entries restart.
+
+Tolerance 1e-12, in float64: gradients of a tiny GPT-2, squared, and powers of b2 close to one.
+Where nothing restarts, equality is to the bit.
+"""
+
+import re
+from functools import cache
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxgrow import dual, grow, grow_optimizer, swap
+from jaxgrow.axes import axis
+from jaxgrow.growth.maps import AxisMap, select, tile
+from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.moments import RebiasState, rebias
+from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-12
+B1, B2 = 0.9, 0.999
+# Clipping sees the norm of all gradients, which growing changes: nothing is exact behind a clip
+# that acts. This does not.
+
+
+def jitted(tx):
+    """Of an update of many small operations: compiling them one by one costs seconds."""
+    return optax.GradientTransformation(jax.jit(tx.init), jax.jit(tx.update))
+
+
+ADAMW = jitted(
+    optax.chain(
+        optax.clip_by_global_norm(1e3),
+        optax.scale_by_adam(B1, B2),
+        rebias(B1, B2),
+        optax.add_decayed_weights(0.1),
+    )
+)
+
+OPTIMIZERS = {
+    "adam": jitted(optax.adam(0.1)),
+    "adamw with clipping and rebias": ADAMW,
+    "sgd with momentum": jitted(optax.sgd(0.1, momentum=0.9)),
+    "lion": jitted(optax.lion(0.1)),
+    "rmsprop": jitted(optax.rmsprop(0.1)),
+    "adagrad": jitted(optax.adagrad(0.1)),
+    "adam over two micro-batches": jitted(
+        optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation()
+    ),
+    "nadam": jitted(optax.nadam(0.1)),
+    "amsgrad": jitted(optax.amsgrad(0.1)),
+    "muon": jitted(optax.contrib.muon(0.1)),
+    # Adamax adds its epsilon to what it keeps: see `test_moments_table`.
+}
+# A model of two leaves: one unit of "a" becomes three, the other stays.
+AXES = {"w": ("a.in", "b"), "v": ("a",)}
+THREE = {"a": select([0, 0, 1, 0], 2)}
+SMALL = {"w": np.array([[0.3, -0.5, 0.7], [0.2, 1.1, -1.3]]), "v": np.array([0.5, -0.7])}
+
+
+AGAIN = ("lion", "rmsprop", "nadam")  # their moments are called as others' are
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(tx, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
+        for name, tx in OPTIMIZERS.items()
+    ]
+)
+def tx(request):
+    return request.param
+
+
+def close(a, b, atol=TOLERANCE):
+    chex.assert_trees_all_close(a, b, rtol=0, atol=atol)
+
+
+def gradients(like, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jax.tree.map(lambda x: rng.normal(size=x.shape), like) for _ in range(steps)]
+
+
+def run(tx, params, state, gs):
+    """The updates of each step, and the last state, in NumPy: what is done with them needs no compiler."""
+    out = []
+    for g in gs:
+        updates, state = tx.update(g, state, params)
+        out.append(updates)
+    return jax.device_get((out, state))
+
+
+@cache
+def trained(tx, steps=3):
+    return run(tx, SMALL, tx.init(SMALL), gradients(SMALL, steps))[1]
+
+
+def of_adam(state):
+    return next(s for s in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(s))
+
+
+def _is_adam(x):
+    return isinstance(x, optax.ScaleByAdamState)
+
+
+# --- policies ---
+
+
+def test_dropping_is_a_fresh_start(tx):
+    fresh = tx.init(grow(THREE, SMALL, AXES))
+    chex.assert_trees_all_equal(grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "drop"), fresh)
+
+
+@pytest.mark.parametrize("policy", ["copy", "exact"])
+def test_other_policies_give_a_state_that_the_grown_model_can_use(tx, policy):
+    large = grow(THREE, SMALL, AXES)
+    state = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, policy)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, tx.init(large))
+    run(tx, large, state, gradients(large, 1))
+
+
+def test_policies_by_hand():
+    state = optax.ScaleByAdamState(
+        count=np.asarray(5), mu={"w": np.asarray([[6.0], [2]]), "v": np.asarray([12.0, 2])},
+        nu={"w": np.asarray([[36.0], [4]]), "v": np.asarray([144.0, 4])},
+    )  # fmt: skip
+    params = {"w": np.ones((2, 1)), "v": np.ones(2)}
+
+    def moments(policy, tx=None, state=state):
+        tx = tx or optax.scale_by_adam()
+        adam = of_adam(grow_optimizer(tx, state, THREE, params, AXES, policy))
+        assert adam.count == 5
+        return [
+            x.reshape(-1).tolist() for x in (adam.mu["w"], adam.mu["v"], adam.nu["w"], adam.nu["v"])
+        ]
+
+    assert moments("copy") == [[6, 6, 2, 6], [12, 12, 2, 12], [36, 36, 4, 36], [144, 144, 4, 144]]
+    close(moments("exact"), [[6, 6, 2, 6], [4, 4, 2, 4], [36, 36, 4, 36], [16, 16, 4, 16]])
+    clocked = (state, RebiasState(np.asarray(5), {"w": np.asarray(0), "v": np.asarray(0)}))
+    first = moments("asymmetric", optax.chain(optax.scale_by_adam(), rebias(B1, B2)), clocked)
+    assert first == [[6, 0, 2, 0], [12, 0, 2, 0], [36, 0, 4, 0], [144, 0, 4, 0]]
+
+
+def test_a_unit_left_at_zero_is_no_first_copy():
+    late = AxisMap(*[Rows(np.array([[0], [0], [1], [0]]), np.array([[0.0], [1], [1], [1]]), 2)] * 2)
+    state = trained(ADAMW)
+    grown = grow_optimizer(ADAMW, state, {"a": late}, SMALL, AXES, "asymmetric")
+    first, second = of_adam(state).mu["v"]
+    np.testing.assert_array_equal(of_adam(grown).mu["v"], [0, first, second, 0])
+
+
+# --- exactness ---
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        hypercloning(tiny.WIDTHS, tiny.wider(2)),
+        staged(tiny.WIDTHS, tiny.wider(2)),
+        pytest.param(lemon(tiny.WIDTHS, {"heads": 5, "mlp": 13}, seed=1), marks=pytest.mark.slow),
+    ],
+    ids=["hypercloning", "staged", "lemon, heads and mlp"],
+)
+def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
+    """A step after growing is growing after the step. Gradients are those of the two models, not grown ones.
+
+    Staged Training's weights are block-diagonal, but its gradients are not.
+    """
+    config = tiny.config()
+    axes, small = tiny.axes(config), tiny.params(config)
+    large, tx = grow(growth, small, axes), optax.scale_by_adam(B1, B2)
+    step = jax.jit(tx.update)
+    state = jax.jit(tx.init)(small)
+    for seed in (0, 1):
+        _, state = step(tiny.gradient(config)(small, tiny.tokens(seed=seed)), state)
+    across = jax.jit(lambda state: grow_optimizer(tx, state, growth, small, axes, "exact"))
+    grown = across(state)
+    _, after = step(tiny.gradient(config)(small, tiny.tokens(seed=2)), state)
+    _, grown = step(tiny.gradient(config.resized(growth))(large, tiny.tokens(seed=2)), grown)
+    close(grown, across(after))
+
+
+@pytest.mark.parametrize("policy", ["exact", "copy"])
+def test_exact_moments_are_those_of_training_the_grown_model_and_copied_ones_are_not(tx, policy):
+    growth = {"a": tile(2, 2)}
+    first, then = gradients(SMALL, 2), gradients(SMALL, 1, seed=1)
+    then = jax.tree.map(lambda g: 10 * g, then)  # a maximum moves, too
+    _, before = run(tx, SMALL, tx.init(SMALL), first)
+    _, after = run(tx, SMALL, before, then)
+    grown = grow_optimizer(tx, before, growth, SMALL, AXES, policy)
+    _, grown = run(
+        tx, grow(growth, SMALL, AXES), grown, [grow(dual(growth), g, AXES) for g in then]
+    )
+    expected = grow_optimizer(tx, after, growth, SMALL, AXES, "exact")
+    if policy == "exact":
+        close(grown, expected)
+    else:
+        assert tiny.distance(grown, expected) > 1e-3
+
+
+def test_coalescing_sums_the_first_moments_of_twins_exactly():
+    """Coming back from the grown model, mu is what the small one would have; nu, too, where twins had equal gradients."""
+    growth, tx = {"a": tile(2, 3)}, jitted(optax.scale_by_adam())
+    state, large = trained(tx), grow({"a": tile(2, 3)}, SMALL, AXES)
+    up = grow_optimizer(tx, state, growth, SMALL, AXES, "exact")
+    close(grow_optimizer(tx, up, swap(growth), large, AXES, "exact"), state)
+
+    _, unlike = run(tx, large, tx.init(large), gradients(large, 3))
+    summed = grow(dual(swap(growth)), gradients(large, 3), [AXES] * 3)
+    _, expected = run(tx, SMALL, tx.init(SMALL), summed)
+    down = grow_optimizer(tx, unlike, swap(growth), large, AXES, "exact")
+    close(down.mu, expected.mu)
+    for path, bound, nu in tiny.pairs(down.nu, expected.nu):
+        assert (bound >= nu).all(), path
+        assert (bound > 1.01 * nu).any(), path
+
+
+# --- restarting single entries ---
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_rebias_changes_no_bit_where_nothing_restarted(jit):
+    plain, clocked = (
+        optax.scale_by_adam(B1, B2),
+        optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2)),
+    )
+    gs = gradients(SMALL, 5)
+    plain, clocked = (
+        optax.GradientTransformation(tx.init, jax.jit(tx.update) if jit else tx.update)
+        for tx in (plain, clocked)
+    )
+    chex.assert_trees_all_equal(
+        run(plain, SMALL, plain.init(SMALL), gs)[0], run(clocked, SMALL, clocked.init(SMALL), gs)[0]
+    )
+
+
+@pytest.mark.parametrize("b2", [0.999, 0.95])
+def test_a_restarted_entry_is_a_fresh_adam_and_a_kept_one_goes_on(b2):
+    """Growing twice, too: each generation of twins counts from its own first step."""
+    fresh = optax.scale_by_adam(B1, b2, eps=0)
+    tx, fresh = jitted(optax.chain(fresh, rebias(B1, b2))), jitted(fresh)
+    vector, axes = {"v": SMALL["v"]}, {"v": ("a",)}
+    first, second = {"a": tile(2, 2)}, {"a": tile(4, 2)}
+    # Copies that see other gradients: every entry can be told from every other.
+    long = [{"v": g} for g in np.random.default_rng(1).normal(size=(14, 8))]
+
+    def columns(gs, start, stop):
+        return [{"v": g["v"][start:stop]} for g in gs]
+
+    middle, large = grow(first, vector, axes), grow(second, grow(first, vector, axes), axes)
+    _, state = run(tx, vector, tx.init(vector), columns(long[:3], 0, 2))
+    state = grow_optimizer(tx, state, first, vector, axes, "asymmetric")
+    one, state = run(tx, middle, state, columns(long[3:8], 0, 4))
+    state = grow_optimizer(tx, state, second, middle, axes, "asymmetric")
+    two, _ = run(tx, large, state, columns(long[8:], 0, 8))
+
+    def expected(born, start, stop):
+        zeros = {"v": np.zeros(stop - start)}
+        return run(fresh, zeros, fresh.init(zeros), columns(long[born:], start, stop))[0]
+
+    for start, stop, born in ((0, 2, 0), (2, 4, 3), (4, 8, 8)):
+        updates = [{"v": u["v"][start:stop]} for u in (one if born < 8 else []) + two]
+        close(updates, expected(born, start, stop)[-len(updates) :])
+
+
+def test_every_axis_restarts_its_own_copies():
+    tx = ADAMW
+    state = grow_optimizer(
+        tx, trained(tx), {"a": tile(2, 2), "b": tile(3, 2)}, SMALL, AXES, "asymmetric"
+    )
+    kept = np.zeros((4, 6), bool)
+    kept[:2, :3] = True
+    assert ((of_adam(state).mu["w"] != 0) == kept).all()
+    np.testing.assert_array_equal(state[2].born["w"], np.where(kept, 0, 3))
+
+
+def test_copied_clocks_follow_their_units():
+    state = grow_optimizer(ADAMW, trained(ADAMW), {"a": tile(2, 2)}, SMALL, AXES, "asymmetric")
+    large = grow({"a": tile(2, 2)}, SMALL, AXES)
+    again = grow_optimizer(ADAMW, state, {"a": select([3, 0], 4)}, large, AXES, "copy")
+    assert again[2].born["v"].tolist() == [3, 0]
+    assert again[2].born["v"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    ("b2", "overshoot"),
+    [(0.999, {1: 3.16, 12: 6.57, 200: 2.35}), (0.95, {1: 0.447, 12: 1.055, 200: 1.0})],
+)
+def test_without_rebias_a_restarted_entry_moves_too_far(b2, overshoot):
+    """Zero moments under a large step count and a constant gradient: ``(1 - b1^j) / sqrt(1 - b2^j)`` times the step."""
+    tx = optax.scale_by_adam(B1, b2, eps=0)
+    clocked = optax.chain(tx, rebias(B1, b2))
+    one = {"v": jnp.ones(1)}
+    late = jnp.asarray(100_000, jnp.int32)
+    adam = tx.init(one)._replace(count=late)
+    naive, right = (
+        jax.jit(
+            lambda state, tx=tx: jax.lax.scan(
+                lambda s, _: tx.update(one, s)[::-1], state, None, 200
+            )[1]
+        )(state)
+        for tx, state in ((tx, adam), (clocked, (adam, RebiasState(late, {"v": late}))))
+    )
+    for step, factor in overshoot.items():
+        np.testing.assert_allclose(naive["v"][step - 1], factor, rtol=0.005)
+    np.testing.assert_allclose(right["v"], 1, rtol=1e-9)
+
+
+# --- sums of terms ---
+
+OLD = tiny.WIDTHS
+RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
+CLOCKED = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+
+
+def of_gpt2():
+    """``(parameters, their axes, CLOCKED's state after three steps)``; the first moments are the parameters."""
+    small = tiny.params(tiny.config())
+    adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
+    born = jax.tree.map(lambda _: np.int32(0), small)
+    return small, tiny.axes(tiny.config()), (adam, RebiasState(np.int32(3), born))
+
+
+def test_copies_of_units_carry_what_their_pair_had():
+    """Staged: between copies of two units what is between the units, where its weights are zero, too."""
+    small, axes, state = of_gpt2()
+    grown = grow_optimizer(CLOCKED, state, staged(OLD, tiny.wider(2)), small, axes, "copy")
+    names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
+    for (path, x, mu), on in zip(tiny.pairs(small, grown[0].mu), names, strict=True):
+        twice = [2 if axis(name) in ("embed", "heads", "mlp") else 1 for name in on]
+        np.testing.assert_array_equal(mu, np.tile(x, twice), err_msg=path)
+
+
+def test_units_from_the_next_layer_carry_its_moments():
+    small, axes, state = of_gpt2()
+    grown = grow_optimizer(CLOCKED, state, aki(OLD, RAGGED, seed=3), small, axes, "copy")
+    g = {axis: m.write.index[:, 0] for axis, m in fpi(OLD, RAGGED, seed=3).items()}
+    mu, blocks = grown[0].mu, small["blocks"]
+    for layer, following in ((0, 1), (1, 1)):
+        for j, unit in enumerate(g["mlp"]):
+            source = following if j >= OLD["mlp"] else layer
+            assert (
+                mu["blocks"]["mlp"]["up"]["bias"][layer, j]
+                == blocks["mlp"]["up"]["bias"][source, unit]
+            )
+            expected = blocks["mlp"]["down"]["kernel"][source, unit, g["embed"]]
+            np.testing.assert_array_equal(mu["blocks"]["mlp"]["down"]["kernel"][layer, j], expected)
+        for j, head in enumerate(g["heads"]):
+            source = following if j >= OLD["heads"] else layer
+            expected = blocks["attention"]["key"]["kernel"][source, g["embed"], head]
+            np.testing.assert_array_equal(
+                mu["blocks"]["attention"]["key"]["kernel"][layer, :, j], expected
+            )
+    np.testing.assert_array_equal(
+        mu["final_norm"]["scale"], small["final_norm"]["scale"][g["embed"]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("growth", "kept_layers"),
+    [
+        (aki(OLD, RAGGED, seed=3), [0, 1]),
+        (aki(OLD, {**RAGGED, "layers": 5}, seed=3), [0, 1]),
+        (staged(OLD, tiny.wider(2)), [0, 1]),
+        (llama_pro(OLD, {"layers": 4}), [0, 2]),
+    ],
+    ids=["aki", "aki, and layers", "staged", "llama_pro"],
+)
+def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
+    small, axes, state = of_gpt2()
+    across = jax.jit(
+        lambda state: grow_optimizer(CLOCKED, state, growth, small, axes, "asymmetric")
+    )
+    adam, clock = across(state)
+    assert (adam.count, clock.count) == (3, 3)
+    chex.assert_trees_all_equal_shapes(adam.mu, tiny.params(tiny.config().resized(growth)))
+    for (path, x, mu), (_, nu, born), name in zip(
+        tiny.pairs(small, adam.mu),
+        tiny.pairs(adam.nu, clock.born),
+        jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple)),
+        strict=True,
+    ):
+        where = np.ix_(
+            *(
+                kept_layers if n == "layers" else range(size)
+                for n, size in zip(name, x.shape, strict=True)
+            )
+        )
+        expected, fresh = np.zeros(mu.shape), np.full(mu.shape, 3)
+        expected[where], fresh[where] = x, 0
+        np.testing.assert_array_equal(mu, expected, err_msg=path)
+        np.testing.assert_array_equal(nu, np.square(expected), err_msg=path)
+        np.testing.assert_array_equal(born, fresh, err_msg=path)
+        assert born.dtype == np.int32
+
+
+# --- errors ---
+
+
+def raises(message):
+    return pytest.raises(ValueError, match=re.escape(message))
+
+
+def test_asymmetric_needs_a_clock_and_copies():
+    adam, state = optax.adam(0.1), trained(optax.adam(0.1))
+    with raises(
+        "policy 'asymmetric' restarts single entries: chain jaxgrow.growth.moments.rebias(b1, b2) after Adam"
+    ):
+        grow_optimizer(adam, state, THREE, SMALL, AXES, "asymmetric")
+    with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 1"):
+        grow_optimizer(ADAMW, trained(ADAMW), swap({"a": tile(1, 2)}), SMALL, AXES, "asymmetric")
+    small, axes, state = of_gpt2()
+    with raises(
+        "axis 'embed': policy 'asymmetric' needs a growth that copies units, 6 to 8"
+    ):  # lemon's means
+        grow_optimizer(CLOCKED, state, lemon(OLD, {"embed": 8}), small, axes, "asymmetric")
+    mix = AxisMap(np.ones((3, 2)), np.ones((3, 2)))
+    with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 3"):
+        grow_optimizer(ADAMW, trained(ADAMW), {"a": mix}, SMALL, AXES, "asymmetric")
+
+
+def test_moments_of_unknown_kind_are_copied_but_never_scaled():
+    tx = optax.adadelta(0.1)
+    with raises(
+        "e_x/v: holds neither each entry's gradients nor their squares; use policy 'copy' or 'drop'"
+    ):
+        grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "exact")
+    copied = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")
+    np.testing.assert_array_equal(
+        copied[1].e_g["w"], np.asarray(trained(tx)[1].e_g["w"])[[0, 0, 1, 0]]
+    )
+    tx = optax.chain(tx, rebias(B1, B2))
+    kept = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "asymmetric")
+    first, second = trained(tx)[0][1].e_g["v"]
+    np.testing.assert_array_equal(kept[0][1].e_g["v"], [first, 0, second, 0])
+
+
+def test_moments_of_another_shape_than_their_parameter_are_refused():
+    tx = optax.adafactor(0.1)
+    with raises("use policy 'drop'"):
+        grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")
+    grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "drop")
+
+
+def test_stacked_layers_carry_their_moments():
+    """Depth: a copy of a layer takes its moments along; what has no layers keeps its own."""
+    small = tiny.params(tiny.config())
+    state = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
+    axes = tiny.axes(tiny.config())
+    grown = grow_optimizer(
+        optax.scale_by_adam(), state, stack(tiny.WIDTHS, {"layers": 4}), small, axes, "copy"
+    )
+    chex.assert_trees_all_equal(
+        grown.mu["blocks"], jax.tree.map(lambda x: np.concatenate([x, x]), state.mu["blocks"])
+    )
+    assert grown.mu["token_embedding"] is small["token_embedding"]
+
+
+# --- a parameter that is no tree ---
+
+
+@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+def test_the_moments_of_a_bare_array_grow_as_those_of_a_leaf(policy):
+    tx = jitted(optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2)))
+    bare, leaf = SMALL["w"], {"w": SMALL["w"]}
+    states = [run(tx, p, tx.init(p), gradients(p, 3))[1] for p in (bare, leaf)]
+    grown = [
+        grow_optimizer(tx, state, THREE, p, on, policy)
+        for state, p, on in zip(states, (bare, leaf), (AXES["w"], {"w": AXES["w"]}), strict=True)
+    ]
+    assert of_adam(grown[0]).mu.shape == (4, 3)
+    assert jax.tree.structure(grown[0]) == jax.tree.structure(tx.init(grow(THREE, bare, AXES["w"])))
+    for x, y in zip(*map(jax.tree.leaves, grown), strict=True):
+        np.testing.assert_array_equal(x, y)

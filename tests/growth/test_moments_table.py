@@ -1,0 +1,376 @@
+"""Every optimizer of optax and optax.contrib across a growth: its state grows as promised, or is refused by name.
+
+Where ``exact`` grows a state, a step after growing is growing after the step, in float64 to 1e-9:
+means and squares of gradients, and epsilons. Parameters in a state grow as the parameters do.
+"""
+
+import inspect
+import warnings
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+from jaxgrow import dual, grow, grow_optimizer, stack_layers, unstack_layers
+from jaxgrow.axes import path
+from jaxgrow.growth._trial import kinds
+from jaxgrow.growth.maps import tile
+
+AXES = {"w": ("a.in", "b"), "v": ("a",), "u": ("b.bias",)}
+SMALL = {
+    "w": np.array([[0.3, -0.5, 0.7], [0.2, 1.1, -1.3]]),
+    "v": np.array([0.5, -0.7]),
+    "u": np.array([0.1, -0.2, 0.4]),
+}
+GROWTH = {"a": tile(2, 2)}
+SHOWN = (
+    "adam",
+    "schedule_free_adamw",
+    "sm3",
+    "lars",
+    "muon",
+    "prodigy",
+)  # the others show more of the same
+
+# What refuses each policy: a leaf of the state, and why.
+SHAPE, OTHERS, OWN, FAILED = "shape", "depends on", "holds neither", "a trial of the optimizer"
+REFUSED = {  # by both
+    **dict.fromkeys(["adafactor", "galore"], SHAPE),
+    **dict.fromkeys(["scale_by_distance_over_gradients", "scale_by_factored_rms"], SHAPE),
+    **dict.fromkeys(["scale_by_galore"], SHAPE),
+    **dict.fromkeys(["cocob", "lars", "prodigy", "scale_by_cocob", "scale_by_lbfgs"], OTHERS),
+    **dict.fromkeys(["dadapt_adamw", "dog", "dowg", "momo", "momo_adam"], OTHERS),
+    **dict.fromkeys(["novograd", "scale_by_novograd", "scale_by_sm3", "sm3"], OTHERS),
+    **dict.fromkeys(
+        ["hutchinson_estimator_diag_hessian", "lbfgs", "scale_by_muon", "sophia"], FAILED
+    ),
+}
+ONLY_COPIED = ("adadelta", "adopt", "optimistic_adam", "optimistic_adam_v2", "rprop")
+ONLY_COPIED = (*ONLY_COPIED, "scale_by_adadelta", "scale_by_adopt", "scale_by_rprop")
+GROWN = [
+    "acprop",
+    "adabelief",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamaxw",
+    "adamw",
+    "adan",
+    "ademamix",
+    "amsgrad",
+    "apply_every",
+    "lamb",
+    "lion",
+    "madgrad",
+    "muon",
+    "nadam",
+    "nadamw",
+    "noisy_sgd",
+    "optimistic_gradient_descent",
+    "radam",
+    "reduce_on_plateau",
+    "rmsprop",
+    "scale_by_acprop",
+    "scale_by_adam",
+    "scale_by_adamax",
+    "scale_by_adan",
+    "scale_by_ademamix",
+    "scale_by_amsgrad",
+    "scale_by_belief",
+    "scale_by_lion",
+    "scale_by_madgrad",
+    "scale_by_optimistic_gradient",
+    "scale_by_radam",
+    "scale_by_rms",
+    "scale_by_rss",
+    "scale_by_simplified_ademamix",
+    "scale_by_stddev",
+    "scale_by_yogi",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
+    "signum",
+    "simplified_ademamix",
+    "yogi",
+    "zero_nans",
+]
+
+
+def of_optax() -> dict[str, optax.GradientTransformation]:
+    """All that need no more than a learning rate, and have a state."""
+    found = {}
+    for module in (optax, optax.contrib):
+        for name, make in inspect.getmembers(
+            module, lambda x: inspect.isfunction(x) or isinstance(x, partial)
+        ):
+            if name.startswith("_") or name in ("inject_hyperparams", "named_chain"):
+                continue
+            parameters = inspect.signature(make).parameters.values()
+            needed = [p.name for p in parameters if p.default is p.empty and p.kind in (1, 3)]
+            if set(needed) - {"learning_rate"}:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of keys of random numbers that will be needed
+                try:
+                    tx = make(**dict.fromkeys(needed, 0.1))
+                except (TypeError, ValueError):
+                    continue
+            if isinstance(tx, optax.GradientTransformation) and jax.tree.leaves(
+                jax.eval_shape(tx.init, SMALL)
+            ):
+                found[name] = tx
+    return found
+
+
+OPTIMIZERS = of_optax()
+DECAYED = optax.chain(optax.add_decayed_weights(1e-4), optax.trace(0.9))
+OTHER = {  # those that wrap others: (optimizer, what refuses copy, what refuses exact)
+    "masked": (optax.masked(optax.adam(0.1), {"w": True, "v": False, "u": True}), None, None),
+    "multi_transform": (
+        optax.multi_transform(
+            {"a": optax.adam(0.1), "b": optax.sgd(0.1, 0.9)}, {"w": "a", "v": "b", "u": "a"}
+        ),
+        None,
+        None,
+    ),
+    "MultiSteps": (optax.MultiSteps(optax.adam(0.1), 6).gradient_transformation(), None, None),
+    "apply_if_finite": (optax.apply_if_finite(optax.adam(0.1), 3), None, None),
+    "inject_hyperparams": (optax.inject_hyperparams(optax.adam)(0.1), None, None),
+    "clipped": (optax.chain(optax.clip_by_global_norm(0.01), optax.adam(0.1)), None, None),
+    "decayed weights in the momentum": (DECAYED, OTHERS, OTHERS),
+    "a mean of updates": (optax.chain(optax.scale_by_adam(), optax.ema(0.9)), None, OWN),
+    "a mean of centred gradients": (
+        optax.chain(optax.centralize(), optax.trace(0.9)),
+        OTHERS,
+        OTHERS,
+    ),
+    "flatten": (optax.flatten(optax.adam(0.1)), OTHERS, OTHERS),
+    "mechanize": (optax.contrib.mechanize(optax.adam(0.1)), OTHERS, OTHERS),
+}
+ADAM = optax.adam(0.1)
+FURTHER = {  # those that need more than a learning rate, and have a state
+    "trace": (optax.trace(0.9), None, None),
+    "ema": (optax.ema(0.9), None, None),
+    "sgd": (optax.sgd(0.1, 0.9, nesterov=True), None, None),
+    "add_noise": (optax.add_noise(0.1, 0.5, 0), None, None),
+    "scale_by_schedule": (optax.scale_by_schedule(optax.constant_schedule(0.1)), None, None),
+    "scale_by_learning_rate": (
+        optax.scale_by_learning_rate(optax.constant_schedule(0.1)),
+        None,
+        None,
+    ),
+    "sign_sgd": (optax.sign_sgd(optax.constant_schedule(0.1)), None, None),
+    "scale_by_zoom_linesearch": (optax.scale_by_zoom_linesearch(5), FAILED, FAILED),
+    "scale_by_backtracking_linesearch": (optax.scale_by_backtracking_linesearch(5), FAILED, FAILED),
+    "conditionally_mask": (optax.conditionally_mask(ADAM, lambda step, **_: step > 2), None, None),
+    "conditionally_transform": (
+        optax.conditionally_transform(ADAM, lambda step, **_: step > 2),
+        None,
+        None,
+    ),
+    "selective_transform": (
+        optax.selective_transform(ADAM, freeze_mask={"w": True, "v": False, "u": False}),
+        None,
+        None,
+    ),
+    "partition": (
+        optax.partition({"a": ADAM, "b": optax.trace(0.9)}, {"w": "a", "v": "b", "u": "a"}),
+        None,
+        None,
+    ),
+    "named_chain": (optax.named_chain(("a", ADAM), ("b", optax.trace(0.9))), None, OWN),
+    "snapshot": (optax.snapshot("norm", optax.tree.norm), OTHERS, OTHERS),
+    "measure_with_ema": (optax.measure_with_ema(optax.tree.norm, 0.9), FAILED, FAILED),
+    "adaptive_grad_clip": (optax.chain(optax.adaptive_grad_clip(0.1), ADAM), OTHERS, OTHERS),
+    "schedule_free": (optax.contrib.schedule_free(optax.adam(0.1, b1=0.0), 0.1), None, None),
+    "split_real_and_imaginary": (optax.contrib.split_real_and_imaginary(ADAM), None, None),
+}
+CASES = {
+    **{
+        name: (tx, REFUSED.get(name), REFUSED.get(name) or (OWN if name in ONLY_COPIED else None))
+        for name, tx in OPTIMIZERS.items()
+    },
+    **OTHER,
+    **FURTHER,
+}
+# They have no state.
+WITHOUT_STATE = {
+    "add_decayed_weights",
+    "centralize",
+    "clip",
+    "clip_by_block_rms",
+    "clip_by_global_norm",
+    "freeze",
+    "fromage",
+}
+WITHOUT_STATE |= {
+    "identity",
+    "keep_params_nonnegative",
+    "normalize",
+    "normalize_by_update_norm",
+    "polyak_sgd",
+    "scale",
+}
+WITHOUT_STATE |= {
+    "scale_by_param_block_norm",
+    "scale_by_param_block_rms",
+    "scale_by_polyak",
+    "scale_by_sign",
+}
+WITHOUT_STATE |= {"scale_by_trust_ratio", "set_to_zero", "stateless", "stateless_with_tree_map"}
+# Other tests cover them; `inject_stateful_hyperparams` is deprecated.
+ELSEWHERE = {
+    "inject_stateful_hyperparams",
+    "chain",
+    "lookahead",
+    "with_extra_args_support",
+    "sam",
+    "dpsgd",
+    "differentially_private_aggregate",
+}
+
+
+def test_every_optimizer_of_optax_is_in_the_table():
+    assert set(OPTIMIZERS) == {*REFUSED, *ONLY_COPIED, *GROWN}
+
+
+def test_every_function_that_makes_an_optimizer_is_in_a_list():
+    """By its return annotation. An optimizer that a new version of optax adds fails here."""
+    makers = {
+        name
+        for module in (optax, optax.contrib)
+        for name, make in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_")
+        and "GradientTransformation" in str(inspect.signature(make).return_annotation)
+    }
+    assert makers <= {*CASES, *WITHOUT_STATE, *ELSEWHERE}
+
+
+@pytest.mark.usefixtures("promoting")
+def test_what_needs_gradients_of_each_sample_grows_its_seed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the seed, which it still asks for
+        tx = optax.contrib.dpsgd(0.1, 1.0, 0.1, 0)
+    state = tx.init(SMALL)
+    chex.assert_trees_all_equal(grow_optimizer(tx, state, GROWTH, SMALL, AXES, "exact"), state)
+
+
+def test_the_parameters_that_sam_returns_to_grow_with_them():
+    tx = optax.contrib.sam(optax.adam(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)))
+    grown = grow_optimizer(tx, tx.init(SMALL), GROWTH, SMALL, AXES, "exact")
+    chex.assert_trees_all_equal(grown.cache, grow(GROWTH, SMALL, AXES))
+
+
+def stepped(tx, state, params, seed, growth=None, size=1.0):
+    """The state after a step with random gradients of the small model, perhaps grown."""
+    rng = np.random.default_rng(seed)
+    gradients = jax.tree.map(lambda x: size * rng.normal(size=x.shape), SMALL)
+    if growth is not None:
+        gradients, params = grow(dual(growth), gradients, AXES), grow(growth, params, AXES)
+    update = jax.jit(
+        lambda *given: optax.with_extra_args_support(tx).update(*given, value=jnp.float32(1))
+    )
+    return jax.device_get(update(gradients, state, params)[1])
+
+
+@pytest.fixture
+def promoting():
+    """Some optimizers of others promote ranks."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("x64", "promoting")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n not in SHOWN and n not in OTHER))
+        for n in CASES
+    ],
+)
+def test_states_grow_as_promised_or_are_refused_by_name(name):
+    tx, *refused = CASES[name]
+    state, size = jax.jit(tx.init)(SMALL), 1e-3 if name == "clipped" else 1.0
+    if FAILED not in refused:
+        for seed in (0, 1):
+            state = stepped(tx, state, SMALL, seed, size=size)
+    for policy, why in zip(("copy", "exact"), refused, strict=True):
+        if why:
+            with pytest.raises(ValueError, match=why) as error:
+                grow_optimizer(tx, state, GROWTH, SMALL, AXES, policy)
+            assert "optimizer state" in str(error.value) and "'drop'" in str(error.value)
+            continue
+        grown = grow_optimizer(tx, state, GROWTH, SMALL, AXES, policy)
+        expected = jax.eval_shape(tx.init, grow(GROWTH, SMALL, AXES))
+        assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, expected)
+        holds = kinds(tx, SMALL, AXES)
+        same_as_parameters(state, grown, holds)
+        if policy == "exact":
+            after = grow_optimizer(
+                tx, stepped(tx, state, SMALL, 2, size=size), GROWTH, SMALL, AXES, "exact"
+            )
+            pairs = zip(
+                by_path(stepped(tx, grown, SMALL, 2, GROWTH, size)).items(),
+                by_path(after).values(),
+                strict=True,
+            )
+            for (leaf, found), wanted in pairs:
+                if holds[leaf] != "parameters":
+                    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9, err_msg=leaf)
+
+
+def by_path(tree):
+    def numbers(x):
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    return {path(p): numbers(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def same_as_parameters(state, grown, holds):
+    before, after = by_path(state), by_path(grown)
+    for leaf in (leaf for leaf, kind in holds.items() if kind == "parameters"):
+        own = leaf.rsplit("/", 1)[-1]
+        np.testing.assert_array_equal(
+            after[leaf], grow(GROWTH, SMALL | {own: before[leaf]}, AXES)[own], err_msg=leaf
+        )
+
+
+def test_what_begins_as_the_parameters_is_found_whatever_its_name():
+    found = kinds(optax.contrib.schedule_free_adamw(0.1), SMALL, AXES)
+    assert {leaf for leaf, kind in found.items() if kind == "parameters"} == {"z/w", "z/v", "z/u"}
+    assert found["base_optimizer_state/0/nu/w"] == 2 and found["weight_sum"] == "unchanged"
+
+
+def test_lookahead_is_refused_by_name():
+    """Its parameters are pairs, of which only the fast ones have gradients."""
+    tx, pair = optax.lookahead(optax.adam(0.1), 2, 0.5), optax.LookaheadParams(SMALL, SMALL)
+    with pytest.raises(ValueError, match=r"a trial of the optimizer(.|\n)*LookaheadParams"):
+        grow_optimizer(tx, tx.init(pair), GROWTH, pair, optax.LookaheadParams(AXES, AXES), "copy")
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("policy", ["drop", "exact"])
+def test_muon_of_a_list_of_layers_grows(policy):
+    """Stacked, a kernel has three axes, and Muon would take it for Adam's: the layers are taken apart for the optimizer."""
+    rng = np.random.default_rng(0)
+    layers = [{"w": rng.normal(size=(2, 3)), "v": rng.normal(size=2)} for _ in range(3)]
+    params, tx = {"layers": layers}, optax.contrib.muon(0.1)
+    axes = {"layers": [{"w": ("layers", "a.in", "b"), "v": ("layers", "a")}]}
+    state = jax.device_get(jax.jit(tx.update)(params, tx.init(params), params)[1])
+    stacked, of_state = (stack_layers(tree, "layers/{}") for tree in (params, state))
+    grown = grow_optimizer(tx, of_state, GROWTH, stacked, axes, policy, "layers/{}")
+    back = unstack_layers(grown, "layers/{}")
+    large = unstack_layers(grow(GROWTH, stacked, axes), "layers/{}")
+    assert jax.tree.structure(back) == jax.tree.structure(tx.init(large))
+    if policy == "exact":
+        mu = back.inner_states["muon"].inner_state[0].mu["layers"][1]["w"]
+        before = state.inner_states["muon"].inner_state[0].mu["layers"][1]["w"]
+        np.testing.assert_allclose(mu, np.concatenate([before, before]), atol=1e-12)
+        with pytest.raises(
+            ValueError, match=r"the optimizer makes no such leaf .* their place as layers"
+        ):
+            grow_optimizer(tx, of_state, GROWTH, stacked, axes, policy)

@@ -1,0 +1,408 @@
+"""What a growth does to the function of a GPT-2, and to its gradients.
+
+The tables of preservation in the literature, as far as they concern a pre-LN decoder. Exact: 1e-10
+of the standard deviation of the logits, in float64 through two layers. What is not exact must be
+seen not to be: above 1e-2.
+"""
+
+from functools import cache
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxgrow import grow, grow_optimizer, preserves_function
+from jaxgrow.axes import names as naming
+from jaxgrow.axes import reads, turned
+from jaxgrow.growth.maps import AxisMap, Rule, Rules, blocks, select
+from jaxgrow.growth.matrices import dense
+from jaxgrow.growth.moments import RebiasState, rebias
+from jaxgrow.growth.symmetry import break_symmetry
+from jaxgrow.operators import (
+    aki,
+    fpi,
+    hypercloning,
+    interleave,
+    lemon,
+    lidas,
+    llama_pro,
+    midas,
+    mslt,
+    net2net,
+    solar,
+    sparkling,
+    stack,
+    staged,
+    zero_pad,
+)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+OLD = tiny.WIDTHS
+RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
+TWICE = tiny.wider(2)
+EPS = tiny.config().eps
+
+either = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+
+
+AGAIN = (  # rows of `test_laws`
+    *(
+        "fpi, heads and mlp",
+        "hypercloning",
+        "staged",
+        "lemon, 1 tile and means",
+        "lemon, 2 tiles",
+        "llama_pro",
+    ),
+    *(
+        "zero_pad, heads and mlp",
+        "aki",
+        "sparkling",
+        "stack",
+        "interleave",
+        "mslt",
+        "midas",
+        "lidas",
+        "solar",
+    ),
+    "solar, blended",
+)
+
+
+def growths(table):
+    return pytest.mark.parametrize(
+        "growth",
+        [
+            pytest.param(g, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
+            for name, g in table.items()
+        ],
+    )
+
+
+# --- maps that no operator makes ---
+
+HEADS, K = OLD["heads"], tiny.config().head_dim
+SOURCES = [0, 1, 2, 0, 1]  # of five heads
+
+
+def over_heads(m: AxisMap) -> dict:
+    """A map over heads and their dimensions at once."""
+    return {("heads", "head_dim"): AxisMap(m.write, m.read, ((5, K), (HEADS, K)))}
+
+
+def heads_of(query, key, value) -> Rules:
+    """New heads of queries, keys and values by an index each; the output reads the values."""
+    of = {"query": query, "key": key, "value": value, "out": value}
+    return Rules(
+        tuple(Rule(({"heads": select(index, HEADS)},), f"*/{name}/*") for name, index in of.items())
+    )
+
+
+def longer_heads(scale: float) -> Rules:
+    """Heads of 5 dimensions become ones of 8; queries are scaled, keys read what queries write."""
+    m = select([0, 1, 2, 3, 4, 0, 1, 3], K)
+    return Rules(
+        (
+            Rule(({"head_dim": AxisMap(scale * dense(m.write), m.read)},), "*/query/*"),
+            Rule(({"head_dim": m},)),
+        )
+    )
+
+
+def padded(centred: bool) -> Rules:
+    """``embed`` padded with zeros, norms scaled for it; ``centred``: nothing that is written has a mean that would move."""
+    old, new = OLD["embed"], 8
+    corner = np.eye(new, old)
+    writes = corner @ (np.eye(old) - 1 / old) if centred else corner
+    gain = (old / new) ** 0.5 * corner
+    norms = (
+        Rule(({"embed": AxisMap(gain, gain)},), "*norm/scale"),
+        Rule(({"embed": AxisMap(corner, corner)},), "*norm/bias"),
+    )
+    return Rules((*norms, Rule(({"embed": AxisMap(writes, corner)},))), eps=old / new)
+
+
+KEPT = {
+    "fpi, heads and mlp": fpi(OLD, {"heads": 5, "mlp": 13}, seed=1),
+    "fpi, embed twice, all units equally often": {
+        "embed": select([*range(6), 4, 0, 2, 5, 3, 1], 6)
+    },
+    "hypercloning": hypercloning(OLD, TWICE),
+    "staged": staged(OLD, TWICE),
+    "lemon, 1 tile and means": lemon(OLD, RAGGED, seed=2),
+    "lemon, 2 tiles and means": lemon(OLD, {**RAGGED, "embed": 15}, seed=3),
+    "lemon, 2 tiles": lemon(OLD, TWICE, seed=4),
+    "zero_pad, heads and mlp": zero_pad(OLD, {"heads": 5, "mlp": 13}),
+    "llama_pro": llama_pro(OLD, {"layers": 3}),
+    "whole heads, one map": heads_of(SOURCES, SOURCES, SOURCES),
+    "whole heads, as neurons": over_heads(blocks(select(SOURCES, HEADS), K)),
+    "longer heads, queries scaled": longer_heads((8 / K) ** 0.5),
+}
+LOST = {
+    "fpi, embed x 1.5": fpi(OLD, {"embed": 9}, seed=1),
+    "fpi, embed twice, units unequally often": fpi(OLD, {"embed": 12}, seed=1),
+    "net2net where lemon is exact": net2net(OLD, RAGGED, seed=2),
+    "aki": aki(OLD, RAGGED, seed=3),
+    "aki, heads and mlp": aki(OLD, {"heads": 5, "mlp": 13}, seed=3),
+    "sparkling": sparkling(OLD, RAGGED),
+    "zero_pad, embed": zero_pad(OLD, {"embed": 8}),
+    "zero_pad, embed, norms scaled": padded(centred=False),
+    "stack": stack(OLD, {"layers": 4}),
+    "interleave": interleave(OLD, {"layers": 4}),
+    "mslt": mslt(OLD, {"layers": 3}),
+    "midas": midas(OLD, {"layers": 3}),
+    "lidas": lidas(OLD, {"layers": 3}),
+    "solar": solar(OLD, {"layers": 4}),
+    "solar, blended": solar(OLD, {"layers": 3}, blend=1),
+    "whole heads, a map for queries, keys and values each": heads_of(
+        SOURCES, [1, 2, 0, 2, 2], [2, 0, 1, 1, 0]
+    ),
+    "whole heads, another map for values": heads_of(SOURCES, SOURCES, [2, 0, 1, 1, 0]),
+    "neurons across heads": over_heads(
+        select([*range(15), 3, 11, 6, 0, 14, 9, 2, 7, 5, 12], HEADS * K)
+    ),
+    "longer heads": longer_heads(1),
+}
+
+
+@growths(KEPT)
+@either
+def test_what_keeps_the_function(growth, tied):
+    assert tiny.change_of_logits(growth, tied) < EXACT
+
+
+@growths(LOST)
+@either
+def test_what_does_not(growth, tied):
+    assert tiny.change_of_logits(growth, tied) > VISIBLE
+
+
+def test_zeros_keep_the_function_where_nothing_has_a_mean_and_no_table_is_read():
+    """Norms then see the same mean, zero; a tied head would read the centred table."""
+    assert tiny.change_of_logits(padded(centred=True), tied=False) < EXACT
+    assert tiny.change_of_logits(padded(centred=True), tied=True) > VISIBLE
+
+
+@either
+def test_lemon_needs_its_eps(tied):
+    """It matters as much as eps is of the variances: 1e-5 of them, here."""
+    assert tiny.change_of_logits(KEPT["lemon, 1 tile and means"], tied, eps=EPS) > 1e-8
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_a_tied_head_needs_a_norm_that_takes_the_factor(final_norm):
+    """A post-LN model without a final norm has nothing that reads the residual stream once: its logits are doubled."""
+    rng = np.random.default_rng(0)
+    params = {
+        "table": rng.normal(size=(11, 6)),
+        "blocks": {
+            "up": rng.normal(size=(2, 6, 9)),
+            "down": rng.normal(size=(2, 9, 6)),
+            "scale": rng.normal(size=(2, 6)),
+        },
+        "final": rng.normal(size=6),
+    }
+    axes = {
+        "table": ("vocab", "embed"),
+        "blocks": {
+            "up": ("layers", "embed.in", "mlp"),
+            "down": ("layers", "mlp.in", "embed"),
+            "scale": ("layers", "embed.norm.scale"),
+        },
+        "final": ("embed.in.norm.scale",),
+    }
+    if not final_norm:
+        params, axes = ({k: x for k, x in tree.items() if k != "final"} for tree in (params, axes))
+
+    def normed(x):
+        return (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+
+    def logits(p):
+        x = p["table"][tiny.tokens()]
+        for up, down, scale in zip(
+            *(p["blocks"][name] for name in ("up", "down", "scale")), strict=True
+        ):
+            x = normed(x + np.maximum(x @ up, 0) @ down) * scale
+        x = normed(x) * p["final"] if final_norm else x
+        return x @ p["table"].T
+
+    growth = hypercloning({"embed": 6, "mlp": 9}, {"embed": 12, "mlp": 18})
+    times = 1 if final_norm else 2
+    np.testing.assert_allclose(
+        logits(grow(growth, params, axes)), times * logits(params), rtol=0, atol=1e-10
+    )
+    assert preserves_function(growth) and preserves_function(growth, axes) == final_norm
+    assert preserves_function({"mlp": growth["mlp"]}, axes)
+
+
+# --- blocks that begin as the identity ---
+
+
+@either
+@pytest.mark.parametrize("layers", [3, 4])
+def test_llama_pro_is_exact_to_the_bit(layers, tied):
+    assert tiny.change_of_logits(llama_pro(OLD, {"layers": layers}), tied) == 0
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
+def test_llama_pro_is_exact_to_the_bit_in_programs_as_of_a_real_run(dtype):
+    growth = llama_pro(OLD, {"layers": 3})
+    assert tiny.change_of_logits(growth, dtype=dtype, forward=tiny.optimized_forward) == 0
+
+
+def test_at_first_only_what_is_zero_in_new_blocks_learns():
+    config, growth = tiny.config(), llama_pro(OLD, {"layers": 3})
+    large = grow(growth, tiny.params(config), tiny.axes(config))
+    gradient = tiny.gradient(config.resized(growth))(large, tiny.tokens())
+    for path, g, _ in tiny.pairs(gradient["blocks"], gradient["blocks"]):
+        if path.split("/")[-2] in ("out", "down"):
+            assert np.abs(g[2]).max() > 1e-3, path
+        else:
+            assert (g[2] == 0).all(), path
+        if path != "attention/key/bias":  # moves no softmax
+            assert np.abs(g[:2]).max() > 1e-3, path
+
+
+# --- twins ---
+
+COPIES = {
+    "hypercloning 2": hypercloning(OLD, TWICE),
+    "hypercloning 3": hypercloning(OLD, tiny.wider(3)),
+    "fpi, heads and mlp": fpi(
+        OLD, {"heads": 7, "mlp": 21}, seed=5
+    ),  # of 3 and 9 units, unequally often
+    "lemon 2": lemon(OLD, TWICE, seed=4),
+}
+
+
+@cache
+def grown(name: str, tied: bool = True):
+    """``(config, grown parameters, noise)``; the last makes noisy ones of them, from a seed and decibels."""
+    config, growth = tiny.config(tied=tied), COPIES[name]
+    axes = tiny.axes(config)
+    noise = jax.jit(lambda p, seed, snr: break_symmetry(p, growth, axes, seed, snr))
+    large = grow(growth, tiny.params(config), axes)
+    return config.resized(growth), large, lambda *args: jax.device_get(noise(large, *args))
+
+
+def named(axes):
+    """``(path, names)`` of each leaf."""
+    for path, names in jax.tree_util.tree_leaves_with_path(
+        axes, is_leaf=lambda x: isinstance(x, tuple)
+    ):
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), names
+
+
+def apart(tree, axis: str) -> dict[str, float]:
+    """By leaf: how far the two copies of an axis's units (``"mlp.in"``: of what reads them) are apart, of the largest."""
+    axes, out = tiny.axes(tiny.config("head_kernel" not in tree)), {}
+    for (path, names), x in zip(named(axes), jax.tree.leaves(tree), strict=True):
+        if axis in (plain := [turned(naming.axis(n), reads(n)) for n in names]):
+            first, second = np.split(np.asarray(x), 2, plain.index(axis))
+            out[path] = float(np.abs(first - second).max() / np.abs(x).max())
+    return out
+
+
+def test_twins_have_equal_gradients_until_noise_tells_them_apart():
+    """Noise that cancels in what readers receive is seen by the gradient of what twins write."""
+    config, large, noise = grown("hypercloning 2")
+    noisy = noise(0, 10.0)
+    before, after = (
+        jax.device_get(tiny.gradient(config)(p, tiny.tokens())) for p in (large, noisy)
+    )
+    for axis in ("embed", "heads", "mlp"):
+        for role in (axis, axis + ".in"):
+            assert max(apart(before, role).values()) < EXACT
+        assert min(apart(noisy, axis + ".in").values()) > VISIBLE
+        kernels = [
+            d for path, d in apart(after, axis).items() if path.endswith(("kernel", "embedding"))
+        ]
+        assert min(kernels) > VISIBLE
+
+
+@pytest.mark.parametrize(
+    ("name", "snr", "tied"),
+    [
+        ("hypercloning 3", 0, True),
+        pytest.param("fpi, heads and mlp", 3, False, marks=pytest.mark.slow),
+        pytest.param("hypercloning 2", 10, True, marks=pytest.mark.slow),
+        pytest.param("hypercloning 2", 10, False, marks=pytest.mark.slow),
+        pytest.param("lemon 2", 20, True, marks=pytest.mark.slow),
+    ],
+)
+def test_noise_that_cancels_over_copies_keeps_the_function(name, snr, tied):
+    config, large, noise = grown(name, tied)
+    forward, tokens = tiny.forward(config), tiny.tokens()
+    noisy = noise(1, float(snr))
+    before = forward(large, tokens)
+    assert jnp.abs(forward(noisy, tokens) - before).max() / before.std() < EXACT
+
+    reading = [
+        p
+        for p, names in named(tiny.axes(config))
+        if any(reads(n) and naming.axis(n) in COPIES[name] for n in names)
+    ]
+    for path, x, y in tiny.pairs(large, noisy):
+        level = np.sqrt(np.square(y - x).mean() / np.square(x).mean())
+        np.testing.assert_allclose(
+            level, 10 ** (-snr / 20) if path in reading else 0, rtol=1e-9, err_msg=path
+        )
+
+    rng = np.random.default_rng(0)
+    uncancelled = jax.tree.map(
+        lambda x, y: x + rng.permutation((y - x).reshape(-1)).reshape(x.shape), large, noisy
+    )
+    assert jnp.abs(forward(uncancelled, tokens) - before).max() / before.std() > VISIBLE
+
+
+def test_noise_tells_copies_apart_and_nothing_else():
+    """A unit with one copy has none of it; the copies of a unit, however many, have none in sum. Seeds repeat and differ."""
+    _, large, noise = grown("fpi, heads and mlp", tied=False)
+    noisy, again, other = (noise(seed, 10.0) for seed in (1, 1, 2))
+    chex.assert_trees_all_equal(noisy, again)
+    x, y, z = (p["blocks"]["mlp"]["down"]["kernel"] for p in (large, noisy, other))
+    source = COPIES["fpi, heads and mlp"]["mlp"].write.index[:, 0]
+    copies = np.bincount(source)[source]
+    assert {1, 2, 3} <= set(copies.tolist())
+    assert (np.abs(y - x)[:, copies == 1] < 1e-15).all()
+    assert (np.abs(y - x)[:, copies > 1] > 0).all()
+    assert (y != z)[:, copies > 1].all()
+    for unit in range(9):
+        np.testing.assert_allclose((y - x)[:, source == unit].sum(1), 0, rtol=0, atol=1e-14)
+
+
+def test_noise_keeps_structure_and_dtypes():
+    axes = tiny.axes(tiny.config())
+    brain = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), grown("hypercloning 2")[1]
+    )
+    assert (
+        jax.eval_shape(lambda p: break_symmetry(p, COPIES["hypercloning 2"], axes), brain) == brain
+    )
+
+
+def test_twins_stay_twins_under_adam_unless_their_moments_differ():
+    config, large, _ = grown("hypercloning 2")
+    axes, small = tiny.axes(tiny.config()), tiny.params(tiny.config())
+    tx = optax.chain(optax.scale_by_adam(), rebias(0.9, 0.999), optax.scale(-0.1))
+    adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
+    state = (
+        adam,
+        RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(0), small)),
+        optax.ScaleState(),
+    )
+    gradient, update = tiny.gradient(config)(large, tiny.tokens()), jax.jit(tx.update)
+    for policy, stay in (("exact", True), ("asymmetric", False)):
+        across = jax.jit(
+            lambda s, to=policy: grow_optimizer(tx, s, COPIES["hypercloning 2"], small, axes, to)
+        )
+        updates, _ = update(gradient, across(state))
+        trained = jax.tree.map(np.add, large, jax.device_get(updates))
+        furthest = max(apart(trained, "mlp").values())
+        assert furthest < EXACT if stay else furthest > VISIBLE

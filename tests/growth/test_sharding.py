@@ -1,0 +1,301 @@
+"""Leaves that lie on a mesh of devices grow there: the numbers of one device, to the bit, under the sharding that they had."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import sharded_memory
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgrow.integrations.nnx as of_nnx
+from jaxgrow import AxisMap, from_rules, grow, grow_optimizer, operators, sharding, swap
+from jaxgrow.growth import _sharded as _divided
+from jaxgrow.growth import apply
+from jaxgrow.growth.maps import Rule, Rules, repeat, select, tile
+from jaxgrow.growth.moments import rebias
+
+AXES = {"w": ("layers", "a.in", "b"), "v": ("a",), "u": ("b", "c"), "free": ("c",)}
+SPECS = {"w": P(None, "x", "y"), "v": P(("x", "y")), "u": P("y"), "free": P()}
+SIZES = {"layers": 2, "a": 4, "b": 6, "c": 5}
+GROWTH = {"layers": select([0, 1, 0], 2), "a": select([0, 1, 2, 3, 1, 3, 3, 0], 4), "b": tile(6, 2)}
+HALF = AxisMap(GROWTH["b"].write, repeat(6, 2).read)
+GROWTHS = {
+    "copies": GROWTH,
+    "means and sums": {"a": tile(4, 2), **swap({"b": select([0, 1, 1, 0, 1, 1], 2)})},
+    "rules of two terms": Rules((Rule(({"b": HALF}, {"b": GROWTH["b"]}), axes=("b",)),)),
+    "a map over two axes": {
+        ("b", "c"): AxisMap(
+            select([*range(30), 3, 4], 30).write, tile(30, 1).read, ((4, 8), (6, 5))
+        )
+    },
+}
+modes = pytest.mark.parametrize(
+    "mode", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"]
+)
+growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
+
+
+def host(names=("w", "v", "u", "free")):
+    rng = np.random.default_rng(0)
+    axes = {name: AXES[name] for name in names}
+    shapes = {name: [SIZES[n.removesuffix(".in")] for n in axes[name]] for name in names}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, axes
+
+
+def placed(params, mode):
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(mode,) * 2)
+    return {name: jax.device_put(x, NamedSharding(mesh, SPECS[name])) for name, x in params.items()}
+
+
+def assert_same(found, expected, like):
+    chex.assert_trees_all_equal(jax.device_get(found), jax.device_get(expected))
+    for name, x in found.items():
+        assert isinstance(x.sharding, NamedSharding)
+        assert x.sharding.is_equivalent_to(like[name].sharding, x.ndim), name
+        assert x.sharding.mesh == like[name].sharding.mesh
+
+
+@modes
+@growths
+def test_sharded_leaves_grow_to_the_bit_and_keep_their_sharding(mode, growth):
+    params, axes = (
+        host(("u",) if ("b", "c") in growth else AXES) if isinstance(growth, dict) else host()
+    )
+    there = placed(params, mode)
+    assert_same(grow(growth, there, axes), grow(growth, params, axes), there)
+
+
+def test_in_a_compiled_function_on_an_explicit_mesh_too():
+    params, axes = host()
+    there = placed(params, AxisType.Explicit)
+    assert_same(jax.jit(lambda p: grow(GROWTH, p, axes))(there), grow(GROWTH, params, axes), there)
+
+
+@pytest.fixture
+def in_small_pieces(monkeypatch):
+    """Results that are computed row by row."""
+    monkeypatch.setattr(_divided, "LEAST_BUDGET", 1)
+    apply._program.clear_cache()
+    yield
+    apply._program.clear_cache()
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.parametrize(
+    "mode", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
+)
+@growths
+def test_a_result_of_many_pieces_is_the_same(mode, growth):
+    test_sharded_leaves_grow_to_the_bit_and_keep_their_sharding(mode, growth)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+def test_products_with_maps_of_many_terms_are_those_of_one_device(monkeypatch):
+    """A product adds in another order: in float32, up to 1e-5 of what is of order one."""
+    monkeypatch.setattr(_divided, "MOST_TERMS", 2)
+    rng, (params, axes) = np.random.default_rng(2), host()
+    growth = {
+        axis: AxisMap(*rng.normal(size=(2, 2 * SIZES[axis], SIZES[axis])) / 2)
+        for axis in ("a", "b")
+    }
+    there = placed(params, AxisType.Auto)
+    found = grow(growth, there, axes)
+    chex.assert_trees_all_close(
+        jax.device_get(found), grow(growth, params, axes), rtol=1e-5, atol=1e-5
+    )
+    assert all(
+        x.sharding.is_equivalent_to(there[name].sharding, x.ndim) for name, x in found.items()
+    )
+
+
+def compilations(function) -> int:
+    """How many programs are compiled while it runs."""
+    seen: list[str] = []
+
+    def note(event, seconds, **rest):
+        del seconds, rest
+        seen.append(event) if event.endswith("backend_compile_duration") else None
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        function()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return len(seen)
+
+
+@modes
+def test_each_kind_of_leaf_is_compiled_once_and_never_again(mode):
+    """Six layers that are not stacked; also under another growth of the same sizes, as of another seed."""
+    params, axes = host(("u", "v"))
+    params = {name: x[:4, :5] if x.ndim == 2 else x for name, x in params.items()}
+    every = {
+        f"layer {i}": {
+            f"{name} {j}": x + i for name, x in placed(params, mode).items() for j in "pq"
+        }
+        for i in range(6)
+    }
+    names = {layer: {leaf: axes[leaf[0]] for leaf in leaves} for layer, leaves in every.items()}
+    growth = {"a": select([0, 1, 2, 3, 1, 3, 3, 0], 4), "b": tile(4, 2)}
+    other = {"a": select([0, 1, 2, 3, 0, 0, 1, 2], 4), "b": repeat(4, 2)}
+    tx = optax.scale_by_adam()
+    state = tx.init(every)
+
+    def optimizer(growth):
+        return grow_optimizer(tx, state, growth, every, names, "exact")
+
+    assert 0 < compilations(partial(grow, growth, every, names)) <= 2
+    assert [compilations(partial(grow, g, every, names)) for g in (growth, other)] == [0, 0]
+    optimizer(growth)
+    assert [compilations(partial(optimizer, g)) for g in (growth, other)] == [0, 0]
+
+
+def test_a_model_of_nnx_and_its_optimizer_compile_once():
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+    def make(size):
+        rngs = nnx.Rngs(0)
+        layers = [nnx.Linear(*of, use_bias=False, rngs=rngs) for of in ((4, size), (size, 4))]
+        return nnx.Sequential(layers[0], nnx.Dropout(0.1, rngs=rngs), layers[1])
+
+    model, larger = make(6), partial(make, 12)
+    names = from_rules(
+        nnx.as_pure(nnx.state(model, nnx.Param)),
+        {"layers/0/kernel": ("embed.in", "mlp"), "layers/2/kernel": ("mlp.in", "embed")},
+    )
+    there = sharding.shard(
+        nnx.as_pure(nnx.state(model, nnx.Param)), names, mesh, {"mlp": "x", "embed": "y"}
+    )
+    nnx.update(model, there)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    def both(growth):
+        wider = of_nnx.grow(model, growth, names, larger)
+        of_nnx.grow_optimizer(optimizer, model, growth, names, wider, "exact")
+
+    growths = [operators.fpi({"mlp": 6}, {"mlp": 12}, seed) for seed in (0, 0, 1)]
+    assert [compilations(partial(both, growth)) for growth in growths][1:] == [0, 0]
+
+
+def within_their_memory(found):
+    """``(operator, kernel)`` of those that take more temporary memory than they may."""
+    return [
+        (name, leaf)
+        for name, leaves in found.items()
+        for leaf, (taken, may) in leaves.items()
+        if taken > may
+    ]
+
+
+@pytest.mark.parametrize(
+    "which",
+    [("hypercloning", "average"), pytest.param((), marks=pytest.mark.slow, id="every operator")],
+)
+def test_a_device_takes_one_slice_of_the_source_beside_its_own_parts(which):
+    """On 2 x 4 devices, where no device has all of a kernel. Before, up to 2.5 GB, of leaves of 64 MB."""
+    run = [sys.executable, sharded_memory.__file__, *which]
+    done = subprocess.run(
+        run, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == set(which or sharded_memory.cases())
+    assert not within_their_memory(found)
+
+
+@modes
+def test_learned_maps_act_there_and_have_gradients(mode):
+    """A product of matrices is summed over devices, in another order: in float32, up to 1e-5 of what is of order one."""
+    params, axes = host(("w", "u"))
+    there = placed(params, mode)
+    dense = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+
+    def total(m, p):
+        return sum(
+            jnp.square(x).sum() for x in jax.tree.leaves(grow({"b": AxisMap(m, m)}, p, axes))
+        )
+
+    alone = jax.jit(jax.value_and_grad(total))(jnp.asarray(dense), params)
+    mesh = there["u"].sharding.mesh
+    found = jax.jit(jax.value_and_grad(total))(
+        jax.device_put(dense, NamedSharding(mesh, P())), there
+    )
+    chex.assert_trees_all_close(jax.device_get(found), jax.device_get(alone), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit]
+)
+@pytest.mark.parametrize(
+    "policy",
+    [*(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy")), "exact", "asymmetric"],
+)
+def test_moments_stay_with_their_parameters(mode, policy):
+    params, axes = host(("w", "v"))
+    there, tx = placed(params, mode), optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99))
+
+    def moments(p):
+        adam, clock = tx.init(p)
+        state = (
+            adam._replace(mu=p, nu=jax.tree.map(jnp.square, p)),
+            clock._replace(count=jnp.int32(3)),
+        )
+        return grow_optimizer(tx, state, GROWTH, p, axes, policy)[0]
+
+    found, expected = moments(there), moments(params)
+    assert_same(found.mu, expected.mu, there)
+    assert_same(found.nu, expected.nu, there)
+
+
+@modes
+def test_a_size_that_does_not_divide_among_the_devices_is_named_with_its_leaf(mode):
+    params, axes = host()
+    says = (
+        r"v: axis 'a' becomes 7, which does not divide among the 4 devices of its mesh axes x, y.*\n"
+        r".*w: axis 'a' becomes 7, which does not divide among the 2 devices of its mesh axes x"
+    )
+    with pytest.raises(ValueError, match=says):
+        grow({"a": select([0, 1, 2, 3, 1, 2, 0], 4)}, placed(params, mode), axes)
+
+
+def test_rules_of_ones_own_divide_ones_own_axes_and_what_grows_stays_so():
+    """Somebody else's names: what no rule knows, and what does not divide, every device holds."""
+    params, axes = host()
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    rules = {"a": "x", "b": "y", "c": "x"}  # c, of 5, does not divide
+    there = sharding.shard(params, axes, mesh, rules)
+    assert {name: x.sharding.spec for name, x in there.items()} == {
+        "w": P(None, "x", "y"),
+        "v": P("x"),
+        "u": P("y", None),
+        "free": P(None),
+    }
+    assert_same(grow(GROWTH, there, axes), grow(GROWTH, params, axes), there)
+    known = sharding.shard(
+        params, axes, mesh
+    )  # the control: the table of the families knows none of these
+    assert all(x.sharding.is_fully_replicated for x in known.values())
+
+
+def test_an_optimizer_state_lies_as_its_parameters_do():
+    params, axes = host()
+    mesh, rules = (
+        jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2),
+        {"a": "x", "b": "y"},
+    )
+    where = sharding.specs(params, axes, mesh, rules)
+    adam = sharding.optimizer_specs(optax.adam(1e-3).init(params), params, axes, mesh, rules)[0]
+    assert adam.mu == where and adam.nu == where and adam.count == P()
+    factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
+    rows = sharding.optimizer_specs(factored.init(params), params, axes, mesh, rules)
+    assert set(jax.tree.leaves((rows.v_row, rows.v_col))) == {P()}  # of no parameter's shape
+    assert rows.v["v"] == where["v"]

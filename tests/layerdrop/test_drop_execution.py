@@ -1,0 +1,827 @@
+"""Two ways not to run a layer: equal to each other and to the dense stack, to the bit, and nothing done for what is dropped."""
+
+import itertools
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import masks
+import numpy as np
+import pytest
+import tiny
+from flax import linen as nn
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxgrow.layerdrop import Kept, LayerDrop, conditional, dropping, gates, padded, sample
+from jaxgrow.layerdrop.execution import rescaled
+from jaxgrow.models.layers import run_stack
+
+LAYERS = 5
+PROBS = np.array([1.0, 0.8, 0.7, 0.6, 0.5])
+TOLERANCE = 1e-12  # float64, numbers of order one
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# --- expectations, by enumerating gates, in float64 ---
+
+
+def linear_stack(seed=0, layers=LAYERS, width=3):
+    """Sublayers f_l(x) = x B_l and g_l(x) = x C_l of a linear model."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(2, layers, width, width)) / 3, rng.normal(size=(4, width))
+
+
+def block(w, x, scale=1.0):
+    b, c = w
+    h = x + scale * (x @ b)
+    return h + scale * (h @ c)
+
+
+def expectation(probs, drawn, weights, x, scaling, scale=None):
+    """Of the stack's output, over all gates, ``drawn`` being their keep probabilities."""
+    scale = None if scaling is None else (1 / probs if scale is None else scale)
+    run = jax.jit(
+        lambda g: run_stack(
+            block, tuple(weights), x, remat="products", kept=Kept(g, scale, scaling or "block")
+        )[0]
+    )
+    total = 0
+    for g in itertools.product([False, True], repeat=len(probs)):
+        g = np.array(g)
+        total = total + np.prod(np.where(g, drawn, 1 - drawn)) * np.asarray(run(g))
+    return total
+
+
+def dense_linear(weights, x, excess=None):
+    for i in range(len(weights[0])):
+        b, c = weights[0][i], weights[1][i]
+        more = 0 if excess is None else excess[i] * (b @ c)
+        x = x @ ((np.eye(len(b)) + b) @ (np.eye(len(b)) + c) + more)
+    return x
+
+
+@pytest.mark.usefixtures("float64")
+def test_block_scaling_is_unbiased_and_sublayer_scaling_biased_as_its_algebra_says():
+    weights, x = linear_stack()
+    found = expectation(PROBS, PROBS, weights, x, "block")
+    np.testing.assert_allclose(found, dense_linear(weights, x), rtol=0, atol=TOLERANCE)
+    published = expectation(PROBS, PROBS, weights, x, "sublayer")
+    np.testing.assert_allclose(
+        published, dense_linear(weights, x, 1 / PROBS - 1), rtol=0, atol=TOLERANCE
+    )
+    assert abs(published - dense_linear(weights, x)).max() > 0.05
+    assert abs(expectation(PROBS, PROBS, weights, x, None) - dense_linear(weights, x)).max() > 0.05
+
+
+@pytest.mark.usefixtures("float64")
+def test_block_scaling_is_unbiased_for_any_one_block():
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(1, 3, 3)), rng.normal(size=(4, 3))
+
+    def curved(w, x):
+        return jnp.tanh(x @ w) * x
+
+    run = jax.jit(
+        lambda g: run_stack(curved, w, x, remat="products", kept=Kept(g, np.array([1 / 0.3])))[0]
+    )
+    outputs = [run(np.array([g])) for g in (False, True)]
+    np.testing.assert_allclose(
+        0.7 * outputs[0] + 0.3 * outputs[1], curved(w[0], x), rtol=0, atol=TOLERANCE
+    )
+
+
+@pytest.mark.usefixtures("float64")
+def test_sampling_with_one_probability_and_scaling_with_the_next_is_biased():
+    """What a published client does: it draws with p_(l-1), and scales with 1 / p_l."""
+    weights, x = linear_stack()
+    before = np.concatenate([[1.0], PROBS[:-1]])
+    wrong = expectation(PROBS, before, weights, x, "block")
+    assert abs(wrong - dense_linear(weights, x)).max() > 0.05
+    probs, drawn = gates(LayerDrop(time="constant"), LAYERS, 10, 3, seed=0)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 1)
+    np.testing.assert_array_equal(
+        drawn[0], sample(key, probs)
+    )  # ours: the gates of the p that scales
+
+
+@pytest.mark.parametrize("scaling", ["block", "sublayer"])
+@pytest.mark.parametrize("execution", ["cond", "gather"])
+@pytest.mark.parametrize("p", [0.958, 0.7])
+def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, execution, p):
+    """E[G y / p] = y in the mean over many y: 1 / p itself, in bfloat16, would be off by the same 0.33 % for all of them."""
+    y = jnp.asarray(np.random.default_rng(0).uniform(1, 2, (1, 4096)), jnp.bfloat16)
+    gate = np.array([True]) if execution == "cond" else np.array([0])
+    kept = Kept(gate, np.array([1 / p], np.float32), scaling)
+
+    def apply(w, x, scale=None):
+        return x + rescaled(w, scale)
+
+    def run(y):
+        return run_stack(apply, y, jnp.zeros_like(y[0]), remat="products", kept=kept)[0]
+
+    x, pullback = jax.vjp(jax.jit(run), y)
+    (slope,) = pullback(jnp.ones_like(x))
+    assert x.dtype == slope.dtype == jnp.bfloat16
+    expected, slope = (
+        p * np.asarray(x, np.float64) / np.asarray(y, np.float64),
+        p * np.asarray(slope, np.float64),
+    )
+    np.testing.assert_allclose(expected, 1, atol=2.0**-8)  # each: half a unit in the last place
+    assert expected.mean() == pytest.approx(1, abs=3e-4)
+    np.testing.assert_allclose(slope, 1, atol=2.0**-8)
+
+
+EXPECTED = {
+    "cond": masks.independent,
+    "gather_independent": masks.independent,
+    "gather": masks.fixed,
+}
+
+
+def mean_gradient(execution, probs, weights, x, direction):
+    """The expectations of ``<direction, stack(x)>`` and of its gradients, over all keep masks of an execution."""
+    layers = len(probs)
+
+    @jax.jit
+    def run(kept):
+        def inner(weights):
+            return (direction * run_stack(block, weights, x, remat="products", kept=kept)[0]).sum()
+
+        return jax.value_and_grad(inner)(tuple(weights))
+
+    total = None
+    for mask, q in EXPECTED[execution](probs).items():
+        mask = np.array(mask)
+        chosen = (
+            mask
+            if execution == "cond"
+            else padded(mask, layers - 1 if mask.sum() < layers else layers)
+        )
+        found = jax.tree.map(
+            lambda a, q=q: q * np.asarray(a), run(Kept(chosen, np.where(mask, 1 / probs, 0)))
+        )
+        total = found if total is None else jax.tree.map(np.add, total, found)
+    return total
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("execution", EXPECTED)
+def test_independent_masks_give_the_dense_gradient_on_average_and_a_fixed_number_of_layers_does_not(
+    execution,
+):
+    weights, x = linear_stack()
+    direction = np.random.default_rng(1).normal(size=x.shape)
+    dense = jax.value_and_grad(lambda w: (direction * dense_linear(w, x)).sum())(tuple(weights))
+    found = mean_gradient(execution, PROBS, weights, x, direction)
+    if execution != "gather":
+        chex.assert_trees_all_close(found, dense, rtol=0, atol=TOLERANCE)
+        return
+    gradients = [
+        np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree[1])]) for tree in (found, dense)
+    ]
+    assert 0.05 < np.linalg.norm(gradients[0] - gradients[1]) / np.linalg.norm(gradients[1]) < 0.5
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("execution", "expected"), [("cond", 5.0625), ("gather_independent", 5.0625), ("gather", 4.0)]
+)
+def test_four_layers_that_add_half_by_hand(execution, expected):
+    """(3/2)^4 = 5.0625; two of four layers that add all of x, always: 2^2 = 4."""
+    half = np.full((4, 1, 1), 0.5), np.zeros((4, 1, 1))
+    value, _ = mean_gradient(execution, np.full(4, 0.5), half, np.ones((1, 1)), 1.0)
+    assert value == pytest.approx(expected, abs=TOLERANCE)
+
+
+# --- the two executions, on the real model ---
+
+GATES = np.array([True, False, True, True, False])
+SCALE = np.array([1.0, 2.0, 1.25, 1.5, 2.0], np.float32)
+MODES = [("float32", "products"), ("float32", "projections"), ("bfloat16", "projections")]
+SCALINGS = ["block", "sublayer", None]
+
+
+def config(dtype="float32", remat="products"):
+    return replace(tiny.config(layers=LAYERS, dtype=dtype), remat=remat)
+
+
+def program_of(dtype, remat, jit):
+    """``kept -> (loss, gradient)``."""
+    params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens(3, 7)
+
+    def loss(params, kept):
+        logits = config(dtype, remat).module.apply({"params": params}, tokens[:, :-1], kept=kept)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1).mean()
+
+    return partial(jit(jax.value_and_grad(loss)), params)
+
+
+# Of float32, see the programs of a real run below.
+modes = [*(pytest.param(m, marks=pytest.mark.slow) for m in MODES[:2]), MODES[2]]
+
+
+@pytest.fixture(scope="module", params=modes, ids=", ".join)
+def loss_and_gradient(request):
+    return program_of(*request.param, jax.jit)
+
+
+FIRST, *OTHERS = itertools.product(MODES, SCALINGS)
+
+
+@cache
+def optimized(mode):
+    return program_of(*mode, tiny.optimized_jit)
+
+
+optimizing = pytest.mark.parametrize(
+    ("mode", "scaling"), [FIRST, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)]
+)
+
+
+@optimizing
+def test_programs_optimized_as_in_a_real_run_give_the_bits_of_the_dense_one(mode, scaling):
+    """Fusion must not depend on what a layer is inside of."""
+    every = Kept(
+        np.ones(LAYERS, bool), None if scaling is None else np.ones_like(SCALE), scaling or "block"
+    )
+    chex.assert_trees_all_equal(optimized(mode)(every), optimized(mode)(None))
+
+
+@optimizing
+@pytest.mark.slow
+def test_programs_optimized_as_in_a_real_run_give_equal_bits_by_both_executions(mode, scaling):
+    scale, how = None if scaling is None else SCALE, scaling or "block"
+    indices = np.flatnonzero(GATES).astype(np.int32)
+    chex.assert_trees_all_equal(
+        *(optimized(mode)(Kept(layers, scale, how)) for layers in (GATES, indices))
+    )
+
+
+@pytest.mark.parametrize(
+    "scaling", ["block", *(pytest.param(s, marks=pytest.mark.slow) for s in (None, "sublayer"))]
+)
+def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scaling):
+    scale = None if scaling is None else SCALE
+    filled = np.where(GATES, 1 if scale is None else SCALE, 0).astype(np.float32)
+    by = {
+        "cond": loss_and_gradient(Kept(GATES, scale, scaling or "block")),
+        "gather": loss_and_gradient(Kept(padded(GATES, 3), scale, scaling or "block")),
+        "gather, padded": loss_and_gradient(Kept(padded(GATES, 4), filled, scaling or "block")),
+        "gather, all layers": loss_and_gradient(Kept(padded(GATES, 5), filled, scaling or "block")),
+    }
+    for other in by.values():
+        chex.assert_trees_all_equal(by["cond"], other)
+    for _, g, _ in tiny.pairs(by["cond"][1]["blocks"], by["cond"][1]["blocks"]):
+        assert (g[~GATES] == 0).all()
+        assert (g[GATES] != 0).any()
+
+
+@pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])
+def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, scaling):
+    ones = np.ones(LAYERS, np.float32)
+    dense = loss_and_gradient(None)
+    for layers in (ones > 0, np.arange(LAYERS, dtype=np.int32)):
+        chex.assert_trees_all_equal(loss_and_gradient(Kept(layers, ones, scaling)), dense)
+
+
+def test_dropping_every_layer_and_a_probability_of_zero_leave_finite_numbers():
+    params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
+
+    def loss(params, kept):
+        return config().module.apply({"params": params}, tokens, kept=kept).sum()
+
+    never = Kept(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
+    value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, never))
+    chex.assert_tree_all_finite((value, gradient))
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient["blocks"]))
+
+
+@pytest.mark.usefixtures("float64")
+def test_both_agree_with_a_model_of_the_kept_layers_alone():
+    c = tiny.config(layers=LAYERS)
+    params, tokens = tiny.params(c), tiny.tokens()
+    kept = np.flatnonzero(GATES)
+    fewer = params | {"blocks": jax.tree.map(lambda a: a[kept], params["blocks"])}
+    expected = tiny.forward(replace(c, layers=len(kept)))(fewer, tokens)
+    for layers in (GATES, kept):
+        found = jax.jit(lambda p, g: c.module.apply({"params": p}, tokens, kept=Kept(g)))(
+            params, layers
+        )
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+# --- structure ---
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for sub in jaxprs_in_params(eqn.params):
+            yield from equations(getattr(sub, "jaxpr", sub))
+
+
+@pytest.fixture(scope="module")
+def program():
+    params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
+
+    def loss(params, gates):
+        return config().module.apply({"params": params}, tokens, kept=Kept(gates)).sum()
+
+    return jax.make_jaxpr(jax.grad(loss))(params, GATES), params
+
+
+def test_a_scan_with_a_conditional_forward_and_one_backward_and_no_selection(program):
+    scans = [e for e in equations(program[0].jaxpr) if e.primitive.name == "scan"]
+    assert [
+        sum(e.primitive.name == "cond" for e in s.params["jaxpr"].jaxpr.eqns) for s in scans
+    ] == [1, 1]
+    wide = [
+        e for s in scans for e in s.params["jaxpr"].jaxpr.eqns if e.primitive.name == "select_n"
+    ]
+    assert not [e for e in wide if e.outvars[0].aval.ndim > 1]
+
+
+def test_identity_is_the_first_branch(program):
+    for eqn in equations(program[0].jaxpr):
+        if eqn.primitive.name == "cond":
+            assert [len(list(equations(b.jaxpr))) == 0 for b in eqn.params["branches"]] == [
+                True,
+                False,
+            ]
+
+
+def test_the_forward_scan_saves_no_copy_of_the_weights(program):
+    jaxpr, params = program
+    forward = next(e for e in equations(jaxpr.jaxpr) if e.primitive.name == "scan")
+    kernels = {x.shape for x in jax.tree.leaves(params["blocks"]) if x.ndim > 2}
+    saved = {v.aval.shape for v in forward.outvars}
+    assert saved
+    assert not kernels & saved
+
+
+def test_only_kept_layers_run():
+    ran = []
+
+    def noisy(w, x):
+        jax.debug.callback(lambda i: ran.append(int(i)), w)
+        return x * 1.5
+
+    for layers in (GATES, np.flatnonzero(GATES)):
+        ran.clear()
+        jax.block_until_ready(
+            run_stack(
+                noisy, np.arange(float(LAYERS)), np.ones(3), remat="products", kept=Kept(layers)
+            )[0]
+        )
+        jax.effects_barrier()
+        assert sorted(ran) == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "layers", [np.stack([GATES, ~GATES]), np.array([[0, 2], [1, 3]])], ids=["gates", "indices"]
+)
+def test_vmap_over_gates_is_refused(layers):
+    def run(layers):
+        return run_stack(
+            lambda w, x: x * w, np.ones(LAYERS), np.ones(3), remat="products", kept=Kept(layers)
+        )[0]
+
+    with pytest.raises(
+        ValueError, match=r"vmap over 2 sets of gates would run every layer.*lax\.map"
+    ):
+        jax.vmap(run)(layers)
+    assert lax.map(run, layers).shape == (2, 3)
+
+
+def test_vmap_over_data_keeps_the_conditional():
+    def run(x):
+        return run_stack(
+            lambda w, x: jnp.sin(x) * w, np.ones(LAYERS), x, remat="products", kept=Kept(GATES)
+        )[0]
+
+    assert any(
+        e.primitive.name == "cond"
+        for e in equations(jax.make_jaxpr(jax.vmap(run))(np.ones((2, 3))).jaxpr)
+    )
+
+
+def test_what_is_observed_of_layers_needs_all_of_them():
+    with pytest.raises(ValueError, match="leave out kept"):
+        kept = Kept(np.ones(2, bool))
+        run_stack(
+            lambda w, x: x,
+            np.ones(2),
+            np.ones(3),
+            remat="products",
+            observe=lambda x, y: y,
+            kept=kept,
+        )
+
+
+def test_gates_drawn_on_each_device_are_the_same():
+    drop = LayerDrop(time="constant")
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+
+    def draw(_):
+        return gates(drop, 12, 100, 7, seed=3, micro=2)[1][None]
+
+    drawn = np.asarray(
+        jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=P("data"), out_specs=P("data")))(
+            np.arange(4)
+        )
+    )
+    assert drawn.shape == (4, 2, 12)
+    assert (drawn == drawn[:1]).all()
+    np.testing.assert_array_equal(drawn[0], jax.jit(draw)(0)[0])
+
+
+# --- any Flax block ---
+
+
+class Layer(nn.Module):
+    """A stranger's block: dropout, another argument by position, one by name, a result that is not linear."""
+
+    @nn.compact
+    def __call__(self, x, shift, *, factor, train: bool):
+        h = nn.LayerNorm()(x)
+        h = nn.Dense(7)(h) * factor
+        h = nn.Dropout(0.5, deterministic=not train)(jnp.tanh(h))
+        return x + nn.Dense(x.shape[-1])(h) + shift
+
+
+class Loop(nn.Module):
+    layers: int = 3
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Dense(4)(x)
+        for i in range(self.layers):
+            x = Layer(name=f"layer{i}")(
+                x, jnp.ones(4)[None] * i, factor=jnp.float32(0.5), train=train
+            )
+        return nn.Dense(2)(x)
+
+
+class Half(nn.Module):
+    """The same model with its middle layer cut out by hand."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Dense(4)(x)
+        for i in (0, 2):
+            x = Layer(name=f"layer{i}")(
+                x, jnp.ones(4)[None] * i, factor=jnp.float32(0.5), train=train
+            )
+        return nn.Dense(2)(x)
+
+
+@pytest.fixture(scope="module")
+def stranger():
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    params = jax.device_get(jax.jit(Loop().init)(jax.random.key(0), x))["params"]
+    return params, x
+
+
+def dropped(params, x, layers, scale=None, **rest):
+    with dropping(Layer, Kept(layers, scale)):
+        return Loop().apply({"params": params}, x, **rest)
+
+
+def test_any_flax_model_drops_layers_and_their_gradients(stranger):
+    params, x = stranger
+    gate = np.array([True, False, True])
+
+    def loss(params, gate):
+        return jnp.square(dropped(params, x, gate)).sum()
+
+    value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, gate))
+    fewer = {k: v for k, v in params.items() if k != "layer1"}
+    expected, by_hand = jax.jit(
+        jax.value_and_grad(lambda p: jnp.square(Half().apply({"params": p}, x)).sum())
+    )(fewer)
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
+    chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
+    assert "cond" in str(jax.make_jaxpr(jax.grad(loss))(params, gate))
+
+
+def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
+    params, x = stranger
+    ones = np.ones(3, np.float32)
+    expected = jax.jit(lambda p: Loop().apply({"params": p}, x))(params)
+    np.testing.assert_array_equal(
+        jax.jit(lambda p: dropped(p, x, ones > 0, ones))(params), expected
+    )
+
+
+def test_dropout_of_kept_layers_draws_the_numbers_of_the_whole_model(stranger):
+    """Also where the layers above or below are dropped: the numbers depend on the layer, not on its place."""
+    params, x = stranger
+    rest = dict(train=True, rngs={"dropout": jax.random.key(3)})
+    ones = np.ones(3, np.float32)
+
+    def gradient(apply):
+        return jax.jit(jax.grad(lambda p: jnp.square(apply(p)).sum()))(params)
+
+    whole = gradient(lambda p: Loop().apply({"params": p}, x, **rest))
+    chex.assert_trees_all_close(
+        gradient(lambda p: dropped(p, x, ones > 0, ones, **rest)), whole, rtol=1e-5, atol=1e-6
+    )
+    fewer = {k: v for k, v in params.items() if k != "layer1"}
+    expected = jax.jit(lambda p: Half().apply({"params": p}, x, **rest))(fewer)
+    found = jax.jit(lambda p: dropped(p, x, np.array([True, False, True]), **rest))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Twice(nn.Module):
+    """One layer that is called twice, so that its second call must draw other numbers."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = Noise(name="layer")
+        return layer(layer(x))
+
+
+class Noise(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dropout(0.5, deterministic=False)(jnp.ones_like(x))
+
+
+def test_a_layer_that_is_called_again_draws_other_numbers():
+    with dropping(Noise, Kept(np.array([True, True]))):
+        y = np.asarray(Twice().apply({}, jnp.zeros(64), rngs={"dropout": jax.random.key(0)}))
+    assert set(y) == {0.0, 2.0, 4.0}  # 2 is what only one of the calls adds
+
+
+def test_forward_mode_is_refused(stranger):
+    params, x = stranger
+    with pytest.raises(TypeError, match="jvp"):
+        jax.jvp(
+            lambda x: dropped(params, x, np.array([True, True, False])),
+            (jnp.asarray(x),),
+            (jnp.ones_like(x),),
+        )
+
+
+def test_block_scaling_of_a_strangers_model(stranger):
+    params, x = stranger
+    one = jax.jit(Loop(1).apply)({"params": params}, x)
+    run = jax.jit(lambda layers: dropped(params, x, layers, np.full(3, 2.0)))
+    one, two, none = jax.device_get(
+        (one, run(np.array([True, False, False])), run(np.zeros(3, bool)))
+    )
+    np.testing.assert_allclose(two - none, 2 * (one - none), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_inside_a_dropped_block_is_random_and_repeatable(stranger):
+    params, x = stranger
+
+    @jax.jit
+    def run(key):
+        def loss(params):
+            return dropped(
+                params, x, np.array([True, False, True]), train=True, rngs={"dropout": key}
+            ).sum()
+
+        return jax.value_and_grad(loss)(params)
+
+    one, same, other = (run(jax.random.key(i)) for i in (0, 0, 1))
+    chex.assert_trees_all_equal(one, same)
+    assert one[0] != other[0]
+    chex.assert_tree_all_finite(one)
+
+
+class Pair(NamedTuple):
+    hidden: jax.Array
+    more: Any
+
+
+def curve(module, x, train, width=3):
+    return x + nn.Dense(x.shape[-1])(jnp.tanh(nn.Dense(width if train else 3)(x)))
+
+
+class Flag(nn.Module):
+    """A flag by position, which decides what is traced, after an array that may be None."""
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        return curve(self, x if mask is None else x * mask, train, width=int(train) + 2)
+
+
+class Named(nn.Module):
+    @nn.compact
+    def __call__(self, *, hidden, options):
+        return curve(self, hidden, options["train"])
+
+
+class Auxiliary(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = curve(self, x, True)
+        return Pair(y, {"loss": jnp.square(y).mean(), "cache": None})
+
+
+class Listed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = curve(self, x, True)
+        return y, (jnp.square(y).mean(),)
+
+
+CALLS = {  # how a model calls a block: (what it goes on with, what comes besides)
+    Flag: lambda block, x: (block(x, None, True), 0),
+    Named: lambda block, x: (block(hidden=x, options={"train": True, "mask": None}), 0),
+    Auxiliary: lambda block, x: (lambda pair: (pair.hidden, pair.more["loss"]))(block(x)),
+    Listed: lambda block, x: (lambda pair: (pair[0], pair[1][0]))(block(x)),
+}
+
+
+class Calls(nn.Module):
+    block: type
+    layers: tuple
+
+    @nn.compact
+    def __call__(self, x):
+        total = 0.0
+        for i in self.layers:
+            x, more = CALLS[self.block](self.block(name=f"layer{i}"), x)
+            total = total + more
+        return x, total
+
+
+@pytest.mark.parametrize(
+    "kind", [Flag, Named, Auxiliary, pytest.param(Listed, marks=pytest.mark.slow)]
+)
+def test_blocks_are_called_and_return_as_they_like(kind):
+    """A flag by position or inside a dict, the array by name, an auxiliary loss beside the result: zero where it is dropped."""
+    x, gate = (
+        np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32),
+        np.array([True, False, True]),
+    )
+    params = jax.jit(Calls(kind, (0, 1, 2)).init)(jax.random.key(0), x)["params"]
+
+    def loss(params, gate=None):
+        if gate is None:
+            y, more = Calls(kind, (0, 2)).apply({"params": params}, x)
+        else:
+            with dropping(kind, Kept(gate, np.ones(3, np.float32))):
+                y, more = Calls(kind, (0, 1, 2)).apply({"params": params}, x)
+        return jnp.square(y).sum() + 3 * more
+
+    value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, gate))
+    fewer = {k: v for k, v in params.items() if k != "layer1"}
+    expected, by_hand = jax.jit(jax.value_and_grad(loss))(fewer)
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
+    chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
+
+
+class Wrong(nn.Module):
+    how: str
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.Dense(x.shape[-1] + (self.how == "wider"))(x)
+        return {
+            "wider": y,
+            "dict": {"x": y},
+            "count": (y, (y > 0).sum()),
+            "half": y.astype(jnp.float16),
+        }[self.how]
+
+
+class Scanned(nn.Module):
+    """Two layers: Flax traces one twice, so that two gates would seem to be used up."""
+
+    remat: bool
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.remat(Listed) if self.remat else Listed
+        scan = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        return scan()(x)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "block", "says"),
+    [
+        (
+            Wrong("wider"),
+            Wrong,
+            r"Wrong takes float32\[2, 5\] and returns float32\[2, 6\]: what is dropped hands on",
+        ),
+        (Wrong("dict"), Wrong, r"Wrong takes float32\[2, 5\] and returns dict: what is dropped"),
+        (Wrong("half"), Wrong, r"Wrong takes float32\[2, 5\] and returns float16\[2, 5\]"),
+        (
+            Wrong("count"),
+            Wrong,
+            "Wrong returns int32 besides what it changes, which must be floats",
+        ),
+        (
+            Scanned(False),
+            Listed,
+            "nn.scan runs one call of Listed for all layers, which have a gate each: hand Kept to",
+        ),
+        (Scanned(True), Listed, "nn.scan runs one call of Listed for all layers"),
+    ],
+    ids=["shape", "dict", "dtype", "integers", "nn.scan", "nn.scan, remat"],
+)
+def test_what_cannot_be_dropped_is_said(model, block, says):
+    x = np.ones((2, 5), np.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    with (
+        pytest.raises(ValueError, match=says),
+        dropping(block, Kept(np.ones(1 if block is Wrong else 2, bool))),
+    ):
+        jax.eval_shape(model.apply, params, x)
+
+
+def test_a_block_without_the_array_that_it_changes_is_refused():
+    says = "the first argument of Named must be the array that it changes, not None"
+    with pytest.raises(ValueError, match=says), dropping(Named, Kept(np.ones(1, bool))):
+        Named().init(jax.random.key(0), options={})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a stranger's",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("GPT-2, gates", "GPT-2, indices")),
+    ],
+)
+def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
+    """Data on two devices, replicated weights: the gradient is the sum over devices, as without."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    gate, scale = np.array([True, False, True]), np.array([1.5, 2, 1.25], np.float32)
+    if kind == "a stranger's":
+        params, x = stranger[0], np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+
+        def loss(params, x, gate):
+            return jnp.square(dropped(params, x, gate, scale)).sum()
+    else:
+        small = tiny.config(layers=3, dtype="float32")
+        params, x = tiny.params(small, dtype="float32"), tiny.tokens(4)
+
+        def loss(params, x, gate):
+            kept = Kept(gate if "gates" in kind else np.array([0, 2]), scale, "sublayer")
+            return (
+                jnp.square(small.module.apply({"params": params}, x, kept=kept)).mean((1, 2)).sum()
+            )
+
+    def each(params, x, gate):
+        value, gradient = jax.value_and_grad(loss)(params, x, gate)
+        return jax.lax.psum(value, "data"), gradient
+
+    spread = jax.shard_map(each, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P())
+    found = jax.device_get(jax.jit(spread)(params, x, gate))
+    expected = jax.jit(jax.value_and_grad(loss))(params, x, gate)
+    chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=1e-4)
+    blocks = (
+        found[1]["layer1"]
+        if kind == "a stranger's"
+        else jax.tree.map(lambda g: g[1], found[1]["blocks"])
+    )
+    assert all((g == 0).all() for g in jax.tree.leaves(blocks))
+
+
+def test_the_number_of_gates_must_be_that_of_the_blocks(stranger):
+    def run(layers):
+        return dropped(*stranger, layers)
+
+    for layers, says in (
+        (np.ones(2, bool), "called more than 2 times"),
+        (np.ones(4, bool), "called 3 times, but there are 4 gates; a scanned stack"),
+        (np.array([0, 1]), "takes gates, bool"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            jax.eval_shape(run, layers)
+    with pytest.raises(ValueError, match="vmap over 2 sets of gates"):
+        jax.eval_shape(jax.vmap(run), np.ones((2, 3), bool))
+
+
+def test_conditional_takes_integers_and_keys_and_gives_them_no_gradient():
+    def apply(w, x):
+        scale, index, key = w
+        return x * scale + index * jax.random.uniform(key, x.shape)
+
+    w = (np.array([2.0, 3.0], np.float32), np.array([1, 2]), jax.random.split(jax.random.key(0), 2))
+
+    def loss(scale, x, gate):
+        return conditional(apply)(gate, (scale, *w[1:]), x).sum()
+
+    both = jax.jit(jax.grad(loss, (0, 1)))(w[0], np.ones(3, np.float32), np.array([False, True]))
+    chex.assert_trees_all_close(
+        both, (np.array([0.0, 3.0], np.float32), np.full(3, 3.0, np.float32))
+    )

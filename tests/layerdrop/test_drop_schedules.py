@@ -1,0 +1,669 @@
+"""Keep probabilities over time and depth, their allocation by sensitivity, and the gates drawn from them."""
+
+import itertools
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import masks
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgrow.layerdrop import (
+    LayerDrop,
+    Sensitivity,
+    Variance,
+    allocate,
+    block_list,
+    fit_variance,
+    gates,
+    independent,
+    padded,
+    program_counts,
+    program_odds,
+    sample,
+    schedule,
+    systematic,
+    theta,
+)
+from jaxgrow.layerdrop.sampling import GRID
+
+TOLERANCE = 1e-12  # float64, numbers of order one
+STEPS = 1000
+PLD = LayerDrop(theta=0.5)
+ALL = [
+    replace(PLD, time=time, depth=depth, reverse=reverse)
+    for time in ("pld", "constant", "linear", "layerskip")
+    for depth in ("linear", "algorithm1", "uniform", "layerskip")
+    for reverse in (False, True)
+]
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def over_time(drop, times=range(STEPS + 1)):
+    return np.array(
+        jax.jit(jax.vmap(lambda t: theta(drop, t, STEPS)))(np.array(list(times), float))
+    )
+
+
+@cache  # a program each, not one an operation
+def of(drop, layers):
+    return jax.jit(partial(schedule, drop, layers, steps=STEPS))
+
+
+def at(drop, t, layers=5, **rest):
+    return np.asarray(of(drop, layers)(t=np.asarray(t, float), **rest))
+
+
+# --- time ---
+
+
+def test_pld_is_its_equation():
+    t = np.arange(STEPS + 1)
+    expected = (1 - 0.5) * np.exp(-100 / STEPS * t) + 0.5
+    np.testing.assert_allclose(over_time(PLD), expected, rtol=0, atol=TOLERANCE)
+    assert over_time(PLD)[0] == 1
+    assert abs(over_time(PLD)[-1] - 0.5) <= 0.5 * np.exp(-100) + TOLERANCE
+
+
+@pytest.mark.parametrize("time", ["pld", "linear", "layerskip"])
+def test_dropping_grows_from_none_to_the_limit_and_backwards_if_reversed(time):
+    drop = replace(PLD, time=time, theta=0.3)
+    values = over_time(drop)
+    assert values[0] == 1
+    assert (np.diff(values) <= 0).all()
+    assert values[-1] == pytest.approx(0.3, abs=1e-9)
+    assert (values >= 0.3 - TOLERANCE).all()
+    np.testing.assert_allclose(
+        over_time(replace(drop, reverse=True)), values[::-1], rtol=0, atol=1e-9
+    )
+
+
+def test_constant_and_gamma_zero():
+    assert (over_time(replace(PLD, time="constant", theta=0.8)) == 1 - (1 - 0.8)).all()
+    assert (over_time(replace(PLD, gamma=0.0)) == 1).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_recovery_keeps_every_layer_at_the_end(reverse):
+    drop = replace(PLD, time="linear", reverse=reverse, recovery=0.25)
+    values = over_time(drop)
+    assert (values[751:] == 1).all()
+    assert values[0 if reverse else 750] == pytest.approx(0.5)
+    assert values[750 if reverse else 0] == 1
+
+
+CURVE = Variance(peak=0.2, shape=3.0)
+DISTURBED = LayerDrop(theta=0.3, time="variance", variance=CURVE)
+
+
+def test_the_variance_schedule_keeps_all_until_dropping_disturbs_most_and_then_follows_the_curve():
+    values, u = over_time(DISTURBED), np.arange(STEPS + 1) / STEPS
+    assert (values[: STEPS // 5 + 1] == 1).all() and (np.diff(values[STEPS // 5 :]) < 0).all()
+    gamma = (u / 0.2) ** 2 * np.exp(-2 * (u / 0.2 - 1))  # by hand
+    np.testing.assert_allclose(values[200:], 0.3 + 0.7 * gamma[200:], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(np.asarray(CURVE(u)), gamma, rtol=0, atol=TOLERANCE)
+    late = over_time(replace(DISTURBED, sensitivity=Sensitivity(after=0.5)))
+    np.testing.assert_allclose(
+        late[500::5], values[::10], rtol=0, atol=TOLERANCE
+    )  # the clock of dropping
+
+
+@pytest.mark.parametrize("curve", [CURVE, Variance(0.01, 1.5), Variance(0.9, 40.0)], ids=str)
+def test_a_fit_finds_the_curve_that_values_come_from_whatever_their_size_and_order(curve):
+    u = np.random.default_rng(0).permutation(np.arange(1, 41) / 40)
+    v = 1e-3 * np.asarray(curve(u))
+    found = fit_variance(u, np.where(v < 1e-300, 0, v))
+    np.testing.assert_allclose((found.peak, found.shape), (curve.peak, curve.shape), rtol=1e-6)
+
+
+def test_a_fit_goes_by_large_values_and_finds_the_curve_through_noise():
+    """Relative noise of a half where the variance is below a tenth of its maximum, of a twentieth elsewhere."""
+    u, rng = np.arange(1, 101) / 100, np.random.default_rng(0)
+    v = np.asarray(CURVE(u))
+    found = fit_variance(u, v * np.exp(rng.normal(size=100) * np.where(v < 0.1, 0.5, 0.05)))
+    assert found.peak == pytest.approx(0.2, abs=0.01) and found.shape == pytest.approx(3, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "says"),
+    [
+        (
+            [0.1, 0.2, 0.3],
+            [0, 1, 2],
+            "three points or more that are not zero make a fit, but there are 2",
+        ),
+        ([0.1, 0.4, 0.7, 1], [10, 2.5, 1, 0.5], "no peak while layers are dropped, it only falls"),
+        ([0.1, 0.4, 0.7, 1], [1, 2, 4, 8], "no peak while layers are dropped, it only rises"),
+    ],
+)
+def test_what_has_no_peak_is_not_fitted(u, v, says):
+    with pytest.raises(ValueError, match=says):
+        fit_variance(u, v)
+
+
+# --- depth ---
+
+
+def test_depth_by_hand():
+    still = {"time": "constant", "theta": 0.2}
+    np.testing.assert_allclose(
+        at(LayerDrop(depth="linear", **still), 1, 4), [0.8, 0.6, 0.4, 0.2], atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        at(LayerDrop(depth="algorithm1", **still), 1, 4), [1, 0.8, 0.6, 0.4], atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        at(LayerDrop(depth="uniform", **still), 1, 4), [0.2] * 4, atol=TOLERANCE
+    )
+    skip = 1 - 0.8 * (np.exp(np.arange(4) * np.log(2) / 3) - 1)
+    np.testing.assert_allclose(
+        at(LayerDrop(depth="layerskip", **still), 1, 4), skip, atol=TOLERANCE
+    )
+    assert at(LayerDrop(depth="layerskip", **still), 1, 1) == 1
+
+
+PREFIX = LayerDrop(time="constant", depth="prefix", scale="none")
+
+
+@pytest.mark.parametrize(
+    ("now", "layers", "ran"),
+    [
+        (0.4, 4, 2),
+        (0.05, 4, 1),
+        (0.0, 4, 0),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in ((0.7, 10, 7), (1.0, 4, 4), (0.5, 4, 2), (0.3, 4, 1), (0.05, 1, 1))
+        ),
+    ],
+)
+def test_a_prefix_is_the_bottom_layers_and_none_of_them_only_where_that_is_asked_for(
+    now, layers, ran
+):
+    drop = replace(PREFIX, theta=now)
+    assert (
+        at(drop, 1, layers).tolist()
+        == at(drop, STEPS, layers).tolist()
+        == [1.0] * ran + [0.0] * (layers - ran)
+    )
+    both = [replace(drop, execution=execution) for execution in ("cond", "gather")]
+    for drawn in jax.jit(lambda t: [gates(d, layers, STEPS, t, seed=5, micro=3)[1] for d in both])(
+        7
+    ):
+        assert np.asarray(drawn).sum(-1).tolist() == [ran] * 3 and np.asarray(drawn)[:, :ran].all()
+
+
+def test_a_prefix_that_shrinks_or_recovers():
+    shrinking = replace(PREFIX, time="linear", theta=0.5)
+    assert [at(shrinking, t, 4).sum() for t in (0, 200, 400, 600, 1000)] == [
+        4,
+        4,
+        3,
+        3,
+        2,
+    ]  # of 4, 3.6, 3.2, 2.8 and 2
+    assert at(replace(PREFIX, recovery=0.25), 751, 4).tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 12])
+@pytest.mark.parametrize("t", [0, 3, 700])
+def test_the_sum_of_keep_probabilities(layers, t):
+    now = float(theta(PLD, float(t), STEPS))
+    p = at(PLD, t, layers)
+    assert p[-1] == pytest.approx(now, abs=TOLERANCE)
+    assert (np.diff(p) <= 0).all()
+    assert p.sum() == pytest.approx(layers - (1 - now) * (layers + 1) / 2, abs=1e-9)
+    first = at(replace(PLD, depth="algorithm1"), t, layers)
+    assert first[0] == 1
+    assert first.sum() == pytest.approx(layers - (1 - now) * (layers - 1) / 2, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def every():
+    """``t -> the probabilities of each of ALL``, one program for all."""
+    return jax.jit(lambda t: [schedule(drop, 7, t, STEPS) for drop in ALL])
+
+
+@pytest.fixture(scope="module")
+def over_all_time(every):
+    return jax.jit(jax.vmap(every))(jnp.arange(0, STEPS + 1, 50) * 1.0)
+
+
+@pytest.mark.parametrize(
+    "i", range(len(ALL)), ids=[f"{d.time}-{d.depth}{'-reverse' * d.reverse}" for d in ALL]
+)
+def test_every_schedule_is_probabilities_and_jittable(every, over_all_time, i):
+    found = np.asarray(over_all_time[i])
+    assert found.shape == (21, 7)
+    assert ((found >= 0.5 - 1e-9) & (found <= 1)).all()
+    np.testing.assert_allclose(found[7], every(350.0)[i], rtol=0, atol=TOLERANCE)
+
+
+def test_theta_one_keeps_everything():
+    always = [replace(drop, theta=1.0) for drop in (*ALL, replace(PLD, sensitivity=Sensitivity()))]
+    run = jax.jit(lambda t: [schedule(drop, 5, t, STEPS, np.arange(5.0)) for drop in always])
+    for t in (0.0, 1.0, float(STEPS)):
+        assert all((p == 1).all() for p in jax.device_get(run(t)))
+
+
+# --- allocation by sensitivity ---
+
+CASES = st.tuples(
+    st.sampled_from([4, 5, 12, 30]),
+    st.floats(0.05, 1),
+    st.floats(0, 3),
+    st.floats(0.0, 0.5),
+    st.integers(0, 3),
+    st.integers(0, 99),
+)
+
+
+def case(layers, now, beta, p_min, never, seed):
+    rng = np.random.default_rng(seed)
+    s, costs = rng.exponential(size=layers), rng.uniform(0.5, 2, layers)
+    block = np.isin(np.arange(layers), rng.choice(layers, never, replace=False))
+    return s, now, {"blocked": block, "beta": beta, "p_min": p_min, "costs": costs}
+
+
+def budget(now, layers):
+    return 1 - (1 - now) * (layers + 1) / (2 * layers)
+
+
+allocated = jax.jit(allocate)  # one compilation for each number of layers
+
+
+@given(CASES)
+def test_allocation_meets_its_budget_and_keeps_what_is_blocked(values):
+    s, now, rest = case(*values)
+    p = np.asarray(allocated(s, now, **rest))
+    weights = rest["costs"] / rest["costs"].sum()
+    least = (weights * np.where(rest["blocked"], 1, rest["p_min"])).sum()
+    assert (weights * p).sum() == pytest.approx(max(least, budget(now, len(s))), abs=1e-9)
+    assert (p[rest["blocked"]] == 1).all()
+    assert (p >= rest["p_min"]).all()
+    assert (p <= 1).all()
+
+
+@given(CASES)
+def test_allocation_rises_with_sensitivity_and_knows_no_order_of_layers(values):
+    s, now, rest = case(*values)
+    p = np.asarray(allocated(s, now, **rest))
+    order = np.random.default_rng(1).permutation(len(s))
+    moved = allocated(
+        s[order], now, **rest | {"blocked": rest["blocked"][order], "costs": rest["costs"][order]}
+    )
+    np.testing.assert_allclose(moved, p[order], rtol=0, atol=1e-9)
+    free = ~rest["blocked"]
+    assert (np.diff(p[free][np.argsort(s[free])]) >= -TOLERANCE).all()
+
+
+OUTLIER = np.array(
+    [3, *np.arange(5, 15) / 100, 0.5]
+)  # what was measured of 12 layers: the first outweighs all others
+SENSITIVITIES = {
+    "one layer outweighs all": OUTLIER,
+    "one that is not blocked": OUTLIER[np.r_[1:6, 0, 6:12]],
+    "one by far the least": np.r_[1e-9, 1 + np.arange(11.0)],
+    "tiny differences": 1 + 1e-6 * np.random.default_rng(0).permutation(12),
+    "exponential": 10.0 ** np.random.default_rng(1).permutation(12),
+    "infinite": np.r_[np.arange(11.0), np.inf],
+}
+
+
+@pytest.mark.parametrize(
+    "s",
+    [
+        pytest.param(
+            s, id=name, marks=[pytest.mark.slow] * (name in ("exponential", "one by far the least"))
+        )
+        for name, s in SENSITIVITIES.items()
+    ],
+)
+def test_distinct_sensitivities_give_distinct_probabilities_whatever_is_blocked(s):
+    """In equal steps, from the least to the most sensitive of those that may be dropped ``1 - theta`` apart."""
+    cases = list(itertools.product(([], [0], [0, 11], [0, 5, 11], [4, 5, 6, 7]), (0.5, 0.7, 0.9)))
+    never, thetas = (
+        np.array([np.isin(np.arange(12), b) for b, _ in cases]),
+        np.array([t for _, t in cases]),
+    )
+    many = jax.jit(jax.vmap(lambda t, b, beta: allocate(s, t, blocked=b, beta=beta), (0, 0, None)))
+    for beta in (1.0, 0.5, 0.0):
+        found = many(thetas, never, beta)
+        for p, free, now in zip(np.asarray(found), ~never, thetas, strict=True):
+            steps = beta * (1 - now) / (free.sum() - 1)
+            np.testing.assert_allclose(np.diff(p[free][np.argsort(s[free])]), steps, atol=TOLERANCE)
+            assert p.mean() == pytest.approx(budget(now, 12), abs=TOLERANCE)
+            assert (p[~free] == 1).all()
+
+
+@given(CASES)
+def test_where_there_is_room_for_the_mean_no_two_sensitivities_give_one_probability(values):
+    """Also where a spread of ``beta (1 - theta)`` would leave [p_min, 1], as by clipping it would."""
+    s, now, rest = case(*values)
+    free, p = ~rest["blocked"], np.asarray(allocated(s, now, **rest))
+    room = min(
+        p[free] @ rest["costs"][free] / rest["costs"][free].sum() - rest["p_min"],
+        1 - now,
+        rest["beta"],
+    )
+    gaps = np.diff(p[free][np.argsort(s[free])])
+    assert (gaps >= room * min(1, rest["beta"]) / (2 * len(s) ** 2) - TOLERANCE).all()
+    tied = np.where(free, 1.0, s)
+    np.testing.assert_allclose(
+        np.ptp(np.asarray(allocated(tied, now, **rest))[free]), 0, atol=TOLERANCE
+    )
+
+
+def test_sbld_differs_from_its_uniform_control_by_its_allocation_alone():
+    sbld = LayerDrop(theta=0.5, sensitivity=Sensitivity())
+    control = replace(sbld, sensitivity=Sensitivity(beta=0.0))
+    one, two = (at(drop, STEPS, 12, sensitivity=OUTLIER) for drop in (sbld, control))
+    assert one.sum() == pytest.approx(two.sum(), abs=1e-9)
+    assert np.flatnonzero(one == 1).tolist() == np.flatnonzero(two == 1).tolist() == [0, 11]
+    assert np.ptp(two[1:-1]) <= TOLERANCE and np.ptp(one[1:-1]) == pytest.approx(0.5, abs=1e-9)
+
+
+def test_pld_is_a_special_case_of_allocation():
+    for layers, now in itertools.product((4, 12, 24), (0.3, 0.5, 0.9)):
+        s = layers - np.arange(1.0, layers + 1)
+        p = allocated(s, now, beta=(layers - 1) / layers, p_min=0.0)
+        np.testing.assert_allclose(
+            p, 1 - np.arange(1, layers + 1) / layers * (1 - now), rtol=0, atol=1e-13
+        )
+
+
+def test_without_differences_or_beta_dropping_is_uniform():
+    np.testing.assert_allclose(
+        allocated(np.full(6, 0.7), 0.5), budget(0.5, 6), rtol=0, atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        allocated(np.arange(6.0), 0.5, beta=0.0), budget(0.5, 6), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_block_and_allow_lists_by_hand():
+    s = [0.1, 0.9, 0.5, 0.7, 0.3, 0.2]
+
+    def found(**fields):
+        return np.flatnonzero(block_list(s, Sensitivity(**fields))).tolist()
+
+    assert found() == [0, 1, 5]  # the most sensitive, the first and the last
+    assert found(share=0.3, block=()) == [1, 3]  # ceil(1.8)
+    assert found(share=0.3, block=(2,), allow=(1,)) == [2, 3]
+    assert found(share=0.0, block=()) == []
+    with pytest.raises(
+        ValueError, match=r"layers \[6\] of a block or allow list are none of the 6 layers"
+    ):
+        found(block=(6,))
+
+
+def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
+    drop = LayerDrop(theta=0.6, sensitivity=Sensitivity(p_min=0.0, after=0.0))
+    for t in (1, 20, 900):
+        assert at(drop, t, 12, sensitivity=np.arange(12.0)).sum() == pytest.approx(
+            at(LayerDrop(0.6), t, 12).sum()
+        )
+    with pytest.raises(ValueError, match="measure them first"):
+        schedule(drop, 12, 1, STEPS)
+
+
+TIMES = [
+    pytest.param(t, marks=[pytest.mark.slow] * (t != "pld"))
+    for t in ("pld", "linear", "layerskip", "constant")
+]
+
+
+@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize("recovery", [0.0, 0.25])
+def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
+    """It is the clock of a run that has only the steps that drop layers."""
+    drop = LayerDrop(time=time, sensitivity=Sensitivity(after=0.05), recovery=recovery)
+    found = over_time(drop, range(1, STEPS + 1))
+    end = round((1 - recovery) * STEPS)
+    assert (found[:50] == 1).all() and (found[end:] == 1).all()
+    alone = jax.jit(jax.vmap(lambda t: theta(LayerDrop(time=time), t, end - 50)))(
+        np.arange(1.0, end - 49)
+    )
+    np.testing.assert_allclose(found[50:end], alone, rtol=0, atol=TOLERANCE)
+    if time == "pld":
+        assert (
+            found[50] > 0.93
+        )  # of STEPS = 1000: theta - 0.5 falls by exp(-100 / (end - 50)) a step
+    p = at(drop, 51, 12, sensitivity=OUTLIER)
+    assert p.mean() == pytest.approx(budget(found[50], 12), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (lambda: LayerDrop(theta=0.0), "theta lies between 0.05 and 1, but is 0.0"),
+        (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
+        (
+            lambda: LayerDrop(recovery=0.6, sensitivity=Sensitivity(after=0.4)),
+            "after=0.4 and recovery=0.6 leave no step",
+        ),
+        (lambda: LayerDrop(time="variance"), "time='variance' goes by a variance"),
+        (
+            lambda: LayerDrop(variance=CURVE),
+            "no other time does, but time='pld' has variance=Variance",
+        ),
+        (
+            lambda: Variance(1.5, 2.0),
+            "peak lies in .0, 1. and shape above 1, but they are 1.5 and 2.0",
+        ),
+        (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
+        (
+            lambda: LayerDrop(programs=1),
+            "programs must be at least 2 .all layers, and fewer., but is 1",
+        ),
+        (
+            lambda: LayerDrop(depth="prefix"),
+            "never runs the upper layers, so scale must be 'none', not 'sublayer'",
+        ),
+        (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
+        (lambda: Sensitivity(share=2.0), "share lies between 0 and 1, but is 2.0"),
+        (lambda: Sensitivity(after=1.0), "after=1.0 leaves no step"),
+        (lambda: Sensitivity(batches=0), "batches must be at least 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(bad, says):
+    with pytest.raises(ValueError, match=says):
+        bad()
+
+
+# --- gates ---
+
+P = np.array([1.0, 0.9, 0.35, 0.5, 0.125, 1.0, 0.7])
+
+
+def test_independent_gates_have_the_mean_and_the_variance_of_bernoulli_ones():
+    draws = 4000
+    drawn = np.asarray(jax.vmap(lambda k: sample(k, P))(jax.random.split(jax.random.key(0), draws)))
+    sigma = np.sqrt((P * (1 - P)).sum() / draws)
+    assert abs(drawn.sum(-1).mean() - P.sum()) < 4 * sigma
+    assert drawn[:, [0, 5]].all()
+    assert drawn.sum(-1).std() == pytest.approx(np.sqrt((P * (1 - P)).sum()), rel=0.1)
+
+
+def test_marginals_of_systematic_sampling_are_exact():
+    """By enumerating every u there is: no chance is involved."""
+    p = np.round(P * GRID).astype(np.int64)
+    u = np.arange(1, GRID + 1)[:, None]
+    kept = masks.systematic(p, u)
+    np.testing.assert_array_equal(kept.sum(0), p)
+    assert set(kept.sum(-1)) == {int(P.sum()), int(P.sum()) + 1}
+
+
+def drawn_gates(p, draws):
+    return np.asarray(
+        jax.jit(jax.vmap(lambda k: systematic(k, p)))(jax.random.split(jax.random.key(0), draws))
+    )
+
+
+def drawn_independent(p, draws):
+    """Of masks that share their number with another one each."""
+    keys = jax.random.split(jax.random.key(0), draws)
+    return np.asarray(
+        jax.jit(jax.vmap(lambda k: independent(k, p, jax.random.fold_in(k, 1))))(keys)
+    )
+
+
+SMALL = [np.array([1.0, 0.9, 0.35, 0.5, 0.125, 0.7]), np.array([0.5, 0.5]), np.array([1.0, 1.0])]
+
+
+KINDS = {"fixed": (masks.fixed, drawn_gates), "independent": (masks.independent, drawn_independent)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", SMALL, ids=str)
+def test_drawn_gates_have_the_joint_distribution_of_the_definition(p, kind):
+    define, draw = KINDS[kind]
+    draws, expected = 4000, define(p)
+    patterns = np.array(list(expected))
+    np.testing.assert_allclose(
+        np.array(list(expected.values())) @ patterns, p, atol=1 / GRID
+    )  # exact marginals
+    drawn = [tuple(row) for row in draw(p, draws).tolist()]
+    assert set(drawn) <= {pattern for pattern, q in expected.items() if q}
+    for pattern, q in expected.items():
+        assert (
+            abs(drawn.count(pattern) / draws - q) <= 5 * np.sqrt(q * (1 - q) / draws) + 1 / draws
+        ), pattern
+
+
+@pytest.mark.parametrize("layers", [12, pytest.param(24, marks=pytest.mark.slow)])
+def test_every_two_layers_that_may_be_dropped_are_dropped_together_sometimes(layers):
+    """Neighbours, too, which in a fixed order never are: some u's interval of length one would have to hold both."""
+    p, draws = at(PLD, STEPS, layers), 20_000
+    drawn = drawn_gates(p, draws)
+    assert set(drawn.sum(-1)) == {int(np.floor(p.sum())), int(np.ceil(p.sum()))}
+    assert (abs(drawn.mean(0) - p) <= 5 * np.sqrt(p * (1 - p) / draws)).all()
+    assert len(np.unique(drawn, axis=0)) > {12: 550, 24: 10_000}[layers]
+    dropped = (~drawn).astype(float)
+    together = dropped.T @ dropped / draws
+    independent = np.outer(1 - p, 1 - p)
+    often = independent * draws > 100  # rarer pairs are a matter of chance
+    np.fill_diagonal(often, False)
+    assert often[-2:, :-2].sum() > layers / 2
+    assert (together[often] > 0.25 * independent[often]).all()
+    assert (together[often] < 1.5 * independent[often]).all()
+
+
+@pytest.mark.parametrize(("draw", "numbers"), [(systematic, 2), (independent, 6)])
+def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals(draw, numbers):
+    keys = jax.random.split(jax.random.key(3), 1500)
+
+    def step(key):
+        return jax.vmap(lambda k: draw(k, P, key))(jax.random.split(jax.random.fold_in(key, 1), 3))
+
+    drawn = np.asarray(jax.jit(jax.vmap(step))(keys))  # [steps, micro-steps, layers]
+    counts = drawn.sum(-1)
+    assert (counts == counts[:, :1]).all()
+    assert len(np.unique(counts)) == numbers
+    assert (abs(drawn.mean((0, 1)) - P) <= 4 * np.sqrt(P * (1 - P) / len(keys))).all()
+    assert (drawn[:, 0] != drawn[:, 1]).any()
+
+
+@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
+def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
+    drop = replace(PLD, time="constant", execution=execution)
+
+    @partial(jax.jit, static_argnums=2)
+    def draw(seed, step, micro=3):
+        return gates(drop, 12, STEPS, step, seed=seed, micro=micro)[1]
+
+    np.testing.assert_array_equal(draw(5, 7), draw(5, 7))
+    again = jax.jit(jax.vmap(partial(lambda t: gates(drop, 12, STEPS, t, seed=5, micro=3)[1])))(
+        jnp.arange(5, 9)
+    )
+    np.testing.assert_array_equal(again[2], draw(5, 7))  # drawn alone or with others
+    many = [np.asarray(draw(seed, step)) for seed, step in itertools.product(range(3), range(20))]
+    assert len({g.tobytes() for g in many}) > 50
+    assert any((g[0] != g[1]).any() for g in many)
+    if execution == "cond":
+        np.testing.assert_array_equal(draw(5, 7, 1)[0], draw(5, 7)[0])
+
+
+# --- how many layers programs run ---
+
+
+def test_padding_adds_dropped_layers_in_order():
+    keep = np.array([[True, False, True, False], [False, True, False, True]])
+    np.testing.assert_array_equal(padded(keep, 2), [[0, 2], [1, 3]])
+    np.testing.assert_array_equal(padded(keep, 3), [[0, 1, 2], [0, 1, 3]])
+    assert padded(keep, 4).dtype == np.int32 and padded(keep, 4).tolist() == [[0, 1, 2, 3]] * 2
+    with pytest.raises(ValueError, match="a keep mask keeps 2 layers, but the program runs 1"):
+        padded(keep, 1)
+
+
+@pytest.mark.parametrize("execution", ["gather", "gather_independent"])
+def test_programs_run_the_numbers_of_layers_with_the_least_padding(execution):
+    """Against all choices, of a distribution over numbers that comes from the masks themselves."""
+    drop = LayerDrop(theta=0.5, time="constant", execution=execution, programs=3)
+    p = at(drop, 1, 5)
+    odds = (masks.fixed if execution == "gather" else masks.independent)(p)
+
+    def padding(counts):
+        return sum(
+            q * (min(c for c in counts if c >= sum(mask)) - sum(mask)) for mask, q in odds.items()
+        )
+
+    found = program_counts(drop, 5, STEPS).ravel().tolist()
+    assert found[-1] == 5
+    best = min(padding((*some, 5)) for some in itertools.combinations(range(6), 2))
+    assert padding(found) == pytest.approx(best, abs=1e-5)
+    run = program_odds(drop, 5, STEPS, [1], np.array(found)[:, None])[0] @ found
+    assert run == pytest.approx(p.sum() + best, abs=1e-5)
+
+
+def test_programs_of_stages_run_enough_layers_in_each():
+    drop = LayerDrop(
+        theta=0.5, time="constant", depth="uniform", execution="gather_independent", programs=3
+    )
+    counts = program_counts(drop, (2, 4), STEPS)
+    assert (
+        counts.shape == (3, 2)
+        and counts[-1].tolist() == [2, 4]
+        and (np.diff(counts, axis=0) >= 0).all()
+    )
+    expected = np.zeros(3)
+    for mask, q in masks.independent(np.full(6, 0.5)).items():
+        kept = [sum(mask[:2]), sum(mask[2:])]
+        expected[(counts >= kept).all(1).argmax()] += q
+    np.testing.assert_allclose(
+        program_odds(drop, (2, 4), STEPS, [1, 9], counts), [expected] * 2, atol=1e-12
+    )
+    costs = np.array([3.0, 1.0])
+    counts = program_counts(drop, (2, 4), STEPS, costs=costs)
+    cells = list(itertools.product(range(3), range(5)))
+    chains = [
+        (a, b, (2, 4)) for a, b in itertools.product(cells, cells) if (np.array(a) <= b).all()
+    ]
+
+    def cost(counts):
+        return program_odds(drop, (2, 4), STEPS, [1], np.array(counts))[0] @ (
+            np.array(counts) @ costs
+        )
+
+    assert cost(counts) == pytest.approx(min(map(cost, chains)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("layers", "fixed"), [(12, [8, 9, 10, 12]), (48, [35, 36, 40, 48])])
+def test_pld_compiles_four_programs_at_any_depth(layers, fixed):
+    """A program for each number of layers would be 5 at 12 layers, and 14 at 48."""
+    drop = LayerDrop(execution="gather")
+    counts = program_counts(drop, layers, 10_000)
+    assert counts.ravel().tolist() == fixed
+    times = np.arange(1, 10_001, 13)
+    run = program_odds(drop, layers, 10_000, times, counts) @ counts[:, 0]
+    kept = np.asarray(jax.jit(jax.vmap(lambda t: schedule(drop, layers, t, 10_000).sum()))(times))
+    assert 1 <= run.mean() / kept.mean() < 1.007  # what padding costs
+    least, most = (replace(drop, execution="gather_independent", programs=n) for n in (4, 8))
+    for other, below in ((least, 1.05), (most, 1.02)):
+        counts = program_counts(other, layers, 10_000)
+        run = program_odds(other, layers, 10_000, times, counts) @ counts[:, 0]
+        assert 1 < run.mean() / kept.mean() < below

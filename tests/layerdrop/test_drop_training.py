@@ -1,0 +1,636 @@
+"""Layer dropping in training: the mapped step, the phases of a plan, resuming, the ledger."""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import enum
+import inspect
+import itertools
+import json
+import re
+from dataclasses import replace
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+
+from jaxgrow import flops
+from jaxgrow.layerdrop import (
+    Kept,
+    LayerDrop,
+    Sensitivity,
+    Variance,
+    gates,
+    program_counts,
+    sensitivity,
+)
+from jaxgrow.models import GPT2Config
+from train import pretrain, variance
+from train.common.errors import UserError
+from train.config import experiment as config
+from train.config.experiment import as_json
+from train.data import text as data
+from train.data.batches import Windows, next_tokens, probe, validation
+from train.engine.loop import programs
+from train.engine.loop.parallel import mapped
+from train.engine.loop.step import StepInputs, eval_step, train_step
+from train.engine.run import checkpoint
+from train.engine.run.workdir import load
+from train.engine.state.mesh import AXIS, replicated
+from train.engine.state.model import Model, loss
+from train.engine.state.optim import Optim, transformation
+from train.plan import modifiers
+from train.plan.keep_masks import CHUNK, Gates
+from train.plan.lifetimes import live
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers
+from train.plan.training import Measure, Train
+
+LAYERS = 4
+MODEL = replace(runs.MODEL, layers=LAYERS)
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
+LR = np.float32(0.1)
+GATES = np.array(
+    [[True, False, True, False], [True, True, False, False]]
+)  # of two micro-steps; nobody runs layer 3
+SCALE = np.broadcast_to(np.array([1.0, 1.25, 1.5, 2.0], np.float32), GATES.shape)
+DROP = LayerDrop(time="constant", theta=0.5)
+DROPPING = (DropLayers(LayerDrop()),)
+FREEZING = (DropLayers(LayerDrop(dropped="freeze")),)
+OPTIM = Optim(
+    peak_lr=1e-2, warmup=2, weight_decay=0.0
+)  # what moves without a gradient moves by momentum
+TX = transformation(OPTIM)
+SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
+
+
+def by_indices(kept: Kept) -> Kept:
+    assert kept.layers is not None
+    indices = np.stack([np.flatnonzero(g) for g in np.asarray(kept.layers)]).astype(np.int32)
+    return replace(kept, layers=indices)
+
+
+# --- the step ---
+
+
+@pytest.mark.parametrize(
+    ("how", "accumulate"),
+    [
+        ("mesh", 2),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (("pmap", 1), ("mesh", 1), ("pmap", 2))
+        ),
+    ],
+)
+def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(
+    how, accumulate
+):
+    tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
+    start = runs.model(MODEL, tx)
+    # On one device, written without the step: micro-batch m is every so many-th sample, and has the
+    # gates m.
+    micro = [next_tokens(TOKENS[m::accumulate]) for m in range(accumulate)]
+    gradient = jax.jit(jax.grad(lambda p, batch, kept: loss(replace(start, params=p), batch, kept)))
+    before = runs.fresh(MODEL)
+    grads = [
+        jax.device_get(gradient(before, micro[m], kept_at(kept, m))) for m in range(accumulate)
+    ]
+    expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, before, *grads)
+    run = mapped(partial(train_step, tx, accumulate, DROPPING), how, runs.mesh())
+    found, _ = run(start, BATCH, StepInputs(LR, given=(kept,)))
+    after = jax.device_get(found.params)
+    chex.assert_trees_all_close(after, expected, rtol=1e-5, atol=1e-6)
+    for a, b in zip(
+        jax.tree.leaves(after["blocks"]), jax.tree.leaves(before["blocks"]), strict=True
+    ):
+        np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
+
+
+def kept_at(kept: Kept, m: int) -> Kept:
+    return jax.tree.map(lambda x: x[m], kept)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "remat"),
+    [
+        pytest.param(
+            "bfloat16", "projections", marks=pytest.mark.slow
+        ),  # of one device, see `test_drop_execution`
+        *(
+            pytest.param("float32", remat, marks=pytest.mark.slow)
+            for remat in ("products", "projections")
+        ),
+        pytest.param("bfloat16", "products", marks=pytest.mark.slow),
+    ],
+)
+def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
+    run, ends = programs.step(TX, 2, DROPPING, "mesh", runs.mesh()), []
+    for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
+        at = replace(runs.model(MODEL, TX), config=replace(MODEL, dtype=dtype, remat=remat))
+        for _ in range(3):
+            at, metrics = run(at, BATCH, StepInputs(LR, given=(kept,)))
+        ends.append(jax.device_get((at.params, at.opt, metrics)))
+    chex.assert_trees_all_equal(*ends)
+
+
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("jit", "pmap")), "mesh"]
+)
+def test_the_compiled_step_has_conditionals(how, monkeypatch):
+    tx, compiled = optax.identity(), []
+    kept = Kept(GATES[:1], SCALE[:1])
+
+    def watched(transform):
+        def wrapped(function, **options):
+            run = transform(function, **options)
+
+            return lambda *arguments: compiled.append(run.lower(*arguments).compile().as_text())
+
+        return wrapped
+
+    if how == "jit":
+        step = jax.vmap(train_step(tx, 1, DROPPING, AXIS), (None, 0, None), axis_name=AXIS)
+        compiled.append(
+            jax.jit(step)
+            .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(kept,)))
+            .compile()
+            .as_text()
+        )
+    else:
+        monkeypatch.setattr(jax, "pmap", watched(jax.pmap)) if how == "pmap" else None
+        start = runs.model(MODEL, tx)
+        if how == "mesh":
+            monkeypatch.setattr(jax, "jit", watched(jax.jit))
+        mapped(partial(train_step, tx, 1, DROPPING), how, runs.mesh())(
+            start, BATCH, StepInputs(LR, given=(kept,))
+        )
+    assert compiled[-1].count(" conditional(") >= 2  # forward and backward
+    dense = jax.make_jaxpr(eval_step())(
+        replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4])
+    )
+    assert "cond" not in str(dense)
+
+
+@pytest.mark.parametrize("indices", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
+    dense, start = programs.step(TX, 2, (), "mesh", runs.mesh()), runs.model(MODEL, TX)
+    before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])  # gives every layer a momentum
+    kept = Kept(GATES, SCALE)
+    kept = by_indices(kept) if indices else kept
+
+    def moved(dropping):
+        start = jax.device_put(before, replicated(runs.mesh()))
+        after, _ = programs.step(TX, 2, dropping, "mesh", runs.mesh())(
+            start, BATCH, StepInputs(LR, given=(kept,))
+        )
+        after, out = jax.device_get(after), {}
+        for name, a, b in (
+            ("params", after.params, before.params),
+            ("mu", after.opt[1].mu, before.opt[1].mu),
+            ("nu", after.opt[1].nu, before.opt[1].nu),
+        ):
+            pairs = zip(jax.tree.leaves(a["blocks"]), jax.tree.leaves(b["blocks"]), strict=True)
+            out[name] = np.any(
+                [[(x[i] != y[i]).any() for i in range(LAYERS)] for x, y in pairs], 0
+            ).tolist()
+        assert after.opt[1].count == before.opt[1].count + 1
+        return out
+
+    assert moved(DROPPING) == {name: [True] * 4 for name in ("params", "mu", "nu")}
+    assert moved(FREEZING) == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
+
+
+# --- gates on the host ---
+
+
+EXECUTIONS = [pytest.param("cond", marks=pytest.mark.slow), "gather", "gather_independent"]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_the_host_knows_what_the_library_draws(execution):
+    drop = replace(DROP, execution=execution)
+    drawn = Gates(drop, 6, 2 * CHUNK, 2, 7, None)
+    counts = program_counts(drop, 6, 2 * CHUNK).ravel()
+    library = jax.jit(lambda t: gates(drop, 6, 2 * CHUNK, t, seed=7, micro=2))
+    for step in (0, 5, CHUNK - 1, CHUNK, 3):
+        probs, kept, ran = drawn(step)
+        p, g = jax.device_get(library(step + 1))
+        np.testing.assert_allclose(probs, p, rtol=1e-6)
+        scale = np.broadcast_to(1 / probs, (2, 6))
+        if execution == "cond":
+            np.testing.assert_array_equal(kept.layers, g)
+            np.testing.assert_allclose(kept.scale, scale, rtol=1e-6)
+            assert ran == g.sum() / 2
+            continue
+        number = counts[counts >= g[0].sum()].min()
+        assert kept.layers.shape == (2, number) and ran == number
+        for row, mask in zip(kept.layers, g, strict=True):
+            assert set(np.flatnonzero(mask)) <= set(row.tolist())
+        np.testing.assert_allclose(kept.scale, np.where(g, scale, 0), rtol=1e-6)
+
+
+def test_a_run_compiles_as_many_programs_as_asked_for():
+    drop = LayerDrop(execution="gather_independent", programs=3)
+    drawn = Gates(drop, 12, 2 * CHUNK, 1, 0, None)
+    numbers = [drawn(step)[1].layers.shape[1] for step in range(2 * CHUNK)]
+    assert sorted(set(numbers)) == program_counts(drop, 12, 2 * CHUNK).ravel().tolist()
+    expected = DropLayers(drop).layers(Train("large", 2 * CHUNK, OPTIM, replace(MODEL, layers=12)))
+    assert np.mean(numbers) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("execution", ["gather", "gather_independent"])
+def test_layers_that_run_as_padding_have_not_run_for_the_optimizer(execution):
+    drop = replace(DROP, execution=execution, programs=2)  # all layers in every step, or fewer
+    drawn = Gates(drop, LAYERS, CHUNK, 2, 0, None)
+    masks = jax.jit(jax.vmap(lambda t: gates(drop, LAYERS, CHUNK, t, seed=0, micro=2)[1]))(
+        jnp.arange(1, 33)
+    )
+    ran = jax.jit(lambda kept: modifiers._ran(kept, (LAYERS,)))
+    padding = 0
+    for step, mask in enumerate(np.asarray(masks)):
+        _, kept, _ = drawn(step)
+        padding += kept.layers.size - mask.sum()
+        np.testing.assert_array_equal(ran(kept), mask.any(0))
+    assert padding > 0
+
+
+def test_where_every_layer_is_certain_the_step_is_the_dense_one():
+    drawn = Gates(replace(DROP, recovery=0.5), 4, 10, 1, 0, None)
+    assert [drawn(step)[1] is None for step in range(10)] == [False] * 5 + [True] * 5
+    assert Gates(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
+
+
+@pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
+def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
+    drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", execution=execution)
+    _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
+    assert ran == 2 and (kept.scale is None or (kept.scale[0] == [1, 1, 0, 0]).all())
+    small = replace(MODEL, layers=2)
+
+    @jax.jit
+    def both(params):
+        def part(params):
+            bottom = params | {"blocks": jax.tree.map(lambda x: x[:2], params["blocks"])}
+            return loss(Model(bottom, None, small), BATCH)
+
+        def whole(params):
+            return loss(Model(params, None, MODEL), BATCH, kept_at(kept, 0))
+
+        return [jax.value_and_grad(f)(params) for f in (whole, part)]
+
+    (value, grads), (expected, wanted) = jax.device_get(both(runs.fresh(MODEL)))
+    assert float(value) == pytest.approx(
+        float(expected), rel=1e-6
+    )  # another program: float32 rounding
+    chex.assert_trees_all_close(grads, wanted, rtol=1e-4, atol=1e-7)
+    for x in jax.tree.leaves(grads["blocks"]):
+        assert x[:2].any() and not x[2:].any()
+
+
+@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
+def test_no_layer_at_all_trains_what_is_around_them(execution):
+    drop = LayerDrop(0.0, "constant", "prefix", scale="none", execution=execution, dropped="freeze")
+    _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
+    assert ran == 0
+    params = runs.fresh(MODEL)
+
+    @jax.jit
+    def gradient(params):
+        return jax.grad(lambda p: loss(Model(p, None, MODEL), BATCH, kept_at(kept, 0)))(params)
+
+    grads = gradient(params)
+    assert not any(x.any() for x in jax.tree.leaves(grads["blocks"]))
+    assert all(
+        x.any() for name, part in grads.items() if name != "blocks" for x in jax.tree.leaves(part)
+    )
+
+
+def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
+    """Muon's decay and momentum, too; what is around them trains."""
+    drop = LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
+    optim = Optim(name="muon", peak_lr=1e-2, warmup=1, weight_decay=0.1)
+    e = runs.experiment(
+        tmp_path, model=MODEL, method=Scratch(drop), optim=optim, steps=4, checkpoint_every=2
+    )
+    pretrain.run(e, tmp_path / "run")
+    before, after = (
+        checkpoint.load(tmp_path / "run" / "checkpoints", "large", step) for step in (2, 4)
+    )
+    chex.assert_trees_all_equal(before["blocks"], after["blocks"])
+    assert all(
+        (x != y).any()
+        for n in before
+        if n != "blocks"
+        for x, y in zip(*map(jax.tree.leaves, (before[n], after[n])), strict=True)
+    )
+
+
+# --- sensitivities ---
+
+
+def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
+    at = Model(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
+    batches = next_tokens(TOKENS.reshape(2, 4, 9))
+    found = jax.jit(lambda b: sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, b))(
+        batches
+    )
+    one, expected = jax.jit(loss), []
+    for i in range(LAYERS):
+        less = replace(
+            at,
+            params=at.params
+            | {"blocks": jax.tree.map(lambda x, i=i: np.delete(x, i, 0), at.params["blocks"])},
+            config=replace(MODEL, layers=LAYERS - 1),
+        )
+        expected.append(
+            np.mean([float(one(less, b)) - float(one(at, b)) for b in zip(*batches, strict=True)])
+        )
+    np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-3, atol=1e-6)
+    assert found.dtype == jnp.float32
+    assert len(set(np.asarray(found).tolist())) > 1
+
+
+def test_taylor_is_the_slope_at_each_layers_gate():
+    at = Model(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
+    one = jax.jit(lambda tokens, kept: loss(at, tokens, kept))
+    taylor = jax.jit(
+        lambda b: sensitivity(lambda kept, tokens: one(tokens, kept), LAYERS, b, "taylor")
+    )
+    found = taylor(next_tokens(TOKENS[None]))
+    h = 1e-2
+    for i in range(LAYERS):
+        up, down = (
+            one(BATCH, Kept(None, 1 + d * np.eye(LAYERS, dtype=np.float32)[i])) for d in (h, -h)
+        )
+        assert float(found[i]) == pytest.approx(abs(float(up - down)) / (2 * h), rel=2e-2, abs=1e-5)
+
+
+def ranks(x):
+    return np.argsort(np.argsort(x))
+
+
+@pytest.mark.slow
+def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
+    """On the whole: layers in the middle differ by little, and a slope is no difference. Single models gave 0.6 to 0.9."""
+    (tmp_path / "source").mkdir()
+    for module in (argparse, ast, dataclasses, difflib, enum, inspect):
+        (tmp_path / "source" / f"{module.__name__}.txt").write_text(inspect.getsource(module))
+    text = data.Data(
+        "text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache")
+    )
+    small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
+    held_out = probe(Windows(data.tokens(text).valid, 32), 32, 2, 32, 8)
+    found = []
+    for seed in range(4):
+        e = runs.experiment(
+            tmp_path,
+            model=small,
+            steps=300,
+            batch=32,
+            optim=Optim(peak_lr=1e-2, warmup=50),
+            data=text,
+        )
+        pretrain.run(
+            replace(e, checkpoint_every=300, eval_every=300, seed=seed), tmp_path / f"run{seed}"
+        )
+        at = Model(load(tmp_path / f"run{seed}"), None, small)
+        delta, slope = (
+            jax.jit(
+                lambda b, kind=kind, at=at: sensitivity(
+                    lambda kept, t: loss(at, t, kept), 6, b, kind
+                )
+            )(held_out)
+            for kind in ("loss_delta", "taylor")
+        )
+        found.append(np.corrcoef(ranks(delta), ranks(slope))[0, 1])  # Spearman
+    assert np.mean(found) > 0.5, found
+
+
+def test_measuring_leaves_the_model_as_it_was():
+    tx = transformation(Optim())
+    before = runs.model(MODEL, tx)
+    after = Measure("large", Sensitivity()).measure(before, next_tokens(TOKENS[None]))
+    assert after.params is before.params
+    assert after.opt is before.opt
+    assert after.sensitivity.shape == (LAYERS,)
+
+
+def test_what_measures_is_not_what_judges():
+    source = Windows(np.arange(16 * 8 + 1), 8)
+    judged = np.concatenate([inputs for inputs, _ in validation(source, 2, 3)])
+    inputs, targets = probe(source, 2, 3, 2, 5)
+    assert inputs.shape == targets.shape == (5, 2, 8)
+    firsts = set(inputs[..., 0].ravel().tolist())
+    assert len(firsts) == 10
+    assert not firsts & set(judged[:, 0].tolist())
+    assert probe(source, 2, 8, 2, 0) is None
+    with pytest.raises(
+        UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left; lower eval_batches"
+    ):
+        probe(source, 2, 3, 2, 6)
+
+
+# --- plans and runs ---
+
+
+def names(plan):
+    return [
+        (p.name, p.begin, p.end, any(isinstance(m, DropLayers) for m in p.modifiers))
+        if isinstance(p, Train)
+        else type(p).__name__.lower()
+        for p in plan
+    ]
+
+
+def test_sbld_trains_measures_drops_and_measures_again():
+    plan = Scratch(SBLD).plan(MODEL, Optim(), 16)
+    assert names(plan) == [
+        ("large", 0, 4, False),
+        "measure",
+        ("large", 4, 12, True),
+        "measure",
+        ("large", 12, 16, True),
+    ]
+    assert {p.steps for p in plan if isinstance(p, Train)} == {16}  # one schedule
+    assert live(plan, 1) == {"large"}
+    once = replace(SBLD, sensitivity=Sensitivity())
+    assert names(Scratch(once).plan(MODEL, Optim(), 100)) == [
+        ("large", 0, 5, False),
+        "measure",
+        ("large", 5, 100, True),
+    ]
+
+
+def test_dropping_composes_with_a_v_cycle():
+    method = VCycle(up=(Stage(0.5, drop=DROP), Stage(0.5, drop=SBLD)))
+    plan = method.plan(MODEL, Optim(), 16)
+    assert names(plan) == [
+        ("large", 0, 1, False),
+        "coalesce",
+        ("coarse1", 0, 8, True),
+        "decoalesce",
+        "interpolate",
+        ("large", 0, 2, False),
+        "measure",
+        ("large", 2, 6, True),
+        "measure",
+        ("large", 6, 8, True),
+    ]
+
+
+def experiment(folder, drop, **changes):
+    """Of two micro-steps, whose programs all tests here share."""
+    values = {"model": MODEL, "steps": 12, "accumulate": 2, "optim": OPTIM, "method": Scratch(drop)}
+    return runs.experiment(folder, **values | changes)
+
+
+@pytest.fixture(scope="module")
+def sbld(tmp_path_factory):
+    """An experiment, the folder of its run, and what the run returned."""
+    folder = tmp_path_factory.mktemp("sbld")
+    e = experiment(folder, SBLD, checkpoint_every=2, log_every=1)
+    return e, folder / "run", pretrain.run(e, folder / "run")
+
+
+@pytest.mark.slow
+def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
+    for name, drop in (("dense", None), ("one", LayerDrop(theta=1.0))):
+        pretrain.run(experiment(tmp_path, drop), tmp_path / name)
+    chex.assert_trees_all_equal(load(tmp_path / "dense"), load(tmp_path / "one"))
+
+
+@pytest.mark.slow
+def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, sbld):
+    e, whole, _ = sbld
+    runs.stopped(e, tmp_path, 2, 4, 8, 10)
+    runs.assert_same_end(tmp_path, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("execution", ["gather", "gather_independent"])
+def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(
+    tmp_path, execution
+):
+    drop = replace(DROP, execution=execution, programs=3, dropped="freeze", time="pld", gamma=4.0)
+    e = experiment(tmp_path, drop, checkpoint_every=3)
+    pretrain.run(e, tmp_path / "whole")
+    runs.stopped(e, tmp_path / "stopped", 3, 9)
+    runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(sbld):
+    e, folder, result = sbld
+    first, measured, second, again, third = result["phases"]
+    tokens = e.batch * MODEL.context
+    assert [p["steps"] for p in result["phases"]] == [3, 0, 6, 0, 3]
+    assert first["flops"] == 3 * flops.train(MODEL, tokens)
+    assert first["layers"] == 3 * LAYERS
+    probe = (
+        2 * (e.batch // e.accumulate) * MODEL.context
+    )  # 2 micro-batches, divided among the devices
+    less = flops.forward(MODEL, probe, layers=LAYERS - 1)
+    assert measured["flops"] == again["flops"] == flops.forward(MODEL, probe) + LAYERS * less
+    for phase in (second, third):
+        assert 0 < phase["layers"] < phase["steps"] * LAYERS
+        assert phase["flops"] == pytest.approx(
+            flops.train(MODEL, tokens * phase["steps"], layers=phase["layers"] / phase["steps"])
+        )
+    measurements = [line["sensitivity"] for line in runs.log(folder) if "sensitivity" in line]
+    assert len(measurements) == 2 and all(len(m) == LAYERS and min(m) >= 0 for m in measurements)
+    lines = [line for line in runs.log(folder) if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert all("keep" not in line for line in lines[:3])
+    assert all(len(line["keep"]) == LAYERS and line["keep"][0] == 1.0 for line in lines[3:])
+    ran = [line["layers"] for line in lines]
+    assert sum(ran[3:9]) == second["layers"]
+    jumps = [b["flops"] - a["flops"] for a, b in itertools.pairwise(lines)]
+    assert jumps[4] == pytest.approx(flops.train(MODEL, tokens, layers=ran[5]))
+
+
+def test_expected_cost_is_that_of_the_mean_schedule():
+    plan = Scratch(DROP).plan(MODEL, Optim(), 100)
+    assert plan[0].token_cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
+    assert Scratch().plan(MODEL, Optim(), 100)[0].token_cost == flops.train(MODEL, 1)
+    prefix = LayerDrop(theta=0.75, time="constant", depth="prefix", scale="none")
+    assert Scratch(prefix).plan(MODEL, Optim(), 100)[0].token_cost == pytest.approx(
+        flops.train(MODEL, 1, layers=3)
+    )
+
+
+def test_the_taylor_sensitivity_costs_two_passes():
+    phase = Measure("large", Sensitivity(kind="taylor"))
+    assert phase.flops(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
+
+
+def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path):
+    path = runs.script(tmp_path, experiment(tmp_path, SBLD))
+    found = config.load(path, ["method.drop.theta=0.7", "method.drop.sensitivity.kind=taylor"])
+    assert found.method == Scratch(
+        replace(SBLD, theta=0.7, sensitivity=replace(SBLD.sensitivity, kind="taylor"))
+    )
+    for wrong, says in (
+        ("method.drop.theta=0", "theta lies between 0.05 and 1, but is 0.0"),
+        (
+            "method.drop.depth=linaer",
+            "expected 'linear' or 'algorithm1' or 'uniform' or 'layerskip' or 'prefix', but got 'linaer'",
+        ),
+        (
+            "method.drop.sensitivity.block=(0, 4)",
+            "layers [4] of a block or allow list are none of the 4 layers",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            config.load(path, [wrong])
+
+
+def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
+    """The logs are written by hand, with the losses of a known curve; the third run keeps all layers up to its peak."""
+    curve, steps, after = Variance(peak=0.25, shape=3.0), 40, 0.25
+    drop = LayerDrop(sensitivity=Sensitivity(after=after, batches=2))
+
+    def finished(name, drop, loss, **changes):
+        folder = tmp_path / name
+        folder.mkdir()
+        content = as_json(replace(experiment(tmp_path, drop, **changes), steps=steps))
+        (folder / "config.json").write_text(json.dumps(content))
+        lines = [
+            {"phase": "train large", "step": t, "val_loss": loss(t)} for t in range(2, steps + 1, 2)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "result.json").write_text("{}")
+        return folder
+
+    def disturbed(t):
+        u = (t - after * steps) / ((1 - after) * steps)
+        return 2 + (
+            0.1 * float(curve(u)) ** 0.5 if u > 0 else 0.7
+        )  # what came before dropping is none of its doing
+
+    base, dropped = finished("base", None, lambda t: 2.0), finished("dropped", drop, disturbed)
+    found = variance.fit(base, dropped)
+    assert (found.peak, found.shape) == (pytest.approx(0.25, rel=1e-3), pytest.approx(3, rel=1e-3))
+    for wrong, says in (
+        ((dropped, base), "must be from scratch"),
+        (
+            (base, finished("other", drop, disturbed, batch=4)),
+            "differ in more than in dropping layers: batch: 8 and 4",
+        ),
+        ((base, tmp_path), "there is no finished run"),
+        ((base, finished("flat", drop, lambda t: 2.0)), "three points or more"),
+    ):
+        with pytest.raises(UserError, match=says):
+            variance.fit(*wrong)
+    third = Gates(
+        replace(drop, time="variance", variance=found), LAYERS, steps, 1, 0, jnp.arange(4.0)
+    )
+    assert [third(step)[1] is None for step in range(10, 20)] == [True] * 7 + [
+        False
+    ] * 3  # u = 7 / 30 and 8 / 30

@@ -1,0 +1,213 @@
+"""Token dropping: which tokens stay, what a model computes with them, and how training draws others in every step.
+
+Two programs for one model differ in float32 by the order of their sums: 1e-5 of logits of order
+ten.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+import tiny
+
+from jaxgrow.layerdrop import Kept, LayerDrop, TokenDrop, sample_tokens
+from jaxgrow.models.gpt2 import Block
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.optim.freeze import Freeze
+from train import pretrain
+from train.data.batches import next_tokens
+from train.engine.loop.parallel import mapped
+from train.engine.loop.step import StepInputs, train_step
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim
+from train.plan import modifiers
+from train.plan.methods import GrowTo, Stage
+from train.plan.modifiers import DropLayers, DropTokens, Hold
+from train.plan.training import Train
+
+CONFIG = tiny.config(layers=4, dtype="float32")
+PARAMS = tiny.params(CONFIG, dtype="float32")
+TOKENS = tiny.tokens(3, 7)
+PLACES = np.array([[0, 2, 3, 6], [1, 2, 4, 5], [0, 1, 2, 3]], np.int32)
+DROP = TokenDrop(0.5)
+
+
+# --- which tokens stay ---
+
+
+def test_how_many_tokens_stay_and_which_layers_see_them_alone():
+    assert [
+        TokenDrop(rate).kept(length)
+        for rate, length in ((0.15, 100), (0.15, 8), (0.5, 4), (0.99, 10))
+    ] == [
+        85,
+        7,
+        2,
+        1,
+    ]
+    assert TokenDrop().middle(12) == (1, 11)
+    assert TokenDrop(first=0, last=3).middle(4) == (0, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": 1.0}, {"first": -1}, {"last": -1}])
+def test_numbers_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TokenDrop(**wrong)
+
+
+def test_a_model_without_layers_in_the_middle_is_refused():
+    for make in (
+        DROP.middle,
+        lambda layers: Train(
+            "large", 8, Optim(), replace(CONFIG, layers=layers), (DropTokens(DROP),)
+        ),
+    ):
+        with pytest.raises(
+            ValueError, match=r"token dropping leaves out 1 \+ 1 layers, but the model has 2"
+        ):
+            make(2)
+
+
+def test_every_choice_of_tokens_is_as_likely_as_any_other():
+    """Three of five tokens: ten choices, in ascending order, drawn anew for every sequence and key."""
+    draw = jax.jit(jax.vmap(lambda key: sample_tokens(TokenDrop(0.4), key, jnp.arange(2), 5)))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 2000)))
+    assert drawn.shape == (2000, 2, 3) and drawn.dtype == np.int32
+    choices = list(itertools.combinations(range(5), 3))
+    for sequence in range(2):
+        found = Counter(map(tuple, drawn[:, sequence].tolist()))
+        assert found.keys() <= set(choices)
+        assert all(abs(found[c] / 2000 - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000) for c in choices)
+    alike = (drawn[:, 0] == drawn[:, 1]).all(-1).mean()  # of independent ones
+    assert abs(alike - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000)
+
+
+# --- the model ---
+
+
+@pytest.fixture(scope="module")
+def forward():
+    """``(params, tokens, places) -> logits``, of which the layers 1 and 2 see the places alone."""
+    return jax.jit(
+        lambda p, t, places: CONFIG.module.apply(
+            {"params": p}, t, kept_tokens=KeptTokens(places, 1, 3)
+        )
+    )
+
+
+def test_with_every_token_kept_it_is_the_dense_model(forward):
+    everything = np.broadcast_to(np.arange(7, dtype=np.int32), (3, 7))
+    dense = tiny.forward(CONFIG)(PARAMS, TOKENS)
+    assert np.abs(dense).max() > 1
+    np.testing.assert_allclose(forward(PARAMS, TOKENS, everything), dense, rtol=0, atol=1e-5)
+
+
+def test_tokens_go_around_the_middle_and_join_again(forward):
+    """An oracle in plain loops: a sequence without the others, layer by layer."""
+    block = Block(CONFIG, jnp.float32, parent=None)
+    apply = jax.jit(lambda w, x: block.apply({"params": w}, x))
+    for tokens, places, found in zip(TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True):
+        x = PARAMS["token_embedding"][tokens] + PARAMS["position_embedding"]
+        for i in range(4):
+            w = jax.tree.map(lambda a, i=i: a[i], PARAMS["blocks"])
+            if i in (1, 2):
+                x[places] = apply(w, x[None, places])[0]
+            else:
+                x = np.array(apply(w, x[None])[0])
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + CONFIG.eps)
+        x = x * PARAMS["final_norm"]["scale"] + PARAMS["final_norm"]["bias"]
+        np.testing.assert_allclose(found, x @ PARAMS["token_embedding"].T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [3, 4])  # the first sequence keeps 3, and not 4
+def test_no_token_sees_a_later_one(forward, place):
+    other = TOKENS.copy()
+    other[0, place] = (other[0, place] + 1) % 11
+    before, after = forward(PARAMS, TOKENS, PLACES), forward(PARAMS, other, PLACES)
+    np.testing.assert_array_equal(before[0, :place], after[0, :place])
+    np.testing.assert_array_equal(before[1:], after[1:])
+    assert (before[0, place:] != after[0, place:]).any(-1).all()
+
+
+def test_dropping_tokens_and_layers_together_is_refused():
+    says = (
+        "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+    )
+    for other in (DropTokens(DROP), Hold(Freeze((0,)))):
+        with pytest.raises(ValueError, match=says):
+            Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
+    with pytest.raises(ValueError, match=says):
+        Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
+    for other in ({"kept_tokens": KeptTokens(PLACES, 1, 3)}, {"frozen": 1}):
+        with pytest.raises(ValueError, match=says):
+            CONFIG.module.apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)
+
+
+# --- training ---
+
+
+@pytest.mark.parametrize(
+    "way", [("mesh", 1, 1), pytest.param(("pmap", 2, 4), marks=pytest.mark.slow)], ids=str
+)
+def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch, way):
+    """The same on one device and on four, by both ways, in whichever micro-batch."""
+    seen = {}
+
+    def noting(drop, key, rows, length):
+        places = sample_tokens(drop, key, rows, length)
+        jax.debug.callback(
+            lambda rows, x: seen.update(zip(rows.tolist(), x.tolist(), strict=True)), rows, places
+        )
+        return places
+
+    monkeypatch.setattr(modifiers, "sample_tokens", noting)
+    tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
+    model = jax.eval_shape(
+        lambda: Model(config.init(jax.random.key(0)), optax.EmptyState(), config)
+    )
+    model = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model)
+
+    def drawn(run, number, seed):
+        inputs = StepInputs(np.float32(0), np.uint32(number), np.uint32(seed), (None,))
+        jax.block_until_ready(run(model, next_tokens(np.zeros((16, 9), np.int32)), inputs))
+        jax.effects_barrier()
+        found = [seen.pop(row) for row in range(16)]
+        assert not seen
+        return found
+
+    ways = []
+    for how, accumulate, devices in (("mesh", 2, 4), way):
+        mesh = Mesh().over(jax.devices()[:devices])
+        run = mapped(partial(train_step, tx, accumulate, (DropTokens(DROP),)), how, mesh)
+        ways.append([drawn(run, number, seed) for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4))])
+    first, other_step, again, other_seed = ways[0]
+    # Of 70 choices for each of 16 samples, a few are alike by chance.
+    assert len({tuple(x) for x in first}) > 8
+    assert sum(a == b for a, b in zip(first, other_step, strict=True)) < 4
+    assert sum(a == b for a, b in zip(first, other_seed, strict=True)) < 4
+    assert again == first and ways[1] == ways[0]
+
+
+@pytest.mark.slow
+def test_a_run_that_drops_tokens_stopped_in_the_middle_ends_with_the_same_bits(small_run):
+    """Grown by AKI. One checkpoint falls into the training that drops tokens, one on its end."""
+    to = GrowTo((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
+    e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
+    result = pretrain.run(e, small_run.parent / "tokens")
+    runs.stopped(
+        e, small_run.parent / "tokens-stopped", 8 + 3, 8 + 4
+    )  # 8 steps were the small model's
+    runs.assert_same_end(small_run.parent / "tokens-stopped", small_run.parent / "tokens")
+    dropped, dense = (p["flops"] / p["steps"] for p in result["phases"][-2:])
+    phase, tokens = e.plan[-2], e.batch * runs.LARGE.context
+    assert dropped == phase.flops(tokens) < dense == replace(phase, modifiers=()).flops(tokens)
+    assert phase.token_cost == phase.flops(1)

@@ -1,0 +1,183 @@
+"""Attention by each kernel is softmax(q k / sqrt(K)) v; which one serves what is said."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import AxisType
+
+from jaxgrow.models import CaiTConfig, GPT2Config
+from jaxgrow.models import attention as module
+from jaxgrow.models.attention import attention
+
+
+def arrays(length, heads, kv_heads, head_dim, dtype="float32", samples=2):
+    rng = np.random.default_rng(0)
+    shapes = [(samples, length, h, head_dim) for h in (heads, kv_heads, kv_heads)]
+    return [jnp.asarray(rng.normal(size=s), dtype) for s in shapes]
+
+
+def written_down(q, k, v, causal):
+    """In float64, in NumPy."""
+    q, (k, v) = (
+        np.float64(q),
+        (np.repeat(np.float64(x), q.shape[2] // k.shape[2], 2) for x in (k, v)),
+    )
+    scores = np.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+@pytest.mark.parametrize("length", [1, 128, 129, 300])
+def test_by_xla_in_blocks_of_queries(length, causal):
+    q, k, v = arrays(length, 4, 2, 8)
+    found = jax.jit(partial(attention, causal=causal))(q, k, v)
+    np.testing.assert_allclose(found, written_down(q, k, v, causal), rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def as_on_a_tpu(monkeypatch):
+    """Splash attention, interpreted on a CPU."""
+    monkeypatch.setattr(module, "platform", lambda: "tpu")
+    monkeypatch.setattr(splash, "make_splash_mha", partial(splash.make_splash_mha, interpret=True))
+
+
+def by_splash(causal, by="auto"):
+    """``(q, k, v) -> (result, gradient of its weighted sum)``."""
+
+    def loss(q, k, v):
+        y = attention(q, k, v, causal=causal, by=by)
+        return (
+            y.astype(jnp.float32) * jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+        ).sum(), y
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+
+
+@pytest.mark.parametrize(
+    "causal",
+    [pytest.param(True, id="causal"), pytest.param(False, id="all", marks=pytest.mark.slow)],
+)
+def test_by_splash_attention_with_shared_keys(as_on_a_tpu, causal):
+    given = arrays(128, 4, 2, 64, "bfloat16")
+    (_, y), slopes = by_splash(causal)(*given)
+    np.testing.assert_allclose(np.float64(y), written_down(*given, causal), rtol=0, atol=0.02)
+    (_, plain), expected = by_splash(causal, "xla")(*given)
+    assert (np.asarray(plain) != np.asarray(y)).any()  # it was another kernel
+    for a, b in zip(slopes, expected, strict=True):
+        np.testing.assert_allclose(
+            np.float64(a), np.float64(b), rtol=0, atol=0.02 * np.abs(np.float64(b)).max()
+        )
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"fsdp": 2, "tensor": 2},
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ({"tensor": 2}, {"data": 4})),
+    ],
+    ids=str,
+)
+def test_on_a_mesh_each_device_attends_for_its_samples_and_heads(as_on_a_tpu, axes):
+    given = arrays(128, 4, 2, 64, "bfloat16", samples=4)
+    alone = by_splash(True)(*given)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    with jax.set_mesh(mesh):
+        found = by_splash(True)(*given)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"context": 4}, pytest.param({"fsdp": 2, "context": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_ring_attention_is_that_of_the_whole_sequence(axes, causal):
+    """Two query blocks on each device, grouped queries, and gradients."""
+    q, k, v = arrays(64, 4, 2, 8, "float32", samples=2)
+
+    def loss(q, k, v):
+        y = attention(q, k, v, causal=causal)
+        return jnp.square(y).sum(), y
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    alone = run(q, k, v)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    with jax.set_mesh(mesh), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RING_QUERIES", 8)
+        found = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_ring_attention_refuses_what_it_does_not_compute():
+    q, k, v = arrays(8, 2, 2, 8, "float32")
+    with (
+        jax.set_mesh(jax.make_mesh((4,), ("context",), (AxisType.Auto,))),
+        pytest.raises(ValueError, match="context=1"),
+    ):
+        jax.eval_shape(lambda: attention(q, k, v, causal=True, mask_BS=np.ones((len(q), 8), bool)))
+
+
+@pytest.mark.parametrize(
+    ("by", "on", "given", "says"),
+    [
+        (
+            "cudnn",
+            "cpu",
+            {},
+            "attention=cudnn does not serve this model: it is of GPUs, and the program is for cpu; set",
+        ),
+        (
+            "cudnn",
+            "gpu",
+            {"dtype": "float32"},
+            "activations are float32, not bfloat16; set attention=auto",
+        ),
+        ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, no multiple of 8"),
+        ("splash", "gpu", {}, "it is of TPUs, and the program is for gpu"),
+        ("splash", "tpu", {"length": 130}, "130 positions are no multiple of 128"),
+    ],
+)
+def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says):
+    monkeypatch.setattr(module, "platform", lambda: on)
+    q, k, v = arrays(
+        **{"length": 128, "heads": 2, "kv_heads": 2, "head_dim": 8, "dtype": "bfloat16"} | given
+    )
+    with pytest.raises(ValueError, match=says):
+        attention(q, k, v, causal=True, by=by)
+    if given:  # and by itself another one is taken
+        assert (
+            jax.eval_shape(lambda *given: attention(*given, causal=True), q, k, v).shape == q.shape
+        )
+
+
+def test_masked_keys_and_heads_that_do_not_divide_are_refused_by_splash(monkeypatch):
+    monkeypatch.setattr(module, "platform", lambda: "tpu")
+    assert module.refused("splash", "bfloat16", (128, 3, 64), (128, 3, 64), False) == []
+    assert module.refused("splash", "bfloat16", (128, 3, 64), (128, 3, 64), True) == [
+        "some keys are masked"
+    ]
+    with jax.set_mesh(jax.make_mesh((2,), ("tensor",), (AxisType.Auto,))):
+        (why,) = module.refused("splash", "bfloat16", (128, 3, 64), (128, 1, 64), False)
+    assert why == "3 heads over 1 of keys do not divide among 2 devices"
+
+
+def test_a_choice_that_there_is_not_is_refused():
+    with pytest.raises(
+        ValueError, match="attention is 'auto', 'cudnn', 'xla' or 'splash', not 'flash'"
+    ):
+        GPT2Config(attention="flash")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError,
+        match="a CaiT's heads talk, which no kernel does: set attention=auto, not splash",
+    ):
+        CaiTConfig(attention="splash")

@@ -1,0 +1,672 @@
+"""BERT and RoBERTa: names, function against the public implementation, growth, layer dropping, cost.
+
+Tolerance 1e-10: float64 through two layers.
+"""
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from counting import products
+
+from jaxgrow import dual, flops, grow, operators, sizes
+from jaxgrow.axes import leaves
+from jaxgrow.checkpoints.hf.bert import BertForMaskedLM, RobertaForMaskedLM
+from jaxgrow.growth.symmetry import break_symmetry
+from jaxgrow.layerdrop import Kept, TokenDrop
+from jaxgrow.models import BERTConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.operators import ligo
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-10
+VISIBLE = 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "bert.txt"
+OLD = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
+
+
+def tiny_bert(dtype="float64", **fields) -> BERTConfig:
+    return BERTConfig(
+        **{"vocab": 11, "context": 7, "types": 4, "head_dim": 5, **OLD, **fields}, dtype=dtype
+    )
+
+
+def inputs(masked=True):
+    """Tokens of two samples, the second of which is padded at its end, and their types."""
+    rng = np.random.default_rng(0)
+    out = {"tokens": rng.integers(2, 11, (2, 6)), "types": rng.integers(0, 4, (2, 6))}
+    return out | {"mask": np.arange(6) < np.array([[6], [4]])} if masked else out
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    for fields in (
+        {},
+        {"tied": False},
+        {"norm": "pre"},
+        {"head": "classes", "classes": 3},
+        {"head": "spans"},
+    ):
+        config = tiny_bert(**fields)
+        lines.append(f"# {config}")
+        lines += [
+            f"{path} {x.shape} {' '.join(n)}"
+            for path, x, n in leaves(tiny.shapes(config), tiny.axes(config))
+        ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+def test_axis_names_are_config_fields():
+    config = tiny_bert()
+    found = sizes(tiny.params(config), tiny.axes(config))
+    assert found == {name: getattr(config, name) for name in found}
+    assert set(found) == {
+        "vocab",
+        "context",
+        "types",
+        "layers",
+        "embed",
+        "heads",
+        "head_dim",
+        "mlp",
+    }
+    assert from_json(config.as_json()) == config
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_published_axes_make_readers_of_tables_and_writers_of_norms(tied):
+    config = tiny_bert(tied=tied)
+    axes, published = dict(tiny.axes(config)), dict(tiny.paper_axes(config))
+    for table, rows in (("token", "vocab"), ("position", "context"), ("type", "types")):
+        assert published.pop(f"{table}_embedding") == (rows, "embed.in.below")
+        assert axes.pop(f"{table}_embedding") == (rows, "embed.below")
+    assert published.pop("head_norm") == {
+        "scale": ("embed.norm.scale",),
+        "bias": ("embed.norm.bias",),
+    }
+    assert axes.pop("head_norm")["scale"] == (
+        "embed.in.norm.scale" if tied else "embed.norm.scale",
+    )
+    assert published == axes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"types": -1}, "types is -1, less than 0"),
+        ({"norm": "sandwich"}, "norm is 'post' or 'pre', not 'sandwich'"),
+        ({"masked": 0.0}, "masked lies between 0 and 1, but is 0.0"),
+        (
+            {"context": 2, "first_position": 2},
+            "a context of 2 has no row for a first position of 2",
+        ),
+    ],
+)
+def test_config_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        BERTConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "passes", "message"),
+    [
+        (
+            {"attention_mask": None},
+            {},
+            "inputs are tokens and perhaps types, mask, places, not tokens, attention_mask",
+        ),
+        (
+            {"tokens": np.zeros((1, 6), int)},
+            {},
+            "6 tokens is longer than the 5 that a context of 7 has from position 2",
+        ),
+        (
+            {"mask": np.ones((1, 5), bool)},
+            {"kept": Kept(np.ones(2, bool))},
+            "pack the text, and leave out mask",
+        ),
+        (
+            {"mask": np.ones((1, 5), bool)},
+            {"kept_tokens": KeptTokens(np.zeros((1, 1), int), 0, 1)},
+            "leave out mask",
+        ),
+        (
+            {},
+            {"kept": Kept(np.ones(2, bool)), "frozen": 1},
+            "not together with token dropping or frozen layers",
+        ),
+    ],
+)
+def test_input_errors(given, passes, message):
+    config = tiny_bert(first_position=2)
+    with pytest.raises(ValueError, match=message):
+        config.module.apply(
+            {"params": tiny.params(config)}, {"tokens": np.zeros((1, 5), int), **given}, **passes
+        )
+
+
+@pytest.mark.slow  # in the fast suite of a GPT-2
+@pytest.mark.parametrize(("norm", "residual"), [("post", 0.02), ("pre", 0.02 / 6**0.5)])
+def test_initial_values(norm, residual):
+    config = BERTConfig(
+        vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96, norm=norm
+    )
+    with jax.enable_x64(False):
+        params = jax.jit(config.init)(jax.random.key(0))
+    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+        if path.endswith(("bias", "scale")):
+            np.testing.assert_array_equal(x, 1.0 if path.endswith("scale") else 0.0)
+        elif path != "type_embedding":  # too few numbers
+            std = residual if "out/" in path or "down/" in path else 0.02
+            np.testing.assert_allclose(x.std(), std, rtol=0.03, err_msg=path)
+
+
+# --- the function, against transformers ---
+
+SIZES = dict(
+    vocab=13, context=9, layers=2, embed=15, heads=3, head_dim=5, mlp=7, eps=1e-3
+)  # an eps that is seen
+FAMILIES = {
+    "BERT": (BertForMaskedLM, BERTConfig(**SIZES, types=4)),
+    "RoBERTa": (RobertaForMaskedLM, BERTConfig(**SIZES, types=1, first_position=2)),
+}
+
+
+@pytest.fixture(
+    scope="module", params=[(f, tied) for f in FAMILIES for tied in (True, False)], ids=str
+)
+def public(request):
+    """``(family, config, model of transformers with random parameters)``, in float64."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    name, tied = request.param
+    family, config = FAMILIES[name]
+    config = replace(config, tied=tied, dtype="float64")
+    theirs = {key: getattr(config, field) for key, field in family.fields.items()}
+    settings = transformers.AutoConfig.for_model(
+        family.model_type, **theirs, attn_implementation="eager"
+    )
+    assert all(
+        getattr(settings, key, values[0]) in values for key, values in family.settings.items()
+    )
+    model = getattr(transformers, family.architecture)(settings).eval().double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, x in model.named_parameters():
+            x.copy_(
+                torch.randn(x.shape, generator=generator, dtype=x.dtype) / 2
+                + ("norm.weight" in key.lower())
+            )
+    return family, config, model
+
+
+def state(model):
+    return {key: x.detach().numpy() for key, x in model.state_dict().items()}
+
+
+def ours(family, config, tensors):
+    """Our parameters, of a dict of theirs."""
+    names, out = family.names(config), {}
+    for path, _, axes in leaves(tiny.shapes(config), tiny.axes(config)):
+        stored = names.pop(path)
+        each = [tensors[name] for name in tensor_names(stored, config)]
+        each = [stored.ours(x, axes, config.sizes()) for x in each]
+        *modules, leaf = path.split("/")
+        node = out
+        for module in modules:
+            node = node.setdefault(module, {})
+        node[leaf] = np.stack(each) if "{layers}" in stored.name else each[0]
+    assert not names
+    return out
+
+
+def tensor_names(stored, config):
+    return (
+        [stored.name.format(layers=i) for i in range(config.layers)]
+        if "{layers}" in stored.name
+        else [stored.name]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "atol"),
+    [("tokens", "float64", TOLERANCE), ("all", "float64", TOLERANCE), ("all", "float32", 1e-4)],
+)
+def test_logits_are_those_of_transformers(public, given, dtype, atol):
+    import torch
+
+    family, config, model = public
+    rng = np.random.default_rng(0)
+    ids = {"tokens": rng.integers(2, 13, (2, 7))}
+    if given == "all":
+        mask = np.arange(7) < np.array([[7], [4]])
+        ids["tokens"] = np.where(mask, ids["tokens"], 1)  # what RoBERTa pads with
+        ids |= {"types": rng.integers(0, config.types, (2, 7)), "mask": mask}
+    names = {"tokens": "input_ids", "types": "token_type_ids", "mask": "attention_mask"}
+    with torch.no_grad():
+        expected = model(**{names[k]: torch.tensor(x) for k, x in ids.items()}).logits.numpy()
+    params = jax.tree.map(lambda x: x.astype(dtype), ours(family, config, state(model)))
+    found = tiny.forward(replace(config, dtype=dtype))(params, ids)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol * np.abs(expected).max())
+
+
+def test_every_tensor_is_ours_and_goes_back_to_the_bit_or_is_ignored(public):
+    family, config, model = public
+    tensors = state(model)
+    params, left = ours(family, config, tensors), set(tensors)
+    for path, x, axes in leaves(params, tiny.axes(config)):
+        stored = family.names(config)[path]
+        each = x if "{layers}" in stored.name else [x]
+        for name, leaf in zip(tensor_names(stored, config), each, strict=True):
+            np.testing.assert_array_equal(stored.theirs(leaf, axes, config.sizes()), tensors[name])
+            left.remove(name)
+    assert all(any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in left)
+    assert {key: getattr(config, key) for key in family.fixed} == family.fixed
+    for name in left:  # what is stored elsewhere, too, or not used
+        if config.tied:
+            assert any(
+                np.array_equal(tensors[name], x) for key, x in tensors.items() if key not in left
+            ), name
+        else:
+            assert name in ("cls.predictions.bias", "lm_head.bias")
+
+
+def test_names_in_older_files():
+    assert (
+        BertForMaskedLM.current("bert.embeddings.LayerNorm.gamma")
+        == "bert.embeddings.LayerNorm.weight"
+    )
+    assert BertForMaskedLM.current("cls.predictions.transform.LayerNorm.beta").endswith(
+        "LayerNorm.bias"
+    )
+    assert BertForMaskedLM.current("bert.pooler.dense.bias") == "bert.pooler.dense.bias"
+
+
+@pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
+def test_logits_at_places_are_those_of_the_places(norm):
+    config = tiny_bert(norm=norm)
+    params, places = tiny.params(config), np.array([[0, 2, 5], [1, 3, 4]])
+    everywhere = np.asarray(tiny.forward(config)(params, inputs()))
+    found = tiny.forward(config)(params, inputs() | {"places": places})
+    np.testing.assert_allclose(
+        found, np.take_along_axis(everywhere, places[..., None], 1), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_what_is_masked_changes_nothing():
+    config, given = tiny_bert(), inputs()
+    other = given | {"tokens": np.where(given["mask"], given["tokens"], (given["tokens"] + 3) % 11)}
+    one, two = (np.asarray(tiny.forward(config)(tiny.params(config), i)) for i in (given, other))
+    np.testing.assert_array_equal(one[given["mask"]], two[given["mask"]])
+    assert abs(one - two).max() > VISIBLE  # there, where it is masked
+
+
+def test_roberta_counts_positions_from_the_first_token_that_is_seen():
+    config = tiny_bert(first_position=2, context=9)
+    right = inputs()
+    left = {
+        k: np.roll(x, 2, axis=1) for k, x in right.items()
+    }  # the second sample is padded at its start, then
+    left["tokens"][0], left["types"][0] = right["tokens"][0], right["types"][0]
+    left["mask"][0] = True
+    one, two = (np.asarray(tiny.forward(config)(tiny.params(config), i)) for i in (right, left))
+    np.testing.assert_allclose(one[1, :4], two[1, 2:], rtol=0, atol=TOLERANCE)
+
+
+# --- growth ---
+
+
+def to(**new):
+    return {**OLD, **new}
+
+
+WIDE = {"heads": 6, "embed": 12, "mlp": 18}
+GROWTHS = {
+    "decoalesce, pairs": operators.decoalesce(to(**WIDE), heads="far"),
+    "decoalesce, threes": operators.decoalesce(
+        to(heads=9, embed=18, mlp=27), heads=operators.far(9, 3)
+    ),
+    "decoalesce layers": operators.decoalesce(to(layers=4), layers="adjacent"),
+    "hypercloning": operators.hypercloning(OLD, WIDE),
+    "staged": operators.staged(OLD, WIDE),
+    "fpi heads and mlp": operators.fpi(OLD, {"heads": 5, "mlp": 13}, seed=1),
+    "fpi, ragged": operators.fpi(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=2),
+    "lemon, ragged": operators.lemon(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=3),
+    "stack": operators.stack(OLD, {"layers": 4}),
+    "llama_pro": operators.llama_pro(OLD, {"layers": 4}),
+}
+
+
+def change(config, growth, axes=None):
+    """``max |difference of logits| / standard deviation of the logits`` when the model grows."""
+    params = tiny.params(config)
+    before = tiny.forward(config)(params, inputs())
+    after = tiny.forward(config.resized(growth))(
+        grow(growth, params, axes or tiny.axes(config)), inputs()
+    )
+    return float(np.abs(np.subtract(after, before)).max() / np.std(before))
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "keeps"),
+    [
+        *((name, "post", True) for name in ("decoalesce, threes", "hypercloning", "staged")),
+        ("fpi heads and mlp", "post", True),
+        ("llama_pro", "post", False),
+        *(
+            pytest.param(name, "post", False, marks=pytest.mark.slow)
+            for name in ("decoalesce layers", "stack", "fpi, ragged")
+        ),
+        pytest.param("decoalesce, pairs", "post", True, marks=pytest.mark.slow),
+        *((name, "pre", True) for name in ("staged", "llama_pro")),
+        pytest.param("decoalesce, pairs", "pre", True, marks=pytest.mark.slow),
+        *((name, "pre", False) for name in ("stack", "lemon, ragged")),
+    ],
+)
+def test_what_keeps_the_function_of_a_tied_model(name, norm, keeps):
+    found = change(tiny_bert(norm=norm), GROWTHS[name])
+    assert found < TOLERANCE if keeps else found > VISIBLE
+
+
+def test_an_untied_model_keeps_its_function_too():
+    growth = GROWTHS["decoalesce, threes"]
+    assert (
+        change(tiny_bert(tied=False, eps=0.0), growth) < TOLERANCE
+    )  # the programs of the published tables, below
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [pytest.param("pairs", "pre", marks=pytest.mark.slow), ("threes", "post")]
+)
+def test_published_tables_keep_it_but_for_the_eps_of_their_norm(name, norm):
+    """That norm meets ``x / k``, so that its eps weighs k^2 times as much."""
+    growth = GROWTHS[f"decoalesce, {name}"]
+    axes = tiny.paper_axes(tiny_bert(norm=norm))
+    assert 1e-6 < change(tiny_bert(norm=norm, eps=1e-5), growth, axes) < 1e-2
+    assert change(tiny_bert(norm=norm, eps=0.0), growth, axes) < TOLERANCE
+    assert change(tiny_bert(norm=norm, eps=1e-5), growth) < TOLERANCE  # our axes
+
+
+@pytest.mark.parametrize("mixed", ["tables", "norm"])
+def test_published_tables_with_our_norm_or_our_tables_with_the_published_one_break_it(mixed):
+    config = tiny_bert()
+    growth = GROWTHS["decoalesce, pairs"]
+    ours, published = tiny.axes(config), tiny.paper_axes(config)
+    axes = (
+        published | {"head_norm": ours["head_norm"]}
+        if mixed == "tables"
+        else ours | {"head_norm": published["head_norm"]}
+    )
+    assert change(config, growth, axes) > VISIBLE
+
+
+def test_published_tables_of_an_untied_model():
+    config = tiny_bert(tied=False, eps=0.0)
+    assert change(config, GROWTHS["decoalesce, threes"], tiny.paper_axes(config)) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_gradients_grow_by_the_dual():
+    config = tiny_bert()
+    growth = GROWTHS["decoalesce, threes"]
+    params, axes = tiny.params(config), tiny.axes(config)
+    _, small = loss_and_gradient(config)(params)
+    _, large = loss_and_gradient(config.resized(growth))(grow(growth, params, axes))
+    chex.assert_trees_all_close(large, grow(dual(growth), small, axes), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_noise_that_cancels_over_copies_keeps_the_function():
+    config = tiny_bert()
+    growth = GROWTHS["hypercloning"]
+    params, axes = tiny.params(config), tiny.axes(config)
+    grown = grow(growth, params, axes)
+    noisy = jax.device_get(jax.jit(lambda p: break_symmetry(p, growth, axes))(grown))
+    forward = tiny.forward(config.resized(growth))
+    np.testing.assert_allclose(
+        forward(noisy, inputs()), forward(grown, inputs()), rtol=0, atol=1e-8
+    )
+    for part in (("transform", "kernel"), ("head_norm", "scale")):
+        assert abs(noisy[part[0]][part[1]] - grown[part[0]][part[1]]).max() > VISIBLE
+
+
+def test_learned_maps_that_start_without_noise_are_stacking_and_zeros():
+    config, target = tiny_bert(), {"layers": 4, "embed": 8, "heads": 5, "mlp": 13}
+    params, axes = tiny.params(config), tiny.axes(config)
+
+    @jax.jit
+    def grown(params):
+        start = ligo.init(
+            ligo.LiGO(width="zero", noise=0.0), axes, config.sizes(), target, jax.random.key(0)
+        )
+        return grow(ligo.growth(start, axes, config.sizes()), params, axes)
+
+    padded = grow(operators.zero_pad(OLD, {axis: target[axis] for axis in WIDE}), params, axes)
+    chex.assert_trees_all_equal(
+        jax.device_get(grown(params)), grow(operators.stack(OLD, {"layers": 4}), padded, axes)
+    )
+
+
+# --- the published rules of coalescing, an oracle in plain NumPy ---
+
+
+def average(groups, chunk):
+    """F [small, large]: a small unit is the mean of its group; units are blocks of ``chunk``."""
+    f = np.zeros((len(groups) * chunk, sum(map(len, groups)) * chunk))
+    for i, group in enumerate(groups):
+        for j in group:
+            f[i * chunk : (i + 1) * chunk, j * chunk : (j + 1) * chunk] = np.eye(chunk) / len(group)
+    return f
+
+
+def published(path):
+    """Of each axis of a leaf, whether the published mapper takes it for an output or an input (Zou et al., 2024, as coded)."""
+    d, h, ff = "embed", "heads", "mlp"
+    if path in ("token_embedding", "position_embedding", "type_embedding"):
+        return {1: ("in", d)}
+    if path == "head_bias":
+        return {}
+    if "norm/" in path or path == "transform/bias":
+        return {1 if path.startswith("blocks") else 0: ("out", d)}
+    if path == "transform/kernel":
+        return {0: ("in", d), 1: ("out", d)}
+    _, _, module, leaf = path.split("/")
+    (i, read), (o, write) = {
+        **dict.fromkeys(("query", "key", "value"), ((1, d), (2, h))),
+        "out": ((1, h), (3, d)),
+        "up": ((1, d), (2, ff)),
+        "down": ((1, ff), (2, d)),
+    }[module]
+    return {1: ("out", write)} if leaf == "bias" else {i: ("in", read), o: ("out", write)}
+
+
+@pytest.mark.parametrize(
+    "groups", [((0, 3), (1, 4), (2, 5)), ((0, 2, 4), (5, 3, 1))], ids=["pairs", "threes"]
+)
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_published_axes_are_the_published_rules(groups, direction):
+    """Down: outputs by F, their mean; inputs by T.T, their sum. Up: outputs by T, copies; inputs by F.T, shares."""
+    f = {axis: average(groups, size // 6) for axis, size in WIDE.items()}
+    t = {axis: (m.T > 0).astype(float) for axis, m in f.items()}
+    operator = operators.coalesce if direction == "down" else operators.decoalesce
+    growth = operator(to(**WIDE), heads=groups)
+    config = tiny_bert(**{name: m.old for name, m in growth.items()})
+    params, axes = tiny.params(config), tiny.paper_axes(config)
+    for path, before, after in tiny.pairs(params, grow(growth, params, axes)):
+        expected = before
+        for i, (role, axis) in published(path).items():
+            m = (f if role == "out" else t) if direction == "down" else (t if role == "out" else f)
+            m = m[axis] if role == "out" else m[axis].T
+            expected = np.moveaxis(np.tensordot(m, expected, (1, i)), 0, i)
+        np.testing.assert_allclose(after, expected, rtol=0, atol=1e-6, err_msg=path)
+        if path.endswith("embedding") and len(groups) == 3:  # for pairs the code has these factors
+            literal = (
+                2 * before @ f["embed"].T if direction == "down" else before @ t["embed"].T / 2
+            )
+            np.testing.assert_allclose(after, literal, rtol=0, atol=1e-6, err_msg=path)
+
+
+# --- layers and tokens that are dropped, parts that are frozen ---
+
+
+@cache
+def loss_and_gradient(config, frozen=0):
+    """``(params, kept, kept_tokens) -> ..``, in NumPy: what is done with it needs no compiler."""
+
+    def loss(p, kept=None, kept_tokens=None):
+        passes = {"kept": kept, "kept_tokens": kept_tokens, "frozen": frozen}
+        return jax.nn.log_softmax(
+            config.module.apply({"params": p}, inputs(masked=False), **passes)
+        )[..., 3].mean()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    return lambda *args, **passes: jax.device_get(run(*args, **passes))
+
+
+@pytest.mark.slow  # of a GPT-2: `test_drop_execution`
+def test_with_all_gates_open_dropping_changes_no_bit():
+    config, ones = tiny_bert(), np.ones(2)
+    run, params = loss_and_gradient(config), tiny.params(config)
+    chex.assert_trees_all_equal(run(params, Kept(ones > 0, ones, "sublayer")), run(params))
+
+
+def test_a_dropped_layer_is_left_out_with_its_norms():
+    config = tiny_bert()
+    params = tiny.params(config)
+    value, gradient = loss_and_gradient(config)(
+        params, Kept(np.array([True, False]), np.ones(2), "sublayer")
+    )
+    alone = params | {"blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
+    expected, without = loss_and_gradient(replace(config, layers=1))(alone)
+    np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE)
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda x: x[:1], gradient["blocks"]), without["blocks"], rtol=0, atol=TOLERANCE
+    )
+    assert not any(x[1].any() for x in jax.tree.leaves(gradient["blocks"]))
+
+
+def test_scaling_multiplies_what_a_sublayer_adds_inside_the_norm():
+    """Post-LN: ``norm(x + s f(x))`` is the layer whose writers to the stream are s times as large."""
+    config = tiny_bert()
+    params, scale = tiny.params(config), np.array([1.5, 2.0])
+    larger = jax.tree.map(np.copy, params)
+    for part, module in (("attention", "out"), ("mlp", "down")):
+        for x in larger["blocks"][part][module].values():
+            x *= scale.reshape(-1, *[1] * (x.ndim - 1))
+    found, _ = loss_and_gradient(config)(params, Kept(np.arange(2), scale, "sublayer"))
+    np.testing.assert_allclose(found, loss_and_gradient(config)(larger)[0], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_tokens_that_all_pass_are_the_dense_model():
+    config, places = tiny_bert(), np.broadcast_to(np.arange(6), (2, 6))
+    run, params = loss_and_gradient(config), tiny.params(config)
+    value, gradient = run(params)
+    chex.assert_trees_all_close(
+        run(params, kept_tokens=KeptTokens(places, 1, 2)), (value, gradient), rtol=0, atol=TOLERANCE
+    )
+    fewer, _ = run(params, kept_tokens=KeptTokens(places[:, 1:4], 1, 2))
+    assert abs(fewer - value) > 1e-3
+
+
+@pytest.mark.slow  # of a GPT-2: `test_freeze`; of the products, see below
+def test_below_what_trains_there_is_no_gradient():
+    config = tiny_bert()
+    _, gradient = loss_and_gradient(config, frozen=1)(tiny.params(config))
+    for path, g in jax.tree_util.tree_leaves_with_path(gradient):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+        if path.startswith("blocks"):
+            assert not g[0].any()
+            assert g[1].any() or path.endswith("key/bias")  # which moves no probability
+        else:
+            assert g.any() == ("embedding" not in path), path
+
+
+# --- cost ---
+
+
+def programs(config, **passes):
+    """FLOPs of the products of two samples: of the forward pass, of a training step with all logits, and as it is trained."""
+    params = jax.eval_shape(config.init, jax.random.key(0))
+    places_BS = jax.ShapeDtypeStruct((2, max(1, round(config.masked * config.length))), jnp.int32)
+    given = {"tokens": jax.ShapeDtypeStruct((2, config.length), jnp.int32), "places": places_BS}
+
+    def forward(p, i):
+        return config.module.apply({"params": p}, i, **passes)
+
+    def loss(p, i):
+        return -jax.nn.log_softmax(forward(p, i))[..., 0].mean()
+
+    def trained(p, i):
+        return config.module.apply({"params": p}, i, targets=i["places"], **passes)
+
+    each = forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)
+    return [products(jax.make_jaxpr(f)(params, given).jaxpr) for f in each]
+
+
+COSTS = dict(vocab=384, embed=64, heads=3, head_dim=32, mlp=160)
+
+
+def test_cost_by_hand():
+    """20 tokens, 3 of them predicted; one layer: 4 kernels of 2x3, two of 2x5, scores and sum over 20 places."""
+    config = BERTConfig(vocab=11, context=20, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
+    layer = 2 * (4 * 2 * 3 + 2 * 2 * 5) + 2 * (20 * 3 + 20 * 3)
+    assert flops.forward(config, 20) == pytest.approx(
+        20 * layer + 3 * (2 * 2 * 2 + 2 * 2 * 11), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"context": 64}, marks=pytest.mark.slow),
+        pytest.param({"context": 64, "norm": "pre", "tied": False}, marks=pytest.mark.slow),
+        {"context": 150, "first_position": 2, "masked": 0.3},
+    ],
+    ids=str,
+)
+def test_every_matrix_product_of_the_program_is_counted(fields):
+    config = BERTConfig(layers=2, **COSTS, **fields)
+    forward, *steps = programs(config)
+    positions = 2 * config.length
+    assert flops.forward(config, positions) == pytest.approx(forward, rel=1e-12)
+    assert [flops.train(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norm", "tied", "frozen"),
+    [
+        ("post", True, 1),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in (("post", False, 2), ("pre", True, 3))
+        ),
+    ],
+)
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(
+    norm, tied, frozen
+):
+    config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
+    _, *steps = programs(config, frozen=frozen)
+    assert [flops.train(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
+
+
+@pytest.mark.slow  # of a GPT-2, in the fast suite with frozen layers: `test_flops`
+def test_tokens_that_go_around_layers_are_not_computed_there():
+    config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
+    places = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
+    _, *steps = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)))
+    assert [flops.train(config, 128, drop=drop)] * 2 == pytest.approx(steps, rel=1e-12)

@@ -1,0 +1,279 @@
+"""CaiT: the names of its parameters, its function against the paper's equations, what growing does to it, its cost.
+
+Tolerance 1e-10: float64 through two layers and two class layers.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from math import erf
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+import tiny
+import vision
+
+from jaxgrow import grow, sizes, swap
+from jaxgrow.axes import leaves
+from jaxgrow.layerdrop import TokenDrop
+from jaxgrow.models import CaiTConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.operators import decoalesce, hypercloning, lemon, ligo, llama_pro, stack, staged
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "cait.txt"
+SMALL = dict(
+    image=10,
+    patch=5,
+    channels=3,
+    classes=11,
+    layers=2,
+    embed=6,
+    heads=3,
+    head_dim=7,
+    mlp=9,
+    class_layers=4,
+)
+
+
+def config(dtype="float64", **changes) -> CaiTConfig:
+    return CaiTConfig(**SMALL | changes, dtype=dtype)
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    small = config()
+    lines = [f"# {small}"]
+    lines += [
+        f"{path} {x.shape} {' '.join(n)}"
+        for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))
+    ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+def test_the_config_knows_the_size_of_every_axis():
+    small = config(channels=2)
+    found = sizes(tiny.shapes(small), tiny.axes(small))
+    assert found == small.sizes()
+    assert found["positions"] == small.length == 4
+    assert from_json(small.as_json()) == small
+
+
+@pytest.mark.parametrize(("embed", "millions"), [(288, 26.6), (384, 46.9)])
+def test_xs24_and_s24_have_the_published_numbers_of_parameters(embed, millions):
+    shapes = tiny.shapes(CaiTConfig(embed=embed, heads=embed // 48, mlp=4 * embed))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(("layers", "begins"), [(12, 0.1), (24, 1e-5), (36, 1e-6)])
+def test_layer_scale_begins_smaller_in_deeper_models(layers, begins):
+    assert config(layers=layers).layer_scale == begins
+
+
+def test_layer_scale_begins_there_in_layers_and_class_layers():
+    small = config("float32")
+
+    def scales(key):
+        params = small.init(key)
+        return [
+            params[part][name]
+            for part in ("blocks", "class_blocks")
+            for name in ("attention_scale", "mlp_scale")
+        ]
+
+    with jax.enable_x64(False):
+        for found in jax.jit(scales)(jax.random.key(0)):
+            np.testing.assert_array_equal(found, np.float32(0.1))
+
+
+# --- the function ---
+
+
+def norm(x, p):
+    """``(x - mean) / sqrt(var + 1e-6) * scale + bias`` of each row."""
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"][None] + p["bias"][None]
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum()
+
+
+def attention(u, z, p, talking):
+    """Query by query: weights of all heads, which talk before and after the softmax, then each head's sum of values."""
+    H, _ = p["query"]["bias"].shape
+    q, k, v = (
+        np.stack([x @ p[n]["kernel"][:, h] + p[n]["bias"][h][None] for h in range(H)])
+        for n, x in (("query", u), ("key", z), ("value", z))
+    )
+    out = np.tile(p["out"]["bias"], (len(u), 1))
+    for t in range(len(u)):
+        scores = [k[h] @ q[h, t] / np.sqrt(k.shape[-1]) for h in range(H)]
+        if talking:
+            before, after = p["talk_before"]["kernel"], p["talk_after"]["kernel"]
+            weights = [softmax(sum(scores[h] * before[h, g] for h in range(H))) for g in range(H)]
+            said = p["talk_after"]["bias"]
+            weights = [sum(weights[h] * after[h, g] for h in range(H)) + said[g] for g in range(H)]
+        else:
+            weights = [softmax(s) for s in scores]
+        for h in range(H):
+            out[t] += weights[h] @ v[h] @ p["out"]["kernel"][h]
+    return out
+
+
+def mlp(x, p):
+    h = x @ p["up"]["kernel"] + p["up"]["bias"][None]
+    h = h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2)))
+    return h @ p["down"]["kernel"] + p["down"]["bias"][None]
+
+
+def logits(params, image, patch):
+    """Section 2 and 3 of the paper, for one image."""
+    side = len(image) // patch
+    x = []
+    for i in range(side):
+        for j in range(side):
+            pixels = image[i * patch : (i + 1) * patch, j * patch : (j + 1) * patch]
+            x.append(np.einsum("pqc,pqcd->d", pixels, params["patch_embedding"]["kernel"]))
+    x = np.stack(x) + params["patch_embedding"]["bias"][None] + params["position_embedding"]
+
+    def layer(part, i):
+        return jax.tree.map(lambda w: w[i], params[part])
+
+    for i in range(len(params["blocks"]["mlp_scale"])):
+        p = layer("blocks", i)
+        h = norm(x, p["attention_norm"])
+        x = x + p["attention_scale"][None] * attention(h, h, p["attention"], True)
+        x = x + p["mlp_scale"][None] * mlp(norm(x, p["mlp_norm"]), p["mlp"])
+    u = params["class_embedding"][None]
+    for i in range(len(params["class_blocks"]["mlp_scale"])):
+        p = layer("class_blocks", i)
+        z = norm(np.concatenate([u, x]), p["attention_norm"])
+        u = u + p["attention_scale"][None] * attention(z[:1], z, p["attention"], False)
+        u = u + p["mlp_scale"][None] * mlp(norm(u, p["mlp_norm"]), p["mlp"])
+    return norm(u, params["final_norm"])[0] @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+def test_logits_are_those_of_the_equations():
+    small = config()
+    params = tiny.params(small)
+    expected = np.stack([logits(params, image, small.patch) for image in vision.images(small)])
+    np.testing.assert_allclose(
+        vision.forward(small)(params, vision.images(small)), expected, rtol=0, atol=EXACT
+    )
+
+
+def test_rematerialising_is_of_both_stacks():
+    plain, remat = (
+        Counter(tiny.saved(config("float32", remat=r), vision.images(config())))
+        for r in ("products", "projections")
+    )
+    attention = {(2, 3, 3, 4, 4): 1, (2, 3, 3, 7, 4): 1}  # scores, and the values that they weigh
+    of_classes = {(4, 3, 3, 5, 1): 1, (4, 3, 3, 7, 1): 1}
+    assert plain - remat == attention | of_classes
+    assert remat - plain == {}
+
+
+@pytest.mark.slow  # in the fast suite of a GPT-2
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2)])
+def test_low_precision_keeps_logits_in_float32(dtype, close):
+    small = config()
+    exact = vision.forward(small)(tiny.params(small), vision.images(small))
+    low = config(dtype)
+    found = vision.forward(low)(tiny.params(small, dtype="float32"), vision.images(low))
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - exact).max() < close * exact.std()
+
+
+# --- growing ---
+
+
+@pytest.mark.slow  # in the fast suite of a ViT
+def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it():
+    large = config(embed=12, heads=6, mlp=18)
+    up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
+    small, axes = config(), tiny.axes(config())
+    assert small.resized(up) == large
+    assert vision.change(up, small) < EXACT
+    params = tiny.params(small)
+    assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
+
+
+def test_what_keeps_the_function():
+    small = config()
+    for growth in (
+        hypercloning(small.sizes(), tiny.wider(2)),
+        staged(small.sizes(), tiny.wider(2)),
+        lemon(small.sizes(), {"heads": 5, "mlp": 13}, seed=2),
+        llama_pro(small.sizes(), {"layers": 3}),
+    ):
+        assert vision.change(growth, small) < EXACT
+
+
+def test_what_does_not():
+    """LEMON's spare slots take a mean, and the mean of products of size and change is no product of means."""
+    small, large = config(), config(layers=4, embed=12, heads=6, mlp=18).sizes()
+    for growth in (
+        decoalesce(large, layers="adjacent"),
+        decoalesce(large, heads=((0, 1, 2), (3, 4), (5,))),
+        stack(small.sizes(), {"layers": 4}),
+        lemon(small.sizes(), {"embed": 8}, seed=2),
+    ):
+        assert vision.change(growth, small) > VISIBLE
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_learned_maps_grow_it_and_heads_that_talk_have_a_map_of_their_own(shared):
+    small, target = config(), {"layers": 3, "embed": 8, "heads": 5, "mlp": 10}
+    axes = tiny.axes(small)
+
+    def grown(key):
+        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, small.sizes(), target, key)
+        return coefficients, grow(
+            ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes
+        )
+
+    coefficients, params = jax.eval_shape(grown, jax.random.key(0))
+    width, each = coefficients["width"], () if shared else (2,)
+    assert width["heads"]["write"].shape == (*each, 5, 3)
+    assert width["query"]["write"].shape == (*each, 5 * 7, 3 * 7)
+    assert width["class_blocks/query"]["write"].shape == (5 * 7, 3 * 7)
+    assert {
+        f"blocks/{part}_{kind}" for part in ("attention", "mlp") for kind in ("norm", "scale")
+    } < set(coefficients["depth"])
+    assert "blocks" not in coefficients["depth"]  # two LayerScales in one folder are two modules
+    chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
+
+
+# --- layers that are dropped or frozen, patches that are, and what all of it costs ---
+
+
+@pytest.mark.slow  # in the fast suite of a BERT
+def test_dropped_layers_are_identities():
+    with jax.enable_x64(False):
+        vision.assert_dropping_is_exact(config("float32"))
+
+
+def test_every_matrix_product_of_the_program_is_counted():
+    vision.assert_every_product_is_counted(config("float32", layers=3))
+
+
+@pytest.mark.parametrize("frozen", [1, 3])
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+    vision.assert_every_product_is_counted(config("float32", layers=3), *2 * [{"frozen": frozen}])
+
+
+def test_patches_that_go_around_layers_are_not_computed_there():
+    large = config("float32", image=20, layers=3)
+    drop = TokenDrop(0.3)
+    places = np.broadcast_to(
+        np.arange(drop.kept(16), dtype=np.int32), (vision.BATCH, drop.kept(16))
+    )
+    kept_tokens = KeptTokens(places, *drop.middle(3))
+    vision.assert_every_product_is_counted(large, {"kept_tokens": kept_tokens}, {"drop": drop})

@@ -1,0 +1,307 @@
+"""Llama's kin: what of a decoder's form changes which growths keep its function, and layers of several kinds.
+
+Exact: 1e-10 of the standard deviation of the logits, in float64. What is not must be seen not to
+be: above 1e-2.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxgrow import grow
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.cli import keeps
+from jaxgrow.growth.maps import swap
+from jaxgrow.layerdrop import Kept
+from jaxgrow.models import LlamaConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.llama import period, rotations
+from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+OLD = {"layers": 2, "heads": 4, "kv_heads": 2, "embed": 6, "mlp": 9}
+KIN = {
+    "Qwen3": dict(query_norm="head"),
+    "Gemma 2": dict(
+        **dict(norms="both", tied=True, activation="gelu_tanh", kinds="sf", window=3),
+        **dict(embed_scale=2.5, score_dim=9.0, score_cap=2.0, logit_cap=3.0),
+    ),
+    "OLMo 2": dict(norms="after", query_norm="all"),
+    "Pythia": dict(
+        layer_norm=True,
+        parallel=True,
+        gated=False,
+        bias=True,
+        qkv_bias=True,
+        rotary=0.5,
+        activation="gelu",
+    ),
+    "Granite": dict(embed_scale=2.5, score_dim=9.0, residual_scale=0.6, logit_divisor=3.0),
+    "gpt-oss": dict(
+        sinks=True, clamp=0.5, experts=3, qkv_bias=True, out_bias=True, kinds="sf", window=3
+    ),
+    "Qwen2-MoE": dict(experts=3, shared=5, qkv_bias=True, gates_normed=False),
+}
+
+
+def config(name: str, **other) -> LlamaConfig:
+    return LlamaConfig(
+        **{
+            "vocab": 11,
+            "context": 7,
+            "head_dim": 4,
+            "dtype": "float64",
+            **OLD,
+            **KIN[name],
+            **other,
+        }
+    )
+
+
+TWICE, RAGGED = (
+    {"embed": 12, "heads": 8, "kv_heads": 4, "mlp": 18},
+    {"embed": 8, "heads": 6, "kv_heads": 3, "mlp": 13},
+)
+NARROW = {axis: RAGGED[axis] for axis in ("heads", "kv_heads", "mlp")}
+
+
+def made(c: LlamaConfig):
+    norm, post = c.traits["norm"], c.traits["post_norm"]
+    return {
+        "hypercloning": hypercloning(OLD, TWICE),
+        "staged": staged(OLD, TWICE),
+        "lemon": lemon(OLD, RAGGED, seed=2, norm=norm),
+        "fpi, heads and mlp": fpi(OLD, NARROW, seed=1),
+        "zero_pad, heads and mlp": zero_pad(OLD, NARROW),
+        "fpi, embed": fpi(OLD, {"embed": 9}, seed=1),
+        "llama_pro": llama_pro(OLD, {"layers": 3}, post_norm=post),
+        "stack": stack(OLD, {"layers": 4}),
+    }
+
+
+# A norm over all heads sees unequal copies, and zeros.
+HEADS = ("lemon", "fpi, heads and mlp", "zero_pad, heads and mlp")
+NEVER = ("fpi, embed", "stack")
+FAST = {
+    "Gemma 2": ("lemon", "llama_pro"),
+    "OLMo 2": ("hypercloning", "lemon"),
+    "Pythia": ("lemon", "stack"),
+    "Qwen3": (),
+    "Granite": (),
+    "gpt-oss": ("lemon",),
+    "Qwen2-MoE": ("lemon",),
+}
+
+
+def changed(name: str, growth) -> float:
+    small = config(name)
+    params = tiny.params(small)
+    before = tiny.forward(small)(params, tiny.tokens())
+    after = tiny.forward(small.resized(growth))(
+        grow(growth, params, tiny.axes(small)), tiny.tokens()
+    )
+    return float(np.abs(after - before).max() / np.std(before))
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        pytest.param(name, by, marks=[] if by in FAST[name] else pytest.mark.slow)
+        for name in KIN
+        for by in made(config("Qwen3"))
+    ],
+)
+def test_what_keeps_the_function_is_what_we_say(name, by):
+    c = config(name)
+    growth = made(c)[by]
+    kept = by not in NEVER and not (name == "OLMo 2" and by in HEADS)
+    found = changed(name, growth)
+    assert found < EXACT if kept else found > VISIBLE
+    if by == "llama_pro":
+        assert found == 0
+    assert keeps.keeps(growth, c, by.split(",")[0]) == kept
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_norms_without_parameters_keep_the_function_of_even_copies_if_the_head_is_not_tied(
+    tied, monkeypatch
+):
+    monkeypatch.setitem(KIN, "OLMo", dict(layer_norm=True, norm_scale=False, tied=tied))
+    c = config("OLMo")
+    for by in ("hypercloning", "staged"):
+        growth = made(c)[by]
+        assert keeps.keeps(growth, c, by) == (not tied)
+        assert changed("OLMo", growth) > VISIBLE if tied else changed("OLMo", growth) < EXACT
+
+
+def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
+    """Were its kernels zero, the norm behind them would make whole units of their first small numbers."""
+    small = config("OLMo 2", dtype="float32")
+    params, tx = tiny.params(small, dtype="float32"), optax.adam(1e-3)
+    moved = []
+    for post_norm in (True, False):
+        growth = llama_pro(OLD, {"layers": 3}, post_norm=post_norm)
+        large, forward = small.resized(growth), tiny.forward(small.resized(growth))
+        grown = grow(growth, params, tiny.axes(small))
+        gradient = tiny.gradient(large)(grown, tiny.tokens())["blocks"]
+        updates, _ = jax.jit(lambda g: tx.update(g, tx.init(g)))(gradient)
+        # The new layer alone moves.
+        new = jax.tree.map(
+            lambda p, u: np.concatenate([p[:2], p[2:] + u[2:]]),
+            grown["blocks"],
+            jax.device_get(updates),
+        )
+        before, after = (
+            forward(grown, tiny.tokens()),
+            forward({**grown, "blocks": new}, tiny.tokens()),
+        )
+        moved.append(float(np.abs(after - before).max() / np.std(before)))
+    assert 0 < moved[0] < 0.05 < 0.5 < moved[1]
+
+
+def test_long_positions_are_those_of_the_length_of_a_sequence():
+    """All of a longer sequence by the second numbers; scores are greater by the square of the scale."""
+    own = dict(
+        rope_by="longrope",
+        rope_short=(1.0, 2.0),
+        rope_long=(3.0, 5.0),
+        rope_context=5,
+        rope_scale=1.5,
+    )
+    c = config("Qwen3", query_norm="none", **own)
+    assert from_json(json.loads(json.dumps(c.as_json()))) == c
+    plain = 10000.0 ** -(np.arange(0, 4, 2) / 4)
+    for length, factors in ((5, (1.0, 2.0)), (6, (3.0, 5.0))):
+        cos, sin = rotations(c, length)
+        np.testing.assert_allclose(
+            sin, 1.5 * np.sin(np.arange(length)[:, None] * plain / factors), rtol=0, atol=1e-15
+        )
+        np.testing.assert_allclose(cos**2 + sin**2, 1.5**2, rtol=0, atol=1e-15)
+    params, tokens = tiny.params(c), tiny.tokens(2, 6)
+    short, whole = tiny.forward(c)(params, tokens[:, :5]), tiny.forward(c)(params, tokens)
+    assert np.abs(whole[:, :5] - short).max() > VISIBLE
+    np.testing.assert_allclose(
+        tiny.forward(replace(c, rope_context=6))(params, tokens)[:, :5], short, rtol=0, atol=EXACT
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"rope_long has a number above 0 for each of the 2 pairs .* but is \(3.0,\)",
+    ):
+        replace(c, rope_long=(3.0,))
+
+
+def test_a_phi3_that_is_scaled_otherwise_is_refused():
+    said = {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 8,
+    }
+    family = FAMILIES["Phi3ForCausalLM"]
+    with pytest.raises(ValueError, match=r"rope_type is 'linear', but a Phi-3 has 'longrope' only"):
+        family.inferred(said | {"rope_scaling": {"type": "linear", "factor": 2.0}})
+    with pytest.raises(KeyError, match="long_factor"):
+        family.inferred(said | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0]}})
+    one = {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
+    with pytest.raises(
+        ValueError,
+        match="original_max_position_embeddings is 1, but rope_type 'longrope' needs 2 or more",
+    ):
+        family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
+
+
+# --- layers of several kinds ---
+
+
+def test_kinds_go_with_their_layers():
+    c = config("Qwen3", layers=6, kinds="ssf")
+    sizes = c.sizes()
+    assert c.layer_kinds == "ssfssf" and period("ssfssf") == "ssf"
+    assert c.resized(stack(sizes, {"layers": 12})).kinds == "ssf"
+    assert c.resized(stack(sizes, {"layers": 8})).layer_kinds == "ssfssfss"
+    assert c.resized(llama_pro(sizes, {"layers": 9})).layer_kinds == "sssfsssff"
+    assert c.resized(hypercloning(sizes, {"mlp": 18})).kinds == "ssf"
+    assert c.resized(coalesce(sizes, layers="far")).layer_kinds == "ssf"
+    with pytest.raises(
+        ValueError,
+        match=r"new layer 1 is made alike of the layers 2 \(f\), 3 \(s\), which are of different",
+    ):
+        c.resized(coalesce(sizes, layers="adjacent"))
+    back = c.resized(coalesce(sizes, layers="far")).resized(swap(coalesce(sizes, layers="far")))
+    assert back == c
+    assert from_json(c.as_json()) == c and "rotary" not in c.as_json()
+    with pytest.raises(ValueError, match="kinds is 'sx', but has a letter of f, s, n"):
+        config("Qwen3", kinds="sx")
+
+
+def test_windows_and_positions_of_each_kind_are_those_of_a_model_of_that_kind_alone():
+    """A model of one layer of each kind, beside a stack of both of which the other adds nothing."""
+    both = config("Qwen3", kinds="sn", window=3, local_theta=50.0)
+    params, tokens = tiny.params(both), tiny.tokens(2, 7)
+    for i, kind in enumerate("sn"):
+        one = replace(both, layers=1, kinds=kind)
+        alone = {**params, "blocks": jax.tree.map(lambda x, i=i: x[i : i + 1], params["blocks"])}
+        silent = jax.tree.map(np.copy, params["blocks"])
+        for sublayer, name in (("attention", "out"), ("mlp", "down")):
+            silent[sublayer][name]["kernel"][1 - i] = 0
+        expected = tiny.forward(one)(alone, tokens)
+        np.testing.assert_array_equal(
+            tiny.forward(both)({**params, "blocks": silent}, tokens), expected
+        )
+        plain = tiny.forward(replace(one, kinds="f"))(alone, tokens)
+        assert np.abs(plain - expected).max() > VISIBLE
+        if kind == "s":  # the last token sees three: from the fourth on, the first is out of sight
+            other = tokens.copy()
+            other[:, 0] = (other[:, 0] + 1) % 11
+            near = tiny.forward(one)(alone, other) == expected
+            assert not near[:, :3].all() and near[:, 3:].all()
+
+
+def test_tokens_that_go_around_a_layer_stay_as_far_apart_for_its_window():
+    """The place 3 sees two places, so not the one kept before it, 0."""
+    c = config("Qwen3", layers=1, kinds="s", window=2)
+    params, tokens = tiny.params(c), tiny.tokens(1, 7)
+    kept = KeptTokens(np.array([[0, 3, 4]], np.int32), 0, 1)
+    run = jax.jit(lambda t: c.module.apply({"params": params}, t, kept_tokens=kept))
+    before = run(tokens)
+    for changed, seen in ((0, [0]), (3, [3, 4])):
+        other = tokens.copy()
+        other[0, changed] = (other[0, changed] + 1) % 11
+        assert np.flatnonzero(np.abs(run(other) - before)[0].max(-1)).tolist() == seen
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_layers_of_several_kinds_are_dropped_alike_by_either_execution(cap):
+    """To the bit; from JAX 0.12 on, of capped scores to rounding: XLA joins other products and sums in a conditional."""
+    atol = 1e-6 if cap and jax.__version_info__ >= (0, 12) else 0
+    c = config("Gemma 2", layers=5, dtype="float32", score_cap=cap)
+    params = tiny.params(c, dtype="float32")
+    tokens, gates = tiny.tokens(), np.array([True, False, True, True, False])
+
+    @tiny.optimized_jit
+    def gradients(p, kept):
+        def loss(p):
+            return c.module.apply(
+                {"params": p}, tokens[:, :-1], targets=tokens[:, 1:], kept=Kept(kept)
+            )[0]
+
+        return jax.grad(loss)(p)
+
+    with jax.enable_x64(False):  # as a model of float32 is run
+        by_conditional, by_indices = (
+            gradients(params, gates),
+            gradients(params, np.flatnonzero(gates).astype(np.int32)),
+        )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), by_conditional, by_indices)
+    assert all(
+        not np.asarray(g)[[1, 4]].any() and g[2:4].any()
+        for g in jax.tree.leaves(by_conditional["blocks"])
+    )

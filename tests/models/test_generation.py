@@ -1,0 +1,536 @@
+"""Generation: what is kept gives what a whole pass gives, rows know nothing of each other, and draws follow the softmax.
+
+Tolerance 1e-10: float64 through three layers.
+"""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import AxisType
+from scipy import stats
+
+from jaxgrow import generate, sharding
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, generation
+from jaxgrow.models.generation import WATCHED, Sampling, drawn, least_logits, penalized
+from jaxgrow.models.layers import Past
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-10
+LLAMA = dict(vocab=11, context=40, head_dim=6, layers=3, heads=4, embed=12, mlp=20, dtype="float64")
+MODELS = {
+    "gpt2, tied": tiny.config(context=40),
+    "gpt2, untied": tiny.config(tied=False, context=40, scan_layers=False),
+    "llama": LlamaConfig(**LLAMA, kv_heads=2, rope_factor=4.0, rope_context=16, rope_theta=100.0),
+    "gpt-oss": LlamaConfig(
+        **LLAMA,
+        kv_heads=2,
+        sinks=True,
+        clamp=0.5,
+        experts=3,
+        qkv_bias=True,
+        out_bias=True,
+        kinds="sf",
+        window=5,
+    ),
+    "opt": GPT2Config(**LLAMA, activation="relu", first_position=2),
+    "qwen2": LlamaConfig(**LLAMA, kv_heads=1, qkv_bias=True, tied=True),
+}
+GPT, DRAWS = MODELS["gpt2, tied"], {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
+PROMPTS = [[1, 2, 3], [4], [*range(11), 3, 1, 4, 1, 5, 9]]
+
+
+def models(*shown):
+    """One each; the others, which are parts of these, in the slow suite."""
+    return pytest.mark.parametrize(
+        "config",
+        [
+            pytest.param(c, id=name, marks=[pytest.mark.slow] * (name not in shown))
+            for name, c in MODELS.items()
+        ],
+    )
+
+
+@cache
+def params(config):
+    return tiny.params(config)
+
+
+def whole(config, tokens):
+    """Logits at each place, from one pass over a whole context, so that one program does for all."""
+    padded = np.zeros((1, config.length), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(tiny.forward(config)(params(config), padded))[0, : len(tokens)]
+
+
+def likeliest(config, prompt, count):
+    """Tokens that are each the likeliest after a whole pass over all before it."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(whole(config, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def lists(found):
+    return [tokens.tolist() for tokens in found]
+
+
+# --- what is kept ---
+
+
+@models("llama", "gpt-oss", "opt")
+def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
+    tokens_BT, lengths_B = tiny.tokens(2, 12), np.array([3, 6])
+
+    @jax.jit
+    def read(weights):
+        def step(past, tokens_BT, lengths_B):
+            inputs = {"tokens": tokens_BT, "lengths": lengths_B}
+            return config.module.apply({"params": weights}, inputs, past=past)
+
+        logits_BV, past = step(Past(), tokens_BT[:, :7], lengths_B)
+        found, past = [logits_BV], past.with_room(20)
+        for count in (2, 1):  # several that come next are read at once, too
+            rows = np.stack(
+                [
+                    tokens_BT[i, n + sum(range(2, count, -1)) :][:count]
+                    for i, n in enumerate(lengths_B)
+                ]
+            )
+            logits_BV, new = step(past, rows, np.full(2, count))
+            past = past.and_then(new)
+            found.append(logits_BV)
+        return jnp.stack(found, 1), past.lengths_B
+
+    found_BNV, read_B = read(params(config))
+    np.testing.assert_array_equal(read_B, lengths_B + 3)
+    for found_NV, tokens_T, length in zip(found_BNV, tokens_BT, lengths_B, strict=True):
+        expected_TV = whole(config, tokens_T)
+        np.testing.assert_allclose(
+            found_NV, expected_TV[[length - 1, length + 1, length + 2]], rtol=0, atol=TOLERANCE
+        )
+
+
+@models("gpt2, tied", "llama")
+def test_prompts_of_any_lengths_get_the_likeliest_tokens_up_to_the_context(config):
+    found = lists(generate(config, params(config), PROMPTS, max_new=30))
+    assert [len(tokens) for tokens in found] == [30, 30, 23]
+    assert found == [
+        likeliest(config, prompt, len(new)) for prompt, new in zip(PROMPTS, found, strict=True)
+    ]
+
+
+def test_with_a_past_nothing_else_is_asked():
+    for config, other in (
+        (GPT, {"observe": lambda x, y: y}),
+        (GPT, {"frozen": 1}),
+        (MODELS["llama"], {"targets": tiny.tokens()}),
+    ):
+        with pytest.raises(
+            ValueError,
+            match="what reads on from a past gives logits of its last tokens, from all layers",
+        ):
+            config.module.apply({"params": params(config)}, tiny.tokens(), past=Past(), **other)
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param(GPT, marks=pytest.mark.slow), MODELS["llama"]], ids=["gpt2", "llama"]
+)
+def test_on_a_mesh_they_are_the_same(config):
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (AxisType.Auto,) * 2)
+    divided = sharding.shard(params(config), tiny.axes(config), mesh)
+    alone = lists(generate(config, params(config), PROMPTS[:2], max_new=9))
+    assert lists(generate(config, divided, PROMPTS[:2], max_new=9)) == alone
+    with jax.set_mesh(mesh):
+        assert lists(generate(config, divided, PROMPTS[:2], max_new=9)) == alone
+
+
+# --- rows ---
+
+SIZES = dict(
+    vocab=11,
+    context=40,
+    head_dim=4,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    embed=12,
+    mlp=20,
+    dtype="float64",
+)
+GEMMA = dict(norms="both", tied=True, activation="gelu_tanh", embed_scale=2.5, query_norm="head")
+LONGROPE = dict(
+    rope_by="longrope", rope_short=(1.0, 1.5), rope_long=(3.0, 9.0), rope_context=14, rope_scale=1.3
+)
+FAMILIES = {
+    "gpt2": GPT,
+    "llama 3": LlamaConfig(**SIZES, rope_factor=4.0, rope_context=16, rope_theta=100.0),
+    "qwen 2": LlamaConfig(**SIZES, qkv_bias=True, tied=True),
+    "qwen 3": LlamaConfig(**SIZES, query_norm="head"),
+    "mistral": LlamaConfig(**SIZES, kinds="s", window=6),
+    "mixtral": LlamaConfig(**SIZES, experts=4, active=2),
+    "gemma 2": LlamaConfig(**SIZES, **GEMMA, kinds="sf", window=5, score_cap=2.0, logit_cap=3.0),
+    "gemma 3": LlamaConfig(
+        **SIZES,
+        **GEMMA,
+        kinds="ssf",
+        window=5,
+        local_theta=100.0,
+        rope_by="linear",
+        rope_factor=8.0,
+    ),
+    "gemma": LlamaConfig(**SIZES, tied=True, activation="gelu_tanh", embed_scale=2.5),
+    "qwen 3 moe": LlamaConfig(**SIZES, experts=4, active=2, query_norm="head", gates_normed=False),
+    "olmo 3": LlamaConfig(**SIZES, norms="after", query_norm="all", kinds="sssf", window=5),
+    "olmo 2": LlamaConfig(**SIZES, norms="after", query_norm="all"),
+    "phi 3": LlamaConfig(**SIZES, **LONGROPE),
+    "smollm 3": LlamaConfig(**SIZES, kinds="fffn"),
+    "pythia": LlamaConfig(
+        **SIZES, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5
+    ),
+    "yarn": LlamaConfig(**SIZES, rope_by="yarn", rope_factor=4.0, rope_context=16, rope_scale=1.1),
+    "dynamic": LlamaConfig(**SIZES, rope_by="dynamic", rope_factor=4.0),
+}
+QUICK = ("phi 3", "gemma 2")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES]
+)
+@pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
+def test_a_text_depends_on_no_padding_no_other_prompt_and_no_maximum(name, settings):
+    """The second prompt's text crosses the original context of the longrope model, the last prompt begins behind it."""
+    config = FAMILIES[name]
+    weights, prompts = params(config), [[1, 2, 3], [5, 4, 3, 2, 1, 0, 9, 8, 7, 6], [*range(11)] * 2]
+    together = lists(generate(config, weights, prompts, max_new=18, seed=3, **settings))
+    assert [len(tokens) for tokens in together] == [18, 18, 18]
+    for most, others in ((18, [[9]] * 2), (5, [[9], prompts[2]]), (12, [prompts[2], [9]])):
+        found = lists(
+            generate(
+                config,
+                weights,
+                [others[0], prompts[1], others[1]],
+                max_new=most,
+                seed=3,
+                **settings,
+            )
+        )
+        assert found[1] == together[1][:most]
+    [alone] = lists(generate(config, weights, prompts[:1], max_new=6, seed=3, **settings))
+    assert alone == together[0][:6]
+
+
+def test_longrope_reads_a_text_by_its_own_length():
+    """Each token follows from one pass over exactly the tokens before it, without padding."""
+    config = FAMILIES["phi 3"]
+    forward = tiny.forward(config)
+    for prompt in (
+        [5, 4, 3, 2, 1, 0, 9, 8, 7, 6],
+        [*range(11), 1, 2, 3, 4],
+    ):  # of 10 and 15; the original context has 14
+        tokens = list(prompt)
+        for _ in range(7):
+            tokens.append(
+                int(
+                    np.asarray(forward(params(config), np.array([tokens], np.int32)))[
+                        0, -1
+                    ].argmax()
+                )
+            )
+        [found] = lists(generate(config, params(config), [prompt], max_new=7))
+        assert found == tokens[len(prompt) :]
+
+
+def test_a_longrope_text_that_ends_in_its_original_context_stays_ended():
+    config = FAMILIES["phi 3"]
+    [plain] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20))
+    end = plain[3]
+    [found] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20, end=end))
+    assert found == plain[: plain.index(end) + 1]
+
+
+def test_a_row_is_as_if_it_were_alone():
+    together = generate(GPT, params(GPT), PROMPTS[:2], max_new=9, seed=3, **DRAWS)
+    other = generate(GPT, params(GPT), [PROMPTS[0], [9, 9, 9, 9]], max_new=9, seed=3, **DRAWS)
+    [alone] = generate(GPT, params(GPT), PROMPTS[:1], max_new=9, seed=3, **DRAWS)
+    assert together[0].tolist() == other[0].tolist() == alone.tolist()
+    assert together[1].tolist() != other[1].tolist()
+
+
+def test_equal_prompts_get_other_draws_and_so_do_other_seeds():
+    draws = [
+        generate(GPT, params(GPT), [[1], [1]], max_new=16, seed=seed, **DRAWS) for seed in (0, 0, 1)
+    ]
+    (a, b), again, other = map(lists, draws)
+    assert a != b
+    assert again == [a, b]
+    assert other[0] != a and other[1] != b
+
+
+def test_a_text_stops_where_it_ends_and_others_go_on():
+    plain = lists(generate(GPT, params(GPT), [[4], [1, 2, 3]], max_new=9))
+    end = plain[0][2]
+    found = lists(generate(GPT, params(GPT), [[4], [1, 2, 3]], max_new=9, end=end))
+    for before, tokens in zip(plain, found, strict=True):
+        assert tokens == before[: before.index(end) + 1 if end in before else None]
+    assert len(found[0]) <= 3 and len({len(tokens) for tokens in found}) == 2
+
+
+def test_each_of_several_tokens_ends_a_text():
+    plain = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9))
+    ends = [plain[0][4], plain[1][2]]
+    found = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9, end=ends))
+    for before, tokens in zip(plain, found, strict=True):
+        first = min(before.index(end) for end in ends if end in before)
+        assert tokens == before[: first + 1]
+
+
+# --- watching ---
+
+
+@pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
+def test_a_watched_text_is_the_same_and_is_seen_as_it_grows(settings):
+    plain = lists(generate(GPT, params(GPT), PROMPTS, max_new=21, seed=3, **settings))
+    seen = {0: [], 1: [], 2: []}
+
+    def watch(row, tokens):
+        seen[row].append(tokens.tolist())
+        return False
+
+    assert (
+        lists(generate(GPT, params(GPT), PROMPTS, max_new=21, seed=3, watch=watch, **settings))
+        == plain
+    )
+    for row, tokens in enumerate(plain):
+        assert seen[row] == [tokens[:n] for n in (WATCHED, 2 * WATCHED, 21)]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi 3"])
+def test_a_text_that_is_stopped_gets_no_more_tokens_and_others_go_on(name):
+    """The text of the longrope model would go on after its original context, too."""
+    config = FAMILIES[name]
+    plain = lists(generate(config, params(config), PROMPTS[:2], max_new=20))
+
+    def watch(row, tokens):
+        return row == 0 and len(tokens) >= 2 * WATCHED - 5
+
+    found = lists(generate(config, params(config), PROMPTS[:2], max_new=20, watch=watch))
+    assert found[1] == plain[1]
+    assert 2 * WATCHED - 5 <= len(found[0]) < 20 and found[0] == plain[0][: len(found[0])]
+
+
+# --- repetition penalty ---
+
+
+def test_a_penalty_lowers_the_logits_of_tokens_that_were_there():
+    config, penalty = GPT, 1.7
+    tokens = list(PROMPTS[2])
+    for _ in range(9):
+        logits = whole(config, tokens)[-1].copy()
+        there = sorted({*tokens})
+        logits[there] = np.where(
+            logits[there] > 0, logits[there] / penalty, logits[there] * penalty
+        )
+        tokens.append(int(logits.argmax()))
+    found = lists(generate(config, params(config), PROMPTS, max_new=9, repetition_penalty=penalty))
+    assert found[2] == tokens[len(PROMPTS[2]) :]
+    assert found != lists(generate(config, params(config), PROMPTS, max_new=9))
+
+
+def test_a_penalty_counts_no_padding_and_no_other_prompt():
+    settings = {"repetition_penalty": 2.5, "max_new": 9}
+    together = lists(generate(GPT, params(GPT), [[1, 2, 3], [*range(11)]], **settings))
+    assert lists(generate(GPT, params(GPT), [[1, 2, 3]], **settings)) == together[:1]
+
+
+def test_a_penalty_is_that_of_transformers():
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    logits_BV = 3 * np.random.default_rng(0).normal(size=(4, 50))
+    prompts = np.random.default_rng(1).integers(0, 50, (4, 20))
+    seen_BV = np.zeros(logits_BV.shape, bool)
+    seen_BV[np.arange(4)[:, None], prompts] = True
+    theirs = hf.RepetitionPenaltyLogitsProcessor(1.3)(
+        torch.from_numpy(prompts), torch.from_numpy(logits_BV)
+    )
+    np.testing.assert_allclose(penalized(logits_BV, seen_BV, 1.3), theirs.numpy(), rtol=1e-12)
+
+
+def test_what_has_the_same_shape_is_compiled_once():
+    count = generation._generated._cache_size
+    generate(GPT, params(GPT), [[1, 2], [3]], max_new=9, seed=0, **DRAWS)
+    before = count()
+    changed = {"temperature": 0.5, "top_k": 2, "top_p": 0.3}
+    generate(GPT, params(GPT), [[1] * 16, [4, 5]], max_new=16, seed=7, end=3, **changed)
+    assert count() == before
+    generate(GPT, params(GPT), [[1] * 17, [4, 5]], max_new=16, seed=7, end=3, **changed)
+    assert count() == before + 1
+
+
+# --- draws ---
+
+
+@pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}], ids=str)
+def test_the_strictest_draws_are_the_likeliest_tokens(limit):
+    settings = {"temperature": 1.0, "top_k": 11, "top_p": 1.0} | limit
+    plain = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9))
+    assert lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9, seed=5, **settings)) == plain
+
+
+def written_down(logits, temperature, top_k=None, top_p=None):
+    """Probabilities: of the ``top_k`` likeliest, then of the fewest of these that have ``top_p`` together."""
+    order = np.argsort(-logits)[:top_k]
+    p = np.exp((logits[order] - logits.max()) / temperature)
+    p /= p.sum()
+    if top_p is not None:
+        kept = next((n for n in range(1, len(p)) if p[:n].sum() >= top_p), len(p))
+        order, p = order[:kept], p[:kept] / p[:kept].sum()
+    out = np.zeros_like(logits)
+    out[order] = p
+    return out
+
+
+LIMITS = [
+    {"temperature": 0.7},
+    {"temperature": 2.0, "top_k": 4},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 1.0, "top_k": 6, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize(
+    "limits", [pytest.param(x, id=str(x), marks=[pytest.mark.slow] * (len(x) == 1)) for x in LIMITS]
+)
+def test_frequencies_of_draws_are_the_probabilities(limits):
+    """Pearson's test, passed by 9999 of 10000 seeds; what has no probability is never drawn."""
+    draws, logits = 20_000, np.random.default_rng(1).normal(size=11)
+    expected = written_down(logits, **limits)
+    rows = jnp.arange(draws, dtype=jnp.int32)
+    draw = jax.jit(
+        lambda x, key: drawn(
+            jnp.tile(x[None], (draws, 1)), Sampling(**limits), key, rows, jnp.full_like(rows, 3)
+        )
+    )
+    found = np.bincount(draw(logits, jax.random.key(0)), minlength=11)
+    possible = expected > 0
+    assert found[~possible].sum() == 0
+    distance = ((found - draws * expected)[possible] ** 2 / (draws * expected[possible])).sum()
+    assert distance < stats.chi2.ppf(0.9999, possible.sum() - 1)
+
+
+def left(logits_BV, **limits):
+    """What is not cut off."""
+    least = jax.jit(partial(least_logits))(logits_BV, Sampling(1.0, **limits))
+    return np.asarray(logits_BV >= least)
+
+
+@pytest.mark.parametrize(
+    "top_p", [None, 0.05, 0.5, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.99, 1.0))]
+)
+@pytest.mark.parametrize("top_k", [None, pytest.param(1, marks=pytest.mark.slow), 7, 300])
+def test_what_limits_leave_is_what_they_say(top_k, top_p):
+    logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))
+    given = None if top_p == 1.0 else top_p
+    expected = np.stack([written_down(x, 1.0, top_k, given) > 0 for x in logits_BV])
+    np.testing.assert_array_equal(left(logits_BV, top_k=top_k, top_p=top_p), expected)
+
+
+def test_tokens_as_likely_as_the_last_one_are_left_with_it():
+    logits_BV = np.array([[2.0, 1.0, 1.0, 0.0]])
+    assert (
+        left(logits_BV, top_k=2).tolist()
+        == left(logits_BV, top_p=0.7).tolist()
+        == [[True, True, True, False]]
+    )
+
+
+def test_limits_are_those_of_transformers():
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))
+    theirs = torch.from_numpy(logits_BV)
+    for warper in (hf.TopKLogitsWarper(9), hf.TopPLogitsWarper(0.8)):
+        theirs = warper(None, theirs)
+    np.testing.assert_array_equal(left(logits_BV, top_k=9, top_p=0.8), np.isfinite(theirs.numpy()))
+    for warper in (hf.MinPLogitsWarper(0.07),):
+        theirs = warper(None, theirs)
+    np.testing.assert_array_equal(
+        left(logits_BV, top_k=9, top_p=0.8, min_p=0.07), np.isfinite(theirs.numpy())
+    )
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.3, 1.0])
+def test_min_p_leaves_tokens_by_their_ratio_to_the_likeliest(min_p):
+    logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))
+    p_BV = np.exp(logits_BV)
+    np.testing.assert_array_equal(
+        left(logits_BV, min_p=min_p), p_BV >= min_p * p_BV.max(1, keepdims=True)
+    )
+
+
+# --- what is wrong ---
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "says"),
+    [
+        ([[1], []], {}, "prompt 1 is empty: give one token at least"),
+        ([[[1]]], {}, "prompt 0 is no sequence of tokens"),
+        ([[0.5]], {}, "prompt 0 has tokens of float64, not integers"),
+        ([[1, 11]], {}, "prompt 0 has the token 11, but the model's are those from 0 to 10"),
+        ([[1, -1]], {}, "prompt 0 has the token -1, but"),
+        (
+            [[1] * 40],
+            {},
+            "prompt 0 has 40 tokens, which leaves no place in the model's context of 40: shorten it",
+        ),
+        ([[1]], {"max_new": 0}, "max_new is 0, less than 1"),
+        ([[1]], {"end": 11}, "end is 11, but the model's tokens are those from 0 to 10"),
+        (
+            [[1]],
+            {"temperature": 0.0},
+            "temperature is 0.0, not above 0; leave it out for the likeliest tokens",
+        ),
+        ([[1]], {"temperature": float("nan")}, "temperature is nan, not above 0"),
+        (
+            [[1]],
+            {"top_k": 5},
+            "top_k is 5, but the likeliest token is taken: give a temperature, too",
+        ),
+        ([[1]], {"temperature": 1.0, "top_k": 0}, "top_k is 0, less than 1; leave it out"),
+        ([[1]], {"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0, not above 0 and up to 1"),
+        ([[1]], {"end": [3, 12]}, "end is 12, but the model's tokens are those from 0 to 10"),
+        (
+            [[1]],
+            {"min_p": 0.1},
+            "min_p is 0.1, but the likeliest token is taken: give a temperature, too",
+        ),
+        ([[1]], {"temperature": 1.0, "min_p": 1.5}, "min_p is 1.5, not above 0 and up to 1"),
+        (
+            [[1]],
+            {"repetition_penalty": 0.0},
+            "repetition_penalty is 0.0, not above 0; leave it out",
+        ),
+        ([[1]], {"temperature": 1.0, "top_p": 1.1}, "top_p is 1.1, not above 0 and up to 1"),
+    ],
+)
+def test_what_is_wrong_is_said(prompts, settings, says):
+    with pytest.raises(ValueError, match=says):
+        generate(GPT, {}, prompts, **{"max_new": 3} | settings)
+
+
+def test_models_that_do_not_continue_text_are_refused():
+    with pytest.raises(ValueError, match="a BERT does not continue text: take a GPT-2 or a Llama"):
+        generate(BERTConfig(), {}, [[1]], max_new=1)
+    with pytest.raises(ValueError, match="a ViT does not continue text"):
+        generate(ViTConfig(), {}, [[1]], max_new=1)
+    with pytest.raises(
+        ValueError, match="this model predicts classes, not tokens: take one with head=tokens"
+    ):
+        generate(GPT.with_head("classes"), {}, [[1]], max_new=1)
+
+
+def test_no_prompts_get_nothing():
+    assert generate(GPT, {}, [], max_new=3) == []

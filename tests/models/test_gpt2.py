@@ -1,0 +1,222 @@
+"""GPT-2: the names and shapes of its parameters, and its function against the equations.
+
+Tolerance 1e-10: float64 through three layers.
+"""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow import sizes
+from jaxgrow.axes import leaves
+from jaxgrow.models import GPT2Config
+from jaxgrow.models.layers import Remat
+from jaxgrow.operators import hypercloning, stack
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-10
+GOLDEN = Path(__file__).parent / "golden" / "gpt2.txt"
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    for config in (tiny.config(), tiny.config(tied=False), tiny.config(head="classes", classes=3)):
+        lines.append(f"# {config}")
+        lines += [
+            f"{path} {x.shape} {' '.join(n)}"
+            for path, x, n in leaves(tiny.shapes(config), tiny.axes(config))
+        ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_axis_names_are_config_fields(tied):
+    config = tiny.config(tied=tied)
+    found = sizes(tiny.params(config), tiny.axes(config))
+    assert found == {name: getattr(config, name) for name in found}
+    assert set(found) == {"vocab", "context", "layers", "embed", "heads", "head_dim", "mlp"}
+
+
+def test_resized_is_the_config_of_the_grown_model():
+    config = tiny.config()
+    grown = config.resized(
+        {**hypercloning(tiny.WIDTHS, tiny.wider(2)), **stack(tiny.WIDTHS, {"layers": 5})}
+    )
+    assert grown == replace(config, layers=5, embed=12, heads=6, mlp=18)
+
+
+def test_published_tied_axes_exchange_readers_and_writers_around_the_blocks():
+    config = tiny.config(tied=True, dtype="float32")
+    axes, published = config.axes(), config.paper_axes()
+    assert published["token_embedding"] == ("vocab", "embed.in.below")
+    assert published["position_embedding"] == ("context", "embed.in.below")
+    assert published["final_norm"] == {"scale": ("embed.norm.scale",), "bias": ("embed.norm.bias",)}
+    assert published["blocks"] == axes["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"heads": 0, "mlp": -1}, r"heads is 0, less than 1, mlp is -1, less than 1"),
+        ({"dtype": "float16"}, "dtype is 'float32', 'bfloat16' or 'float64', not 'float16'"),
+    ],
+)
+def test_config_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        GPT2Config(**wrong)
+
+
+def test_initial_values():
+    """Kernels and tables N(0, .02); what writes into the residual stream N(0, .02 / sqrt(2 L)); every layer its own."""
+    config = GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
+    with jax.enable_x64(False):
+        params = jax.jit(lambda k: config.init(k))(jax.random.key(0))
+    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert x.dtype == jnp.float32
+        if path.endswith("bias") or path.endswith("scale"):
+            np.testing.assert_array_equal(x, 1.0 if path.endswith("scale") else 0.0)
+            continue
+        std = 0.02 / 6**0.5 if "out/" in path or "down/" in path else 0.02
+        np.testing.assert_allclose(x.std(), std, rtol=0.03, err_msg=path)
+        if path.startswith("blocks"):
+            assert abs(np.corrcoef(x[0].ravel(), x[1].ravel())[0, 1]) < 0.1, path
+
+
+# --- the function ---
+
+
+def norm(x, p):
+    """``(x - mean) / sqrt(var + 1e-5) * scale + bias`` of one position."""
+    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p["scale"] + p["bias"]
+
+
+def attention(x, p, i):
+    """Position by position, head by head: ``sum_s softmax_s(q_t k_s / sqrt(K)) v_s``, s up to t."""
+    (T, _), H, K = x.shape, *p["query"]["bias"][i].shape
+    out = np.zeros_like(x) + p["out"]["bias"][i]
+    for h in range(H):
+        q, k, v = (
+            x @ p[n]["kernel"][i][:, h] + p[n]["bias"][i][h] for n in ("query", "key", "value")
+        )
+        for t in range(T):
+            weight = np.array([np.exp(q[t] @ k[s] / np.sqrt(K)) for s in range(t + 1)])
+            out[t] += (weight / weight.sum()) @ v[: t + 1] @ p["out"]["kernel"][i][h]
+    return out
+
+
+def mlp(x, p, i):
+    h = x @ p["up"]["kernel"][i] + p["up"]["bias"][i]
+    h = h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+    return h @ p["down"]["kernel"][i] + p["down"]["bias"][i]
+
+
+def logits(params, tokens):
+    """GPT-2 of one sequence: ``x += attention(norm(x)); x += mlp(norm(x))`` layer by layer, then norm and head."""
+    b = params["blocks"]
+    x = np.stack(
+        [
+            params["token_embedding"][w] + params["position_embedding"][t]
+            for t, w in enumerate(tokens)
+        ]
+    )
+    for i in range(len(b["mlp"]["up"]["bias"])):
+
+        def normed(x, name, i=i):
+            return np.stack([norm(row, {k: v[i] for k, v in b[name].items()}) for row in x])
+
+        x = x + attention(normed(x, "attention_norm"), b["attention"], i)
+        x = x + mlp(normed(x, "mlp_norm"), b["mlp"], i)
+    x = np.stack([norm(row, params["final_norm"]) for row in x])
+    return x @ params.get("head_kernel", params["token_embedding"].T)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_logits_are_those_of_the_equations(tied):
+    config = tiny.config(tied=tied, layers=3)
+    params, tokens = tiny.params(config), tiny.tokens(2, 7)
+    expected = np.stack([logits(params, sequence) for sequence in tokens])
+    np.testing.assert_allclose(
+        tiny.forward(config)(params, tokens), expected, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_the_future_changes_no_bit_of_the_past():
+    config = tiny.config()
+    params, tokens = tiny.params(config), tiny.tokens(2, 7)
+    other = tokens.copy()
+    other[:, 4:] = (other[:, 4:] + 3) % config.vocab
+    one, two = (np.asarray(tiny.forward(config)(params, t)) for t in (tokens, other))
+    np.testing.assert_array_equal(one[:, :4], two[:, :4])
+    assert (one[:, 4:] != two[:, 4:]).any(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("remat", "scan"),
+    [
+        *(pytest.param(r, True, marks=pytest.mark.slow) for r in ("none", "projections")),
+        ("full", True),
+        ("products", False),
+    ],
+)
+def test_what_is_saved_and_whether_layers_are_scanned_changes_no_gradient(remat, scan):
+    config = tiny.config()
+    params, tokens = tiny.params(config), tiny.tokens()
+    plain = tiny.gradient(config)(params, tokens)
+    found = tiny.gradient(replace(config, remat=remat, scan_layers=scan))(params, tokens)
+    chex.assert_trees_all_close(found, plain, rtol=0, atol=TOLERANCE)
+
+
+def test_unrolled_layers_are_no_loop():
+    config, tokens = tiny.config(layers=3), tiny.tokens()
+    for scan in (True, False):
+        c = replace(config, scan_layers=scan)
+        assert ("scan[" in str(jax.make_jaxpr(tiny.forward(c))(tiny.shapes(c), tokens))) == scan
+
+
+def test_of_a_layer_its_products_are_saved_or_its_projections_or_its_input():
+    config, tokens = tiny.config(), tiny.tokens(batch=3)
+    weights = Counter(w.shape for w in jax.tree.leaves(tiny.shapes(config)))
+    every, plain, remat, full = (
+        Counter(tiny.saved(replace(config, remat=r), tokens)) for r in get_args(Remat)
+    )
+    assert sum(map(math.prod, every.elements())) > sum(map(math.prod, plain.elements()))
+    assert {s: n for s, n in (full - weights).items() if s[0] == config.layers} == {
+        (2, 3, 5, 6): 1
+    }  # x
+    assert plain - remat == {(2, 3, 3, 5, 5): 2}  # scores, and the values that they weigh
+    assert remat - plain == {}
+    others = remat - weights
+    of_layers = {shape: n for shape, n in others.items() if shape[0] == config.layers}
+    assert of_layers == {
+        (2, 3, 5, 6): 1,
+        (2, 15, 15): 3,
+        (2, 15, 6): 1,
+        (2, 15, 9): 1,
+    }  # x; q, k, v; out; up
+
+
+@pytest.mark.parametrize(
+    ("dtype", "close"), [("bfloat16", 0.2), pytest.param("float32", 1e-5, marks=pytest.mark.slow)]
+)
+def test_low_precision_keeps_logits_in_float32(dtype, close):
+    config = tiny.config(dtype=dtype)
+    params = tiny.params(config, dtype="float32")
+    low = tiny.forward(config)(params, tiny.tokens())
+    exact = tiny.forward(tiny.config())(tiny.params(tiny.config()), tiny.tokens())
+    assert low.dtype == jnp.float32
+    assert exact.dtype == jnp.float64
+    assert 0 < jnp.abs(low - exact).max() < close * exact.std()

@@ -1,0 +1,683 @@
+"""Llama and Qwen2: names, the function against Hugging Face's, and what operators do to queries that share keys.
+
+Exact: 1e-10 of the standard deviation of the logits, in float64 through three layers. What is not
+must be seen: above 1e-2.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from counting import products, programs
+
+from jaxgrow import dual, flops, grow, sizes, swap
+from jaxgrow.axes import leaves
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.growth.maps import select
+from jaxgrow.growth.matrices import dense
+from jaxgrow.growth.symmetry import break_symmetry
+from jaxgrow.layerdrop import Kept, TokenDrop
+from jaxgrow.models import LlamaConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.llama import Block, Reading, rotations
+from jaxgrow.operators import (
+    aki,
+    coalesce,
+    decoalesce,
+    fpi,
+    hypercloning,
+    interleave,
+    lemon,
+    llama_pro,
+    sparkling,
+    stack,
+    staged,
+    zero_pad,
+)
+from jaxgrow.operators.ligo import LiGO, growth, init
+from train.plan.transforms import Grow
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "llama.txt"
+OLD = {"layers": 3, "heads": 4, "kv_heads": 2, "embed": 12, "mlp": 20}
+ONE_KEY = {**OLD, "kv_heads": 1}
+
+either = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+
+
+def config(tied=False, dtype="float64", **other) -> LlamaConfig:
+    return LlamaConfig(
+        **{"vocab": 11, "context": 7, "head_dim": 6, **OLD, **other}, tied=tied, dtype=dtype
+    )
+
+
+def change(growth, tied=False, **other) -> float:
+    """``max |difference of logits| / standard deviation of the logits``."""
+    small = config(tied, qkv_bias=True, **other)
+    params = tiny.params(small)
+    before = tiny.forward(small)(params, tiny.tokens())
+    after = tiny.forward(small.resized(growth))(
+        grow(growth, params, tiny.axes(small)), tiny.tokens()
+    )
+    return float(np.abs(after - before).max() / np.std(before))
+
+
+def growths(table):
+    return pytest.mark.parametrize("growth", table.values(), ids=table)
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    gemma = config(norms="both", query_norm="head")
+    neox = config(
+        layer_norm=True, gated=False, bias=True, qkv_bias=True, norms="after", query_norm="all"
+    )
+    for c in (
+        config(),
+        config(tied=True, qkv_bias=True),
+        config(head="classes", classes=3),
+        gemma,
+        neox,
+    ):
+        lines.append(f"# {json.dumps(c.as_json())}")
+        lines += [
+            f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(c), tiny.axes(c))
+        ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+def test_axis_names_are_config_fields_and_the_config_survives_json():
+    c = config(rope_factor=8.0)
+    found = sizes(tiny.params(c), tiny.axes(c))
+    assert found == {name: getattr(c, name) for name in found}
+    assert set(found) == {"vocab", "layers", "embed", "heads", "kv_heads", "head_dim", "mlp"}
+    assert from_json(json.loads(json.dumps(c.as_json()))) == c
+
+
+def test_config_errors():
+    with pytest.raises(ValueError, match="4 query heads do not divide among 3 key heads"):
+        config(kv_heads=3)
+    with pytest.raises(
+        ValueError, match="rotary positions turn pairs, but rotary=1 of head_dim=5 is 5"
+    ):
+        config(head_dim=5)
+    with pytest.raises(ValueError, match="kv_heads is 0, less than 1"):
+        config(kv_heads=0)
+
+
+# --- the function, and the names, of Hugging Face ---
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 100.0}
+PUBLISHED = {
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, a key each": ("llama", {"num_key_value_heads": None}),
+    "llama, one key": ("llama", {"num_key_value_heads": 1}),
+    "llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
+    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+}
+
+
+@cache
+def published(name: str):
+    """``(family, model)`` with random weights, norms and biases too."""
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kind, settings = PUBLISHED[name]
+    common = dict(
+        vocab_size=11,
+        max_position_embeddings=40,
+        num_hidden_layers=3,
+        hidden_size=12,
+        num_attention_heads=4,
+    )
+    common |= dict(
+        num_key_value_heads=2, intermediate_size=20, bos_token_id=None, eos_token_id=None
+    )
+    if kind == "llama":
+        made = hf.LlamaConfig(**common | {"head_dim": 6} | settings)
+    else:
+        made = hf.Qwen2Config(**common | {"hidden_size": 24} | settings)
+    family = FAMILIES["LlamaForCausalLM" if kind == "llama" else "Qwen2ForCausalLM"]
+    model = getattr(hf, family.architecture)(made).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for path, p in model.named_parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 3 + ("norm" in path))
+    return family, model
+
+
+def read(family, theirs) -> LlamaConfig:
+    """The config of a ``config.json``."""
+    return family.ours(theirs)
+
+
+def imported(family, c, tensors):
+    """Our parameters."""
+    known, names = c.sizes(), family.names(c)
+    stored, leaf_names = [], {path: n for path, _, n in leaves(tiny.shapes(c), tiny.axes(c))}
+    assert set(names) == set(leaf_names)
+    for path, n in leaf_names.items():
+        where = names[path]
+        layers = [where.name.replace("{layers}", str(i)) for i in range(c.layers)]
+        one = [
+            where.ours(tensors[t], n, known)
+            for t in (layers if "{layers}" in where.name else [where.name])
+        ]
+        stored.append(np.stack(one) if "{layers}" in where.name else one[0])
+        exported = [where.theirs(x, n, known) for x in one]
+        for tensor, back in zip(
+            layers if "{layers}" in where.name else [where.name], exported, strict=True
+        ):
+            np.testing.assert_array_equal(back, tensors[tensor])
+    return jax.tree.unflatten(jax.tree.structure(tiny.shapes(c)), stored)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_logits_are_hugging_face_s_and_every_tensor_has_its_leaf(name):
+    family, model = published(name)
+    import torch
+
+    c = read(family, model.config.to_dict())
+    assert (c.layers, c.heads, c.head_dim, c.mlp, c.vocab, c.context) == (3, 4, 6, 20, 11, 40)
+    tensors = {
+        k: v.numpy()
+        for k, v in model.state_dict().items()
+        if not (c.tied and k == "lm_head.weight")
+    }
+    params = imported(family, c, tensors)
+    assert sum(x.size for x in jax.tree.leaves(params)) == sum(x.size for x in tensors.values())
+    tokens = tiny.tokens(2, 37)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.numpy()
+    assert expected.std() > 0.3
+    np.testing.assert_allclose(tiny.forward(c)(params, tokens), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_padding_is_masked_on_either_side(name):
+    family, model = published(name)
+    import torch
+
+    c = read(family, model.config.to_dict())
+    params = imported(family, c, {k: v.numpy() for k, v in model.state_dict().items()})
+    tokens, mask = tiny.tokens(3, 9), np.ones((3, 9), bool)
+    mask[0, :4], mask[1, 6:] = False, False
+    with torch.no_grad():
+        expected = model(
+            torch.tensor(tokens), attention_mask=torch.tensor(mask).long()
+        ).logits.numpy()
+    found = np.asarray(jax.jit(c.module.apply)({"params": params}, tokens, mask))
+    np.testing.assert_allclose(found[mask], expected[mask], rtol=0, atol=1e-4)
+    alone = np.asarray(tiny.forward(c)(params, tokens[:1, 4:]))
+    np.testing.assert_allclose(
+        found[0, 4:], alone[0], rtol=0, atol=1e-4
+    )  # only relative positions matter
+    assert np.abs(found - tiny.forward(c)(params, tokens))[0, 4:].max() > VISIBLE
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_both_forms_of_config_json_are_read_and_what_is_written_is_read_there(name):
+    family, model = published(name)
+    new = model.config.to_dict()
+    ours = read(family, new)
+    rope = dict(new.pop("rope_parameters"))
+    old = {
+        **new,
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope if "factor" in rope else None,
+    }
+    assert read(family, old) == ours
+    written = {key: getattr(ours, field) for key, field in family.fields.items()} | family.derived(
+        ours
+    )
+    written |= {key: allowed[0] for key, allowed in family.settings.items()}
+    assert read(family, written) == ours
+    assert read(family, type(model.config)(**written).to_dict()) == ours
+
+
+def test_what_config_json_may_leave_out_and_what_is_refused():
+    family = FAMILIES["LlamaForCausalLM"]
+    found = family.inferred({"num_attention_heads": 4, "hidden_size": 12})
+    assert found == {
+        "head_dim": 3,
+        "kv_heads": 4,
+        "rope_theta": 10000.0,
+        "rotary": 1.0,
+        "qkv_bias": False,
+        "out_bias": False,
+    }
+    with pytest.raises(
+        ValueError,
+        match="rope_type is 'axial', but only default, linear, dynamic, llama3, yarn, longrope",
+    ):
+        family.inferred(
+            {"num_attention_heads": 4, "hidden_size": 12, "rope_scaling": {"type": "axial"}}
+        )
+
+
+# --- passes ---
+
+
+def test_masks_and_dropped_layers_exclude_each_other():
+    c = config()
+    params, tokens = tiny.params(c), tiny.tokens()
+    mask = np.ones(tokens.shape, bool)
+    with pytest.raises(ValueError, match="a mask is for whole sequences through all layers"):
+        c.module.apply({"params": params}, tokens, mask, kept=Kept(np.ones(3, bool)))
+    with pytest.raises(ValueError, match="a sequence of 8 tokens is longer than the context of 7"):
+        c.module.apply({"params": params}, tiny.tokens(1, 8))
+
+
+@pytest.mark.slow
+def test_with_all_gates_open_a_model_that_drops_layers_is_the_dense_one_to_the_bit():
+    c = config(dtype="float32")
+    params, tokens = tiny.params(c, dtype="float32"), tiny.tokens(length=7)
+    gates = np.ones(3, bool)
+
+    def run(kept):
+        def loss(p):
+            logits = c.module.apply({"params": p}, tokens, kept=kept)
+            return jax.nn.logsumexp(logits, axis=-1).mean() - logits[..., 0].mean(), logits
+
+        (_, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+        return logits, gradient
+
+    with jax.enable_x64(False):
+        dense = run(None)
+        chex.assert_trees_all_equal(run(Kept(gates, np.ones(3, np.float32), "sublayer")), dense)
+        one = np.array([True, False, True])
+        some = run(Kept(one))
+    assert np.abs(some[0] - dense[0]).max() > VISIBLE
+    for path, g, _ in tiny.pairs(some[1]["blocks"], some[1]["blocks"]):
+        assert not g[1].any() and g[2].any(), path
+
+
+def test_tokens_that_go_around_layers_leave_the_others_their_positions():
+    c = config()
+    params, tokens = tiny.params(c), tiny.tokens(2, 7)
+    places = np.array([[0, 2, 3, 6], [1, 2, 4, 5]], np.int32)
+    run = jax.jit(
+        lambda p, t, places: c.module.apply({"params": p}, t, kept_tokens=KeptTokens(places, 1, 2))
+    )
+    found = run(params, tokens, places)
+    whole = run(params, tokens, np.broadcast_to(np.arange(7, dtype=np.int32), (2, 7)))
+    np.testing.assert_allclose(whole, tiny.forward(c)(params, tokens), rtol=0, atol=1e-12)
+
+    block, turn = Block(c, jnp.float64, parent=None), rotations(c, 7)
+    apply = jax.jit(lambda w, x, turn: block.apply({"params": w}, x, Reading(turn)))
+    for row, at, logits in zip(tokens, places, found, strict=True):
+        x = params["token_embedding"][row]
+        for i in range(3):
+            w = jax.tree.map(lambda a, i=i: a[i], params["blocks"])
+            inside = at if i == 1 else np.arange(7)
+            x[inside] = apply(w, x[None, inside], [a[None, inside] for a in turn])[0]
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + c.eps) * params["final_norm"]["scale"]
+        np.testing.assert_allclose(logits, x @ params["head_kernel"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("context", "frozen", "drop", "tied"),
+    [
+        (300, 2, None, False),
+        (64, 1, TokenDrop(0.5), True),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in (
+                *((64, 0, None, True), (64, 0, None, False)),
+                *((300, 2, None, True), (64, 1, TokenDrop(0.5), False)),
+            )
+        ),
+    ],
+)
+def test_every_matrix_product_of_the_program_is_counted(context, frozen, drop, tied):
+    sizes = dict(layers=3, vocab=384, embed=64, heads=6, kv_heads=2, head_dim=32, mlp=160)
+    c = LlamaConfig(**sizes, context=context, tied=tied)
+    passes = {"frozen": frozen}
+    if drop:
+        kept = np.arange(drop.kept(context), dtype=np.int32)
+        passes["kept_tokens"] = KeptTokens(np.broadcast_to(kept, (2, len(kept))), *drop.middle(3))
+    with jax.enable_x64(False):
+        each, arguments = programs(c, **passes)
+        counted = [products(jax.make_jaxpr(f)(*arguments).jaxpr) for f in each]
+    if not drop:
+        assert flops.forward(c, 2 * context) == counted[0]
+    for step in counted[1:]:
+        assert flops.train(c, 2 * context, frozen=frozen, drop=drop) == pytest.approx(
+            step, rel=1e-12
+        )
+
+
+# --- operators ---
+
+
+def to(**new: int) -> dict[str, int]:
+    return {**OLD, **new}
+
+
+# Few sizes, for each is a program to compile.
+TWICE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
+RAGGED = {"embed": 17, "heads": 6, "kv_heads": 3, "mlp": 25}
+MORE, FEWER, KEYS, SAME_KEYS = (
+    {"heads": 12, "kv_heads": 4},
+    {"heads": 8, "kv_heads": 8},
+    {"kv_heads": 4},
+    {"heads": 6},
+)
+UNITS = {"heads": 6, "kv_heads": 3, "mlp": 25}
+KEPT = {
+    "hypercloning": hypercloning(OLD, TWICE),
+    "hypercloning, the same keys": hypercloning(OLD, {"embed": 24, "heads": 8, "mlp": 40}),
+    "hypercloning, more queries to a key": hypercloning(OLD, MORE),
+    "hypercloning, fewer queries to a key": hypercloning(OLD, FEWER),
+    "hypercloning, keys alone": hypercloning(OLD, KEYS),
+    "fpi": fpi(OLD, UNITS, seed=1),
+    "fpi, the same keys": fpi(OLD, SAME_KEYS, seed=2),
+    "fpi, more queries to a key": fpi(OLD, MORE, seed=3),
+    "fpi, keys alone": fpi(OLD, KEYS, seed=4),
+    "staged": staged(OLD, TWICE),
+    "lemon, twice": lemon(OLD, TWICE, seed=5),
+    "lemon, ragged": lemon(OLD, RAGGED, seed=6, norm="rms"),
+    "lemon, ragged, two tiles": lemon(OLD, {**RAGGED, "embed": 29}, seed=7, norm="rms"),
+    "zero_pad": zero_pad(OLD, UNITS),
+    "zero_pad, the same keys": zero_pad(OLD, SAME_KEYS),
+    "zero_pad, fewer queries to a key": zero_pad(OLD, FEWER),
+    "zero_pad, keys alone": zero_pad(OLD, KEYS),
+    "llama_pro": llama_pro(OLD, {"layers": 5}),
+    "decoalesce, far": decoalesce(to(**TWICE), heads="far"),
+    "decoalesce, adjacent": decoalesce(to(**TWICE), heads="adjacent"),
+    "decoalesce, by query heads": decoalesce(to(**TWICE), heads=((0, 7), (1, 6), (3, 4), (2, 5))),
+    "decoalesce, the same keys": decoalesce(
+        to(heads=8, embed=24, mlp=40), heads=((0, 2), (1, 3), (4, 5), (6, 7))
+    ),
+}
+LOST = {
+    "lemon, ragged, for LayerNorm": lemon(OLD, RAGGED, seed=6),
+    "fpi, embed": fpi(OLD, RAGGED, seed=1),
+    "aki": aki(OLD, RAGGED, seed=2),
+    "sparkling": sparkling(OLD, RAGGED),
+    "stack": stack(OLD, {"layers": 5}),
+    "queries without their keys": {"heads": select([0, 1, 2, 3, 0, 1], 4)},
+}
+
+
+@growths(KEPT)
+def test_what_keeps_the_function(growth):
+    assert change(growth) < EXACT
+
+
+@pytest.mark.parametrize("name", ["hypercloning", "staged", "lemon, ragged"])
+def test_what_keeps_the_function_of_a_tied_model(name):
+    assert change(KEPT[name], tied=True) < EXACT
+
+
+@growths(LOST)
+def test_what_does_not(growth):
+    assert change(growth) > VISIBLE
+
+
+def test_where_all_queries_share_one_key():
+    wide = {"heads": 8, "embed": 24, "mlp": 40}
+    up = decoalesce({**ONE_KEY, **wide}, heads="far")
+    assert (up["heads"].old, up["kv_heads"].old, up["kv_heads"].new) == (4, 1, 1)
+    for g in (up, hypercloning(ONE_KEY, wide), fpi(ONE_KEY, {"heads": 6, "kv_heads": 3}, seed=1)):
+        assert change(g, kv_heads=1) < EXACT
+
+
+def test_where_every_query_has_its_own_key_both_grow_alike():
+    plain, own = {k: v for k, v in OLD.items() if k != "kv_heads"}, {**OLD, "kv_heads": 4}
+    target = {"embed": 17, "heads": 7, "mlp": 25}
+    for operator in (zero_pad, fpi, sparkling):
+        expected, found = operator(plain, target), operator(own, {**target, "kv_heads": 7})
+        np.testing.assert_array_equal(dense(found["kv_heads"].write), dense(found["heads"].write))
+        if operator is not fpi:  # whose random choices come in another order
+            chex.assert_trees_all_equal(
+                {k: m for k, m in found.items() if k != "kv_heads"}, expected
+            )
+    expected, found = (coalesce(s, heads="far") for s in (plain, own))
+    chex.assert_trees_all_equal({k: m for k, m in found.items() if k != "kv_heads"}, expected)
+
+
+def test_by_hand():
+    """Six queries on three keys: which old head is copied."""
+    six = {"heads": 6, "kv_heads": 3, "embed": 12, "mlp": 6}
+
+    def source(growth, axis="heads"):
+        return dense(growth[axis].write).argmax(1).tolist()
+
+    wide = hypercloning(six, {"heads": 12, "kv_heads": 6})
+    assert source(wide) == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
+    assert source(wide, "kv_heads") == [0, 1, 2, 0, 1, 2]
+    assert source(hypercloning(six, {"heads": 12})) == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
+    narrow = hypercloning(six, {"kv_heads": 6})
+    assert set(narrow) == {"kv_heads"} and source(narrow, "kv_heads") == [0, 0, 1, 1, 2, 2]
+    mixed = hypercloning(six, {"heads": 12, "kv_heads": 12})
+    assert source(mixed) == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
+    assert source(mixed, "kv_heads") == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    pairs = decoalesce({"heads": 8, "kv_heads": 4, "embed": 16, "mlp": 8}, heads="far")
+    assert (source(pairs), source(pairs, "kv_heads")) == ([0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 0, 1])
+    assert source(pairs, "embed")[:4] == [0, 1, 2, 3] and source(pairs, "embed")[8:12] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    padded = zero_pad(six, {"heads": 9})["heads"].write
+    assert dense(padded).any(1).tolist() == [True, True, False] * 3
+
+
+INVERTED = [name for name in KEPT if name not in ("lemon, ragged", "lemon, ragged, two tiles")]
+
+
+@pytest.mark.parametrize("name", INVERTED)
+def test_coalescing_inverts(name):
+    c, g = config(), KEPT[name]
+    small = tiny.params(c)
+    chex.assert_trees_all_close(
+        grow(swap(g), grow(g, small, tiny.axes(c)), tiny.axes(c)), small, rtol=0, atol=1e-14
+    )
+
+
+DUAL = {
+    "hypercloning": True,
+    "hypercloning, the same keys": True,
+    "hypercloning, keys alone": False,
+    "fpi": True,
+    "staged": True,
+    "zero_pad": True,
+    "decoalesce, far": True,
+    "decoalesce, the same keys": True,
+}
+AGAIN = (
+    "hypercloning, the same keys",
+    "fpi",
+    "staged",
+    "decoalesce, far",
+)  # of maps that others have, too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in AGAIN)) for n in DUAL]
+)
+def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
+    c, g = config(), KEPT[name]
+    params, axes = tiny.params(c), tiny.axes(c)
+    gradient = jax.device_get(tiny.gradient(c)(params, tiny.tokens()))
+    large = tiny.gradient(c.resized(g))(grow(g, params, axes), tiny.tokens())
+    apart = tiny.distance(large, grow(dual(g), gradient, axes))
+    assert apart < EXACT if DUAL[name] else apart > 1e-4
+
+
+@pytest.mark.slow
+def test_noise_that_tells_copies_apart_keeps_the_function():
+    c, g = config(qkv_bias=True), KEPT["hypercloning"]
+    large = grow(g, tiny.params(c), tiny.axes(c))
+    noisy = jax.jit(lambda p: break_symmetry(p, g, tiny.axes(c)))(large)
+    before, after = (tiny.forward(c.resized(g))(p, tiny.tokens()) for p in (large, noisy))
+    assert np.abs(after - before).max() / np.std(before) < EXACT
+    assert tiny.distance(large, noisy) > VISIBLE
+
+
+@pytest.mark.parametrize(
+    ("operator", "target", "message"),
+    [
+        (fpi, {"heads": 5}, "axis 'heads': fpi cannot divide 5 query heads among 2 key heads"),
+        (
+            lemon,
+            {"heads": 6, "kv_heads": 4},
+            "6 query heads among 4 key heads; kv_heads=3 keeps 2 queries to each",
+        ),
+        (zero_pad, {"kv_heads": 3}, "cannot divide 4 query heads among 3 key heads"),
+        (sparkling, {"heads": 6, "kv_heads": 6, "embed": 1}, "cannot take 12 to 1"),
+        (
+            hypercloning,
+            {"heads": 8, "kv_heads": 3},
+            "axis 'kv_heads': hypercloning needs a multiple of 2, not 3",
+        ),
+        (
+            staged,
+            {"embed": 24, "heads": 8, "mlp": 40},
+            "staged doubles embed, heads, kv_heads, mlp, all of them",
+        ),
+        (fpi, {"vocab": 12}, "axis 'vocab': fpi grows embed, heads, kv_heads, mlp"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused(operator, target, message):
+    with pytest.raises(ValueError, match=message):
+        operator(OLD, target)
+
+
+def test_a_query_head_that_would_have_no_place_is_named():
+    six = {
+        **OLD,
+        "heads": 12,
+        "kv_heads": 2,
+    }  # of two copies and one, the one has not enough places
+    with pytest.raises(
+        ValueError,
+        match=r"12 query heads on 3 key heads leaves no place for the query heads \[10, 11\]",
+    ):
+        fpi(six, {"kv_heads": 3})
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("far:2", "axis 'kv_heads': far:2 pairs: 3 is not a multiple of 2"),
+        (((0, 2), (1, 3), (4,)), "in no group: [5]"),
+        # Two of the merged keys' new heads and two of the other's, but not next to each other.
+        (
+            ((0, 2), (4,), (1, 3), (5,)),
+            "the key heads [(0, 1), (2,)], of which the new query heads read, in turn, [0, 1, 0, 1]",
+        ),
+        (
+            ((0, 2), (1, 3), (4, 5)),
+            "the key heads [(0, 1), (2,)], of which the new query heads read, in turn, [0, 0, 1]",
+        ),
+    ],
+)
+def test_groups_of_query_heads_must_share_the_merged_keys_alike(groups, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        decoalesce({"heads": 6, "kv_heads": 3, "embed": 12, "mlp": 6}, heads=groups)
+
+
+def test_a_plan_s_growth_knows_key_heads_and_norms():
+    """Each operator of a chain takes its axes, and LEMON is told that the norms are RMSNorms."""
+    small, large = config(qkv_bias=True), config(qkv_bias=True, layers=4, **RAGGED)
+    phase = Grow("a", "b", small, large, ("lemon", "llama_pro"))
+    params, before = tiny.params(small), tiny.forward(small)(tiny.params(small), tiny.tokens())
+    for step in phase.growths:
+        params = grow(step, params, tiny.axes(small))
+    chex.assert_trees_all_equal_shapes(params, tiny.params(large))
+    after = tiny.forward(phase.config)(params, tiny.tokens())
+    assert np.abs(after - before).max() / np.std(before) < EXACT
+
+
+# --- learned maps ---
+
+
+def maps(ligo, target, seed=0):
+    c = config()
+    return jax.device_get(
+        jax.jit(lambda k: init(ligo, tiny.axes(c), c.sizes(), target, k))(jax.random.key(seed))
+    )
+
+
+def grown(coefficients, params):
+    c = config()
+    return jax.device_get(grow(growth(coefficients, tiny.axes(c), c.sizes()), params, tiny.axes(c)))
+
+
+@pytest.mark.parametrize(
+    ("ligo", "target", "operator"),
+    [
+        (LiGO(depth="stack", noise=0.0), {"layers": 5}, stack),
+        (LiGO(depth="interleave", noise=0.0), {"layers": 5}, interleave),
+        (LiGO(width="zero"), {"embed": 17, "heads": 6, "kv_heads": 3, "mlp": 25}, zero_pad),
+        (LiGO(width="zero"), {"heads": 6}, zero_pad),
+    ],
+    ids=["stacking", "interleaving", "zero-padding", "zero-padding, the same keys"],
+)
+def test_special_values_of_ligo_are_operators_to_the_bit(ligo, target, operator):
+    c, params = config(), tiny.params(config())
+    chex.assert_trees_all_equal(
+        grown(maps(ligo, target), params), grow(operator(OLD, target), params, tiny.axes(c))
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "width"),
+    [
+        ({"heads": 6, "kv_heads": 3}, {"query": (36, 24), "key": (18, 12), "value": (18, 12)}),
+        ({"kv_heads": 4}, {"query": (24, 24), "key": (24, 12), "value": (24, 12), "out": (24, 24)}),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in (
+                ({"heads": 6}, {"query": (36, 24), "out": (36, 24)}),
+                ({"heads": 4}, {"query": (24, 24)}),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "ligo",
+    [
+        pytest.param(LiGO(), id="shared", marks=pytest.mark.slow),
+        pytest.param(LiGO(shared=False, tied=False), id="own"),
+    ],
+)
+def test_which_maps_grouped_queries_have(target, width, ligo):
+    made = maps(ligo, target)
+    assert {name: m["write"].shape[-2:] for name, m in made["width"].items()} == width
+    chex.assert_trees_all_equal_shapes(
+        grown(made, tiny.params(config())), tiny.params(config(**target))
+    )
+
+
+def test_what_reads_attention_reads_what_the_values_write():
+    """Turning each value head turns the readers of it, of every query that shares it: the same function."""
+    c = config()
+    made, params = maps(LiGO(), {"heads": 4, "kv_heads": 2}), tiny.params(c)
+    turn = [np.linalg.qr(np.random.default_rng(i).normal(size=(6, 6)))[0] for i in range(2)]
+    made["width"] = {
+        name: {"write": np.eye(*m["write"].shape)} for name, m in made["width"].items()
+    }
+    made["width"]["value"] = {
+        "write": np.block([[turn[0], np.zeros((6, 6))], [np.zeros((6, 6)), turn[1]]])
+    }
+    before, after = (tiny.forward(c)(p, tiny.tokens()) for p in (params, grown(made, params)))
+    assert tiny.distance(params, grown(made, params)) > VISIBLE
+    assert np.abs(after - before).max() / np.std(before) < EXACT

@@ -1,0 +1,410 @@
+"""LoRA: at birth it changes nothing, it grows with its model to the last digit, and training moves nothing else."""
+
+import re
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny
+from counting import products
+
+from jaxgrow import flops, grow, grow_optimizer, swap
+from jaxgrow.checkpoints import CheckpointError, save
+from jaxgrow.checkpoints.hf import peft
+from jaxgrow.checkpoints.hf.peft import PeftAdapter
+from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.io.files import read_json
+from jaxgrow.checkpoints.io.safetensors import header
+from jaxgrow.checkpoints.source import flat
+from jaxgrow.growth.maps import AxisMap, tile
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+from jaxgrow.operators import (
+    aki,
+    coalesce,
+    decoalesce,
+    hypercloning,
+    lemon,
+    llama_pro,
+    solar,
+    stack,
+    staged,
+)
+from jaxgrow.peft import lora
+from jaxgrow.peft.lora import LoRA
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+SIZES = dict(vocab=11, context=8, layers=2, embed=8, heads=4, head_dim=2, mlp=10, dtype="float64")
+FAMILIES = {
+    "gpt2": GPT2Config(**SIZES),
+    "bert": BERTConfig(**SIZES),
+    "llama": LlamaConfig(**SIZES, kv_heads=2),
+}
+MIXTURE = LlamaConfig(**SIZES, kv_heads=2, experts=5, active=2)
+MANY = replace(MIXTURE, experts=16)  # so that their blocks have a row each, and none is empty
+PUBLISHED = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)  # float32
+EVERY = LoRA(rank=3, alpha=5.0, targets=("*/attention/*", "*/mlp/*"))
+
+
+def sizes(family):
+    return FAMILIES[family].sizes()
+
+
+def wider(family):
+    return {
+        a: 2 * n for a, n in sizes(family).items() if a in ("embed", "heads", "kv_heads", "mlp")
+    }
+
+
+GROWTHS = {  # and what they multiply the rank by
+    "hypercloning": (lambda f: hypercloning(sizes(f), wider(f)), 1),
+    "stack": (lambda f: stack(sizes(f), {"layers": 5}), 1),
+    "llama_pro": (lambda f: llama_pro(sizes(f), {"layers": 3}), 1),
+    "decoalesce": (
+        lambda f: decoalesce({**sizes(f), **wider(f), "layers": 4}, layers="adjacent"),
+        1,
+    ),
+    "coalesce, widths": (lambda f: coalesce(sizes(f), heads="far", layers=None), 1),
+    "coalesce, layers": (lambda f: coalesce(sizes(f), heads=None, layers="adjacent"), 2),
+    "lemon, ragged": (lambda f: lemon(sizes(f), {"embed": 12, "mlp": 13}, seed=1), 1),
+    "staged": (lambda f: staged(sizes(f), wider(f)), 2),
+    "aki": (lambda f: aki(sizes(f), wider(f)), 2),
+    "solar, blended": (lambda f: solar(sizes(f), {"layers": 3}, blend=1), 2),
+    "back from hypercloning": (
+        lambda f: swap(hypercloning({**sizes(f), "mlp": 5}, {"mlp": 10})),
+        1,
+    ),
+}
+
+
+def random(tree, seed=0):
+    """Of order one half, like a tree of shapes."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, tree)
+
+
+def shapes(config):
+    return jax.eval_shape(config.init, jax.random.key(0))
+
+
+def model(family, adapter=EVERY):
+    """``(config, axes, parameters, an adapter that has trained)``."""
+    config = FAMILIES[family]
+    fresh = jax.eval_shape(
+        lambda: lora.init(adapter, config.axes(), config.sizes(), jax.random.key(0))
+    )
+    return config, config.axes(), random(shapes(config)), random(fresh, seed=1)
+
+
+def inputs(config):
+    tokens = tiny.tokens()
+    return {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
+
+
+def forward(config):
+    return jax.jit(lambda p: config.module.apply({"params": p}, inputs(config)))
+
+
+# --- what it is ---
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "bert")) for f in FAMILIES]
+)
+def test_it_changes_nothing_at_birth_and_then_what_merging_changes(family):
+    config, axes, params, trained = model(family)
+    run = forward(config)
+    fresh = lora.init(EVERY, axes, config.sizes(), jax.random.key(0))
+    before = run(params)
+    np.testing.assert_array_equal(run(lora.attach(params, fresh, EVERY)), before)
+    merged = run(lora.merge(params, trained, EVERY))
+    assert tiny.distance(run(lora.attach(params, trained, EVERY)), merged) < 1e-10
+    assert tiny.distance(merged, before) > 1e-2
+    chex.assert_trees_all_equal_shapes_and_dtypes(lora.merge(params, trained, EVERY), params)
+
+
+def test_every_kernel_moves_by_a_matrix_of_the_rank():
+    config, _, params, adapter = model("llama", LoRA(rank=1, targets=("*/attention/key",)))
+    merged = lora.merge(params, adapter, LoRA(rank=1, alpha=2.0, targets=("*/attention/key",)))
+    moved = (
+        merged["blocks"]["attention"]["key"]["kernel"]
+        - params["blocks"]["attention"]["key"]["kernel"]
+    )[0]
+    assert np.linalg.matrix_rank(moved.reshape(config.embed, -1)) == 1
+    a, b = (adapter["blocks"]["attention"]["key"][leaf][0] for leaf in ("a", "b"))
+    np.testing.assert_allclose(moved, 2.0 * np.einsum("dr,rgk->dgk", a, b), atol=1e-14)
+    same = merged["blocks"]["attention"]["value"]["kernel"]
+    np.testing.assert_array_equal(same, params["blocks"]["attention"]["value"]["kernel"])
+
+
+def test_it_names_its_axes_by_those_of_the_kernel():
+    axes = lora.axes_of(EVERY, FAMILIES["llama"].axes())["blocks"]
+    assert axes["attention"]["key"] == {
+        "a": ("layers", "embed.in", "rank"),
+        "b": ("layers", "rank.in", "kv_heads", "head_dim.in"),
+    }
+    assert axes["attention"]["out"] == {
+        "a": ("layers", "heads.in", "head_dim.in", "rank"),
+        "b": ("layers", "rank.in", "embed"),
+    }
+
+
+def test_what_is_drawn_for_a_kernel_is_no_matter_of_the_others():
+    config = FAMILIES["gpt2"]
+    few, all_ = (
+        lora.init(of, config.axes(), config.sizes(), jax.random.key(1)) for of in (LoRA(3), EVERY)
+    )
+    chex.assert_trees_all_equal(
+        few["blocks"]["attention"]["query"], all_["blocks"]["attention"]["query"]
+    )
+    assert np.abs(all_["blocks"]["mlp"]["down"]["a"]).max() <= config.mlp**-0.5
+    assert not np.array_equal(
+        few["blocks"]["attention"]["query"]["a"], few["blocks"]["attention"]["value"]["a"]
+    )
+
+
+# --- it grows with its model ---
+
+
+@pytest.mark.parametrize("name", GROWTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_growing_both_and_merging_is_merging_and_growing(family, name):
+    make, times = GROWTHS[name]
+    growth = make(family)
+    _, axes, params, adapter = model(family)
+    own = lora.growth(growth, EVERY, axes)
+    grown = grow(own, adapter, lora.axes_of(EVERY, axes))
+    after = EVERY.resized(own)
+    assert (after.rank, after.scale) == (times * EVERY.rank, EVERY.scale)
+    both = lora.merge(grow(growth, params, axes), grown, after)
+    assert tiny.distance(both, grow(growth, lora.merge(params, adapter, EVERY), axes)) < 1e-12
+
+
+def test_a_new_layer_that_adds_nothing_can_learn():
+    """Its ``a`` is a copy: with zeros in both factors neither would ever have a gradient."""
+    _, axes, _, adapter = model("gpt2")
+    own = lora.growth(llama_pro(sizes("gpt2"), {"layers": 3}), EVERY, axes)
+    out = grow(own, adapter, lora.axes_of(EVERY, axes))["blocks"]["attention"]["out"]
+    old = adapter["blocks"]["attention"]["out"]
+    np.testing.assert_array_equal(out["a"], old["a"][[0, 1, 1]])
+    np.testing.assert_array_equal(out["b"], np.stack([*old["b"], np.zeros_like(old["b"][0])]))
+
+
+def test_its_rank_grows_by_copies():
+    _, axes, params, adapter = model("gpt2")
+    growth = {"rank": tile(3, times=2)}
+    grown = grow(growth, adapter, lora.axes_of(EVERY, axes))
+    after = EVERY.resized(growth)
+    assert after.rank == 6
+    assert (
+        tiny.distance(lora.merge(params, grown, after), lora.merge(params, adapter, EVERY)) < 1e-12
+    )
+
+
+@pytest.mark.slow  # in the fast suite of adapters
+def test_its_moments_are_those_of_training_the_grown_one():
+    """A step after growing is growing after the step; the gradients are those of the two models."""
+    config, axes, params, adapter = model("gpt2")
+    growth, names = hypercloning(config.sizes(), wider("gpt2")), lora.axes_of(EVERY, axes)
+    own = lora.growth(growth, EVERY, axes)
+    tx = optax.scale_by_adam()
+
+    def gradient(config, params):
+        @jax.jit
+        @jax.grad
+        def of(adapter):
+            logits = config.module.apply(
+                {"params": lora.attach(params, adapter, EVERY)}, tiny.tokens()
+            )
+            return jax.nn.log_softmax(logits)[..., 0].mean()
+
+        return of
+
+    def update(g, state):
+        return jax.device_get(jax.jit(tx.update)(g, state)[1])
+
+    g = jax.device_get(gradient(config, params)(adapter))
+    state = update(g, jax.device_get(jax.jit(tx.init)(adapter)))
+    up = grow_optimizer(tx, state, own, adapter, names, "exact")
+    large = gradient(config.resized(growth), grow(growth, params, axes))(grow(own, adapter, names))
+    after = update(large, up)
+    expected = grow_optimizer(tx, update(g, state), own, adapter, names, "exact")
+    assert tiny.distance(after, expected) < 1e-12
+    assert max(np.abs(x).max() for x in jax.tree.leaves(expected.mu)) > 1e-3
+
+
+# --- what cannot be ---
+
+
+def test_targets_that_are_none_and_adapters_of_another_model_are_refused():
+    _, axes, params, adapter = model("gpt2")
+    with pytest.raises(
+        ValueError,
+        match=r"the LoRA is for \['\*/wrong'\], but no such module has a kernel; .*mlp/down",
+    ):
+        lora.axes_of(LoRA(targets=("*/attention/query", "*/wrong")), axes)
+    with pytest.raises(ValueError, match="a rank of at least 1"):
+        LoRA(rank=0)
+    growth = hypercloning(sizes("gpt2"), wider("gpt2"))
+    with pytest.raises(
+        ValueError, match=r"blocks/attention/\w+: a LoRA of rank 3 with .* does not fit the kernel"
+    ):
+        lora.merge(grow(growth, params, axes), adapter, EVERY)
+    with pytest.raises(ValueError, match=r"LoRA of rank 4"):
+        lora.attach(params, adapter, LoRA(rank=4))
+
+
+def test_a_map_over_axes_of_both_factors_is_refused():
+    axes = {"up": {"kernel": ("layers", "embed.in", "mlp")}}
+    both = AxisMap(np.eye(6), np.eye(6), ((2, 3), (2, 3)))
+    with pytest.raises(
+        ValueError, match=re.escape("up/kernel: one map acts on the axes embed, mlp together")
+    ):
+        lora.growth({("embed", "mlp"): both}, LoRA(targets=("up",)), axes)
+
+
+# --- what it costs ---
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILIES["gpt2"], FAMILIES["llama"], MANY], ids=["gpt2", "llama", "mixture"]
+)
+def test_every_matrix_product_of_its_training_is_counted(family):
+    """Of the kernels that stand still no product makes a gradient; of experts, those that a token goes through."""
+    config = replace(family, dtype="float32", head="classes", tied=False)
+    params = shapes(config)
+    fresh = jax.eval_shape(
+        lambda: lora.init(EVERY, config.axes(), config.sizes(), jax.random.key(0))
+    )
+    tokens = jax.ShapeDtypeStruct((2, 8), np.int32)
+
+    def loss(trained, params, tokens):
+        head, adapter = trained
+        return config.module.apply(
+            {"params": lora.attach({**params, **head}, adapter, EVERY)}, tokens
+        )[:, 0].mean()
+
+    arguments = ({"classifier": params["classifier"]}, fresh), params, tokens
+    counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
+    assert flops.train(config, 16, adapter=EVERY) == counted
+    assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
+    with pytest.raises(ValueError, match="not together with frozen layers"):
+        flops.train(config, 16, adapter=EVERY, frozen=1)
+
+
+# --- PEFT's layout ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_s_layout_holds_the_same_products(family, tmp_path):
+    """``W + alpha / r B A``, of PyTorch's layout, is our merged kernel there."""
+    config, axes, params, adapter = model(family)
+    peft.save(tmp_path / "lora", PeftAdapter(config, EVERY, adapter))
+    about, tensors = (
+        read_json(tmp_path / "lora" / peft.CONFIG),
+        header(tmp_path / "lora" / peft.WEIGHTS),
+    )
+    stored = family_for(config, None)[0].names(config)
+    sizes, zeros = config.sizes(), jax.tree.map(np.zeros_like, params)
+    merged = flat(lora.merge(zeros, adapter, EVERY))
+    assert about["fan_in_fan_out"] == (family == "gpt2")
+    assert about["r"] == EVERY.rank
+    assert set(about.get("rank_pattern", {}).values()) == (
+        {3 * EVERY.rank} if family == "gpt2" else set()
+    )
+    for path, kernel in merged.items():
+        if not path.endswith("/kernel") or not path.startswith("blocks"):
+            continue
+        name = stored[path].name.format(layers=1).removesuffix(".weight")
+        assert name in about["target_modules"]
+        a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"].read() for x in "AB")
+        rank = about.get("rank_pattern", {}).get(name, about["r"])
+        assert a.shape[0] == b.shape[1] == rank
+        product = about.get("alpha_pattern", {}).get(name, about["lora_alpha"]) / rank * b @ a
+        theirs = product.T if about["fan_in_fan_out"] else product
+        ours = stored[path].ours(theirs, flat(axes)[path], sizes)
+        np.testing.assert_allclose(ours, kernel[1], atol=1e-12)
+    back = peft.load(tmp_path / "lora", config)
+    assert tiny.distance(back.merged(zeros), lora.merge(zeros, adapter, EVERY)) < 1e-12
+
+
+def test_a_lora_of_peft_s_grows_with_its_model(tmp_path):
+    config, axes, params, adapter = model("llama", LoRA(rank=2))
+    peft.save(tmp_path / "small", PeftAdapter(config, LoRA(rank=2), adapter))
+    own = peft.load(tmp_path / "small", config)
+    growth = hypercloning(config.sizes(), wider("llama"))
+    large = config.resized(growth)
+    peft.save(tmp_path / "large", own.grown(growth))
+    grown = peft.load(tmp_path / "large", large)
+    both = grown.merged(grow(growth, params, axes))
+    assert (
+        tiny.distance(both, grow(growth, lora.merge(params, adapter, LoRA(rank=2)), axes)) < 1e-12
+    )
+
+
+def test_a_lora_of_another_model_is_refused(tmp_path):
+    config, _, _, adapter = model("llama")
+    own = PeftAdapter(config, EVERY, adapter)
+    peft.save(tmp_path / "lora", own)
+    with pytest.raises(CheckpointError, match="exists"):
+        peft.save(tmp_path / "lora", own)
+    with pytest.raises(
+        CheckpointError, match=r"has shape \(3, 8\), but the model makes it \(3, 16\)"
+    ):
+        peft.load(tmp_path / "lora", config.resized({"embed": tile(8, 2)}))
+    with pytest.raises(CheckpointError, match=r"has model\.layers\.1\.self_attn"):
+        peft.load(tmp_path / "lora", replace(config, layers=1))
+    with pytest.raises(
+        CheckpointError, match="has no LoRA of a kernel in the layers of a BertForMaskedLM"
+    ):
+        peft.load(tmp_path / "lora", FAMILIES["bert"])
+    with pytest.raises(CheckpointError, match="has no factor that is not zero"):
+        peft.save(tmp_path / "zero", replace(own, factors=jax.tree.map(np.zeros_like, adapter)))
+
+
+# PEFT asks transformers for a property by its old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("*/attention/query", "*/attention/value"),
+        pytest.param(("*/mlp/*", "*/attention/key"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "config, architecture",
+    [
+        (GPT2Config(**PUBLISHED), "GPT2LMHeadModel"),
+        (LlamaConfig(**PUBLISHED, kv_heads=1), "LlamaForCausalLM"),
+        (BERTConfig(**PUBLISHED), "BertForMaskedLM"),
+    ],
+    ids=["GPT-2", "Llama", "BERT"],
+)
+def test_peft_computes_with_what_is_written(tmp_path, config, architecture, targets):
+    torch, hf, published = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
+    own, rng = LoRA(rank=3, alpha=7.0, targets=targets), np.random.default_rng(0)
+    params = config.init(jax.random.key(0))
+    adapter = lora.init(own, config.axes(), config.sizes(), jax.random.key(1))
+    adapter = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, adapter)
+    save(tmp_path / "base", config, params)
+    peft.save(tmp_path / "lora", PeftAdapter(config, own, adapter))
+    base = getattr(hf, architecture).from_pretrained(tmp_path / "base")
+    tokens = rng.integers(0, 64, (2, 12))
+    with torch.no_grad():
+        theirs = (
+            published.PeftModel.from_pretrained(base, tmp_path / "lora")
+            .eval()(torch.tensor(tokens))
+            .logits.numpy()
+        )
+
+    def logits(params):
+        inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
+        return np.asarray(config.module.apply({"params": params}, inputs))
+
+    merged = logits(lora.merge(params, adapter, own))
+    np.testing.assert_allclose(theirs, merged, atol=1e-4)
+    assert np.abs(merged - logits(params)).max() > 1e-2  # it does something

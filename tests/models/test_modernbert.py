@@ -1,0 +1,205 @@
+"""ModernBERT: names, what its tokens see, the first layer without a norm of attention, which growths keep its function.
+
+Exact: 1e-10 of the standard deviation of the logits, in float64. What is not must be seen not to
+be: above 1e-2. Logits against `transformers` are in `test_interop_families`; what it shares with
+decoders is in `test_llama` and `test_decoders`.
+"""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow import grow
+from jaxgrow.axes import leaves
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.cli import keeps
+from jaxgrow.layerdrop import Kept
+from jaxgrow.models import ModernBERTConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, zero_pad
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "modernbert.txt"
+OLD = {"layers": 3, "heads": 2, "kv_heads": 2, "embed": 6, "mlp": 9}
+TWICE, RAGGED = (
+    {"embed": 12, "heads": 4, "kv_heads": 4, "mlp": 18},
+    {"heads": 3, "kv_heads": 3, "mlp": 13},
+)
+
+
+def config(**other) -> ModernBERTConfig:
+    own = {
+        "vocab": 11,
+        "context": 7,
+        "head_dim": 4,
+        "dtype": "float64",
+        "window": 3,
+        "rope_theta": 50.0,
+    }
+    return ModernBERTConfig(**{**own, **OLD, **other})
+
+
+def inputs(**more) -> dict:
+    return {"tokens": tiny.tokens(2, 7), **more}
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    for c in (config(), config(tied=False), config(head="classes", classes=3)):
+        assert from_json(json.loads(json.dumps(c.as_json()))) == c
+        lines.append(f"# {json.dumps(c.as_json())}")
+        lines += [
+            f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(c), tiny.axes(c))
+        ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+def test_the_published_config_as_it_lies_there():
+    """That of ModernBERT-base, which was written before ``layer_types`` and ``rope_parameters``."""
+    said = dict(
+        vocab_size=50368, hidden_size=768, intermediate_size=1152, num_hidden_layers=22, num_attention_heads=12,
+        max_position_embeddings=8192, norm_eps=1e-5, norm_bias=False, attention_bias=False, mlp_bias=False,
+        hidden_activation="gelu", global_attn_every_n_layers=3, global_rope_theta=160000.0, local_attention=128,
+        local_rope_theta=10000.0, decoder_bias=True, classifier_bias=False, classifier_activation="gelu",
+        classifier_pooling="mean", layer_norm_eps=1e-5, sparse_prediction=False, tie_word_embeddings=True,
+    )  # fmt: skip
+    family = FAMILIES["ModernBertForMaskedLM"]
+    found = family.ours(said)
+    assert found == ModernBERTConfig(pooling="mean")
+    assert found.layer_kinds == "fss" * 7 + "f"
+    written = family.theirs(found, said)
+    assert {key: written[key] for key in said} == said
+    deeper = family.theirs(replace(found, layers=23, kinds="fs" + "fss" * 7), said)
+    assert deeper["global_attn_every_n_layers"] is None and deeper["layer_types"][1:3] == [
+        "sliding_attention",
+        "full_attention",
+    ]
+    with pytest.raises(ValueError, match=r"norm_bias is True, but .* for \(False,\) only"):
+        family.ours(said | {"norm_bias": True})
+    scaled = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(
+        ValueError, match="rope_type of sliding_attention is 'linear', but only 'default'"
+    ):
+        family.ours(said | {"rope_parameters": scaled})
+
+
+def test_only_the_first_layer_has_no_norm_of_its_attention():
+    """Neither its scale nor that norm does anything there; where the layer goes up in the stack, it does."""
+    c = config()
+    params, before = tiny.params(c), tiny.forward(c)(tiny.params(c), inputs())
+    for layer in range(3):
+        other = jax.tree.map(np.copy, params)
+        other["blocks"]["attention_norm"]["scale"][layer] *= 3
+        assert (np.abs(tiny.forward(c)(other, inputs()) - before).max() > VISIBLE) == (layer > 0)
+    dropped = jax.jit(lambda p, k: c.module.apply({"params": p}, inputs(), kept=Kept(k)))
+    without = dropped(params, np.array([False, True, True]))
+    other["blocks"]["attention_norm"]["scale"][1] *= 3  # which is the lowest now, and keeps its own
+    assert np.abs(dropped(other, np.array([False, True, True])) - without).max() > VISIBLE
+
+
+def test_a_window_reaches_both_ways():
+    """One layer, of which a token sees two places on either side; with both, all."""
+    c = config(layers=1, kinds="s")
+    params, before = tiny.params(c), tiny.forward(c)(tiny.params(c), inputs())
+    other = inputs()
+    other["tokens"][:, 3] = (other["tokens"][:, 3] + 1) % 11
+    changed = np.abs(tiny.forward(c)(params, other) - before).max((0, 2)) > 0
+    assert changed.tolist() == [False, True, True, True, True, True, False]
+    whole = replace(c, kinds="f", rope_theta=c.local_theta)
+    assert (
+        np.abs(tiny.forward(whole)(params, other) - tiny.forward(whole)(params, inputs())).max(
+            (0, 2)
+        )
+        > 0
+    ).all()
+    kept = KeptTokens(
+        np.array([[0, 2, 5]] * 2, np.int32), 0, 1
+    )  # .. and so do those that stay as far apart as they were
+    run = jax.jit(lambda given: c.module.apply({"params": params}, given, kept_tokens=kept))
+    other = inputs()
+    other["tokens"][:, 2] = (other["tokens"][:, 2] + 1) % 11
+    assert np.flatnonzero(np.abs(run(other) - run(inputs())).max((0, 2))).tolist() == [0, 2]
+
+
+def test_what_is_masked_is_in_no_mean():
+    c = config(head="classes", pooling="mean")
+    mask, params = np.arange(7) < np.array([[7], [4]]), tiny.params(c)
+    other = inputs(mask=mask)
+    other["tokens"] = np.where(mask, other["tokens"], (other["tokens"] + 3) % 11)
+    one, two = (tiny.forward(c)(params, given) for given in (inputs(mask=mask), other))
+    np.testing.assert_array_equal(one, two)
+    everywhere = tiny.forward(c)(params, inputs(mask=np.ones((2, 7), bool)))
+    np.testing.assert_allclose(everywhere, tiny.forward(c)(params, inputs()), rtol=0, atol=EXACT)
+    assert np.abs(one - everywhere)[1].max() > VISIBLE
+
+
+GROWTHS = {
+    "hypercloning": hypercloning(OLD, TWICE),
+    "lemon": lemon(OLD, TWICE, seed=2),
+    "lemon, heads and mlp": lemon(OLD, RAGGED, seed=2),
+    "lemon, ragged": lemon(OLD, {"embed": 8}, seed=2),
+    "fpi, heads and mlp": fpi(OLD, RAGGED, seed=1),
+    "zero_pad, heads and mlp": zero_pad(OLD, RAGGED),
+    "llama_pro": llama_pro(OLD, {"layers": 5}),
+    "stack": stack(OLD, {"layers": 6}),
+}
+FAST = ("lemon", "lemon, ragged", "llama_pro", "stack")
+
+
+@pytest.mark.parametrize(
+    "by", [pytest.param(by, marks=[pytest.mark.slow] * (by not in FAST)) for by in GROWTHS]
+)
+def test_what_keeps_the_function_is_what_we_say(by):
+    c, growth, kept = config(), GROWTHS[by], by not in ("lemon, ragged", "stack")
+    params = tiny.params(c)
+    before = tiny.forward(c)(params, inputs())
+    after = tiny.forward(c.resized(growth))(grow(growth, params, tiny.axes(c)), inputs())
+    found = np.abs(after - before).max() / np.std(before)
+    assert found < EXACT if kept else found > VISIBLE
+    if by == "llama_pro":
+        assert found == 0
+    assert keeps.keeps(growth, c, by.split(",")[0]) == kept
+
+
+def test_kinds_go_with_their_layers_and_the_first_stays_the_first():
+    c = config(layers=6)
+    assert c.layer_kinds == "fssfss"
+    assert c.resized(stack(c.sizes(), {"layers": 12})).kinds == "fss"
+    assert c.resized(coalesce(c.sizes(), layers="far")).layer_kinds == "fss"
+    with pytest.raises(ValueError, match="which are of different kinds"):
+        c.resized(coalesce(c.sizes(), layers="adjacent"))
+
+
+@cache
+def gradients(c: ModernBERTConfig):
+    def loss(p, kept):
+        places = np.array([[0, 3], [2, 6]], np.int32)
+        given = inputs(places=places)
+        return c.module.apply(
+            {"params": p}, given, targets=given["tokens"][:, :2], kept=Kept(kept)
+        )[0]
+
+    return tiny.optimized_jit(jax.grad(loss))
+
+
+@pytest.mark.slow  # of a decoder's layers of several kinds: `test_decoders`
+def test_layers_are_dropped_alike_by_either_execution():
+    c = config(dtype="float32")
+    params, gates = tiny.params(c, dtype="float32"), np.array([True, False, True])
+    with jax.enable_x64(False):  # as a model of float32 is run
+        by_conditional = gradients(c)(params, gates)
+        by_indices = gradients(c)(params, np.flatnonzero(gates).astype(np.int32))
+    jax.tree.map(np.testing.assert_array_equal, by_conditional, by_indices)
+    blocks = by_conditional["blocks"]
+    assert not np.asarray(blocks["attention_norm"]["scale"])[0].any()
+    assert all(
+        not np.asarray(g)[1].any() and np.asarray(g)[2].any() for g in jax.tree.leaves(blocks)
+    )

@@ -1,0 +1,228 @@
+"""Muon by axis names: which leaves are matrices, what their updates are, what these cost, and how the momentum grows."""
+
+from dataclasses import replace
+from math import prod
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import runs
+import tiny
+from counting import products
+from runs import MODEL
+
+from jaxgrow import flops, grow, grow_optimizer, operators
+from jaxgrow.axes import is_names, path
+from jaxgrow.models import BERTConfig, CaiTConfig, Config, LlamaConfig, ViTConfig
+from jaxgrow.optim import muon
+from train.engine.loop.trainer import run
+from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim, transformation
+from train.plan.methods import Growing, GrowTo, Scratch, Stage
+from train.plan.modifiers import Rewarm
+from train.plan.training import Train
+
+OPTIM = Optim(name="muon", peak_lr=1e-2, warmup=1)
+IMAGES = {
+    "image": 8,
+    "patch": 4,
+    "channels": 1,
+    "classes": 3,
+    "embed": 8,
+    "heads": 2,
+    "head_dim": 4,
+    "mlp": 16,
+}
+TEXT = {"vocab": 16, "context": 8, "embed": 8, "heads": 2, "head_dim": 4, "mlp": 16, "layers": 3}
+FAMILIES: dict[
+    str, tuple[Config, dict[str, tuple[int, int, int]]]
+] = {  # matrices, rows, columns, by hand
+    "gpt2": (MODEL, {}),
+    "llama": (
+        LlamaConfig(**TEXT, kv_heads=1),
+        {"attention/key": (3, 8, 4), "attention/value": (3, 8, 4), "mlp/gate": (3, 8, 16)},
+    ),
+    "bert": (BERTConfig(**TEXT, types=1), {"attention/query": (3, 8, 8), "mlp/down": (3, 16, 8)}),
+    "vit": (ViTConfig(**IMAGES, layers=3), {"attention/out": (3, 8, 8), "mlp/up": (3, 8, 16)}),
+    "cait": (CaiTConfig(**IMAGES, layers=3, class_layers=2), {}),
+}
+
+
+def matrices(config: Config) -> dict[str, tuple[int, int, int]]:
+    """Of each leaf that is Muon's: how many matrices, of how many rows and columns."""
+    names = {
+        path(p): n for p, n in jax.tree_util.tree_leaves_with_path(config.axes(), is_leaf=is_names)
+    }
+    shapes = {
+        path(p): x.shape
+        for p, x in jax.tree_util.tree_leaves_with_path(
+            jax.eval_shape(config.init, jax.random.key(0))
+        )
+    }
+    assert names.keys() == shapes.keys()
+    found = {}
+    for leaf, at in muon.dimension_numbers(config.axes()).items():
+        rows, columns = (
+            prod(shapes[leaf][i] for i in side) for side in (at.reduction_axis, at.output_axis)
+        )
+        found[leaf] = (prod(shapes[leaf]) // (rows * columns), rows, columns)
+    return found
+
+
+@pytest.mark.parametrize(("config", "expected"), FAMILIES.values(), ids=FAMILIES)
+def test_the_matrices_of_the_layers_are_muons_and_all_else_is_adams(config, expected):
+    found = matrices(config)
+    assert all("kernel" in leaf and "blocks" in leaf for leaf in found)
+    kernels = {
+        path(p)
+        for p, x in jax.tree_util.tree_leaves_with_path(
+            jax.eval_shape(config.init, jax.random.key(0))
+        )
+        if "blocks" in path(p) and path(p).endswith("kernel")
+    }
+    assert found.keys() == kernels  # in our families; elsewhere kernels go by other names
+    for end, sizes in expected.items():
+        assert found[f"blocks/{end}/kernel"] == sizes
+
+
+def stepped(tx, params, axes, steps=3, seed=0):
+    rng, update = (
+        np.random.default_rng(seed),
+        jax.jit(lambda g, s: tx.update(g, s, params, axes=axes)),
+    )
+    state = jax.jit(tx.init)(params)
+    for _ in range(steps):
+        grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+        updates, state = update(grads, state)
+    return updates, state
+
+
+def test_an_update_is_optax_muons_of_each_matrix_and_adams_of_the_rest():
+    params, axes = (
+        tiny.params(tiny.config(dtype="float32"), dtype="float32"),
+        tiny.axes(tiny.config(dtype="float32")),
+    )
+    optim = replace(OPTIM, clip=1e9, weight_decay=0.0, muon_momentum=0.8, muon_rms=0.3)
+    ours, _ = stepped(transformation(optim, axes), params, axes)
+    adam, _ = stepped(transformation(replace(optim, name="adamw")), params, axes)
+    at = muon.dimension_numbers(axes)
+    assert len(at) == 6
+    flat = {path(p): (u, a, x) for (p, u), a, x in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(adam), jax.tree.leaves(params), strict=True)}  # fmt: skip
+    for leaf, (update, adams, _) in flat.items():
+        if leaf not in at:
+            np.testing.assert_array_equal(update, adams)
+    # The same gradients through optax's own, a plain matrix at a time.
+    alone = {
+        f"{leaf} {layer}": x[layer].reshape(prod(x.shape[i] for i in at[leaf].reduction_axis), -1)
+        for leaf, (_, _, x) in flat.items() if leaf in at for layer in range(len(x))
+    }  # fmt: skip
+    peer = optax.contrib.muon(1.0, beta=0.8, consistent_rms=0.3)
+    rng, state, update = np.random.default_rng(0), jax.jit(peer.init)(alone), jax.jit(peer.update)
+    for _ in range(3):
+        grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+        by_leaf = {path(p): g for p, g in jax.tree_util.tree_leaves_with_path(grads)}
+        cut = {
+            name: by_leaf[name[:-2]][int(name[-1])].reshape(x.shape) for name, x in alone.items()
+        }
+        updates, state = update(cut, state, alone)
+    for name, update in updates.items():
+        mine = flat[name[:-2]][0][int(name[-1])].reshape(update.shape)
+        np.testing.assert_allclose(mine, -update, atol=1e-5)
+
+
+def test_a_full_matrix_moves_by_its_rms_whatever_its_shape_and_its_gradient():
+    axes = {"up": ("layers", "embed.in", "mlp"), "square": ("layers", "embed.in", "embed")}
+    params = {"up": np.ones((2, 16, 64), np.float32), "square": np.ones((2, 16, 16), np.float32)}
+    tx = transformation(replace(OPTIM, weight_decay=0.0), axes)
+    update = jax.jit(lambda grads: tx.update(grads, tx.init(params), params, axes=axes))
+    for size in (1e-3, 1e3):
+        grads = jax.tree.map(
+            lambda x, size=size: np.float32(size * np.random.default_rng(0).normal(size=x.shape)),
+            params,
+        )
+        updates, _ = update(grads)
+        for u in jax.tree.leaves(updates):
+            assert np.sqrt(np.square(u).mean()) == pytest.approx(
+                0.2, rel=0.25
+            )  # singular values in .7 .. 1.2
+
+
+@pytest.mark.parametrize("config", [c for c, _ in FAMILIES.values()], ids=FAMILIES)
+def test_every_product_of_an_update_is_counted(config):
+    params, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
+    tx = transformation(OPTIM, axes)
+    state = jax.eval_shape(tx.init, params)
+    program = jax.make_jaxpr(lambda g, s, p: tx.update(g, s, p, axes=axes))(params, state, params)
+    assert products(program.jaxpr) == muon.flops(axes, config.sizes()) > 0
+
+
+def test_momentum_grows_like_a_gradient_and_the_next_update_is_orthogonal_again():
+    """Where a momentum is a gradient, that of the grown model is the dual's growth of it: so says `exact`, here too."""
+    config = tiny.config(dtype="float32")
+    params, axes = tiny.params(config, dtype="float32"), tiny.axes(config)
+    tx = transformation(replace(OPTIM, clip=1e9), axes)
+    growth = operators.hypercloning(tiny.WIDTHS, tiny.wider(2))
+    large, tokens = config.resized(growth), tiny.tokens()
+
+    def moved(config, params):
+        gradient = tiny.gradient(config)(params, tokens)
+        return jax.device_get(
+            jax.jit(lambda g, p: tx.update(g, tx.init(p), p, axes=axes)[1])(gradient, params)
+        )
+
+    grown = grow_optimizer(tx, moved(config, params), growth, params, axes, "exact")
+    chex.assert_trees_all_close(grown, moved(large, grow(growth, params, axes)), atol=2e-6)
+
+
+def test_a_model_grows_in_the_middle_of_a_run_and_the_ledger_has_every_update(tmp_path):
+    to = GrowTo((Stage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
+    method = Growing(runs.SMALL, Stage(0.5), (to,))
+    mesh = Mesh(
+        fsdp=2, tensor=2
+    )  # an update's products are of matrices that lie on several devices
+    experiment = runs.experiment(
+        tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method, mesh=mesh
+    )
+    result = run(experiment, tmp_path / "run")
+    assert np.isfinite(result["val_loss"]) and result["steps"] == 4
+    steps = [2 * step(config, experiment.batch) for config in (runs.SMALL, runs.LARGE)]
+    trained = [phase["flops"] for phase in result["phases"] if phase["steps"]]
+    assert (
+        trained == steps
+        and [p.cost(experiment.batch) for p in experiment.plan if p.cost(1)] == steps
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
+    """Its state has places that hold nothing, which a checkpoint must give back."""
+    experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, checkpoint_every=2)
+    run(experiment, tmp_path / "whole")
+    runs.stopped(experiment, tmp_path / "stopped", 2)
+    runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_model_in_parts_takes_the_same_steps(tmp_path):
+    whole = runs.experiment(tmp_path, steps=3, optim=OPTIM, log_every=1)
+    parts = replace(whole, mesh=Mesh(fsdp=2, tensor=2))
+    losses = []
+    for name, experiment in (("whole", whole), ("parts", parts)):
+        run(experiment, tmp_path / name)
+        losses.append([line["loss"] for line in runs.log(tmp_path / name) if "loss" in line])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def step(config, samples):
+    return flops.train(config, samples * config.context) + muon.flops(config.axes(), config.sizes())
+
+
+def test_what_goes_by_adams_clock_is_refused():
+    with pytest.raises(ValueError, match="not muon"):
+        Train("large", 8, replace(OPTIM, warmup=0), runs.LARGE, modifiers=(Rewarm(),))
+    with pytest.raises(ValueError, match="name is 'adamw', 'muon' or 'sgd', not 'lion'"):
+        replace(OPTIM, name="lion")
+    assert Scratch().plan(MODEL, OPTIM, 1)[0].fixed_flops > 0

@@ -1,0 +1,214 @@
+"""The sizes of checkpoints that people have, from their public configs, with vocabularies of 7: shapes, and no numbers."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow import compose, grow, operators, preserves_function
+from jaxgrow.axes import axis
+from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.source import born
+from jaxgrow.growth.apply import check
+from jaxgrow.growth.matrices import Rows
+from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
+
+# layers, embed, heads, key heads, head_dim, mlp
+LLAMA = {
+    "Llama-2-7B": (32, 4096, 32, 32, 128, 11008),
+    "Llama-2-13B": (40, 5120, 40, 40, 128, 13824),
+    "Llama-3.1-8B": (32, 4096, 32, 8, 128, 14336),
+    "Llama-3.1-70B": (80, 8192, 64, 8, 128, 28672),
+    "Llama-3.2-1B": (16, 2048, 32, 8, 64, 8192),
+    "Llama-3.2-3B": (28, 3072, 24, 8, 128, 8192),
+    "TinyLlama-1.1B": (22, 2048, 32, 4, 64, 5632),
+    "SmolLM2-135M": (30, 576, 9, 3, 64, 1536),
+    "SmolLM2-360M": (32, 960, 15, 5, 64, 2560),
+    "SmolLM2-1.7B": (24, 2048, 32, 32, 64, 8192),
+}
+QWEN = {
+    "Qwen2.5-0.5B": (24, 896, 14, 2, 64, 4864),
+    "Qwen2.5-1.5B": (28, 1536, 12, 2, 128, 8960),
+    "Qwen2.5-3B": (36, 2048, 16, 2, 128, 11008),
+    "Qwen2.5-7B": (28, 3584, 28, 4, 128, 18944),
+    "Qwen2.5-14B": (48, 5120, 40, 8, 128, 13824),
+    "Qwen2.5-32B": (64, 5120, 40, 8, 128, 27648),
+    "Qwen2.5-72B": (80, 8192, 64, 8, 128, 29568),
+}
+# layers, embed, heads
+GPT2 = {
+    "DistilGPT2": (6, 768, 12),
+    "GPT-2": (12, 768, 12),
+    "GPT-2 medium": (24, 1024, 16),
+    "GPT-2 large": (36, 1280, 20),
+    "GPT-2 XL": (48, 1600, 25),
+}
+BERT = {"BERT-tiny": (2, 128, 2), "BERT-base": (12, 768, 12), "BERT-large": (24, 1024, 16)}
+VIT = {
+    "DeiT-tiny": (12, 192, 3),
+    "DeiT-small": (12, 384, 6),
+    "ViT-base": (12, 768, 12),
+    "ViT-large": (24, 1024, 16),
+}
+
+
+def _config(family: type[Config], layers: int, embed: int, heads: int, **more) -> Config:
+    return family(
+        layers=layers,
+        embed=embed,
+        heads=heads,
+        **({"head_dim": embed // heads, "mlp": 4 * embed} | more),
+    )
+
+
+def _llama(sizes: tuple[int, ...], **more) -> Config:
+    layers, embed, heads, kv_heads, head_dim, mlp = sizes
+    shared = {"kv_heads": kv_heads, "head_dim": head_dim, "mlp": mlp, "vocab": 7}
+    return _config(LlamaConfig, layers, embed, heads, **shared, **more)
+
+
+MODELS: dict[str, Config] = {
+    **{name: _llama(sizes) for name, sizes in LLAMA.items()},
+    **{name: _llama(sizes, qkv_bias=True) for name, sizes in QWEN.items()},
+    **{name: _config(GPT2Config, *sizes, vocab=7, context=7) for name, sizes in GPT2.items()},
+    **{
+        name: _config(BERTConfig, *sizes, vocab=7, context=7, norm="post")
+        for name, sizes in BERT.items()
+    },
+    **{name: _config(ViTConfig, *sizes, classes=7) for name, sizes in VIT.items()},
+}
+models = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+
+
+def leaves(config: Config) -> dict:
+    """``{path: (axis names, shape)}``; the names are those of a small model, which are found sooner."""
+    sizes = config.sizes()
+    small = {"layers": 1, "embed": 4, "heads": 2, "head_dim": 2, "mlp": 4} | (
+        {"kv_heads": 2} if "kv_heads" in sizes else {}
+    )
+    return {
+        path: (names, tuple(sizes.get(axis(n), size) for n, size in zip(names, shape, strict=True)))
+        for path, (names, shape) in born(replace(config, **small)).items()
+    }
+
+
+def grown(growth, config: Config) -> Config:
+    """The config after the growth, which fits every leaf, and which an architecture stores."""
+    old = leaves(config)
+    shapes = {p: jax.ShapeDtypeStruct(shape, "float32") for p, (_, shape) in old.items()}
+    check(growth, shapes, {p: names for p, (names, _) in old.items()})
+    new = config.resized(growth)
+    family_for(new, None)
+    return new
+
+
+@models
+@pytest.mark.parametrize("groups", ["far", pytest.param("adjacent", marks=pytest.mark.slow)])
+def test_heads_coalesce_by_name_at_every_size(config, groups):
+    up = operators.decoalesce(config.sizes(), heads=groups)
+    down = operators.coalesce(config.sizes(), heads=groups)
+    small = grown(down, config)
+    assert grown(up, small) == config
+    shared = config.sizes().get("kv_heads", config.heads)
+    times = next(size for size in (2, 3, 5) if shared % size == 0)
+    assert [getattr(config, axis) for axis in ("heads", "embed", "mlp")] == [
+        times * getattr(small, axis) for axis in ("heads", "embed", "mlp")
+    ]
+    assert preserves_function(up)
+    for name, m in compose(down, up).items():  # C(D(s)) is s
+        for matrix in (m.write, m.read):
+            assert isinstance(matrix, Rows) and matrix.shape == (small.sizes()[name],) * 2, name
+            np.testing.assert_array_equal(matrix.index[:, 0], np.arange(matrix.old), err_msg=name)
+            np.testing.assert_allclose(matrix.weight, 1, rtol=0, atol=1e-12, err_msg=name)
+    if isinstance(
+        config, LlamaConfig
+    ):  # a head that was merged reads what its old ones read, merged
+        assert isinstance(small, LlamaConfig)
+        query, key = (up[axis].write.index[:, 0] for axis in ("heads", "kv_heads"))
+        old_key = np.arange(config.heads) * config.kv_heads // config.heads
+        np.testing.assert_array_equal(key[old_key], query * small.kv_heads // small.heads)
+
+
+# Of each family one; of Llamas one of heads in threes, and one of many heads to a key. The others
+# are coalesced above.
+ONCE = ("SmolLM2-135M", "Llama-3.1-70B", "Qwen2.5-0.5B", "GPT-2 XL", "BERT-base", "ViT-base")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(c, id=name, marks=[pytest.mark.slow] * (name not in ONCE))
+        for name, c in MODELS.items()
+    ],
+)
+def test_every_operator_at_every_size(config):
+    width = {
+        axis: 2 * n
+        for axis, n in config.sizes().items()
+        if axis in ("embed", "heads", "kv_heads", "mlp")
+    }
+    for name, operator in (operators.WIDTH | operators.DEPTH).items():
+        target = width if name in operators.WIDTH else {"layers": 2 * config.layers}
+        new = grown(operator(config.sizes(), target), config)
+        assert new == replace(config, **target), name
+
+
+UNITS = {"Qwen2.5-0.5B": 128, "SmolLM2-360M": 256}
+
+
+def reduced(name: str) -> LlamaConfig:
+    """One layer of as many heads, of two numbers each, and MLP units in the same ratio to them."""
+    config = MODELS[name]
+    assert isinstance(config, LlamaConfig)
+    heads = {"head_dim": 2, "embed": 2 * config.heads}
+    return replace(
+        config, layers=1, vocab=11, dtype="float64", mlp=config.mlp // UNITS[name], **heads
+    )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "name", [pytest.param("Qwen2.5-0.5B", marks=pytest.mark.slow), "SmolLM2-360M"]
+)
+def test_what_coalesced_keeps_its_function_on_the_way_back(name):
+    large = reduced(name)
+    assert large.mlp % large.heads
+    up = operators.decoalesce(large.sizes(), heads="far")
+    small = large.resized(operators.coalesce(large.sizes(), heads="far"))
+    params = tiny.params(small)
+    before = tiny.forward(small)(params, tiny.tokens())
+    after = tiny.forward(large)(grow(up, params, tiny.axes(small)), tiny.tokens())
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-12 * np.std(before))
+
+
+def test_heads_coalesce_within_their_keys():
+    """Nine heads on three keys: the keys stay."""
+    sizes = MODELS["SmolLM2-135M"].sizes()
+    for groups in (
+        {"heads": "adjacent:3", "kv_heads": "far:1"},
+        {"heads": ((0, 1, 2), (3, 4, 5), (6, 7, 8))},
+    ):
+        small = MODELS["SmolLM2-135M"].resized(operators.coalesce(sizes, **groups))
+        assert (small.heads, small.sizes()["kv_heads"], small.embed, small.mlp) == (3, 3, 192, 512)
+    with pytest.raises(
+        ValueError,
+        match="3 new query heads would not read, of 3 new key heads, what their old ones read",
+    ):
+        operators.coalesce(sizes, heads="far:3", kv_heads="far:1")
+
+
+def test_every_axis_takes_groups_of_its_own():
+    config = MODELS["Qwen2.5-1.5B"]  # whose 8960 MLP units are no multiple of 12 heads
+    groups = {"kv_heads": "far", "embed": "adjacent:3", "mlp": "far:7", "layers": "adjacent:4"}
+    small = config.resized(operators.coalesce(config.sizes(), **groups))
+    assert (small.heads, small.sizes()["kv_heads"], small.embed, small.mlp, small.layers) == (
+        6,
+        1,
+        512,
+        1280,
+        7,
+    )
+    alone = operators.coalesce(config.sizes(), embed="far")
+    assert set(alone) == {"embed"} and alone["embed"].new == 768

@@ -1,0 +1,508 @@
+"""Swin V2: the names of its parameters, its function against the paper's equations, stages in the algebra, its cost.
+
+Tolerance 1e-10: float64 through four layers.
+"""
+
+from dataclasses import replace
+from math import erf
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import vision
+from counting import products
+
+from jaxgrow import flops, grow, sizes, swap
+from jaxgrow.axes import leaves, stages
+from jaxgrow.layerdrop import Kept, LayerDrop
+from jaxgrow.models import Adapter, SwinConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.operators import (
+    decoalesce,
+    hypercloning,
+    lemon,
+    ligo,
+    llama_pro,
+    new_layers,
+    stack,
+    staged,
+)
+from jaxgrow.optim.freeze import Freeze, hold
+from jaxgrow.peft.lora import LoRA
+from train.plan.keep_masks import Gates
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "swin.txt"
+# Windows of 3 x 3, over 8 x 8 and then 4 x 4 patches: some are filled up. Places in the first stage
+# are another window's.
+SMALL = dict(
+    image=16,
+    patch=2,
+    channels=2,
+    classes=7,
+    window=3,
+    position_mlp=5,
+    head_dim=3,
+    trained_windows=(4, 0),
+)
+SMALL |= dict(layers=(2, 2), embed=(6, 10), heads=(3, 2), mlp=(9, 11))
+
+
+def config(dtype="float64", **changes) -> SwinConfig:
+    return SwinConfig(**SMALL | changes, dtype=dtype)
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    small = config()
+    lines = [f"# {small}"]
+    lines += [
+        f"{path} {x.shape} {' '.join(n)}"
+        for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))
+    ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+def test_the_config_knows_the_size_of_every_axis():
+    small = config()
+    found = sizes(tiny.shapes(small), tiny.axes(small))
+    assert found == small.sizes()
+    assert (small.depths, small.depth, small.length) == ((2, 2), 4, 64)
+    assert stages(found) == {"layers.0": slice(0, 2), "layers.1": slice(2, 4)}
+    assert from_json(small.as_json()) == small
+    assert small.with_sizes({"layers.1": 5, "embed.0": 8, "classes": 3}) == replace(
+        small, layers=(2, 5), embed=(8, 10), classes=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "millions"),
+    [
+        ({}, 28.3),
+        pytest.param({"layers": (2, 2, 18, 2)}, 49.7, marks=pytest.mark.slow),
+        pytest.param(
+            {"layers": (2, 2, 18, 2), "embed": (128, 256, 512, 1024), "heads": (4, 8, 16, 32)},
+            87.9,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_t_s_and_b_have_the_published_numbers_of_parameters(options, millions):
+    options = options | (
+        {"mlp": tuple(4 * d for d in options["embed"])} if "embed" in options else {}
+    )
+    shapes = tiny.shapes(SwinConfig(**options))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"heads": (3,)}, "each stage has one number, but .*'heads': 1"),
+        (
+            {"image": 18},
+            "of 18 pixels a side has no whole number of the last stage's patches, of 4 pixels: 16 fits",
+        ),
+        ({"layers": (2, 0)}, "layers.1 is 0, less than 1"),
+        ({"attention": "cudnn"}, "which no kernel does: set attention=auto"),
+        ({"adapter": Adapter()}, "stages differ in it: leave out adapter"),
+    ],
+)
+def test_what_is_no_swin(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        config(**wrong)
+
+
+def test_windows_grow_with_images_and_positions_keep_their_units():
+    large = SwinConfig(image=192, window=12).for_images(384, 10)
+    assert (large.image, large.classes, large.window, large.trained_windows) == (
+        384,
+        10,
+        24,
+        (12, 12, 12, 6),
+    )
+    assert large.for_images(384, 5) == replace(large, classes=5)
+
+
+# --- the function ---
+
+
+def norm(x, p):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+
+
+def unit(x):
+    return x / np.maximum(np.sqrt((x**2).sum(-1, keepdims=True)), 1e-12)
+
+
+def linear(x, p):
+    return np.tensordot(x, p["kernel"], (-1, 0)) + p.get("bias", 0)
+
+
+def attention(x, p, window, trained, shift):
+    """Patch by patch: those that it sees lie in its window, at its side and not across the image. Equations 2 to 4."""
+    side, heads = len(x), len(p["log_scale"])
+    padded = -(-side // window) * window
+    x = np.pad(x, ((0, padded - side), (0, padded - side), (0, 0)))
+    q, k, v = (linear(x, p[name]) for name in ("query", "key", "value"))
+    q, k = unit(q), unit(k)
+    places = np.array([(i, j) for i in range(padded) for j in range(padded)])
+    out = np.zeros((side, side, x.shape[-1]))
+    for i, j in (place for place in places if max(place) < side):
+        mine = (
+            (places - shift) % padded // window == (np.array([i, j]) - shift) % padded // window
+        ).all(1)
+        seen = places[mine & (np.abs(places - [i, j]).max(1) < window)]
+        apart = np.array([i, j]) - seen
+        apart = np.sign(apart) * np.log2(1 + np.abs(8 * apart / (trained - 1))) / np.log2(8)
+        bias = 16 / (
+            1 + np.exp(-linear(np.maximum(linear(apart, p["position_up"]), 0), p["position_down"]))
+        )
+        out[i, j] = p["out"]["bias"]
+        for h in range(heads):
+            scores = (
+                np.exp(min(p["log_scale"][h], np.log(100))) * k[*seen.T, h] @ q[i, j, h]
+                + bias[:, h]
+            )
+            weights = np.exp(scores) / np.exp(scores).sum()
+            out[i, j] += weights @ v[*seen.T, h] @ p["out"]["kernel"][h]
+    return out
+
+
+def logits(params, image, small):
+    """For one image."""
+    patches = np.stack(
+        np.split(
+            np.stack(np.split(image, small.image // small.patch, 1)), small.image // small.patch, 1
+        )
+    )
+    x = (
+        np.einsum("yxpqc,pqcd->yxd", patches, params["patch_embedding"]["kernel"])
+        + params["patch_embedding"]["bias"]
+    )
+    x = norm(x, params["patch_norm"])
+    for s, layers in enumerate(small.layers):
+        if s:
+            p = params[f"merge{s}"]
+            four = [
+                [x[i::2, j::2] @ p["reduction"]["kernel"][i, j] for j in range(2)] for i in range(2)
+            ]
+            x = norm(sum(map(sum, four)), p["norm"])
+        for i in range(layers):
+            p = jax.tree.map(lambda w, i=i: w[i], params[f"blocks{s}"])
+            window = min(small.window, len(x))
+            shift = window // 2 if i % 2 and len(x) > window else 0
+            trained = (small.trained_windows[s] if small.trained_windows else 0) or window
+            x = x + norm(attention(x, p["attention"], window, trained, shift), p["attention_norm"])
+            h = linear(x, p["mlp"]["up"])
+            h = h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2)))
+            x = x + norm(linear(h, p["mlp"]["down"]), p["mlp_norm"])
+    return linear(norm(x, params["final_norm"]).mean((0, 1)), params["head"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"window": 4, "trained_windows": ()}, marks=pytest.mark.slow)],
+    ids=["filled", "whole"],
+)
+def test_logits_are_those_of_the_equations(changes):
+    small = config(**changes)
+    params = tiny.params(small)
+    params["blocks0"]["attention"]["log_scale"][0, 0] = 6.0  # more than ln 100
+    with jax.numpy_rank_promotion("allow"):
+        expected = np.stack([logits(params, image, small) for image in vision.images(small)])
+    np.testing.assert_allclose(
+        vision.forward(small)(params, vision.images(small)), expected, rtol=0, atol=EXACT
+    )
+
+
+def test_every_sublayer_adds_nothing_at_first():
+    """As the authors begin: the scales of norms after sublayers are zero."""
+    small = config("float32")
+
+    def scales(key):
+        params = small.init(key)
+        return [
+            params[f"blocks{s}"][name] for s in range(2) for name in ("attention_norm", "mlp_norm")
+        ]
+
+    with jax.enable_x64(False):
+        assert all(not np.any(x) for x in jax.tree.leaves(jax.jit(scales)(jax.random.key(0))))
+
+
+# --- growing ---
+
+
+def wider(small: SwinConfig, times: int = 2) -> dict[str, int]:
+    return {
+        name: times * n
+        for name, n in small.sizes().items()
+        if name.startswith(("embed.", "heads.", "mlp."))
+    }
+
+
+@pytest.mark.parametrize("operator", [hypercloning, pytest.param(staged, marks=pytest.mark.slow)])
+def test_what_keeps_the_function(operator):
+    small = config()
+    assert vision.change(operator(small.sizes(), wider(small)), small) < EXACT
+
+
+@pytest.mark.slow  # in the fast suite of a ViT
+def test_one_stage_may_grow_alone_and_lemon_by_any_number_of_heads():
+    small = config()
+    one = {name: n for name, n in wider(small).items() if name.endswith(".1")}
+    assert vision.change(hypercloning(small.sizes(), one), small) < EXACT
+    assert (
+        vision.change(lemon(small.sizes(), {"heads.0": 5, "mlp.1": 13, "embed.1": 20}), small)
+        < EXACT
+    )
+
+
+@pytest.mark.slow  # in the fast suite of a ViT
+def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it():
+    large = config(embed=(12, 20), heads=(6, 4), mlp=(18, 22))
+    up = decoalesce(large.sizes(), heads="far")
+    small, axes = config(), tiny.axes(config())
+    assert small.resized(up) == large
+    assert vision.change(up, small) < EXACT
+    params = tiny.params(small)
+    assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
+
+
+@pytest.mark.slow
+def test_what_does_not():
+    """Layers that are no longer at odd places shift no windows; and a norm after a sublayer that adds zeros adds its bias."""
+    small = config()
+    for growth in (
+        stack(small.sizes(), {"layers.0": 4}),
+        llama_pro(small.sizes(), {"layers.1": 4}),
+        lemon(small.sizes(), {"embed.0": 9, "embed.1": 15}),
+    ):
+        assert vision.change(growth, small) > VISIBLE
+
+
+def test_layers_of_stages_are_counted_from_the_input_on():
+    growth = stack(config().sizes(), {"layers.1": 4})
+    assert new_layers(growth) == (4, 5)
+    assert new_layers(llama_pro(config().sizes(), {"layers.0": 3})) == (2,)
+    with pytest.raises(ValueError, match=r"axis 'layers': stack grows layers\.0, layers\.1"):
+        stack(config().sizes(), {"layers": 4})
+    with pytest.raises(
+        ValueError,
+        match=r"axis 'layers\.0': llama_pro adds at most as many as there are, not 2 to 5",
+    ):
+        llama_pro(config().sizes(), {"layers.0": 5})
+
+
+def test_a_ragged_lemon_of_stages_has_one_eps():
+    with pytest.raises(ValueError, match="lemon multiplies one eps of norms"):
+        lemon(config().sizes(), {"embed.0": 8})
+
+
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_learned_maps_are_of_each_stage(shared):
+    small, target = config(), {"layers.1": 3, "embed.0": 8, "heads.0": 5, "mlp.1": 20}
+    axes = tiny.axes(small)
+
+    def grown(key):
+        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, small.sizes(), target, key)
+        return coefficients, grow(
+            ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes
+        )
+
+    coefficients, params = jax.eval_shape(grown, jax.random.key(0))
+    width, each = coefficients["width"], () if shared else (2,)
+    assert set(width) == {"embed.0", "heads.0", "mlp.1", "query.0", "key.0", "value.0"}
+    assert width["query.0"]["write"].shape == (*each, 5 * 3, 3 * 3)
+    assert all(name.startswith("blocks1/") for name in coefficients["depth"])
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(
+        jnp.shape, tiny.shapes(small.with_sizes(target))
+    )
+
+
+# --- layers that are dropped or frozen, and what all of it costs ---
+
+
+SOME = np.array([True, False, True, False, True, True])
+SCALE = np.array([1.5, 2, 1, 1.25, 2, 1], np.float32)
+BY_GATES = Kept(SOME, SCALE, "sublayer")
+BY_INDEX = Kept((np.array([0, 2], np.int32), np.array([1, 2], np.int32)), SCALE, "sublayer")
+
+
+def dropping():
+    """Of widths that are powers of two: the reciprocals of others round, in the means of norms that end a layer."""
+    small = config("float32", embed=(8, 16), layers=(3, 3), image=8)
+    return small, tiny.params(small, dtype="float32")
+
+
+def test_layers_are_dropped_in_every_stage_by_both_executions_to_the_bit():
+    with jax.enable_x64(False):
+        small, params = dropping()
+        run = jax.jit(
+            lambda p, kept: small.module.apply({"params": p}, vision.images(small), kept=kept)
+        )
+        dense = run(params, None)
+        some = run(params, BY_GATES)
+        np.testing.assert_array_equal(some, run(params, BY_INDEX))
+        every = Kept(np.ones(6, bool), np.ones(6, np.float32), "sublayer")
+        np.testing.assert_array_equal(dense, run(params, every))
+        assert np.abs(some - dense).max() > VISIBLE
+
+
+@pytest.mark.slow
+def test_gradients_of_both_executions_are_alike_and_zero_where_layers_are_dropped():
+    """But for rounding: XLA contracts products and sums in GELU's slope in the one program otherwise than in the other."""
+    with jax.enable_x64(False):
+        small, params = dropping()
+
+        def loss(p, kept):
+            return jnp.square(
+                small.module.apply({"params": p}, vision.images(small), kept=kept)
+            ).mean()
+
+        one, other = (
+            jax.device_get(jax.jit(jax.grad(loss))(params, kept)) for kept in (BY_GATES, BY_INDEX)
+        )
+        chex.assert_trees_all_close(one, other, rtol=0, atol=1e-5)
+        for s, dropped in enumerate((1, 0)):
+            for found in (one, other):
+                assert not any(np.any(g[dropped]) for g in jax.tree.leaves(found[f"blocks{s}"]))
+
+
+def test_indices_are_given_for_each_stage():
+    small = config()
+
+    def run(p):
+        return small.module.apply(
+            {"params": p}, vision.images(small), kept=Kept(np.array([0, 1, 3], np.int32))
+        )
+
+    with pytest.raises(
+        ValueError, match="how many layers a stage keeps is static: give indices as a tuple"
+    ):
+        jax.eval_shape(run, tiny.shapes(small))
+
+
+def test_gates_of_stages_keep_equally_many_there_in_each_micro_step_and_are_counted_by_cost():
+    drop = LayerDrop(theta=0.5, time="constant", depth="uniform", execution="gather")
+    weights = np.array([1.5] * 4 + [5 / 7] * 7)
+    draw, kept = Gates(drop, (4, 7), 400, 3, 0, None, weights), np.zeros(11)
+    for step in range(400):
+        _, given, ran = draw(step)
+        (micro, first), (_, second) = (x.shape for x in given.layers)
+        assert (micro, first) == (3, 2) and second in (3, 4)
+        assert ran == pytest.approx(1.5 * first + 5 / 7 * second)
+        for begin, x in zip((0, 4), given.layers, strict=True):
+            np.add.at(kept, begin + x.reshape(-1), 1 / 1200)
+    np.testing.assert_allclose(kept, 0.5, atol=0.06)  # of 1200 gates
+
+
+def biases(small: SwinConfig, up: int, down: int, first: int = 0) -> float:
+    """Of the MLPs that make biases, which a batch has once: so many products of each of their kernels, from a layer on."""
+    units, layers = small.position_mlp, []
+    for n, grid, heads in zip(small.layers, small.grids, small.heads, strict=True):
+        layers += [(2 * grid.window - 1) ** 2 * (up * 4 * units + down * 2 * units * heads)] * n
+    return sum(layers[first:])
+
+
+def step(small: SwinConfig, frozen: int):
+    shape = jax.ShapeDtypeStruct(
+        (vision.BATCH, small.image, small.image, small.channels), jnp.float32
+    )
+
+    def run(p, x):
+        return small.module.apply({"params": p}, x, frozen=frozen)
+
+    def loss(p, x):
+        return -jax.nn.log_softmax(run(p, x))[..., 0].mean()
+
+    params = tiny.shapes(small)
+    return (
+        products(jax.make_jaxpr(f)(params, shape).jaxpr) for f in (run, jax.value_and_grad(loss))
+    )
+
+
+def test_every_matrix_product_of_the_program_is_counted():
+    small = config("float32", layers=(1, 2))
+    forward, train = step(small, 0)
+    positions = vision.BATCH * small.length
+    np.testing.assert_allclose(
+        flops.forward(small, positions) + biases(small, 1, 1), forward, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        flops.train(small, positions) + biases(small, 2, 3), train, rtol=1e-12
+    )
+    assert flops.weights(small).mean() == pytest.approx(1) and len(set(flops.weights(small))) == 2
+
+
+def test_xla_counts_little_more():
+    """At the widths of a Swin-S: narrow ones have more norms, masks and error functions, which are left out, than products."""
+    stages = dict(
+        layers=(1, 1),
+        embed=(192, 384),
+        heads=(6, 12),
+        head_dim=32,
+        mlp=(768, 1536),
+        window=4,
+        position_mlp=16,
+    )
+    small = SwinConfig(**stages, image=32, patch=4, channels=3, classes=10)
+    shape = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
+    run = jax.jit(lambda p, x: small.module.apply({"params": p}, x))
+    with jax.enable_x64(False):
+        counted = (
+            run.lower(jax.eval_shape(small.init, jax.random.key(0)), shape)
+            .compile()
+            .cost_analysis()["flops"]
+        )
+    assert 1 <= counted / (flops.forward(small, 8 * small.length) + biases(small, 1, 1)) < 1.05
+
+
+@pytest.mark.parametrize("frozen", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+    small = config("float32", layers=(2, 1))
+    _, train = step(small, frozen)
+    counted = flops.train(small, vision.BATCH * small.length, frozen=frozen)
+    np.testing.assert_allclose(
+        counted + biases(small, 1, 1) + biases(small, 1, 2, frozen), train, rtol=1e-12
+    )
+
+
+def test_what_lies_between_stages_is_frozen_with_the_first_layer_above_it():
+    small = config()
+    axes, known = tiny.axes(small), small.sizes()
+    assert Freeze((0, 1, 2)).bottom(axes, known) == 3
+    assert Freeze((0, 1, 2), ("patch_*",), below=False).bottom(axes, known) == 2
+    assert Freeze((0, 1, 2), ("patch_*", "merge1/*"), below=False).bottom(axes, known) == 3
+    params = tiny.params(small)
+    after = jax.tree.map(lambda x: x + 1, params)
+    for layers, merged in (((0, 1), False), ((0, 1, 2), True)):
+        held = hold(params, after, Freeze(layers).mask(4), params, axes, below=True)
+        still = {name: (x == y) for name, x, y in tiny.pairs(params, held)}
+        assert still["patch_norm/scale"].all() and still["merge1/norm/scale"].all() == merged
+        assert [x.all() for s in range(2) for x in still[f"blocks{s}/mlp/up/bias"]] == [
+            i in layers for i in range(4)
+        ]
+
+
+def test_what_adapters_cost_is_not_known():
+    with pytest.raises(ValueError, match="a SwinConfig has stages, each over positions of its own"):
+        flops.train(config(), 64, adapter=LoRA())
+
+
+def test_tokens_are_not_dropped():
+    small = config()
+    with pytest.raises(ValueError, match="windows have all of their patches"):
+        kept_tokens = KeptTokens(np.zeros((3, 2), np.int32), 0, 1)
+        small.module.apply(
+            {"params": tiny.params(small)}, vision.images(small), kept_tokens=kept_tokens
+        )

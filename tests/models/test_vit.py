@@ -1,0 +1,309 @@
+"""ViT, DeiT and DINOv2: the names of their parameters, their function against transformers, what growing does to it, its cost.
+
+Tolerances: 1e-10 in float64 through two layers; 1e-4 against another implementation in float32.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import vision
+
+from jaxgrow import grow, sizes, swap
+from jaxgrow.axes import LAYERS, is_names, leaves, path
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.cli import keeps
+from jaxgrow.models import ViTConfig, from_json
+from jaxgrow.models.layers import KeptTokens
+from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, ligo, llama_pro, stack
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT, VISIBLE = 1e-10, 1e-2
+GOLDEN = Path(__file__).parent / "golden" / "vit.txt"
+KINDS = ("none", "token", "head")
+DINO = dict(layer_scale=0.5, gated=True, mean_head=True)
+SMALL = dict(
+    image=10, patch=5, channels=2, classes=11, layers=2, embed=6, heads=3, head_dim=7, mlp=9
+)
+
+either = pytest.mark.parametrize("distillation", KINDS)
+ends = pytest.mark.parametrize(
+    "distillation", [pytest.param("token", marks=pytest.mark.slow), "none", "head"]
+)
+
+
+def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
+    return ViTConfig(**SMALL | changes, distillation=distillation, dtype=dtype)
+
+
+# --- names ---
+
+
+def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+    lines = []
+    for small in (*map(config, KINDS), config(**DINO)):
+        lines.append(f"# {small}")
+        lines += [
+            f"{path} {x.shape} {' '.join(n)}"
+            for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))
+        ]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+@either
+def test_the_config_knows_the_size_of_every_axis(distillation):
+    small = config(distillation)
+    found = sizes(tiny.shapes(small), tiny.axes(small))
+    assert found == small.sizes()
+    assert found["positions"] == small.length == {"none": 5, "token": 6, "head": 6}[distillation]
+    assert from_json(small.as_json()) == small
+    assert (
+        from_json(config(**DINO).as_json()) == config(**DINO)
+        and not small.as_json().keys() & DINO.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"patch": 3}, "image of 10 pixels a side has no whole number of patches of 3"),
+        ({"patch": 0}, "image of 10 pixels a side has no whole number of patches of 0"),
+        ({"classes": 0}, "classes is 0, less than 1"),
+        (
+            {"distillation": "head", "mean_head": True},
+            "beside that of a class token alone: distillation=none",
+        ),
+        ({"distillation": "hard"}, "distillation is 'none', 'token' or 'head', not 'hard'"),
+    ],
+)
+def test_config_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ViTConfig(**SMALL | wrong)
+
+
+@pytest.mark.parametrize(("size", "millions"), [(192, 5.72), (384, 22.05), (768, 86.57)])
+def test_deit_ti_s_and_b_have_the_published_numbers_of_parameters(size, millions):
+    shapes = tiny.shapes(ViTConfig(embed=size, heads=size // 64, mlp=4 * size))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == millions
+
+
+# --- the function ---
+
+
+def theirs(family, small, folder):
+    """A model of transformers with random weights, and its checkpoint, as files hold it."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    from safetensors.numpy import load_file
+
+    values = {key: getattr(small, ours) for key, ours in family.fields.items()}
+    hf = {"vit": transformers.ViTConfig, "deit": transformers.DeiTConfig}[family.model_type]
+    model = getattr(transformers, family.architecture)(
+        hf(**values, num_labels=small.classes)
+    ).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape) / 2)
+    model.save_pretrained(folder)
+    return model, load_file(folder / "model.safetensors")
+
+
+def ours(family, small, tensors):
+    """Their tensors as our parameters."""
+    stored, known = family.names(small), small.sizes()
+
+    def leaf(key_path, names):
+        place = stored[path(key_path)]
+        if names[0] != LAYERS:
+            return place.ours(tensors[place.name], names, known)
+        return np.stack(
+            [
+                place.ours(tensors[place.name.format(layers=i)], names, known)
+                for i in range(small.layers)
+            ]
+        )
+
+    return jax.tree_util.tree_map_with_path(leaf, tiny.axes(small), is_leaf=is_names)
+
+
+def back(family, small, params):
+    """Our parameters as their tensors."""
+    stored, found = family.names(small), {}
+    for name, x, names in leaves(params, tiny.axes(small)):
+        place = stored[name]
+        layers = enumerate(x) if names[0] == LAYERS else [("", x)]
+        found |= {
+            place.name.format(layers=i): place.theirs(part, names, small.sizes())
+            for i, part in layers
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "distillation"),
+    [
+        ("ViTForImageClassification", "none"),
+        ("DeiTForImageClassification", "token"),
+        ("DeiTForImageClassificationWithTeacher", "head"),
+    ],
+)
+def test_logits_are_those_of_transformers_and_its_checkpoint_comes_back_to_the_bit(
+    architecture, distillation, tmp_path
+):
+    torch = pytest.importorskip("torch")
+    family, small = FAMILIES[architecture], config(distillation, "float32", head_dim=2)
+    model, tensors = theirs(family, small, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["architectures"], written["model_type"]) == ([architecture], family.model_type)
+    assert {**family.inferred(written), **family.fixed} == {
+        "classes": small.classes,
+        "distillation": distillation,
+    }
+    assert {key: written[key] for key in family.derived(small)} == family.derived(small)
+    assert all(written[key] in values for key, values in family.settings.items())
+
+    params = ours(family, small, tensors)
+    with torch.no_grad():
+        expected = model(
+            torch.from_numpy(vision.images(small).transpose(0, 3, 1, 2))
+        ).logits.numpy()
+    found = vision.forward(small)(params, vision.images(small))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * expected.std())
+    chex.assert_trees_all_equal(back(family, small, params), tensors)
+
+
+def test_two_classes_have_no_labels_in_a_checkpoint():
+    assert FAMILIES["ViTForImageClassification"].inferred({})["classes"] == 2
+
+
+@pytest.mark.slow  # in the fast suite of a GPT-2, and that it saves what it should of a CaiT
+def test_rematerialising_changes_no_gradient():
+    small = config()
+    plain, remat = (
+        vision.gradient(c)(tiny.params(small), vision.images(c))
+        for c in (small, replace(small, remat="projections"))
+    )
+    chex.assert_trees_all_close(remat, plain, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 10, 9, 2)), np.zeros((2, 10, 10, 3)), np.zeros((2, 10, 10, 2), np.uint8)]
+)
+def test_what_is_no_image_is_refused(wrong):
+    with pytest.raises(
+        ValueError, match=r"takes images of floats \[batch, 10, 10, 2\], normalised, but was given"
+    ):
+        jax.eval_shape(vision.forward(config()), tiny.params(config()), wrong)
+
+
+def test_tokens_are_not_dropped():
+    small, kept_tokens = config(), KeptTokens(np.zeros((3, 2), np.int32), 0, 1)
+    with pytest.raises(ValueError, match="its class token is one of them"):
+        small.module.apply(
+            {"params": tiny.params(small)}, vision.images(small), kept_tokens=kept_tokens
+        )
+
+
+# --- growing ---
+
+
+@ends
+def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it(distillation):
+    large = config(distillation, embed=12, heads=6, mlp=18)
+    up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
+    small, axes = config(distillation), tiny.axes(config(distillation))
+    assert small.resized(up) == large
+    assert vision.change(up, small) < EXACT
+    params = tiny.params(small)
+    assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
+
+
+@pytest.mark.parametrize("own", [{"distillation": "head"}, DINO], ids=["DeiT", "DINOv2"])
+def test_what_keeps_the_function(own):
+    """Spare units that hold the mean of the others do not stay it where each has a size of its own."""
+    small = config(**own, eps=1e-5)
+    ragged, even = (
+        lemon(small.sizes(), {"embed": n, "heads": 5, "mlp": 13}, seed=2) for n in (8, 12)
+    )
+    heads = fpi(small.sizes(), {"heads": 5, "mlp": 13}, seed=1)
+    for growth in (
+        hypercloning(small.sizes(), tiny.wider(2)),
+        llama_pro(small.sizes(), {"layers": 3}),
+        even,
+        heads,
+    ):
+        assert vision.change(growth, small) < EXACT
+    kept = vision.change(ragged, small)
+    assert kept < EXACT if own != DINO else kept > VISIBLE
+    assert keeps.keeps(even, small, "lemon") and keeps.keeps(ragged, small, "lemon") == (
+        own != DINO
+    )
+
+
+def test_what_does_not():
+    small, large = config(), config(layers=4, embed=12, heads=6, mlp=18).sizes()
+    for growth in (
+        decoalesce(large, layers="adjacent"),
+        decoalesce(large, heads=((0, 1, 2), (3, 4), (5,))),
+        stack(small.sizes(), {"layers": 4}),
+    ):
+        assert vision.change(growth, small) > VISIBLE
+
+
+def test_learned_maps_grow_it():
+    small, target = config("head"), {"layers": 3, "embed": 8, "heads": 4, "mlp": 10}
+    axes = tiny.axes(small)
+
+    def grown(key):
+        coefficients = ligo.init(ligo.LiGO(), axes, small.sizes(), target, key)
+        return grow(ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes)
+
+    params = jax.eval_shape(grown, jax.random.key(0))
+    chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
+
+
+# --- layers that are dropped or frozen, and what all of it costs ---
+
+
+@pytest.mark.slow  # in the fast suite of a CaiT, `test_cait`
+def test_dropped_layers_are_identities():
+    with jax.enable_x64(False):
+        vision.assert_dropping_is_exact(config("head", "float32"))
+
+
+@pytest.mark.parametrize("own", [{"distillation": "none"}, {"distillation": "head"}, DINO], ids=str)
+def test_every_matrix_product_of_the_program_is_counted(own):
+    vision.assert_every_product_is_counted(config(**own, dtype="float32", layers=3))
+
+
+def test_the_giant_of_dinov2_has_the_published_number_of_parameters():
+    family = FAMILIES["Dinov2ForImageClassification"]
+    said = {
+        "hidden_size": 1536,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 24,
+        "image_size": 518,
+    }
+    found = family.ours(said | {"use_swiglu_ffn": True, "num_labels": 1})
+    heads = 2 * 1536 + 1
+    assert (
+        sum(x.size for x in jax.tree.leaves(tiny.shapes(found))) - heads
+    ) / 1e6 == pytest.approx(1136.5, abs=0.1)
+    assert family.theirs(found, said)["mlp_ratio"] == 4
+    with pytest.raises(ValueError, match=r"no setting for mlp 5000 \(it would be 5120\)"):
+        family.theirs(replace(found, mlp=5000))
+
+
+@pytest.mark.parametrize("frozen", [1, 3])
+def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+    vision.assert_every_product_is_counted(
+        config("head", "float32", layers=3), *2 * [{"frozen": frozen}]
+    )

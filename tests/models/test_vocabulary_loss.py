@@ -1,0 +1,199 @@
+"""The loss that never has all logits at once is that of all logits, and so are its gradients; on a mesh, too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from jaxgrow import sharding
+from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig
+from jaxgrow.models.layers import SCORED, vocabulary_logits, vocabulary_loss
+
+EMBED, VOCAB = 12, 50
+ROUNDING = {"float32": 3e-6, "bfloat16": 2e-2}  # of the largest number of each result
+SIZES = dict(vocab=37, context=20, layers=1, embed=EMBED, heads=2, head_dim=6, mlp=16)
+FAMILIES: dict[str, Config] = {
+    "GPT-2": GPT2Config(**SIZES),
+    "GPT-2, untied": GPT2Config(**SIZES, tied=False),
+    "BERT": BERTConfig(**SIZES),  # with a bias of the vocabulary
+    "BERT, untied": BERTConfig(**SIZES, tied=False),
+    "Llama": LlamaConfig(**SIZES, kv_heads=1),
+    "Qwen2": LlamaConfig(**SIZES, kv_heads=1, tied=True),
+}
+
+
+def of_all_logits(logits_BTV, targets_BT):
+    """Loss and accuracy as one writes them down."""
+    log_p = jax.nn.log_softmax(logits_BTV)
+    loss = -jnp.take_along_axis(log_p, targets_BT[..., None], -1).mean()
+    return loss, (logits_BTV.argmax(-1) == targets_BT).mean()
+
+
+def arrays(samples, length, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(samples, length, EMBED)), dtype)
+    head, bias = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((EMBED, VOCAB), (VOCAB,)))
+    return x, head, bias, rng.integers(0, VOCAB, (samples, length))
+
+
+def both(x, head, bias, targets, dtype):
+    """``((loss, accuracy), gradients)`` in pieces, and whole."""
+
+    def in_pieces(x, head, bias):
+        return vocabulary_loss(x, head, targets, dtype, bias)
+
+    def whole(x, head, bias):
+        return of_all_logits(vocabulary_logits(x, head, dtype) + bias[None, None], targets)
+
+    return [
+        jax.jit(jax.value_and_grad(f, (0, 1, 2), has_aux=True))(x, head, bias)
+        for f in (in_pieces, whole)
+    ]
+
+
+def assert_same(found, expected, rounding):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        # A bias of keys has no slope but of rounding: all queries see the same.
+        np.testing.assert_allclose(a, b, rtol=0, atol=rounding * max(np.abs(b).max(), 1e-4))
+
+
+LENGTHS = {
+    "one piece": (4, 5),
+    "pieces": (4, 256),
+    "a rest": (4, 300),
+    "long": (2, 1100),
+    "more samples than positions at once": (SCORED + 1, 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("samples", "length", "dtype"),
+    [
+        pytest.param(
+            *sizes,
+            dtype,
+            id=f"{name}-{dtype}",
+            marks=[pytest.mark.slow] * (dtype != "float32" and name != "a rest"),
+        )
+        for name, sizes in LENGTHS.items()
+        for dtype in ROUNDING
+    ],
+)
+def test_in_pieces_as_whole(samples, length, dtype):
+    (found, slopes), (expected, expected_slopes) = both(*arrays(samples, length, dtype), dtype)
+    assert_same(found, expected, 3e-6)  # summed in float32, whatever the products are in
+    assert_same(slopes, expected_slopes, ROUNDING[dtype])
+
+
+def test_a_target_that_is_off_by_one_is_seen():
+    """The control: this tolerance tells losses apart."""
+    x, head, bias, targets = arrays(4, 300, "float32")
+    (found, _), _ = both(x, head, bias, targets, "float32")
+    (moved, _), _ = both(x, head, bias, np.roll(targets, 1, -1), "float32")
+    with pytest.raises(AssertionError):
+        assert_same(found, moved, 3e-6)
+
+
+def test_what_is_not_asked_for_is_not_computed():
+    x, head, bias, targets = arrays(4, 300, "float32")
+    _, (_, expected) = both(x, head, bias, targets, "float32")
+    for asked in ((0,), (1,), (2,), (0, 2)):
+        slopes = jax.jit(
+            jax.grad(lambda *a: vocabulary_loss(*a[:2], targets, "float32", a[2])[0], asked)
+        )(x, head, bias)
+        assert_same(slopes, tuple(expected[i] for i in asked), 3e-6)
+    (slope,) = jax.jit(
+        jax.grad(lambda x: vocabulary_loss(x, head, targets, "float32", bias)[1], (0,))
+    )(x)
+    assert not np.any(slope)  # the share that is right is flat
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ({"data": 4}, {"data": 2, "fsdp": 2})),
+        {"fsdp": 2, "tensor": 2},
+    ],
+    ids=str,
+)
+def test_on_a_mesh_as_on_one_device(axes):
+    given = arrays(8, 300, "float32")
+    expected = both(*given, "float32")[0]
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
+    x, head, bias, targets = given
+    head = sharding.shard(head, ("embed", "vocab"), mesh)
+    with jax.set_mesh(mesh):
+        assert sharding.batch_parts(8) > 1
+        assert_same(both(x, head, bias, targets, "float32")[0], expected, 3e-6)
+
+
+def drawn(config):
+    """Small numbers, norm scales around one."""
+    rng = np.random.default_rng(2)
+
+    def leaf(path, x):
+        scale = jax.tree_util.keystr(path[-1:], simple=True) == "scale"
+        return (0.1 * rng.normal(size=x.shape) + scale).astype(x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(config.init, jax.random.key(0)))
+
+
+SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (name in SLOW), id=name)
+        for name, c in FAMILIES.items()
+    ],
+)
+def test_every_family_with_a_vocabulary(config, monkeypatch):
+    monkeypatch.setattr(
+        "jaxgrow.models.layers.SCORED", 24
+    )  # 8 of 20 positions of 3 samples: two pieces and a rest
+    rng, params = np.random.default_rng(1), drawn(config)
+    tokens, targets = rng.integers(0, config.vocab, (2, 3, config.context))
+    inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
+
+    def whole(p):
+        return of_all_logits(config.module.apply({"params": p}, inputs), targets)
+
+    def in_pieces(p):
+        return config.module.apply({"params": p}, inputs, targets=targets)
+
+    found, expected = (
+        jax.jit(jax.value_and_grad(f, has_aux=True))(params) for f in (in_pieces, whole)
+    )
+    assert_same(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    # How a family comes by its head, the test above tells.
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (name in (*SLOW, "Llama", "BERT")), id=name)
+        for name, c in FAMILIES.items()
+    ],
+)
+def test_each_place_has_its_own_loss(config):
+    params = drawn(config)
+    tokens, targets = (np.random.default_rng(i).integers(0, 37, (3, 20)) for i in range(2))
+    inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
+
+    @jax.jit
+    def said(params):
+        apply = config.module.apply
+        return apply({"params": params}, inputs, targets=targets, each=True), apply(
+            {"params": params}, inputs
+        )
+
+    (loss_BT, right_BT), logits_BTV = said(params)
+    expected = -np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits_BTV)), targets[..., None], -1
+    )[..., 0]
+    np.testing.assert_allclose(loss_BT, expected, atol=3e-6)
+    np.testing.assert_array_equal(right_BT, logits_BTV.argmax(-1) == targets)

@@ -1,0 +1,574 @@
+"""Experts: what a mixture computes, by a dense computation of all of them; and what upcycling keeps.
+
+Tolerance 1e-12: float64, numbers of order one. What is not equal must be seen not to be: above
+1e-3.
+"""
+
+import itertools
+import math
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow import checkpoints, grow, sharding
+from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.checkpoints.hf import peft
+from jaxgrow.cli import keeps
+from jaxgrow.growth.maps import swap
+from jaxgrow.models import LlamaConfig
+from jaxgrow.models.mixture import Experts, blocks, rows
+from jaxgrow.models.upcycling import as_mixture, redrawn, routed
+from jaxgrow.operators import (
+    coalesce,
+    fpi,
+    hypercloning,
+    lemon,
+    llama_pro,
+    upcycle,
+    virtual_groups,
+    zero_pad,
+)
+from jaxgrow.peft import lora
+from train.aot import hlo
+from train.aot.roofline import kernels
+from train.engine.loop.parallel import mapped, over_mesh
+from train.engine.state.mesh import Mesh, divided
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE, VISIBLE = 1e-12, 1e-3
+D, F, E, X = 6, 8, 4, 2
+
+
+def config(**other) -> LlamaConfig:
+    sizes = dict(layers=2, heads=4, kv_heads=2, embed=D, mlp=F, vocab=11, context=7, head_dim=4)
+    return LlamaConfig(**{**sizes, "dtype": "float64", **other})
+
+
+def logits(c: LlamaConfig, params) -> np.ndarray:
+    return np.asarray(tiny.forward(c)(params, tiny.tokens()))
+
+
+@pytest.fixture(scope="module")
+def dense():
+    c = config()
+    params = tiny.params(c)
+    with jax.enable_x64(True):
+        return c, params, logits(c, params)
+
+
+def module(normed=True, balance=0.0, mlp=F, capacity=0.0, z_loss=0.0) -> Experts:
+    init = jax.nn.initializers.zeros
+    return Experts(
+        E, X, normed, balance, D, mlp, init, init, jnp.float64, jax.nn.silu, capacity, z_loss
+    )
+
+
+def weights() -> dict:
+    rng = np.random.default_rng(0)
+    shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+    return {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+
+
+def every_expert(w, x, normed, balance, most=None):
+    """All experts for all tokens, and the loss that keeps them in balance. ``most``: how many tokens an expert takes."""
+    probs = jax.nn.softmax(x @ w["router"]["kernel"])
+    least = jnp.sort(probs, -1)[..., -X, None]
+    gates = jnp.where(probs >= least, probs, 0)
+    share = (gates > 0).mean((0, 1)) / X
+    gates = gates / gates.sum(-1, keepdims=True) if normed else gates
+    if most is not None:
+        number = jnp.cumsum((gates > 0).reshape(-1, E), 0).reshape(gates.shape)
+        gates = jnp.where(number <= most, gates, 0)
+    h = jax.nn.silu(jnp.einsum("btd,edf->btef", x, w["gate"]["kernel"])) * jnp.einsum(
+        "btd,edf->btef", x, w["up"]["kernel"]
+    )
+    y = jnp.einsum("btef,efd,bte->btd", h, w["down"]["kernel"], gates)
+    return y, balance * E * (share * probs.mean((0, 1))).sum()
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_output_and_gradient_are_those_of_all_experts_gated(normed):
+    rng = np.random.default_rng(0)
+    shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+    w = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+    x = rng.normal(size=(2, 5, D))
+    run = jax.jit(module(normed, 0.1).apply)
+
+    def loss(w, x, balance):
+        y, extra = every_expert(w, x, normed, balance)
+        return jnp.square(y).sum() + extra, y
+
+    gradient = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+    expected, y = gradient(w, x, 0.1)
+    np.testing.assert_allclose(run({"params": w}, x), y, rtol=0, atol=1e-10)
+    found = jax.jit(jax.grad(lambda w, x: jnp.square(run({"params": w}, x)).sum(), (0, 1)))(w, x)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, expected)
+    without = gradient(w, x, 0.0)[0][0]["router"]["kernel"]
+    assert np.abs(found[0]["router"]["kernel"] - without).max() > VISIBLE
+
+
+def test_blocks_hold_any_number_of_tokens_of_each_expert():
+    """All alike, one more than fills a block, all for one, at random; and there are no more blocks than some may need."""
+    rng = np.random.default_rng(0)
+    for assignments, experts in itertools.product((1, 2, 7, 32, 1000, 5000), (1, 4, 9)):
+        count, size, rounds = blocks(assignments, experts)
+        each = min(assignments, experts)
+        most = np.zeros(experts, int)
+        most[:each] = 1
+        most[0] += assignments - each
+        drawn = [rng.multinomial(assignments, rng.dirichlet(np.ones(experts))) for _ in range(50)]
+        needed = max((-(-counts // size)).sum() for counts in (*drawn, most))
+        assert needed == (-(-most // size)).sum() <= count < needed + rounds and count % rounds == 0
+        assert (
+            assignments
+            <= count * size
+            <= (1.5 * assignments + experts if rounds == 1 else 1.07 * assignments)
+        )
+
+
+@pytest.mark.parametrize("tokens", [4096, 8192, 65536])
+@pytest.mark.parametrize(("experts", "active"), [(8, 2), (128, 8)], ids=["Mixtral", "Qwen3-MoE"])
+def test_less_than_a_twentieth_of_the_rows_is_empty_at_published_shapes(experts, active, tokens):
+    """A round copies at most one kernel for each expert."""
+    shape = blocks(tokens * active, experts)
+    assert 0 < 1 - tokens * active / shape.rows < 0.05
+    assert shape.number / shape.rounds <= experts
+    assert rows(tokens * active, experts, capacity=1.0) == tokens * active
+
+
+@pytest.mark.parametrize("capacity", [0.0, 0.75, 1.0, 4.0])
+def test_experts_with_a_capacity_take_the_first_tokens(capacity):
+    """Also the gradients. With room for all tokens, or without a capacity (in several rounds of blocks), none is dropped."""
+    w, x = weights(), np.random.default_rng(1).normal(size=(2, 300, D))
+    most = math.ceil(capacity * 600 * X / E) if capacity else None
+    assert capacity or blocks(600 * X, E).rounds > 1
+
+    def expected(w, x):
+        y, extra = every_expert(w, x, True, 0.1, most)
+        return jnp.square(y).sum() + extra, y
+
+    def found(w, x):
+        y = module(True, 0.1, capacity=capacity).apply({"params": w}, x)
+        return jnp.square(y).sum(), y
+
+    (gradients, y), (own, own_y) = (
+        jax.jit(jax.grad(f, (0, 1), has_aux=True))(w, x) for f in (found, expected)
+    )
+    np.testing.assert_allclose(y, own_y, rtol=0, atol=1e-10)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-8), gradients, own)
+    whole, _ = every_expert(w, x, True, 0.0)
+    assert (np.abs(y - whole).max() > VISIBLE) == (0 < capacity < 2)
+
+
+def test_the_z_loss_adds_its_gradient_and_leaves_the_output():
+    w, x = weights(), jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, D)))
+
+    def gradient(z_loss):
+        return jax.grad(lambda w: jnp.square(module(z_loss=z_loss).apply({"params": w}, x)).sum())(
+            w
+        )
+
+    def z(router):
+        return 0.3 * jnp.square(jax.nn.logsumexp(x @ router, -1)).mean()
+
+    found, without = gradient(0.3), gradient(0.0)
+    expected = without["router"]["kernel"] + jax.grad(z)(w["router"]["kernel"])
+    np.testing.assert_allclose(found.pop("router")["kernel"], expected, rtol=1e-9, atol=1e-9)
+    assert np.abs(expected - without.pop("router")["kernel"]).max() > VISIBLE
+    assert tiny.distance(found, without) < TOLERANCE
+
+
+def test_a_router_that_sends_all_tokens_to_the_same_experts_loses_none():
+    rng = np.random.default_rng(0)
+    shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
+    w = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+    w["router"]["kernel"][0] += [0, 90, 0, 60]
+    x = rng.normal(size=(2, 9, D))
+    x[..., 0] = 1
+    y, _ = every_expert(w, x, True, 0.0)
+    np.testing.assert_allclose(jax.jit(module().apply)({"params": w}, x), y, rtol=0, atol=1e-10)
+
+
+def test_one_expert_is_the_dense_model(dense):
+    c, params, expected = dense
+    one, mixture = as_mixture(c, params)
+    np.testing.assert_allclose(logits(one, mixture), expected, rtol=0, atol=TOLERANCE)
+    assert jax.tree.map(np.shape, mixture) == jax.tree.map(np.shape, tiny.params(one))
+    with pytest.raises(ValueError, match="this model has 1 experts already"):
+        as_mixture(one, mixture)
+
+
+def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
+    c, params, expected = dense
+    one, mixture = as_mixture(c, params)
+    axes, growth = tiny.axes(one), upcycle(one.sizes(), {"experts": E})
+    large = replace(one.resized(growth), active=X)
+    grown = routed(grow(growth, mixture, axes), axes, seed=1, scale=0.5)
+    np.testing.assert_allclose(logits(large, grown), expected, rtol=0, atol=TOLERANCE)
+    # Gates that do not add up to one lose a part of it.
+    assert np.abs(logits(replace(large, gates_normed=False), grown) - expected).max() > VISIBLE
+    # Experts that are not alike, too; and a part of their units drawn anew is a part.
+    drop = redrawn(grown, axes, 0.5, seed=2)
+    assert np.abs(logits(large, drop) - expected).max() > VISIBLE
+    up, new = (p["blocks"]["mlp"]["up"]["kernel"] for p in (grown, drop))
+    down, less = (p["blocks"]["mlp"]["down"]["kernel"] for p in (grown, drop))
+    changed = (up != new).all(2)
+    assert (changed.sum(-1) == F // 2).all() and (changed == (down != less).all(3)).all()
+    assert (
+        len({tuple(row) for row in np.asarray(changed).reshape(-1, F)}) > E
+    )  # others in each expert, and each layer
+
+
+def test_finer_experts_of_the_same_cost_keep_the_function_if_a_group_stays_together(dense):
+    c, params, expected = dense
+    one, mixture = as_mixture(c, params)
+    axes, growth = tiny.axes(one), virtual_groups(one.sizes(), {"experts": 8, "mlp": F // 2})
+    grown = grow(growth, mixture, axes)
+    for active in (2, 4):
+        large = replace(one.resized(growth), active=active)
+        assert (large.experts, large.mlp) == (8, F // 2)
+        np.testing.assert_allclose(
+            logits(large, routed(grown, axes, 1, 0.5, group=2)), expected, rtol=0, atol=TOLERANCE
+        )
+    assert large.cost(7).layer < 2.2 * c.cost(7).layer  # twice the units, and a router
+    assert np.abs(logits(large, routed(grown, axes, 1, 0.5)) - expected).max() > VISIBLE
+    with pytest.raises(ValueError, match="not 8 experts of 3: mlp=4 and experts=8, say"):
+        virtual_groups(one.sizes(), {"experts": 8, "mlp": 3})
+
+
+def test_more_experts_of_several_keep_the_function_with_as_many_times_more_active(dense):
+    c = config(experts=E, active=X)
+    params, growth = tiny.params(c), upcycle(c.sizes(), {"experts": 2 * E})
+    expected, grown = logits(c, params), grow(growth, params, tiny.axes(c))
+    large = c.resized(growth)
+    np.testing.assert_allclose(
+        logits(replace(large, active=2 * X), grown), expected, rtol=0, atol=TOLERANCE
+    )
+    assert np.abs(logits(large, grown) - expected).max() > VISIBLE
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        "hypercloning",
+        *(
+            pytest.param(by, marks=pytest.mark.slow)
+            for by in ("lemon", "fpi", "zero_pad", "llama_pro")
+        ),
+    ],
+)
+def test_a_model_of_experts_grows_as_any(by):
+    c = config(experts=E)
+    params, sizes = tiny.params(c), c.sizes()
+    heads = {"heads": 6, "kv_heads": 3, "mlp": F + 3}
+    growth = {
+        "hypercloning": hypercloning(
+            sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F}
+        ),
+        "lemon": lemon(sizes, {"embed": D + 2, "mlp": F + 3}, norm="rms"),
+        "fpi": fpi(sizes, heads, seed=1),
+        "zero_pad": zero_pad(sizes, heads),
+        "llama_pro": llama_pro(sizes, {"layers": 3}),
+    }[by]
+    assert keeps.keeps(growth, c, by)
+    grown = grow(growth, params, tiny.axes(c))
+    np.testing.assert_allclose(
+        logits(c.resized(growth), grown), logits(c, params), rtol=0, atol=1e-10
+    )
+
+
+# --- LoRA, of every expert its own ---
+
+
+BESIDE = lora.LoRA(rank=3, alpha=5.0, targets=("*/attention/query", "*/mlp/*"))
+
+
+def adapted(c: LlamaConfig):
+    """``(parameters, an adapter that has trained)``."""
+    axes, rng = tiny.axes(c), np.random.default_rng(3)
+    fresh = jax.eval_shape(lambda: lora.init(BESIDE, axes, c.sizes(), jax.random.key(0)))
+    return tiny.params(c), jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, fresh)
+
+
+def test_a_lora_beside_experts_and_their_router_is_the_merged_model():
+    c = config(experts=E)
+    params, trained = adapted(c)
+    up = trained["blocks"]["mlp"]["up"]
+    assert up["a"].shape == (2, E, D, 3) and up["b"].shape == (2, E, 3, F)
+    merged = lora.merge(params, trained, BESIDE)
+    product = BESIDE.scale * up["a"][1, 2] @ up["b"][1, 2]
+    moved = (np.asarray(m["blocks"]["mlp"]["up"]["kernel"]) for m in (merged, params))
+    np.testing.assert_allclose(np.subtract(*moved)[1, 2], product, rtol=0, atol=TOLERANCE)
+    for part in (
+        "router",
+        "down",
+    ):  # each by itself: what routing changes would hide what experts do
+        alone = jax.tree.map(np.zeros_like, trained)
+        alone["blocks"]["mlp"][part] = trained["blocks"]["mlp"][part]
+        by_two = logits(c, lora.attach(params, alone, BESIDE))
+        np.testing.assert_allclose(
+            by_two, logits(c, lora.merge(params, alone, BESIDE)), rtol=0, atol=1e-10
+        )
+        assert np.abs(by_two - logits(c, params)).max() > VISIBLE
+
+
+@pytest.mark.parametrize("by", ["hypercloning", "upcycle", "coalesce, layers", "back from upcycle"])
+def test_a_lora_of_experts_grows_with_them(by):
+    c = config(experts=E)
+    (params, trained), axes, sizes = adapted(c), tiny.axes(c), c.sizes()
+    growth = {
+        "hypercloning": hypercloning(
+            sizes, {"embed": 2 * D, "heads": 8, "kv_heads": 4, "mlp": 2 * F}
+        ),
+        "upcycle": upcycle(sizes, {"experts": 2 * E}),
+        "coalesce, layers": coalesce(sizes, layers="adjacent"),
+        "back from upcycle": swap(upcycle({**sizes, "experts": E // 2}, {"experts": E})),
+    }[by]
+    own = lora.growth(growth, BESIDE, axes)
+    both = lora.merge(
+        grow(growth, params, axes),
+        grow(own, trained, lora.axes_of(BESIDE, axes)),
+        BESIDE.resized(own),
+    )
+    assert tiny.distance(both, grow(growth, lora.merge(params, trained, BESIDE), axes)) < TOLERANCE
+
+
+# --- on several devices ---
+
+
+MESHES = {
+    "data and fsdp": Mesh(2, 2),
+    "fsdp and tensor": Mesh(1, 2, 2),
+    "data": Mesh(4),
+    "fsdp": Mesh(fsdp=4),
+    "tensor": Mesh(2, tensor=2),
+}
+AXES = {
+    "router": ("embed.in", "experts"),
+    "gate": ("experts", "embed.in", "mlp"),
+    "up": ("experts", "embed.in", "mlp"),
+    "down": ("experts", "mlp.in", "embed"),
+}
+meshes = pytest.mark.parametrize(
+    "mesh", [pytest.param(m, marks=[pytest.mark.slow] * (" " not in m)) for m in MESHES]
+)
+
+
+def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
+    """The compiled ``(value, gradients)`` of ``loss(given, samples)``, a mean over samples; and what it is given on a mesh."""
+    over = mesh.over(jax.devices()[:devices])
+    given, x = sharding.shard(given, axes, over), jax.device_put(x, divided(over))
+
+    def make(axis):
+        def of_its_part(given, x):
+            found = jax.value_and_grad(loss)(given, x)
+            return found if axis is None else jax.lax.pmean(found, axis)
+
+        return of_its_part
+
+    with jax.set_mesh(over):
+        return over_mesh(make, over).lower(given, x).compile(), given, x
+
+
+def mean_square(given, x, balance=5.0, mlp=F):
+    """Of what experts make of a sample, added over its tokens."""
+    return jnp.square(module(True, balance, mlp).apply({"params": given}, x)).sum((1, 2)).mean()
+
+
+@cache
+def of_experts(
+    mesh: Mesh,
+    devices: int = 4,
+    samples: int = 8,
+    length: int = 5,
+    balance: float = 5.0,
+    mlp: int = F,
+):
+    """`program` of experts, and a LoRA beside each of their kernels."""
+    rng, all_sizes = np.random.default_rng(0), {"experts": E, "embed": D, "mlp": mlp, "rank": 3}
+    axes = {
+        n: {"kernel": a, "a": (*a[:-1], "rank"), "b": (*a[:-2], "rank.in", a[-1])}
+        for n, a in AXES.items()
+    }
+    sizes = {
+        name: {
+            leaf: [all_sizes[a.removesuffix(".in")] for a in of] for leaf, of in axes[name].items()
+        }
+        for name in axes
+    }
+    given = jax.tree.map(
+        lambda size: rng.normal(size=size) / 2, sizes, is_leaf=lambda x: isinstance(x, list)
+    )
+
+    return program(
+        partial(mean_square, balance=balance, mlp=mlp),
+        given,
+        axes,
+        rng.normal(size=(8, length, D))[:samples],
+        mesh,
+        devices,
+    )
+
+
+@meshes
+def test_numbers_and_gradients_are_those_of_one_device(mesh):
+    """Routes, gates, and a balance that is of the samples of all devices; also of a LoRA."""
+    (run, given, x), (one, *whole) = of_experts(MESHES[mesh]), of_experts(Mesh(), 1)
+    expected = one(*whole)
+    assert tiny.distance(run(given, x), expected) < 1e-10
+    # The control: with other routes they are not.
+    other = {
+        **given,
+        "router": jax.tree.map(lambda a: jax.device_put(-a, a.sharding), given["router"]),
+    }
+    assert tiny.distance(run(other, x), expected) > VISIBLE
+
+
+def test_the_balance_of_all_samples_is_not_the_mean_of_those_of_their_parts():
+    """The control: what the test above would see, were it each device's own. Of all else, it is that mean."""
+    (run, given, x), (of_half, *_) = (of_experts(Mesh(), 1, samples) for samples in (8, 4))
+    halves = [of_half(given, jax.device_put(half, x.sharding)) for half in (x[:4], x[4:])]
+    (value, whole), (mean, parts) = run(given, x), jax.tree.map(lambda a, b: (a + b) / 2, *halves)
+    assert tiny.distance(whole.pop("router"), parts.pop("router")) > VISIBLE
+    assert tiny.distance((value, whole), (mean, parts)) < 1e-10
+
+
+@pytest.mark.parametrize("mesh", ["fsdp and tensor", "data and fsdp"])
+def test_each_of_four_devices_computes_a_quarter_and_samples_stay_where_they_are(mesh):
+    (run, given, x), (one, *_) = (
+        of_experts(*to, length=256, mlp=32) for to in ((MESHES[mesh],), (Mesh(), 1))
+    )
+    quarter, whole = (
+        sum(k.flops * k.times for k in kernels(program.as_text())) for program in (run, one)
+    )
+    assert 0.95 * whole / 4 < quarter < 1.1 * whole / 4
+    over_fsdp = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind != "all-reduce"]
+    assert 0 < max(over_fsdp) <= max(a.nbytes for a in jax.tree.leaves(given)) < x.nbytes / 8
+
+
+@pytest.mark.slow
+def test_pmap_gives_the_same_numbers():
+    """.. and knows the balance of all devices."""
+    one, given, x = of_experts(Mesh(), 1)
+
+    def make(axis):
+        return lambda given, x: jax.lax.pmean(jax.value_and_grad(mean_square)(given, x), axis)
+
+    found = mapped(make, "pmap", Mesh().over(jax.devices(), "pmap"))(given, np.asarray(x))
+    assert tiny.distance(found, one(given, x)) < 1e-10
+
+
+@pytest.mark.slow
+@meshes
+def test_a_model_of_experts_has_the_losses_and_gradients_of_one_device(mesh):
+    """Scanned layers, some of each computed again, a LoRA of every expert."""
+    c = config(embed=8, mlp=16, vocab=12, experts=E, balance=0.5)
+    axes = tiny.axes(c)
+    axes = axes, lora.axes_of(BESIDE, axes)
+
+    def loss(given, tokens):
+        return c.module.apply(
+            {"params": lora.attach(*given, BESIDE)}, tokens, targets=tokens[:, ::-1]
+        )[0]
+
+    tokens = np.random.default_rng(1).integers(0, 12, (8, 7))
+    found, expected = (
+        run(*given)
+        for run, *given in (
+            program(loss, adapted(c), axes, tokens, *to) for to in ((MESHES[mesh],), (Mesh(), 1))
+        )
+    )
+    assert tiny.distance(found, expected) < TOLERANCE
+
+
+# --- expert parallelism: each device has some of the experts, and devices exchange tokens ---
+
+
+@cache
+def in_parallel(mesh: Mesh, devices: int = 4, capacity: float = 1.5, experts: int = 8):
+    """`program` of experts with a capacity and both losses; each of four devices has two samples."""
+    shapes = {"router": (D, experts), "down": (experts, F, D)} | {
+        name: (experts, D, F) for name in ("gate", "up")
+    }
+    rng, init = np.random.default_rng(0), jax.nn.initializers.zeros
+    given = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
+    axes = {name: {"kernel": AXES[name]} for name in AXES}
+    of = Experts(experts, X, True, 0.5, D, F, init, init, jnp.float64, jax.nn.silu, capacity, 0.1)
+
+    def loss(given, x):
+        return jnp.square(of.apply({"params": given}, x)).sum((1, 2)).mean()
+
+    return program(loss, given, axes, rng.normal(size=(8, 5, D)), mesh, devices)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [Mesh(expert=4), Mesh(fsdp=2, expert=2), Mesh(expert=2, tensor=2), Mesh(2, expert=2)],
+    ids=["expert", "fsdp and expert", "expert and tensor", "data and expert"],
+)
+def test_experts_over_a_mesh_axis_give_the_numbers_of_one_device(mesh):
+    """With room for all tokens. Each device has some of the experts. Tokens are exchanged there and
+    back, and once in the backward pass, because the samples have no gradient.
+    """
+    (run, given, x), (one, *whole) = (
+        in_parallel(mesh, capacity=8.0),
+        in_parallel(Mesh(), 1, capacity=0.0),
+    )
+    assert tiny.distance(run(given, x), one(*whole)) < 1e-10
+    kernel = given["up"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape[0] == 8 // mesh.expert
+    found = [c for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-to-all"]
+    assert len(found) == 3
+    gathered = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-gather"]
+    assert max(gathered, default=0) <= kernel.nbytes / mesh.expert  # no device ever has all experts
+
+
+def test_each_device_drops_tokens_of_its_own():
+    """The same as a separate expert layer on each device, with that capacity for its tokens."""
+    run, given, x = in_parallel(Mesh(expert=4), capacity=1.0)
+    (w, x), init = jax.tree.map(jnp.asarray, jax.device_get((given, x))), jax.nn.initializers.zeros
+    of = Experts(8, X, True, 0.0, D, F, init, init, jnp.float64, jax.nn.silu, 1.0)
+    parts = [jnp.square(of.apply({"params": w}, part)).sum() for part in jnp.split(x, 4)]
+    assert float(run(given, x)[0]) == pytest.approx(float(sum(parts)) / 8, rel=1e-12)
+
+
+def test_what_expert_parallelism_needs_is_named():
+    with pytest.raises(
+        ValueError, match=r"over 'expert', which needs a capacity .* set it, as to 1.25"
+    ):
+        in_parallel(Mesh(expert=4), capacity=0.0)
+    with pytest.raises(ValueError, match="6 experts do not divide among the 4 devices of 'expert'"):
+        in_parallel(Mesh(expert=4), experts=6)
+
+
+def test_a_capacity_does_not_matter_to_a_checkpoint(tmp_path):
+    """It is how a model is run: a checkpoint for other software has none."""
+    c = config(experts=E, capacity=1.25, z_loss=0.001)
+    checkpoints.save(tmp_path / "mixtral", c, tiny.params(c))
+    loaded, _ = checkpoints.load(tmp_path / "mixtral")
+    assert loaded.run_as(c) == c and not loaded.capacity
+
+
+def test_settings_that_no_mixture_has():
+    mine = lora.LoRA(targets=("*/mlp/up",))
+    factors = lora.init(
+        mine, tiny.axes(config(experts=E)), config(experts=E).sizes(), jax.random.key(0)
+    )
+    with pytest.raises(
+        CheckpointError,
+        match="blocks/mlp/up: a MixtralForCausalLM has no such kernel in its layers",
+    ):
+        peft.save("nowhere", peft.PeftAdapter(config(experts=E), mine, factors))
+    with pytest.raises(ValueError, match="of which a token goes through 2 at most; there are 1"):
+        config(experts=1)
+    with pytest.raises(
+        ValueError, match="capacity and z_loss are settings of experts, but experts is 0"
+    ):
+        config(capacity=1.25)
+    assert "experts" not in config().as_json() and config(experts=E).sizes()["experts"] == E

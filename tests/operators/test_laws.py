@@ -1,0 +1,523 @@
+"""Every operator against every law. A new operator appears here by its registration; other sizes of it are rows of `OPERATORS`.
+
+D is the growth of a row, ``grow(g, .)``, and C its `swap`. Tolerance 1e-10 on functions and
+gradients: float64 through two layers; equality to the bit where only copies and powers of two are
+involved. What holds of one map an axis alone is asked of the rows in `PLAIN`; of `Rules`, the rest.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxgrow import compose, dual, grow, preserves_function, swap
+from jaxgrow import operators as registry
+from jaxgrow import testing as assertions
+from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, new_sizes, select, tile
+from jaxgrow.growth.matrices import Rows, dense
+from jaxgrow.operators import (
+    Operator,
+    aki,
+    average,
+    decoalesce,
+    far,
+    fpi,
+    hypercloning,
+    interleave,
+    lemon,
+    lidas,
+    llama_pro,
+    new_layers,
+    solar,
+    sparkling,
+    stack,
+    staged,
+    zero_pad,
+)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-10
+VISIBLE = 1e-2  # of what is of order one
+OLD = tiny.WIDTHS
+RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
+
+
+BIT, ROUNDED, NOT = "to the bit", "up to rounding", "not"
+INVERSES = {"bitwise": BIT, "rounded": ROUNDED, "no": NOT}
+
+
+class Row(NamedTuple):
+    growth: Growth
+    keeps: bool  # the function of every model
+    inverts: Literal[
+        "to the bit", "up to rounding", "not"
+    ]  # C D = 1; to the bit if all groups have 1, 2, 4 .. units
+    dual: bool = True  # gradients grow by the dual, where the function is kept
+
+
+def to(**new: int) -> dict[str, int]:
+    return {**OLD, **new}
+
+
+def registered(operator: Operator) -> Row:
+    """The example of an operator with the properties that it was registered with."""
+    growth = operator(OLD, operator.example)
+    keeps = operator.preserves_for(growth, tiny.config(dtype="float32"))
+    return Row(growth, keeps, INVERSES[operator.inverts], operator.dual)
+
+
+OPERATORS = {
+    **{
+        name: registered(found)
+        for name, found in registry.OPERATORS.items()
+        if found.example and name == found.name
+    },
+    "decoalesce heads, far pairs": Row(
+        decoalesce(to(heads=6, embed=12, mlp=18), heads="far"), True, BIT
+    ),
+    "decoalesce heads, adjacent pairs": Row(
+        decoalesce(to(heads=6, embed=12, mlp=18), heads="adjacent"), True, BIT
+    ),
+    "decoalesce heads, threes": Row(
+        decoalesce(to(heads=9, embed=18, mlp=27), heads=far(9, 3)), True, ROUNDED
+    ),
+    "decoalesce heads, 4 + 2 + 1": Row(
+        decoalesce(to(heads=7, embed=14, mlp=21), heads=((5, 0, 6, 2), (1, 4), (3,))), False, BIT
+    ),
+    "decoalesce heads, random": Row(
+        decoalesce(to(heads=10, embed=20, mlp=30), heads=tiny.random_groups(10, 3, seed=1)),
+        False,
+        ROUNDED,
+    ),
+    "decoalesce mlp, random": Row(
+        decoalesce(to(mlp=20), mlp=tiny.random_groups(20, 9, seed=2)), True, ROUNDED
+    ),
+    "decoalesce layers, far pairs": Row(decoalesce(to(layers=4), layers="far"), False, BIT),
+    "decoalesce layers, adjacent pairs": Row(
+        decoalesce(to(layers=4), layers="adjacent"), False, BIT
+    ),
+    "decoalesce layers, 3 + 2": Row(
+        decoalesce(to(layers=5), layers=((3, 0, 4), (2, 1))), False, ROUNDED
+    ),
+    "decoalesce everything": Row(
+        decoalesce(
+            to(**tiny.BIG), heads="far", mlp=tiny.random_groups(18, 9, seed=3), layers="adjacent"
+        ),
+        False,
+        ROUNDED,
+    ),
+    "stack, ragged": Row(stack(OLD, {"layers": 5}), False, ROUNDED),
+    "interleave, ragged": Row(interleave(OLD, {"layers": 5}), False, ROUNDED),
+    "fpi, ragged": Row(fpi(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=2), False, ROUNDED),
+    "hypercloning 3": Row(hypercloning(OLD, tiny.wider(3)), True, ROUNDED),
+    "solar, blended": Row(solar(OLD, {"layers": 3}, blend=1), False, ROUNDED),
+    "zero_pad heads and mlp": Row(zero_pad(OLD, {"heads": 5, "mlp": 13}), True, BIT),
+    "aki, and layers": Row(aki(OLD, {**RAGGED, "layers": 5}, seed=4), False, NOT),
+    # Copies of the residual stream with unequal shares have unequal gradients, which a norm's
+    # backward pass mixes.
+    "lemon 2": Row(lemon(OLD, tiny.wider(2), seed=6), True, ROUNDED, dual=False),
+    # Its norms are scaled, which coalescing does not undo.
+    "lemon, ragged": Row(lemon(OLD, RAGGED, seed=7), True, NOT, dual=False),
+}
+PLAIN = [name for name, row in OPERATORS.items() if not isinstance(row.growth, Rules)]
+RULES = [name for name in OPERATORS if name not in PLAIN]
+KEEPING = [name for name, row in OPERATORS.items() if row.keeps]
+INVERTING = [name for name, row in OPERATORS.items() if row.inverts != NOT]
+AGAIN = (  # of operators with other rows, of other sizes
+    "decoalesce heads, adjacent pairs",
+    "decoalesce heads, threes",
+    "decoalesce mlp, random",
+    "decoalesce layers, adjacent pairs",
+    "decoalesce layers, 3 + 2",
+    "stack, ragged",
+    "hypercloning",
+    "lemon",
+    "zero_pad",
+)
+DEPTH = [name for name in PLAIN if "layers" in OPERATORS[name].growth]
+
+
+def rows(names=OPERATORS, slow=AGAIN):
+    return pytest.mark.parametrize(
+        "row",
+        [pytest.param(OPERATORS[n], id=n, marks=[pytest.mark.slow] * (n in slow)) for n in names],
+    )
+
+
+dtypes = pytest.mark.parametrize(
+    "dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow), "bfloat16"]
+)
+
+
+def model(tied=True):
+    """The small model of every row: ``(config, axes, parameters)``."""
+    config = tiny.config(tied=tied)
+    return config, tiny.axes(config), tiny.params(config)
+
+
+def of_products(growth):
+    """The tolerance where only rounding could differ: none, but for products with dense matrices."""
+    matrices = jax.tree.leaves(growth, is_leaf=lambda x: isinstance(x, Rows))
+    return 0 if all(isinstance(m, Rows) for m in matrices) else 1e-15
+
+
+def large(row, tied=True, seed=7):
+    """Unrelated parameters in the shape of the grown model."""
+    return tiny.params(tiny.config(tied=tied).resized(row.growth), seed)
+
+
+# --- the algebra ---
+
+
+@rows()
+def test_growing_is_linear(row):
+    config, axes, small = model()
+    assertions.assert_linear(
+        lambda p: grow(row.growth, p, axes), small, tiny.params(config, seed=1)
+    )
+    assertions.assert_linear(
+        lambda p: grow(swap(row.growth), p, axes), large(row), large(row, seed=8)
+    )
+
+
+@rows()
+@dtypes
+def test_structure_and_dtype_are_kept_and_sizes_are_the_config_s(row, dtype):
+    config, axes, _ = model()
+    small = tiny.params(config, dtype=dtype)
+    assertions.assert_structure_kept(lambda p: grow(row.growth, p, axes), small)
+    chex.assert_trees_all_equal_shapes(grow(row.growth, small, axes), large(row))
+
+
+@rows(INVERTING)
+@dtypes
+def test_swapping_inverts_to_the_bit_for_groups_of_powers_of_two(row, dtype):
+    config, axes, _ = model()
+    rounding = {"float64": 1e-15, "float32": 1e-6, "bfloat16": 2e-2}[dtype]
+    assertions.assert_inverse(
+        lambda p: grow(swap(row.growth), p, axes),
+        lambda p: grow(row.growth, p, axes),
+        tiny.params(config, dtype=dtype),
+        atol=0 if row.inverts == BIT else rounding,
+    )
+
+
+@rows([name for name in OPERATORS if name not in INVERTING])
+def test_what_scales_or_mixes_layers_is_not_inverted(row):
+    _, axes, small = model()
+    assert (
+        tiny.distance(grow(swap(row.growth), grow(row.growth, small, axes), axes), small) > VISIBLE
+    )
+
+
+@rows(INVERTING)
+def test_growing_after_coalescing_is_a_projector_and_not_the_identity(row):
+    _, axes, _ = model()
+
+    def project(p):
+        return grow(row.growth, grow(swap(row.growth), p, axes), axes)
+
+    assertions.assert_idempotent(project, large(row))
+    assert tiny.distance(project(large(row)), large(row)) > VISIBLE
+
+
+@rows()
+def test_the_dual_is_the_adjoint_of_the_swap(row):
+    """``<C M, s> == <M, D* s>``, and ``<D s, M> == <s, C* M>``."""
+    _, axes, small = model()
+    g = row.growth
+    assertions.assert_adjoint(
+        lambda p: grow(swap(g), p, axes), lambda p: grow(dual(g), p, axes), large(row), small
+    )
+    assertions.assert_adjoint(
+        lambda p: grow(g, p, axes), lambda p: grow(swap(dual(g)), p, axes), small, large(row)
+    )
+
+
+@rows(PLAIN)
+def test_composing_multiplies_maps(row):
+    _, axes, small = model()
+    grown = tiny.of(row.growth, OLD)
+    again = {
+        **hypercloning(grown, tiny.wider(2, grown)),
+        "layers": select([1, 0, 1], grown["layers"]),
+    }
+    two_steps = grow(again, grow(row.growth, small, axes), axes)
+    chex.assert_trees_all_close(
+        grow(compose(again, row.growth), small, axes), two_steps, rtol=0, atol=1e-15
+    )
+
+
+@rows(RULES)
+def test_composing_rules_grows_twice_in_one_pass(row):
+    """Rules after maps, maps after rules, and rules after rules; sums of terms and leaves that no term touches among them."""
+    _, axes, small = model()
+    grown = tiny.of(row.growth, OLD)
+    widths = {"embed": 2 * grown["embed"], "heads": 2 * grown["heads"], "mlp": 2 * grown["mlp"]}
+    for second in (
+        hypercloning(grown, widths),
+        llama_pro(grown, {"layers": grown["layers"] + 1}),
+        staged(grown, widths),
+        lemon(grown, {**widths, "embed": grown["embed"] + 3}, seed=9),
+    ):
+        two_steps = grow(second, grow(row.growth, small, axes), axes)
+        both = compose(second, row.growth)
+        chex.assert_trees_all_close(grow(both, small, axes), two_steps, rtol=0, atol=1e-12)
+        assert new_sizes(both) == new_sizes(row.growth) | new_sizes(second)
+    before = hypercloning({**OLD, "embed": 3, "mlp": 3}, {"embed": 6, "mlp": 9})
+    tinier = grow(swap(before), small, axes)
+    two_steps = grow(row.growth, grow(before, tinier, axes), axes)
+    chex.assert_trees_all_close(
+        grow(compose(row.growth, before), tinier, axes), two_steps, rtol=0, atol=1e-12
+    )
+
+
+def test_composed_rules_keep_the_function_and_the_factor_of_eps():
+    ragged = lemon(OLD, RAGGED, seed=7)
+    sizes = tiny.of(ragged, OLD)
+    both = compose(llama_pro(sizes, {"layers": 3}), ragged)
+    assert both.eps == ragged.eps and tiny.change_of_logits(both) < TOLERANCE
+    both = compose(lemon(OLD, {"embed": 8, "mlp": 10}, seed=1), {})
+    twice = compose(lemon(tiny.of(both, OLD), {"embed": 12}, seed=2), both)
+    assert twice.eps == both.eps * (8 / 12)
+    assert new_layers(compose(hypercloning(OLD, tiny.wider(2)), llama_pro(OLD, {"layers": 3}))) == (
+        2,
+    )
+
+
+def test_a_composed_rule_that_matches_no_leaf_of_the_model_is_still_an_error():
+    _, axes, small = model()
+    silent = Rules((Rule(({},), "blocks/attn/*"), Rule(({},))))
+    for both in (
+        compose(silent, llama_pro(OLD, {"layers": 3})),
+        compose(llama_pro(OLD, {"layers": 3}), silent),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"a rule for leaves of path 'blocks/attn/\*' matches none of this model",
+        ):
+            grow(both, small, axes)
+
+
+@rows()
+def test_growths_of_different_axes_commute_to_the_bit(row):
+    """Width and depth above all. Doubling keeps the other factor exact, so that the order cannot show by rounding."""
+    config, axes, small = model()
+    sizes = {**OLD, "vocab": config.vocab, "context": config.context}
+    others = {
+        name: tile(size, 2) for name, size in sizes.items() if name not in new_sizes(row.growth)
+    }
+    one, other = (
+        grow(others, grow(row.growth, small, axes), axes),
+        grow(row.growth, grow(others, small, axes), axes),
+    )
+    chex.assert_trees_all_close(one, other, rtol=0, atol=of_products(row.growth))
+
+
+COPIES = (
+    "interleave",
+    "interleave, ragged",
+    "g_stack",
+    "mslt",
+    "midas",
+    "lidas",
+    "solar",
+)  # of layers, as `stack`
+
+
+@rows(slow=(*AGAIN, *COPIES))
+def test_numpy_and_jit_agree_to_the_bit(row):
+    _, axes, small = model()
+    compiled = jax.jit(lambda p: grow(row.growth, p, axes))
+    chex.assert_trees_all_close(
+        compiled(small), grow(row.growth, small, axes), rtol=0, atol=of_products(row.growth)
+    )
+
+
+# --- the function of a model ---
+
+
+UNTIED = (  # of each way to grow one; what is below a head of its own is the same
+    *(
+        "decoalesce heads, far pairs",
+        "stack",
+        "fpi, ragged",
+        "hypercloning 3",
+        "llama_pro",
+        "lemon, ragged",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "tied"),
+    [
+        pytest.param(
+            row,
+            tied,
+            id=f"{'tied' if tied else 'untied'}-{name}",
+            marks=[pytest.mark.slow] * (name in AGAIN or (not tied and name not in UNTIED)),
+        )
+        for tied in (False, True)
+        for name, row in OPERATORS.items()
+    ],
+)
+def test_the_function_is_kept_or_visibly_not(row, tied):
+    change = tiny.change_of_logits(row.growth, tied)
+    assert change < TOLERANCE if row.keeps else change > VISIBLE
+
+
+@rows(PLAIN)
+def test_preserves_function_says_what_is_measured(row):
+    assert preserves_function(row.growth) == row.keeps
+
+
+@rows(RULES)
+def test_rules_are_not_judged(row):
+    with pytest.raises(TypeError, match="measure what rules keep"):
+        preserves_function(row.growth)
+
+
+def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
+    copy = select([0, 1, 2, 1], 3)
+    assert preserves_function(
+        {"mlp": AxisMap(jnp.asarray(dense(copy.write)), jnp.asarray(dense(copy.read)))}
+    )
+    mix = np.random.default_rng(0).normal(size=(4, 3))
+    assert not preserves_function({"mlp": AxisMap(mix, np.linalg.pinv(mix).T)})
+    assert not preserves_function({"mlp": AxisMap(dense(copy.write), dense(copy.write))})
+
+
+@rows(KEEPING)
+def test_gradients_grow_by_the_dual_where_the_function_is_kept_and_not_like_weights(row):
+    config, axes, small = model()
+    gradient, large_gradient = jax.device_get(
+        (
+            tiny.gradient(config)(small, tiny.tokens()),
+            tiny.gradient(config.resized(row.growth))(grow(row.growth, small, axes), tiny.tokens()),
+        )
+    )
+    visible = VISIBLE * max(float(np.abs(g).max()) for g in jax.tree.leaves(large_gradient))
+    by_the_dual, like_weights = (
+        grow(dual(row.growth), gradient, axes),
+        grow(row.growth, gradient, axes),
+    )
+    if not row.dual:
+        assert tiny.distance(large_gradient, by_the_dual) > visible
+        return
+    chex.assert_trees_all_close(large_gradient, by_the_dual, rtol=0, atol=TOLERANCE)
+    if tiny.distance(by_the_dual, like_weights) > 0:  # zero_pad reads as it writes
+        assert tiny.distance(large_gradient, like_weights) > visible
+
+
+# --- what must fail ---
+
+
+@rows(DEPTH)
+def test_copying_layers_never_keeps_the_function(row):
+    alone = {"layers": row.growth["layers"]}
+    assert not preserves_function(alone)
+    assert tiny.change_of_logits(alone) > VISIBLE
+
+
+def test_ragged_growth_fails_because_of_the_norms_alone():
+    """Readers receive what they received before (``read.T @ write == I``), but mean and variance count copies."""
+    growth = OPERATORS["fpi, ragged"].growth
+    for m in growth.values():
+        np.testing.assert_allclose(
+            dense(m.read).T @ dense(m.write), np.eye(m.old), rtol=0, atol=1e-15
+        )
+    assert tiny.change_of_logits(growth, tied=False) > VISIBLE
+    without_norms = {name: m for name, m in growth.items() if name != "embed"}
+    assert tiny.change_of_logits(without_norms, tied=False) < TOLERANCE
+    assert preserves_function(growth, normed=())
+
+
+def test_the_published_tied_head_changes_the_function():
+    """Dividing the tables scales the residual stream where it begins, but not where the blocks add to it."""
+    halves = hypercloning(OLD, tiny.wider(2))
+    published = tiny.paper_axes(tiny.config(tied=True))
+    change = partial(tiny.change_of_logits, halves, True, dtype="float32")
+    assert change(small_axes=published) > VISIBLE
+    assert change() < 1e-5
+
+
+def test_two_steps_of_pairs_are_one_step_of_fours():
+    """Groups of equal size only: the mean of means weighs a small group's members more."""
+    eight, four = to(heads=8, embed=16, mlp=24), to(heads=4, embed=8, mlp=12)
+    steps = compose(decoalesce(eight, heads="far"), decoalesce(four, heads="far"))
+    once = decoalesce(eight, heads=far(8, 2))
+    ragged = compose(
+        decoalesce(to(mlp=3), mlp=((0, 1), (2,))), decoalesce(to(mlp=2), mlp=((0, 1),))
+    )
+    thirds = decoalesce(to(mlp=3), mlp=((0, 1, 2),))
+    for name in once:
+        np.testing.assert_array_equal(dense(steps[name].write), dense(once[name].write))
+        np.testing.assert_array_equal(dense(steps[name].read), dense(once[name].read))
+    np.testing.assert_array_equal(dense(ragged["mlp"].read)[:, 0], [0.25, 0.25, 0.5])
+    np.testing.assert_allclose(dense(thirds["mlp"].read)[:, 0], [1 / 3] * 3)
+
+
+# --- any sizes ---
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("widths", [OLD, dict.fromkeys(OLD, 1), tiny.BIG], ids=str)
+def test_shapes_by_name_are_those_of_an_initialisation(tied, widths):
+    config = tiny.config(tied=tied, **widths)
+    chex.assert_trees_all_equal_shapes(tiny.shapes_by_name(config), tiny.shapes(config))
+
+
+@st.composite
+def any_growth(draw, operator):
+    """``(sizes, growth)``."""
+    old = draw(
+        st.sampled_from(
+            [OLD, dict.fromkeys(OLD, 1), {"layers": 3, "embed": 5, "heads": 2, "mlp": 4}]
+        )
+    )
+    if operator in (solar, lidas, llama_pro):
+        old = to(layers=draw(st.integers(1, 6)))
+    layers = old["layers"]
+    if operator is solar:
+        cut = draw(st.integers(0, layers // 2))
+        blend = draw(st.integers(0, layers - 2 * cut))
+        return old, solar(old, {"layers": 2 * (layers - cut) - blend}, blend)
+    most = {axis: 3 * size for axis, size in old.items()}
+    if operator in (lidas, llama_pro):
+        most = {"layers": 2 * layers}
+    elif operator not in (aki, average):
+        most.pop("layers")
+    return old, operator(
+        old, {axis: draw(st.integers(old[axis], size)) for axis, size in most.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    "operator", [fpi, lemon, aki, average, sparkling, zero_pad, solar, lidas, llama_pro]
+)
+@settings(max_examples=10)
+@given(st.data())
+def test_any_sizes_grow_to_the_shapes_of_their_model(operator, data):
+    """Nothing is divided by zero, and what is copied inverts, but for means and sparkling's scales."""
+    old, growth = data.draw(any_growth(operator))
+    config = tiny.config(**old)
+    large = grow(growth, tiny.params(config), tiny.axes(tiny.config()))
+    chex.assert_trees_all_equal_shapes(
+        large, tiny.shapes_by_name(replace(config.resized(growth), eps=config.eps))
+    )
+    chex.assert_tree_all_finite(large)
+    copies = growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth
+    for m in copies.values() if operator not in (average, sparkling) else ():
+        np.testing.assert_allclose(
+            dense(m.read).T @ dense(m.write), np.eye(m.old), rtol=0, atol=1e-14
+        )

@@ -1,0 +1,884 @@
+"""Pruning, the sister of coalescing: units that are left out, and what says which.
+
+C leaves units out, D is its `swap`. Equality to the bit where only copies and zeros are involved;
+tolerance 1e-12 on functions and scores, in float64.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from functools import cache, partial
+from itertools import combinations
+from math import erf
+from types import SimpleNamespace
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import runs
+import test_swin
+import tiny
+import vision
+from test_families import FAMILIES, VARIANTS, assert_fits, batch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from jaxgrow import checkpoints, correct, grow, swap
+from jaxgrow.axes import beside, is_layers, kind
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.model_inputs import of_data
+from jaxgrow.growth.matrices import dense
+from jaxgrow.models import Adapter, GPT2Config, LlamaConfig, SwinConfig, importance
+from jaxgrow.models.importance import activations, angular, influence, streams
+from jaxgrow.operators import best, keep, llama_pro, prune
+from train import pretrain
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim
+from train.plan.methods import Stage, VCycle
+from train.plan.training import Measure, Train
+from train.plan.transforms import Pruning
+
+TOLERANCE = 1e-12
+LARGE = {"layers": 4, "heads": 4, "embed": 12, "mlp": 20}
+CONFIG = tiny.config(**LARGE)
+RNG = np.random.default_rng(0)
+SCORES = {
+    "layers": RNG.random(4),
+    "heads": RNG.random((4, 4)),
+    "mlp": RNG.random((4, 20)),
+    "embed": RNG.random(12),
+}
+DOWN = {
+    "layers": keep(LARGE, {"layers": [0, 3]}),
+    "units of each layer": prune(LARGE, {"heads": 3, "mlp": 7}, SCORES),
+    "everything": prune(LARGE, {"layers": 3, "heads": 2, "mlp": 5, "embed": 6}, SCORES),
+}
+GROUPED = LlamaConfig(
+    vocab=11,
+    context=7,
+    layers=2,
+    embed=6,
+    heads=6,
+    kv_heads=3,
+    head_dim=2,
+    mlp=9,
+    tied=True,
+    dtype="float64",
+)
+
+# The first stage's layers are shifted by turns; the second is one window. Heads are as wide as the
+# stream, so that what they say can be seen behind a kernel that copies it.
+SWIN = SwinConfig(
+    layers=(4, 3),
+    embed=(6, 12),
+    heads=(2, 4),
+    head_dim=3,
+    mlp=(9, 11),
+    image=8,
+    patch=1,
+    channels=2,
+    classes=7,
+    window=4,
+    position_mlp=5,
+    dtype="float64",
+)
+STAGES = SWIN.sizes()
+
+
+@pytest.fixture(autouse=True)
+def double(x64):
+    """Algebra in float64."""
+
+
+# --- what it keeps ---
+
+
+@pytest.mark.parametrize("down", DOWN.values(), ids=DOWN)
+def test_the_way_down_inverts_the_way_up_and_a_correction_keeps_what_was_left_out(down):
+    up, axes = swap(down), tiny.axes(CONFIG)
+    large, small = tiny.params(CONFIG), tiny.params(CONFIG.resized(down), seed=1)
+    chex.assert_trees_all_equal(grow(down, grow(up, small, axes), axes), small)
+    chex.assert_trees_all_equal(correct(large, grow(down, large, axes), up, axes), large)
+    corrected = correct(large, small, up, axes)
+    chex.assert_trees_all_close(grow(down, corrected, axes), small, rtol=0, atol=TOLERANCE)
+    was = [grow(up, grow(down, p, axes), axes) for p in (large, corrected)]
+    for (path, x, new), (_, seen, now) in zip(
+        tiny.pairs(large, corrected), tiny.pairs(*was), strict=True
+    ):
+        np.testing.assert_allclose(
+            x - seen, new - now, rtol=0, atol=TOLERANCE, err_msg=path
+        )  # what C does not see
+
+
+def test_each_layer_keeps_its_own_units():
+    """By hand: two layers, three units."""
+    sizes = {"layers": 2, "embed": 1, "mlp": 3}
+    params = {
+        "up": np.arange(6.0).reshape(2, 1, 3),
+        "down": -np.arange(6.0).reshape(2, 3, 1),
+        "bias": np.ones((2, 1)),
+    }
+    axes = {
+        "up": ("layers", "embed.in", "mlp"),
+        "down": ("layers", "mlp.in", "embed"),
+        "bias": ("layers", "embed.bias"),
+    }
+    found = grow(keep(sizes, {"mlp": [[0, 2], [1, 2]]}), params, axes)
+    assert found["up"].tolist() == [[[0, 2]], [[4, 5]]]
+    assert found["down"].tolist() == [[[0], [-2]], [[-4], [-5]]]
+    assert found["bias"] is params["bias"]
+
+
+@cache
+def grouped():
+    """Of queries that share keys, what stays and what is left, in weights that differ from layer to layer."""
+    scores = {"heads": RNG.random((2, 6)), "mlp": RNG.random((2, 9))}
+    return prune(GROUPED.sizes(), {"kv_heads": 2, "mlp": 4}, scores), tiny.params(GROUPED)
+
+
+def test_units_that_are_left_out_are_units_that_say_nothing():
+    """A model with zeros for them computes what the smaller one does: so every query still reads its own key."""
+    down, params = grouped()
+    small, axes, config = grow(down, params, GROUPED.axes()), GROUPED.axes(), GROUPED.resized(down)
+    assert (config.heads, config.kv_heads, config.mlp) == (4, 2, 4)
+    silent = grow(swap(down), small, axes)
+    expected = tiny.forward(GROUPED)(silent, tiny.tokens())
+    np.testing.assert_allclose(
+        tiny.forward(config)(small, tiny.tokens()), expected, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_key_heads_go_with_the_queries_that_are_worth_most():
+    sizes = {"layers": 1, "embed": 4, "heads": 6, "kv_heads": 3, "mlp": 4}
+    scores = {"heads": [5.0, 0.0, 3.0, 3.0, 1.0, 4.0]}
+
+    def kept(**target):
+        found = prune(sizes, target, scores)
+        return {axis: dense(m.write).argmax(1).tolist() for axis, m in found.items()}
+
+    assert kept(kv_heads=2) == {"heads": [0, 1, 2, 3], "kv_heads": [0, 1]}
+    assert kept(heads=3) == {"heads": [0, 2, 5]}  # one of each
+    assert kept(heads=2, kv_heads=2) == {"heads": [0, 5], "kv_heads": [0, 2]}
+    with pytest.raises(ValueError, match=r"4 query heads on 3 key heads are not 1 \.\. 2 to each"):
+        kept(heads=4)
+
+
+FUSED = {"GPT-2, fused adapters": replace(FAMILIES["GPT-2"], adapter=Adapter(2, fused=2))}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(c, id=n, marks=[pytest.mark.slow] * (n in (*VARIANTS, "GPT-2")))
+        for n, c in (FAMILIES | FUSED).items()
+    ],
+)
+def test_every_family_is_measured_and_pruned(config):
+    """By shapes; CaiT's class layers have no scores, and go along."""
+    config, inputs = replace(config, dtype="float32"), batch(config)[0]
+    with jax.enable_x64(False):
+        params = jax.eval_shape(config.init, jax.random.key(0))
+        found = jax.eval_shape(partial(streams, config), params, inputs)
+        units = jax.eval_shape(partial(activations, config), params, inputs)
+    sizes = config.sizes()
+    assert list(found) == [axis for axis in sizes if is_layers(axis)]
+    assert set(units) == {axis for axis in sizes if kind(axis) in ("heads", "mlp", "embed")}
+    for layers, stream in found.items():
+        heads, embed = (beside(layers, axis) for axis in ("heads", "embed"))
+        assert (stream.shape[0], stream.shape[-1]) == (sizes[layers] + 1, sizes[embed])
+        assert units[heads].shape == (sizes[layers], sizes[heads]) and units[embed].shape == (
+            sizes[embed],
+        )
+    scores = {axis: RNG.random(x.shape[0] - 1) for axis, x in found.items()}
+    scores |= {axis: RNG.random(x.shape) for axis, x in units.items()}
+    least = {
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": sizes.get("kv_heads", 0) // 2,
+        "mlp": 5,
+        "embed": 4,
+    }
+    target = {axis: least[kind(axis)] for axis in sizes if kind(axis) in least}
+    with jax.enable_x64(False):
+        small = assert_fits(prune(sizes, target, scores, config.traits["alternating"]), config)
+    assert small.sizes().items() >= target.items()
+
+
+# --- what says which ---
+
+
+@cache
+def measured():
+    """Of a GPT-2: its parameters, streams and activations."""
+    params = tiny.params(CONFIG)
+    both = jax.jit(
+        lambda p, t: (
+            streams(CONFIG, p, t)["layers"],
+            activations(CONFIG, p, t),
+            CONFIG.module.apply({"params": p}, t),
+        )
+    )
+    return params, *jax.device_get(both(params, tiny.tokens()))
+
+
+def normed(x, norm):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG.eps) * norm["scale"] + norm["bias"]
+
+
+def test_streams_and_activations_are_those_of_the_blocks_one_by_one():
+    """By NumPy, layer after layer; what comes out at the end makes the logits."""
+    params, stream, found, logits = measured()
+    x = params["token_embedding"][tiny.tokens()] + params["position_embedding"][:5]
+    norms = np.zeros(12)
+    for i in range(4):
+        np.testing.assert_allclose(stream[i], x, rtol=0, atol=TOLERANCE)
+        w = jax.tree.map(lambda leaf, i=i: leaf[i], params["blocks"])
+        h = normed(x, w["attention_norm"])
+        norms += np.abs(h).mean((0, 1)) / 8
+        q, k, v = (
+            np.einsum("btd,dhk->bthk", h, w["attention"][n]["kernel"]) + w["attention"][n]["bias"]
+            for n in ("query", "key", "value")
+        )
+        scores = np.where(
+            np.tri(5, dtype=bool), np.einsum("bthk,bshk->bhts", q, k) / 5**0.5, -np.inf
+        )
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        y = np.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), v)
+        np.testing.assert_allclose(
+            found["heads"][i], np.sqrt((y**2).sum(-1)).mean((0, 1)), rtol=0, atol=TOLERANCE
+        )
+        x = (
+            x
+            + np.einsum("bthk,hkd->btd", y, w["attention"]["out"]["kernel"])
+            + w["attention"]["out"]["bias"]
+        )
+        h = normed(x, w["mlp_norm"])
+        norms += np.abs(h).mean((0, 1)) / 8
+        h = np.asarray(jax.nn.gelu(h @ w["mlp"]["up"]["kernel"] + w["mlp"]["up"]["bias"]))
+        np.testing.assert_allclose(found["mlp"][i], np.abs(h).mean((0, 1)), rtol=0, atol=TOLERANCE)
+        x = x + h @ w["mlp"]["down"]["kernel"] + w["mlp"]["down"]["bias"]
+    np.testing.assert_allclose(found["embed"], norms, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(stream[4], x, rtol=0, atol=TOLERANCE)
+    expected = normed(x, params["final_norm"]) @ params["token_embedding"].T
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-11)
+
+
+def test_influence_and_angles_are_those_of_cosines():
+    stream = measured()[1]
+
+    def cosine(a, b):
+        return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+
+    expected = [1 - cosine(stream[i], stream[i + 1]).mean() for i in range(4)]
+    np.testing.assert_allclose(influence(stream), expected, rtol=0, atol=TOLERANCE)
+    blocks = [(np.arccos(cosine(stream[i], stream[i + 2])) / np.pi).mean() for i in range(3)]
+    a, b, c = blocks
+    np.testing.assert_allclose(
+        angular(stream, 2), [a, min(a, b), min(b, c), c], rtol=0, atol=TOLERANCE
+    )
+    best = int(np.argmin(blocks))
+    lost = set(range(4)) - set(
+        dense(prune(LARGE, {"layers": 2}, {"layers": angular(stream, 2)})["layers"].write).argmax(1)
+    )
+    assert lost == {best, best + 1}
+    with pytest.raises(
+        ValueError, match=r"is of 1 \.\. 4 consecutive layers, which there are, not 5"
+    ):
+        angular(stream, 5)
+
+
+@pytest.mark.parametrize("by", ["influence", "angular"])
+def test_layers_that_add_nothing_are_found_and_the_function_is_kept_to_the_bit(by):
+    """LLaMA Pro's new layers, of which nobody tells."""
+    small = tiny.params(CONFIG)
+    pro = llama_pro(LARGE, {"layers": 6})
+    config, large = CONFIG.resized(pro), grow(pro, small, tiny.axes(CONFIG))
+    stream = deep_streams(config)(large, tiny.tokens())
+    scores = np.asarray(influence(stream) if by == "influence" else angular(stream, 1))
+    assert np.flatnonzero(scores == 0).tolist() == [2, 5]
+    assert scores[[0, 1, 3, 4]].min() > 1e-3
+    chex.assert_trees_all_equal(
+        grow(prune(config.sizes(), {"layers": 4}, {"layers": scores}), large, config.axes()), small
+    )
+
+
+@cache
+def deep_streams(config):
+    return jax.jit(lambda p, t: streams(config, p, t)["layers"])
+
+
+def test_units_that_say_nothing_are_found():
+    params, _, found, _ = measured()
+    up = params["blocks"]["mlp"]["up"]
+    silent = np.arange(20)[None] % 5 == np.arange(4)[:, None]  # others in each layer
+    up = {
+        "kernel": np.where(silent[:, None], 0, up["kernel"]),
+        "bias": np.where(silent, 0, up["bias"]),
+    }
+    planted = params | {"blocks": params["blocks"] | {"mlp": params["blocks"]["mlp"] | {"up": up}}}
+    scores = jax.device_get(jax.jit(partial(activations, CONFIG))(planted, tiny.tokens()))
+    np.testing.assert_array_equal(np.asarray(scores["mlp"]) == 0, silent)
+    down, before = prune(LARGE, {"mlp": 16}, scores), tiny.forward(CONFIG)(planted, tiny.tokens())
+
+    def change(growth):
+        after = tiny.forward(CONFIG.resized(growth))(
+            grow(growth, planted, tiny.axes(CONFIG)), tiny.tokens()
+        )
+        return np.abs(after - before).max()
+
+    assert change(down) < TOLERANCE
+    assert (
+        change(prune(LARGE, {"mlp": 16}, {"mlp": -np.asarray(scores["mlp"])})) > 1e-2
+    )  # the best ones
+    assert change(prune(LARGE, {"mlp": 16}, found)) > 1e-2  # scores of another model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            partial(keep, LARGE, {"layers": [1, 0]}),
+            r"axis 'layers': .* some of 0 .. 3, in order, not \[1, 0\]",
+        ),
+        (partial(keep, LARGE, {"mlp": [20]}), r"some of 0 .. 19"),
+        (
+            partial(keep, LARGE, {"mlp": [[0], [1]]}),
+            r"a list, or of each of 4 layers, but have shape \(2, 1\)",
+        ),
+        (
+            partial(keep, LARGE, {"embed": [[0]] * 4}),
+            r"axis 'embed': the units that stay are a list, but",
+        ),
+        (partial(keep, LARGE, {"kv_heads": [0]}), "axis 'kv_heads': the model has no such axis"),
+        (partial(keep, GROUPED.sizes(), {"kv_heads": [0, 1]}), "would not read, of 2 key heads"),
+        (partial(keep, GROUPED.sizes(), {"heads": [0, 1, 2]}), "would not read, of 3 key heads"),
+        (
+            partial(prune, LARGE, {"vocab": 3, "mlp": 21}, {}),
+            r"axis 'vocab'.*\n  axis 'mlp': prune\(\) cannot take 20 to 21",
+        ),
+        (
+            partial(prune, LARGE, {"mlp": 3}, {"heads": [1]}),
+            "axis 'mlp': there are no scores, only of heads",
+        ),
+        (
+            partial(prune, LARGE, {"layers": 3}, {"layers": [1]}),
+            r"its scores have shape \(1,\), not \(4,\)",
+        ),
+        (
+            partial(prune, LARGE, {"layers": 3}, {"layers": [1, 2, np.nan, 3]}),
+            "its scores are not finite",
+        ),
+        (
+            partial(prune, STAGES, {"layers": 3}, {}),
+            r"axis 'layers': prune\(\) takes layers.0, layers.1, embed.0,",
+        ),
+        (
+            partial(keep, STAGES, {"mlp.1": [[0]] * 4}),
+            r"axis 'mlp.1': .* each of 3 layers, but have shape \(4, 1\)",
+        ),
+        (
+            partial(keep, STAGES, {"embed.1": [[0]] * 3}),
+            r"axis 'embed.1': the units that stay are a list, but",
+        ),
+    ],
+)
+def test_what_cannot_be_pruned(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- stages ---
+
+
+@cache
+def measured_swin():
+    """Its parameters, streams and activations."""
+    params = tiny.params(SWIN)
+    return params, *jax.device_get(look(params))
+
+
+@jax.jit
+def look(params):
+    images = vision.images(SWIN)
+    return streams(SWIN, params, images), activations(SWIN, params, images)
+
+
+def test_the_scores_of_every_stage_are_those_of_its_own_stream():
+    """By NumPy, image by image, layer by layer."""
+    params, found, units = measured_swin()
+    each = [by_hand(params, image) for image in vision.images(SWIN)]
+    for s, layers in enumerate(SWIN.layers):
+        stream = np.stack([image[s][0] for image in each], 1)
+        np.testing.assert_allclose(found[f"layers.{s}"], stream, rtol=0, atol=1e-10)
+        directions = stream / np.sqrt((stream**2).sum(-1, keepdims=True))
+        cosines = [(directions[i] * directions[i + 1]).sum(-1).mean() for i in range(layers)]
+        np.testing.assert_allclose(
+            influence(found[f"layers.{s}"]), 1 - np.array(cosines), rtol=0, atol=1e-10
+        )
+        for axis, expected in zip(
+            ("heads", "mlp", "embed"),
+            zip(*(image[s][1:] for image in each), strict=True),
+            strict=True,
+        ):
+            np.testing.assert_allclose(
+                units[f"{axis}.{s}"], np.mean(expected, 0), rtol=0, atol=1e-10
+            )
+    assert units.keys() == {f"{axis}.{s}" for axis in ("heads", "mlp", "embed") for s in (0, 1)}
+
+
+def by_hand(params, image):
+    """Of each stage ``(stream, heads, mlp, embed)``."""
+    embedding = params["patch_embedding"]
+    x = image @ embedding["kernel"].reshape(-1, 6) + embedding["bias"]
+    x, stages = test_swin.norm(x, params["patch_norm"]), []
+    for s, layers in enumerate(SWIN.layers):
+        if s:
+            kernel = params["merge1"]["reduction"]["kernel"]
+            x = sum(x[i::2, j::2] @ kernel[i, j] for i in range(2) for j in range(2))
+            x = test_swin.norm(x, params["merge1"]["norm"])
+        stream, heads, mlp, embed = [x], [], [], []
+        for i in range(layers):
+            p = jax.tree.map(lambda w, i=i: w[i], params[f"blocks{s}"])
+            width = SWIN.embed[s]
+            copy = {"kernel": np.eye(width).reshape(-1, 3, width), "bias": np.zeros(width)}
+            said = test_swin.attention(
+                x, p["attention"] | {"out": copy}, 4, 4, 2 * (i % 2) * (not s)
+            )
+            heads.append(np.sqrt((said.reshape(*x.shape[:2], -1, 3) ** 2).sum(-1)).mean((0, 1)))
+            out = p["attention"]["out"]
+            first = test_swin.norm(
+                said @ out["kernel"].reshape(width, width) + out["bias"], p["attention_norm"]
+            )
+            h = test_swin.linear(x + first, p["mlp"]["up"])
+            h = h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2)))
+            mlp.append(np.abs(h).mean((0, 1)))
+            second = test_swin.norm(test_swin.linear(h, p["mlp"]["down"]), p["mlp_norm"])
+            embed += [np.abs(first).mean((0, 1)), np.abs(second).mean((0, 1))]
+            x = x + first + second
+            stream.append(x)
+        stages.append((np.stack(stream), np.stack(heads), np.stack(mlp), np.mean(embed, 0)))
+    return stages
+
+
+def without(params, **layers):
+    """Those that add nothing are at these places of a stage, ``blocks0=[1]``."""
+    params = jax.tree.map(np.copy, params)
+    for stage, places in layers.items():
+        for norm in ("attention_norm", "mlp_norm"):
+            for leaf in params[stage][norm].values():
+                leaf[places] = 0
+    return params
+
+
+def change(growth, params):
+    """Of the logits of a Swin that is pruned."""
+    before = vision.forward(SWIN)(params, vision.images(SWIN))
+    after = vision.forward(SWIN.resized(growth))(
+        grow(growth, params, tiny.axes(SWIN)), vision.images(SWIN)
+    )
+    return np.abs(after - before).max()
+
+
+def test_layers_that_add_nothing_go_first_in_every_stage():
+    """.. in pairs, where windows are shifted by turns: one alone would shift all that follow."""
+    params = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1])
+    scores = {axis: np.asarray(influence(x)) for axis, x in look(params)[0].items()}
+    assert [np.flatnonzero(x == 0).tolist() for x in scores.values()] == [[1, 2], [1]]
+    alternating = SWIN.traits["alternating"]
+    assert alternating == ("layers.0",)
+    down = prune(STAGES, {"layers.0": 2, "layers.1": 2}, scores, alternating)
+    assert [dense(m.write).argmax(1).tolist() for m in down.values()] == [[0, 3], [0, 2]]
+    assert change(down, params) < TOLERANCE
+    assert (
+        change(keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 1]}), params) > 1e-2
+    )  # another one
+    assert (
+        change(keep(STAGES, {"layers.0": [0, 2, 3]}), params) > 1e-2
+    )  # adds nothing, and shifts two
+    assert kept_layers(scores, 3) == [0, 1, 2] and kept_layers(scores, 1) == [0]
+
+
+def kept_layers(scores, count):
+    down = prune(STAGES, {"layers.0": count}, scores, SWIN.traits["alternating"])
+    return dense(down["layers.0"].write).argmax(1).tolist()
+
+
+def test_of_layers_by_turns_the_best_are_found_among_all_choices():
+    """Whole numbers, so that sums are exact."""
+    for layers in range(1, 9):
+        for count in range(1, layers + 1):
+            scores = RNG.integers(0, 5, layers)
+            by_turns = [
+                c
+                for c in combinations(range(layers), count)
+                if all((j - i) % 2 == 0 for i, j in enumerate(c))
+            ]
+            found = best(scores, count, alternating=True)
+            assert tuple(found) in by_turns
+            assert scores[found].sum() == max(scores[list(c)].sum() for c in by_turns)
+
+
+def test_units_that_say_nothing_are_found_in_every_layer_of_every_stage():
+    """Others in each, which heads and MLPs lose together."""
+    params = jax.tree.map(np.copy, measured_swin()[0])
+    silent = {}
+    for s, (layers, heads, units) in enumerate(zip(SWIN.layers, SWIN.heads, SWIN.mlp, strict=True)):
+        silent[f"heads.{s}"] = np.arange(heads)[None] == np.arange(layers)[:, None] % heads
+        silent[f"mlp.{s}"] = np.arange(units)[None] % 4 == np.arange(layers)[:, None] % 3
+        value, up = params[f"blocks{s}"]["attention"]["value"], params[f"blocks{s}"]["mlp"]["up"]
+        for leaf, axis in ((value["bias"], "heads"), (up["bias"], "mlp")):
+            leaf[silent[f"{axis}.{s}"]] = 0
+        for leaf, axis in ((value["kernel"], "heads"), (up["kernel"], "mlp")):
+            np.moveaxis(leaf, 1, 2)[silent[f"{axis}.{s}"]] = 0
+    scores = {axis: np.asarray(x) for axis, x in look(params)[1].items()}
+    for axis, quiet in silent.items():
+        np.testing.assert_array_equal(scores[axis] == 0, quiet)
+    target = {axis: int((~quiet).sum(1).max()) for axis, quiet in silent.items()}
+    assert change(prune(STAGES, target, scores), params) < TOLERANCE
+    assert (
+        change(prune(STAGES, target, {axis: x[0] for axis, x in scores.items()}), params) > 1e-2
+    )  # all as the first
+
+
+SWIN_SCORES = {
+    f"{axis}.{s}": RNG.random(
+        (*([SWIN.layers[s]] if axis in ("heads", "mlp") else []), STAGES[f"{axis}.{s}"])
+    )
+    for axis in ("layers", "heads", "mlp", "embed")
+    for s in (0, 1)
+}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"layers.0": 2},
+        {"heads.1": 3, "mlp.0": 4},
+        {axis: n - 1 for axis, n in STAGES.items() if axis in SWIN_SCORES},
+    ],
+    ids=["layers of one", "units of each layer", "everything, the stream of each"],
+)
+def test_the_way_down_of_stages_inverts_the_way_up(target):
+    down = prune(STAGES, target, SWIN_SCORES)
+    axes, small = tiny.axes(SWIN), tiny.params(SWIN.resized(down), seed=1)
+    assert SWIN.resized(down).sizes().items() >= target.items()
+    chex.assert_trees_all_equal(grow(down, grow(swap(down), small, axes), axes), small)
+    large = measured_swin()[0]
+    chex.assert_trees_all_equal(correct(large, grow(down, large, axes), swap(down), axes), large)
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A GPT-2 of bytes with LLaMA Pro's layers 2 and 5, which add nothing; beside it the model that it was made of."""
+    config = GPT2Config(vocab=256, context=32, layers=4, embed=12, heads=4, head_dim=3, mlp=20)
+    params = tiny.params(config, dtype="float32")
+    pro = llama_pro(config.sizes(), {"layers": 6})
+    where = tmp_path_factory.mktemp("pruned")
+    checkpoints.save(where / "small", config, params)
+    checkpoints.save(where / "deep", config.resized(pro), grow(pro, params, config.axes()))
+    (where / "text.txt").write_text("Ein Text, an dem gemessen wird. " * 20)
+    return where
+
+
+def run(*arguments):
+    assert main([str(a) for a in arguments]) == 0
+
+
+def test_the_command_takes_away_what_adds_nothing(folder, tmp_path, capsys):
+    with jax.enable_x64(False):
+        run(
+            "prune",
+            folder / "deep",
+            tmp_path / "b",
+            "--layers",
+            4,
+            "--data",
+            folder / "text.txt",
+            "--json",
+        )
+        about = json.loads(capsys.readouterr().out)
+        assert about["arguments"]["removed"] == {"layers": [2, 5]}
+        assert [about["report"]["scores"]["layers"][i] for i in (2, 5)] == [0, 0]
+        whole, pruned, random = (about["report"][name] for name in ("whole", "pruned", "random"))
+        assert (pruned["loss"], pruned["max_abs"], pruned["kl"]) == (whole["loss"], 0, 0)
+        assert abs(random["loss"] - whole["loss"]) > 1e-3 and random["kl"] > 1e-3
+        assert about["report"]["inputs"].startswith("the first 8 x 32 tokens of ")
+        chex.assert_trees_all_equal(
+            checkpoints.load(tmp_path / "b")[1], checkpoints.load(folder / "small")[1]
+        )
+        record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
+        assert (record["operator"], record["arguments"]["by"]) == ("prune", "influence")
+        logits = tiny.forward(checkpoints.load(folder / "small")[0])(
+            checkpoints.load(folder / "small")[1], text(folder)
+        )
+    log_p = logits - np.log(np.exp(np.float64(logits)).sum(-1, keepdims=True))
+    loss = -np.mean([[log_p[i, j, text(folder)[i, j + 1]] for j in range(31)] for i in range(8)])
+    assert whole["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def text(folder):
+    return (
+        np.frombuffer((folder / "text.txt").read_bytes()[: 8 * 32], np.uint8)
+        .reshape(8, 32)
+        .astype(np.int32)
+    )
+
+
+def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, capsys):
+    """.. by token ids, to Orbax; layers by angles, for people."""
+    config = replace(GROUPED, dtype="float32", layers=3)
+    params = tiny.params(config, dtype="float32")
+    ids = np.random.default_rng(1).integers(0, 11, 8 * 7)
+    np.save(tmp_path / "ids.npy", ids)
+    target = {"layers": 2, "kv_heads": 2, "mlp": 4, "embed": 5}
+    options = [
+        word for axis, size in target.items() for word in (f"--{axis.replace('_', '-')}", size)
+    ]
+    with jax.enable_x64(False):
+        checkpoints.save(tmp_path / "a", config, params)
+        arguments = (
+            "prune",
+            tmp_path / "a",
+            tmp_path / "b",
+            *options,
+            "--by",
+            "angular",
+            "--data",
+            tmp_path / "ids.npy",
+        )
+        run(*arguments, "--to", "orbax")
+        found = checkpoints.load(tmp_path / "b")[1]
+        inputs = ids.reshape(8, 7)
+        units, stream = jax.jit(lambda p, x: (activations(config, p, x), streams(config, p, x)))(
+            params, inputs
+        )
+        scores = units | {"layers": angular(stream["layers"], 1)}
+    chex.assert_trees_all_close(
+        found, grow(prune(config.sizes(), target, scores), params, config.axes()), rtol=0, atol=0
+    )
+    out = capsys.readouterr().out
+    gone = int(np.argmin(scores["layers"]))
+    assert (
+        f"layers that went: {gone}\nangular of each: " in out and "the function is changed" in out
+    )
+    assert [line.split()[0] for line in out.splitlines()[-4:]] == [
+        "whole",
+        "pruned",
+        "random",
+        "random:",
+    ]
+
+
+def test_the_command_on_images_and_stages(tmp_path, capsys):
+    """A Swin of Hugging Face's, of which layers of both stages add nothing."""
+    more = dict(embed=(6, 12), mlp=(9, 18), position_mlp=512, eps=1e-5, dtype="float32")
+    config = replace(SWIN, **more)
+    images = vision.images(config)
+    np.save(tmp_path / "images.npy", images)
+    with jax.enable_x64(False):
+        params = without(tiny.params(config, dtype="float32"), blocks0=[1, 2], blocks1=[1])
+        checkpoints.save(tmp_path / "a", config, params)
+        words = (
+            "prune",
+            tmp_path / "a",
+            tmp_path / "b",
+            "--layers",
+            "2,2",
+            "--data",
+            tmp_path / "images.npy",
+            "--json",
+        )
+        run(*words)
+        found = checkpoints.load(tmp_path / "b")
+    about = json.loads(capsys.readouterr().out)
+    assert about["arguments"]["target"] == {"layers.0": 2, "layers.1": 2}
+    assert about["arguments"]["removed"] == {"layers.0": [1, 2], "layers.1": [1]}
+    assert about["report"]["scores"]["layers.1"][1] == 0 == about["report"]["pruned"]["max_abs"]
+    assert about["report"]["random"]["max_abs"] > 1e-2
+    down = keep(config.sizes(), {"layers.0": [0, 3], "layers.1": [0, 2]})
+    assert found[0].layers == (2, 2)
+    chex.assert_trees_all_equal(found[1], grow(down, params, config.axes()))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            np.zeros((3, 8, 8, 1)),
+            r"holds float64 \[3, 8, 8, 1\]; the model takes images of floats \[N, 8, 8, 2\]",
+        ),
+        (np.zeros((3, 8, 8, 2), np.uint8), r"holds uint8 \[3, 8, 8, 2\]"),
+        (np.full((1, 8, 8, 2), np.inf), "not finite"),
+        (None, "holds no images: "),
+    ],
+)
+def test_what_are_no_images_of_a_model(tmp_path, images, message):
+    file = tmp_path / "images.npy"
+    file.write_text("a text") if images is None else np.save(file, images)
+    with pytest.raises(checkpoints.CheckpointError, match=message):
+        of_data(SimpleNamespace(config=SWIN, sizes=SWIN.sizes), file)
+
+
+def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
+    shutil.copytree(folder / "small", tmp_path / "a")
+    words = Tokenizer(models.WordLevel({"Ein": 3, "Text": 5, "?": 7}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.enable_truncation(2)
+    words.save(str(tmp_path / "a/tokenizer.json"))
+    inputs, _ = of_data(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
+    assert inputs[0, :5].tolist() == [3, 5, 7, 7, 7]
+    (tmp_path / "a/tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(
+        checkpoints.CheckpointError,
+        match=r"tokenizer.json is no tokenizer: .* as a .npy of token ids",
+    ):
+        of_data(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to prune: give the new size of an axis, as --layers 24"),
+        (("--mlp", 8, "--by", "angular"), "--by angular says which layers go: give --layers"),
+        (("--layers", 7), "axis 'layers': prune cannot take 6 to 7; it leaves 1 .. 6"),
+        (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
+        (("--embed", 6), "head_dim 3"),  # which no GPT2LMHeadModel has
+    ],
+)
+def test_what_the_command_refuses_before_it_measures(
+    folder, tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.setattr(importance, "streams", None)
+    words = ["prune", folder / "deep", tmp_path / "b", "--data", folder / "text.txt", *arguments]
+    usage = message.startswith(("nothing to prune", "--by"))  # wrong whatever the model is
+    assert main([str(w) for w in words]) == (2 if usage else 1)
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_that_no_text_is_for(tmp_path):
+    words = tiny.config(head_dim=2)
+    checkpoints.save(
+        tmp_path / "a", replace(words, dtype="float32"), tiny.params(words, dtype="float32")
+    )
+    (tmp_path / "text.txt").write_text("a")
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"no tokenizer.json in .*; give --data as a .npy"
+    ):
+        of_data(checkpoints.open_checkpoint(tmp_path / "a"), tmp_path / "text.txt")
+
+
+# --- in a V-cycle ---
+
+
+class Bench:
+    """What phases ask of a run, without one."""
+
+    def __init__(self, **models):
+        self.models, self.ledger, self.finite = (
+            models,
+            SimpleNamespace(add=lambda **_: None),
+            lambda step, values: values,
+        )
+
+    def compute(self, phase, function, *arguments):
+        return function(phase, optax.identity(), *arguments), 0.0
+
+    def held_out(self, batches):
+        if isinstance(self.models["large"].config, SwinConfig):
+            return np.stack([vision.images(SWIN, seed=i) for i in range(batches)]), np.zeros(
+                (batches, vision.BATCH), int
+            )
+        tokens = np.stack([tiny.tokens(seed=i) for i in range(batches)])
+        return tokens[..., :-1], tokens[..., 1:]
+
+    def validate(self, step, model): ...
+
+    def log(self, step, **values): ...
+
+
+def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
+    """.. to the bit, where the small model learned nothing; what waited is what it was, where it did."""
+    method = VCycle(groupings=(Pruning(2, batches=2),), alpha=1.0, correction=True)
+    measure, coalesce, correction = (
+        p for p in method.plan(CONFIG, Optim(), 9) if not isinstance(p, Train)
+    )
+    params, axes = tiny.params(CONFIG), tiny.axes(CONFIG)
+    bench = Bench(large=Model(params, None, CONFIG))
+    bench.models["large"] = measure.run(bench)
+    each = jax.vmap(lambda tokens: influence(streams(CONFIG, params, tokens)["layers"]))
+    expected = jax.jit(each)(bench.held_out(2)[0]).mean(0)
+    np.testing.assert_allclose(bench.models["large"].sensitivity, expected, rtol=0, atol=TOLERANCE)
+    kept = sorted(np.argsort(expected)[2:].tolist())
+    assert kept != [0, 1]  # as before it is measured
+    bench.models["coarse1"] = small = coalesce.run(bench)
+    down = keep(LARGE, {"layers": kept})
+    chex.assert_trees_all_equal(small.params, grow(down, params, axes))
+    chex.assert_trees_all_equal(correction.run(bench).params, params)
+    learned = jax.tree.map(lambda x: 0.9 * x, small.params)
+    bench.models["coarse1"] = replace(small, params=learned)
+    chex.assert_trees_all_equal(
+        correction.run(bench).params, correct(params, learned, swap(down), axes)
+    )
+
+
+def test_a_swin_goes_down_by_pruning_and_comes_back():
+    method = VCycle(groupings=(Pruning((2, 2), batches=2),), alpha=1.0, correction=True)
+    measure, coalesce, correction = (
+        p for p in method.plan(SWIN, Optim(), 9) if not isinstance(p, Train)
+    )
+    params, axes = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1]), tiny.axes(SWIN)
+    bench = Bench(large=Model(params, None, SWIN))
+    bench.models["large"] = measure.run(bench)
+    assert np.flatnonzero(bench.models["large"].sensitivity == 0).tolist() == [1, 2, 5]
+    bench.models["coarse1"] = small = coalesce.run(bench)
+    assert small.config.layers == (2, 2)
+    down = keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 2]})
+    chex.assert_trees_all_equal(small.params, grow(down, params, axes))
+    chex.assert_trees_all_equal(correction.run(bench).params, params)
+    with pytest.raises(
+        ValueError,
+        match=r"layers=2 is of a model of 1 stages, but this one has 2, of \(4, 3\) layers",
+    ):
+        VCycle(groupings=(Pruning(2),)).plan(SWIN, Optim(), 9)
+    with pytest.raises(
+        ValueError, match=r"axis 'layers.0': .* some of 0 .. 3, in order, not \[0, 5\]"
+    ):
+        Pruning((2, 1), kept=(0, 5, 6)).up(SWIN)
+
+
+def test_a_pruning_may_name_what_stays():
+    large = Model({}, None, CONFIG, np.array([0.1, 0.5, 0.3, 0.2], np.float32))
+    assert Pruning(2).measured(large).kept == (1, 2)
+    named = Pruning(2, kept=(0, 3))
+    assert named.measured(large) == named
+    assert not any(
+        isinstance(p, Measure) for p in VCycle(groupings=(named,)).plan(CONFIG, Optim(), 9)
+    )
+
+
+@pytest.mark.slow  # phase by phase in the fast suite
+def test_a_run_whose_small_model_learned_nothing(tmp_path):
+    """The loss is what it was."""
+    method = VCycle(
+        (Stage(0.25),),
+        (Stage(0.0), Stage(0.0)),
+        (Pruning(2, batches=2),),
+        1.0,
+        True,
+        "exact",
+        "asymmetric",
+    )
+    experiment = runs.experiment(tmp_path, model=runs.LARGE, method=method)
+    with jax.enable_x64(False):
+        pretrain.run(experiment, tmp_path / "run")
+    lines = runs.log(tmp_path / "run")
+    losses = {line["phase"]: line["val_loss"] for line in lines if "val_loss" in line}
+    assert losses["correct large coarse1"] == losses["train large"] != losses["coalesce large"]
+    (sensitivity,) = (line["sensitivity"] for line in lines if "sensitivity" in line)
+    assert len(sensitivity) == 4 and min(sensitivity) > 0

@@ -1,0 +1,52 @@
+"""Checkpoints of a GPT-2 of a few hundred numbers, as Hugging Face stores it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+
+from jaxgrow import checkpoints
+from jaxgrow.models import GPT2Config
+
+CONFIG = GPT2Config(vocab=11, context=7, layers=4, embed=12, heads=4, head_dim=3, mlp=20)
+
+
+def saved(
+    folder: Path, config: GPT2Config = CONFIG, seed: int = 0, dtype: Any = "float32", **options: Any
+) -> Path:
+    """A folder of random parameters, with a tokenizer and keys that are not ours."""
+    checkpoints.write(
+        checkpoints.Loaded(config, tiny.params(config, seed, dtype)),
+        folder,
+        {},
+        [],
+        to="hf",
+        **options,
+    )
+    (folder / "tokenizer.json").write_text('{"model": 1}')
+    change(folder, their_own={"key": [1, 2]}, n_ctx=7)
+    return folder
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Sets keys of ``config.json``; None removes one."""
+    file = folder / "config.json"
+    content = json.loads(file.read_text()) | values
+    file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """What the public library reads."""
+    from safetensors.numpy import load_file
+
+    return {
+        k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()
+    }

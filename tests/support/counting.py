@@ -1,0 +1,39 @@
+"""Counting the matrix products of a program, which knows nothing of the cost formula."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxgrow import flops
+from jaxgrow.models import EncoderConfig
+
+
+def programs(config, **passes):
+    """Forward pass, training step with all logits at once, and as it is trained; and their arguments, by shape only.
+
+    ``passes`` as of `GPT2`. Of an encoder, logits are of the places that are masked.
+    """
+    params = jax.eval_shape(config.init, jax.random.key(0))
+    tokens = targets = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
+    if isinstance(config, EncoderConfig):
+        targets = jax.ShapeDtypeStruct((2, config.head_places(config.length)), jnp.int32)
+        tokens = {"tokens": tokens, "places": targets}
+
+    def forward(p, t):
+        return config.module.apply({"params": p}, t, **passes)
+
+    def loss(p, t):
+        return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
+
+    def trained(p, t):
+        targets = t["places"] if isinstance(t, dict) else t
+        return config.module.apply({"params": p}, t, targets=targets, **passes)
+
+    return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (
+        params,
+        tokens,
+    )
+
+
+def products(jaxpr) -> float:
+    """2 x multiply-adds of every matrix product in a program, a scan's as often as it runs."""
+    return flops.counted(jaxpr).products

@@ -1,0 +1,75 @@
+"""Tasks that a tiny model learns in seconds, and models to fine-tune on them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import runs
+
+from jaxgrow.checkpoints import orbax
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig, TextConfig
+from train.config.downstream import FineTuning
+from train.data.labelled.task import Labelled
+from train.data.text import tokenizer
+from train.engine.state.optim import Optim
+
+SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
+FAMILIES = {
+    "gpt2": GPT2Config(**SIZES),
+    "bert": BERTConfig(**SIZES),
+    "llama": LlamaConfig(**SIZES, kv_heads=1),
+    "modernbert": ModernBERTConfig(**SIZES, kv_heads=2, window=4),
+}
+OPTIM = Optim(schedule="linear", b2=0.99, weight_decay=0.0)
+
+
+def cola(folder: Path, shuffled: bool = False) -> Path:
+    """Sentences of a's or of b's, in the files of CoLA; ``shuffled``: with labels that say nothing of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (name, count) in enumerate((("train", 512), ("dev", 128))):
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, 2, count)
+        texts = ["".join(rng.choice([*("ab"[label] * 3), *" cd"], 10)) for label in labels]
+        said = rng.permutation(labels) if shuffled else labels
+        rows = (f"x\t{label}\t\t{text}\n" for label, text in zip(said, texts, strict=True))
+        (folder / f"in_domain_{name}.tsv").write_text("".join(rows))
+    return folder
+
+
+def squad(folder: Path) -> Path:
+    """Questions whose answer is the word of b's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (name, count) in enumerate((("train-v1.1.json", 256), ("dev-v1.1.json", 32))):
+        rng, paragraphs = np.random.default_rng(seed), []
+        for i in range(count):
+            before = int(rng.integers(1, 6))
+            answer = {"text": "bbb", "answer_start": before + 1}
+            question = {"question": "b", "id": str(i), "answers": [answer]}
+            paragraphs.append({"context": f"{'a' * before} bbb aa", "qas": [question]})
+        (folder / name).write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
+    return folder
+
+
+def checkpoint(folder: Path, config: TextConfig) -> Path:
+    """A model with its tokenizer, as a run leaves them."""
+    orbax.export(folder, config, runs.fresh(config))
+    tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def tuning(path: Path, **changes) -> FineTuning:
+    values = dict(
+        name="cola",
+        data=Labelled("cola", str(path), length=14),
+        epochs=1,
+        batch=16,
+        rates=(1e-2,),
+        optim=OPTIM,
+    )
+    return FineTuning(**values | changes)
+
+
+def spans(home: Path) -> FineTuning:
+    """The fine-tuning on `squad`."""
+    data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
+    return FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)

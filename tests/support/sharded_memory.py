@@ -1,0 +1,91 @@
+"""The memory of growing two kernels on 2 x 4 devices: ``python tests/support/sharded_memory.py [OPERATOR ..]`` prints JSON.
+
+A process of its own, as the other tests have four devices.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+
+from jaxgrow import operators, sharding
+from jaxgrow.axes import axis
+from jaxgrow.growth import _sharded, maps
+from jaxgrow.growth.apply import grow_leaf
+
+SIZES = {"layers": 4, "embed": 1024, "mlp": 4096, "heads": 16, "head_dim": 64, "experts": 1}
+MIXTURE = {"layers": 4, "experts": 2, "embed": 512, "mlp": 2048}
+AXES = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed")}
+ONE_EXPERT = {name: ("layers", "experts", *names[1:]) for name, names in AXES.items()}
+WIDE = {"embed": 2048, "mlp": 8192, "heads": 32}
+PATH = "blocks/mlp/kernel"
+
+
+def cases() -> dict[str, tuple[dict[str, int], maps.Growth]]:
+    """Of every operator, the sizes that it starts from, and the growth."""
+    dense = {axis: n for axis, n in SIZES.items() if axis != "experts"}
+    found = {name: (dense, of(dense, {"layers": 8})) for name, of in operators.DEPTH.items()}
+    for name, of in operators.WIDTH.items():
+        found[name] = dense, of(dense, WIDE)
+    found["average, layers too"] = dense, operators.average(dense, {**WIDE, "layers": 8})
+    found["lemon, ragged"] = dense, operators.lemon(dense, {"embed": 1536, "mlp": 4608})
+    found["upcycle"] = SIZES, operators.upcycle(SIZES, {"experts": 4})
+    found["upcycle, two experts"] = MIXTURE, operators.upcycle(MIXTURE, {"experts": 4})
+    found["virtual_groups"] = SIZES, operators.virtual_groups(SIZES, {"experts": 4, "mlp": 2048})
+    halves = dict(heads="far", mlp="far", layers="adjacent")
+    found["coalesce"] = dense, operators.coalesce(dense, **halves)
+    small = dense | maps.new_sizes(operators.coalesce(dense, **halves))
+    found["decoalesce"] = small, operators.decoalesce(dense, **halves)
+    found["keep"] = (
+        dense,
+        operators.keep(dense, {"layers": [0, 2, 3], "mlp": np.arange(0, 4096, 2)}),
+    )
+    scores = np.random.default_rng(0).normal(size=(4, 4096))
+    found["prune, units of each layer"] = (
+        dense,
+        operators.prune(dense, {"mlp": 2048}, {"mlp": scores}),
+    )
+    return found
+
+
+def memory(name: str) -> dict[str, tuple[float, float]]:
+    """Of each kernel, ``(temporary bytes of a device, the bytes that it may use)``.
+
+    These are those of one slice, no larger than its part of the source or 1 MiB, and of its rows of
+    matrices.
+    """
+    sizes, growth = cases()[name]
+    mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    axes = ONE_EXPERT if "experts" in sizes else AXES
+    out = {}
+    for leaf, names in axes.items():
+        terms, shape = maps.terms(growth, PATH, names), tuple(sizes[axis(n)] for n in names)
+        where = NamedSharding(mesh, sharding.spec(names, shape, mesh))
+        x = jax.ShapeDtypeStruct(shape, np.float32, sharding=where)
+        with jax.set_mesh(mesh):
+            compiled = jax.jit(partial(grow_leaf, terms, names)).lower(x).compile()
+        found = compiled.memory_analysis()
+        one_slice = max(found.argument_size_in_bytes, _sharded.LEAST_BUDGET)
+        out[leaf] = found.temp_size_in_bytes, one_slice + products(terms, names, mesh)
+    return out
+
+
+def products(terms: Sequence[maps.Term], names: tuple[str, ...], mesh: jax.sharding.Mesh) -> float:
+    """Bytes of the matrices that a device multiplies with."""
+    total = 0.0
+    for term, name in product(terms, names):
+        m = term.get((axis(name),))
+        p = _sharded.part(m and m.of(name), np.dtype(np.float32))
+        if p is not None and p.index is None:
+            total += p.weight.nbytes / mesh.shape.get(sharding.RULES.get(axis(name)), 1)
+    return total
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)
+    print(json.dumps({name: memory(name) for name in sys.argv[1:] or cases()}))

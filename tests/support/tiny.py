@@ -1,0 +1,152 @@
+"""A GPT-2 of a few hundred numbers: no two sizes alike, no norm or bias at its initial value."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrow import grow
+from jaxgrow.axes import axis, is_names
+from jaxgrow.growth.maps import Growth, new_sizes
+from jaxgrow.models import Config, GPT2Config
+
+WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
+BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
+# As a real run is compiled, which `conftest.py` turns off for the tests.
+_REAL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+if jax.__version_info__ < (0, 11):
+    _REAL["xla_cpu_use_fusion_emitters"] = True
+optimized_jit = partial(jax.jit, compiler_options=_REAL)
+
+
+def config(tied: bool = True, dtype: str = "float64", **widths: int) -> GPT2Config:
+    return GPT2Config(
+        **{"vocab": 11, "context": 7, "head_dim": 5, **WIDTHS, **widths}, tied=tied, dtype=dtype
+    )
+
+
+@cache
+def shapes(config: GPT2Config):
+    return jax.eval_shape(replace(config, dtype="float32").init, jax.random.key(0))
+
+
+@cache
+def shapes_by_name(config: GPT2Config):
+    """Those of `shapes`, by the names of axes, which depend on no size: without an abstract initialisation of each config."""
+    sizes = config.sizes()
+
+    def leaf(names):
+        return jax.ShapeDtypeStruct(tuple(sizes[axis(name)] for name in names), jnp.float32)
+
+    like = GPT2Config(
+        tied=config.tied, head=config.head, classes=config.classes, adapter=config.adapter
+    )
+    return jax.tree.map(leaf, axes(like), is_leaf=is_names)
+
+
+@cache
+def axes(config: GPT2Config):
+    return replace(config, dtype="float32").axes()  # names need no x64
+
+
+@cache
+def paper_axes(config: GPT2Config):
+    return replace(config, dtype="float32").paper_axes()
+
+
+def params(config: GPT2Config, seed: int = 0, dtype: str = "float64"):
+    """Random leaves of order one half; norm scales around one. NumPy: algebra on it needs no compiler."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, x):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return (rng.normal(size=x.shape) / 2 + (name == "scale")).astype(jnp.dtype(dtype))
+
+    known = shapes_by_name(config) if isinstance(config, GPT2Config) else shapes(config)
+    return jax.tree_util.tree_map_with_path(leaf, known)
+
+
+def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 11, (batch, length))
+
+
+@cache
+def forward(config: GPT2Config):
+    """``(params, tokens) -> logits``."""
+    return jax.jit(lambda p, t: config.module.apply({"params": p}, t))
+
+
+@cache
+def optimized_forward(config: GPT2Config):
+    """`forward`, compiled as in a real run."""
+    return optimized_jit(lambda p, t: config.module.apply({"params": p}, t))
+
+
+@cache
+def gradient(config: GPT2Config):
+    """``(params, tokens) -> gradient`` of the loss of predicting each next token."""
+
+    def loss(p, t):
+        log_p = jax.nn.log_softmax(config.module.apply({"params": p}, t[:, :-1]))
+        return -jnp.take_along_axis(log_p, t[:, 1:, None], -1).mean()
+
+    return jax.jit(jax.grad(loss))
+
+
+def saved(config: Config, inputs: np.ndarray) -> list[tuple[int, ...]]:
+    """The shapes of what the forward pass leaves to the backward pass, parameters among them."""
+
+    def pullback(p):
+        return jax.vjp(lambda p: config.module.apply({"params": p}, inputs), p)[1]
+
+    return [x.shape for x in jax.tree.leaves(jax.eval_shape(pullback, shapes(config)))]
+
+
+def change_of_logits(
+    growth: Growth,
+    tied: bool = True,
+    dtype: str = "float64",
+    small_axes=None,
+    eps=None,
+    forward=forward,
+) -> float:
+    """``max |difference of logits| / standard deviation of the logits`` when a GPT-2 grows; ``eps``: not the growth's."""
+    small, large = config(tied, dtype), config(tied, dtype).resized(growth)
+    weights = params(small, dtype=dtype)
+    before = forward(small)(weights, tokens())
+    grown = grow(growth, weights, small_axes or axes(small))
+    after = forward(replace(large, eps=eps or large.eps))(grown, tokens())
+    return float(np.abs(after - before).max() / np.std(before))
+
+
+def random_groups(size: int, into: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """A partition of ``size`` units into groups of random units and random sizes, none empty."""
+    rng = np.random.default_rng(seed)
+    cuts = np.sort(rng.choice(np.arange(1, size), into - 1, replace=False))
+    return tuple(tuple(map(int, g)) for g in np.split(rng.permutation(size), cuts))
+
+
+def of(growth: Growth, old: dict[str, int]) -> dict[str, int]:
+    """The sizes after a growth."""
+    return {**old, **new_sizes(growth)}
+
+
+def wider(times: int, old: dict[str, int] = WIDTHS) -> dict[str, int]:
+    """Every width, so many times."""
+    return {name: times * old[name] for name in ("embed", "heads", "mlp")}
+
+
+def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """``(path, leaf of a, leaf of b)``."""
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(x), np.asarray(y)
+
+
+def distance(a, b) -> float:
+    """The largest difference of any two numbers of two trees."""
+    return max(float(np.abs(x - y).max()) for _, x, y in pairs(a, b))

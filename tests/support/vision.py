@@ -1,0 +1,87 @@
+"""What the tests of all vision families do."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+from counting import products
+
+from jaxgrow import flops, grow
+from jaxgrow.growth.maps import Growth
+from jaxgrow.layerdrop.execution import Kept
+from jaxgrow.models import Config
+
+BATCH = 3
+
+
+def images(config, seed: int = 0) -> np.ndarray:
+    shape = (BATCH, config.image, config.image, config.channels)
+    return np.random.default_rng(seed).normal(size=shape).astype(config.dtype)
+
+
+@cache
+def forward(config: Config):
+    """``(params, images) -> logits``."""
+    return jax.jit(lambda p, x: config.module.apply({"params": p}, x))
+
+
+@cache
+def gradient(config: Config):
+    """``(params, images) -> gradient`` of the loss of telling class 0."""
+
+    def loss(p, x):
+        return -jax.nn.log_softmax(config.module.apply({"params": p}, x))[:, 0].mean()
+
+    return jax.jit(jax.grad(loss))
+
+
+def change(growth: Growth, small: Config) -> float:
+    """``max |difference of logits| / their standard deviation`` when the model grows."""
+    params = tiny.params(small)
+    before = forward(small)(params, images(small))
+    after = forward(small.resized(growth))(grow(growth, params, tiny.axes(small)), images(small))
+    return float(np.abs(after - before).max() / np.std(before))
+
+
+def assert_dropping_is_exact(small: Config) -> None:
+    """With every gate open the dense model, to the bit; without the last layer the model that lacks it, and no gradient."""
+    assert small.layers == 2
+    params, x = tiny.params(small, dtype=small.dtype), images(small)
+
+    def loss(p, layers):
+        kept = None if layers is None else Kept(layers, jnp.ones(2, jnp.float32), "sublayer")
+        logits = small.module.apply({"params": p}, x, kept=kept)
+        return jnp.square(logits).mean(), logits
+
+    gradient = jax.jit(jax.grad(loss, has_aux=True))
+    np.testing.assert_array_equal(gradient(params, np.ones(2, bool))[1], gradient(params, None)[1])
+    grads, logits = jax.device_get(gradient(params, np.array([True, False])))
+    first = {**params, "blocks": jax.tree.map(lambda w: w[:1], params["blocks"])}
+    expected = forward(replace(small, layers=1))(first, x)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)  # float32
+    ran = [np.any([np.any(g[i]) for g in jax.tree.leaves(grads["blocks"])]) for i in range(2)]
+    assert ran == [True, False]
+
+
+def assert_every_product_is_counted(config: Config, passes=(), costs=()) -> None:
+    """Of the forward pass and of a training step; ``passes`` as of the module, ``costs`` as of `flops.train`."""
+    params = jax.eval_shape(config.init, jax.random.key(0))
+    shape = jax.ShapeDtypeStruct((BATCH, config.image, config.image, config.channels), jnp.float32)
+
+    def run(p, x):
+        return config.module.apply({"params": p}, x, **dict(passes))
+
+    def loss(p, x):
+        return -jax.nn.log_softmax(run(p, x))[..., 0].mean()
+
+    positions = BATCH * config.length
+    counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(params, shape).jaxpr)
+    np.testing.assert_allclose(
+        flops.train(config, positions, **dict(costs)), counted, rtol=1e-12
+    )  # a division
+    if not costs:
+        counted = products(jax.make_jaxpr(run)(params, shape).jaxpr)
+        np.testing.assert_allclose(flops.forward(config, positions), counted, rtol=1e-12)

@@ -1,0 +1,266 @@
+"""Fine-tuning by an adapter: what stands still does to the bit, what trains is small, and the run ends in a model."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import runs
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, tuning
+
+from jaxgrow import flops, grow
+from jaxgrow.checkpoints import load, orbax
+from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.operators import stack
+from jaxgrow.optim.freeze import Freeze
+from jaxgrow.peft import adapters, lora
+from jaxgrow.peft.adapters import Adapter
+from jaxgrow.peft.lora import LoRA
+from train import finetune as command
+from train.common.errors import UserError
+from train.config.overrides import overridden
+from train.engine.loop.memory import state
+from train.engine.loop.trainer import run
+from train.engine.state.heads import fresh_head, split
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import Model
+from train.engine.state.optim import transformation
+from train.plan.adapting import Adapt, loaded
+from train.plan.adapting import load as saved_in
+from train.plan.lifetimes import shapes
+from train.plan.methods import FineTune
+from train.tasks.supervised import score
+
+OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    checkpoint(home / "gpt2", FAMILIES["gpt2"])
+    cola(home / "cola")
+    return home
+
+
+def few(home, steps=6, **changes):
+    """A run of a few steps."""
+    experiment = tuning(home / "cola", lora=OWN).of(home / "gpt2", 1e-2, 0)
+    return replace(
+        experiment, **{"steps": steps, "checkpoint_every": 2, "eval_every": steps} | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(home, tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(few(home), folder)
+    return folder
+
+
+def test_a_task_is_learned(home):
+    found = command.finetune(
+        tuning(home / "cola", lora=OWN, epochs=2), home / "gpt2", home / "runs"
+    )
+    assert found[1e-2][0]["dev"]["matthews"] > 0.9
+
+
+def test_the_model_at_the_end_is_the_base_to_the_bit_with_the_lora_merged_into_it(home, whole):
+    _, before = load(home / "gpt2")
+    config, after = load(whole)
+    saved = saved_in(whole / "lora.npz")
+    assert (saved.config, saved.adapter) == (config, OWN)
+    assert max(np.abs(b).max() for b in jax.tree.leaves(saved.params)) > 0
+    body, head = split(after)
+    assert list(head) == ["classifier"]
+    merged = lora.merge(split(before)[0], saved.params, OWN)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), body, merged)
+    for name in ("token_embedding", "position_embedding", "final_norm"):
+        jax.tree.map(np.testing.assert_array_equal, body[name], before[name])
+
+
+def test_a_run_that_was_stopped_goes_on(home, whole, tmp_path):
+    runs.killed(few(home), tmp_path / "killed", at=4)
+    run(few(home), tmp_path / "killed")
+    runs.assert_same_end(tmp_path / "killed", whole)
+
+
+@pytest.mark.slow
+def test_devices_that_share_the_model_train_the_same(home, whole, tmp_path):
+    run(few(home, mesh=Mesh(data=2, fsdp=2)), tmp_path / "shared")
+    runs.assert_close(tmp_path / "shared", whole)
+
+
+def test_only_the_lora_and_the_head_have_gradients_and_moments(home):
+    experiment = few(home)
+    held = shapes(experiment.plan, 2, experiment.tx)
+    (model,) = held.values()
+    assert model.params.keys() == {"blocks", "classifier"}
+    assert jax.tree.leaves(model.params["blocks"]) != []
+    count = sum(x.size for x in jax.tree.leaves(model.params))
+    assert 2 * count <= sum(x.size for x in jax.tree.leaves(model.opt)) <= 2 * count + 100
+    plain = replace(experiment, method=replace(experiment.method, lora=None))
+    mesh = experiment.mesh.over(jax.devices())
+    assert state(experiment, mesh) < state(plain, mesh)
+
+
+def test_its_steps_cost_what_their_products_do(home):
+    experiment = few(home)
+    phase = next(p for p in experiment.plan if isinstance(p, Adapt))
+    each = flops.train(phase.config, 16 * 14, 14, adapter=OWN)
+    assert phase.cost(16) == pytest.approx(experiment.steps * each)
+
+
+@pytest.mark.slow  # of a model without an adapter: `test_drop_training`
+def test_layers_are_dropped_from_it_too(home, tmp_path):
+    """A layer that never runs keeps its factors, where it is told to: ``b`` is zero, as at birth."""
+    drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
+    experiment = few(home, 2)
+    run(replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run")
+    b = saved_in(tmp_path / "run" / "lora.npz").params["blocks"]["mlp"]["up"]["b"]
+    assert b[0].any()
+    assert not b[1].any()
+
+
+def test_what_does_not_go_together_is_refused(home, tmp_path):
+    with pytest.raises(ValueError, match="leave out freeze, or lora"):
+        FineTune("model", lora=OWN, freeze=Freeze())
+    bad = few(home, method=FineTune(str(home / "gpt2"), lora=LoRA(targets=("*",))))
+    with pytest.raises(ValueError, match="the LoRA is for classifier, but a head trains as it is"):
+        _ = bad.plan
+    with pytest.raises(
+        UserError,
+        match=r"there is no file .*none\.npz, of adapter; a run that trains one writes lora.npz",
+    ):
+        saved_in(tmp_path / "none.npz")
+
+
+# --- bottleneck adapters ---
+
+BOTTLENECK = Adapter(size=4, at=("mlp",))
+
+
+def adapting(home, folder="gpt2", steps=4, **changes):
+    experiment = tuning(home / "cola", **{"adapter": BOTTLENECK, **changes}).of(
+        home / folder, 1e-2, 0
+    )
+    return replace(experiment, steps=steps, checkpoint_every=2, eval_every=steps)
+
+
+@pytest.fixture(scope="module")
+def adapted(home):
+    run(adapting(home), home / "adapted")
+    return home / "adapted"
+
+
+def test_a_model_with_an_adapter_is_a_model(home, adapted):
+    _, before = load(home / "gpt2")
+    config, after = load(adapted)
+    saved = saved_in(adapted / "adapter.npz")
+    assert config.adapter == saved.adapter == BOTTLENECK
+    body, own = adapters.detach(after)
+    jax.tree.map(np.testing.assert_array_equal, split(body)[0], split(before)[0])
+    jax.tree.map(np.testing.assert_array_equal, own, saved.params)
+    assert all(x.any() for x in jax.tree.leaves(own))
+    assert "matthews" in score(adapted, adapting(home).data)["dev"]
+    growth = stack(config.sizes(), {"layers": 4})
+    large = grow(growth, after, config.axes())
+    orbax.export(home / "deep", config.resized(growth), large)
+    assert load(home / "deep")[0].adapter == BOTTLENECK
+
+
+def test_only_the_adapter_and_the_head_have_gradients_and_moments(home):
+    experiment = adapting(home)
+    *_, phase, _ = experiment.plan
+    (model,) = shapes(experiment.plan, 2, experiment.tx).values()
+    assert {*model.params} == {"blocks", "classifier"}
+    assert {*model.params["blocks"]} == {"mlp_adapter"}
+    assert model.params["blocks"].keys() == model.opt[1].mu["blocks"].keys()
+    config = phase.config
+    assert phase.cost(16) == pytest.approx(4 * flops.train(config, 16 * 14, 14, adapter=BOTTLENECK))
+    assert phase.cost(16) < 4 * flops.train(replace(config, adapter=BOTTLENECK), 16 * 14, 14)
+
+
+def test_what_was_trained_is_trained_on(home, adapted, whole):
+    """From the folder of a model that has it; or, beside another head, from the file."""
+    tx = transformation(OPTIM)
+
+    def born(experiment, saved):
+        imported, phase, _ = experiment.plan
+        _, params = load(Path(imported.folder))
+        model = Model(
+            split(params)[0] | fresh_head(phase.config, jax.random.key(0)), None, phase.config
+        )
+        return phase.start({"large": model}, tx, jax.random.key(0), saved)
+
+    kept = saved_in(adapted / "adapter.npz")
+    on = born(adapting(home, "adapted"), ())
+    from_file = adapting(home, adapter=None, saved=(str(adapted / "adapter.npz"),))
+    given = from_file.plan[1].given(SimpleNamespace(models={"large": SimpleNamespace(made=None)}))
+    for model in (on, born(from_file, *given)):
+        jax.tree.map(np.testing.assert_array_equal, split(model.params)[0], kept.params)
+    low = adapting(home, adapter=None, saved=(str(whole / "lora.npz"),))
+    assert low.method.lora == OWN
+    given = low.plan[1].given(SimpleNamespace(models={"large": SimpleNamespace(made=None)}))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        split(born(low, *given).params)[0],
+        saved_in(whole / "lora.npz").params,
+    )
+
+
+def test_adapters_of_several_runs_are_fused(home, adapted):
+    files = (str(adapted / "adapter.npz"),) * 2
+    experiment = adapting(home, adapter=None, saved=files, steps=2)
+    assert experiment.method.adapter == replace(BOTTLENECK, fused=2)
+    run(experiment, home / "fused")
+    saved, one = (
+        saved_in(home / "fused" / "adapter.npz").params["blocks"],
+        saved_in(adapted / "adapter.npz").params["blocks"],
+    )
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x, np.stack([y, y], 1)),
+        saved["mlp_adapter"],
+        one["mlp_adapter"],
+    )
+    value = saved["mlp_fusion"]["value"]["kernel"]
+    assert 1e-3 < np.abs(value - np.eye(16)).max() < 0.5
+
+
+def test_adapters_that_do_not_fit_are_refused(home, adapted, whole):
+    file, low = str(adapted / "adapter.npz"), str(whole / "lora.npz")
+    with pytest.raises(
+        UserError,
+        match=r"adapter.npz is of a model of layers 2, but this one has layers 4; grow it",
+    ):
+        loaded((file,), replace(load(home / "gpt2")[0], layers=4))
+    with pytest.raises(
+        UserError, match="adapters that are fused are bottlenecks, all alike, but these are LoRA"
+    ):
+        loaded((low, file), load(home / "gpt2")[0])
+    with pytest.raises(ValueError, match="leave out lora and adapter"):
+        adapting(home, saved=(file,))
+    with pytest.raises(ValueError, match="leave out adapter, or lora"):
+        FineTune("model", lora=OWN, adapter=BOTTLENECK)
+    with pytest.raises(
+        ValueError, match="the model has an adapter: to train it on, ask for Adapter"
+    ):
+        _ = adapting(home, "adapted", adapter=Adapter(5)).plan
+    with pytest.raises(ValueError, match="and for none that is saved"):
+        _ = adapting(home, "adapted", adapter=None, saved=(file,)).plan
+    with pytest.raises(
+        ValueError, match="2 adapters are fused, which runs have trained, but saved names 0"
+    ):
+        _ = adapting(home, adapter=Adapter(5, fused=2)).plan
+
+
+def test_fields_of_what_is_not_there_yet_are_set(home):
+    tuned = overridden(tuning(home / "cola"), ["lora.rank=4", "lora.alpha=2"])
+    assert tuned.lora == LoRA(rank=4, alpha=2.0)
+    assert overridden(tuning(home / "cola"), ["adapter.at=('mlp',)"]).adapter == Adapter(
+        at=("mlp",)
+    )
+    with pytest.raises(UserError, match="leave out adapter, or lora"):
+        overridden(FineTune("model"), ["lora.rank=4", "adapter.size=4"])

@@ -1,0 +1,228 @@
+"""The programs of real sizes, compiled for H100s and TPUs that are not there, and read.
+
+``pip install -e '.[test,aot]'``, then ``XLA_FLAGS= pytest -n 0 -m aot``: optimized, as for a real
+run.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import get_args
+
+import jax
+import pytest
+
+from jaxgrow import grow
+from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.models.layers import Remat
+from jaxgrow.operators import hypercloning, stack
+from jaxgrow.sharding import spec
+from train.aot.compilation import Program, Rehearsal
+from train.aot.estimate import bound, fits
+from train.aot.machines import described
+from train.config.experiment import load
+from train.engine.state.mesh import Mesh
+from train.plan.methods import Scratch
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.filterwarnings("ignore"),
+]  # plugins that miss their devices warn
+GB = 1e9
+GPT2 = "configs/papers/gpt.py:base_c4"
+DROPS = {
+    "dense": None,
+    "cond": LayerDrop(theta=0.5),
+    "gather": LayerDrop(theta=0.5, execution="gather"),
+}
+
+
+@cache
+def step(machine: str, drop: str) -> Program:
+    """That of GPT-2 124M, T = 1024, 16 sequences a device; with layer dropping, the one that drops."""
+    at = described(machine)
+    e = replace(load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
+    programs = [p for p in Rehearsal(e, at).run() if p.what.startswith("step")]
+    return min(programs, key=lambda p: p.flops)
+
+
+@pytest.mark.parametrize("machine", ["h100:1", "h100:8"])
+@pytest.mark.parametrize("drop", DROPS)
+def test_gpt2_on_h100s(machine, drop):
+    found = step(machine, drop)
+    assert 1.4 * GB < found.parameters + found.moments < 1.6 * GB
+    assert found.temporary < 4.5 * GB  # 9.75 with all logits at once
+    assert found.conditionals == (2 if drop == "cond" else 0)
+    if machine == "h100:1":
+        assert not found.collectives
+        return
+    # Every gradient is added once, in float32, at the end of the step.
+    assert {c.kind for c in found.collectives} == {"all-reduce"} and all(
+        c.times == 1 for c in found.collectives
+    )
+    assert sum(c.size for c in found.collectives) == pytest.approx(found.parameters, rel=0.01)
+
+
+def test_a_7b_llama_divided_over_eight_h100s():
+    machine = described("h100:8")
+    e = load("configs/papers/llama.py:llama_7b_c4")
+    programs = Rehearsal(e, machine).run()
+    assert fits(programs, machine)
+    found = next(p for p in programs if p.what == "step")
+    assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
+    assert {"all-gather", "reduce-scatter"} <= {c.kind for c in found.collectives}
+    assert not fits(
+        Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine
+    )  # the control: whole on every device
+
+
+def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
+    """Left to XLA, it sorted the tokens of all devices on each and added them up: ten times as much sent, and kept."""
+    e = load("configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4")
+    (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
+    assert (
+        sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
+    )  # how many tokens each expert gets
+    assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
+
+
+def test_experts_over_eight_h100s_exchange_tokens_and_no_kernels():
+    e = load(
+        "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
+    )
+    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
+    assert len(exchanges) >= 4 and all(
+        c.asynchronous for c in exchanges
+    )  # there and back, in both passes
+    gathered = [c.size for c in found.collectives if c.kind in ("all-gather", "reduce-scatter")]
+    assert max(gathered, default=0) < 1e5  # the router; a kernel of one expert has 3.1e6 bytes
+    assert found.temporary < 3 * GB
+
+
+def test_it_grows_to_13b_where_it_lies():
+    """No device ever has all of it: beside its part of the source, of the model between two
+    operators and of the result, one leaf's part.
+    """
+    machine = described("h100:8")
+    e = load("configs/papers/llama.py:llama_13b_grown")
+    found = next(p for p in Rehearsal(e, machine).run() if p.what == "grow")
+    result, deeper = 13.016e9 * 4 / 8, 6.738e9 * 40 / 32 * 4 / 8
+    largest = 40 * 5120 * 13824 * 4 / 8
+    assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
+    assert found.temporary < result + deeper + largest
+
+
+SMALL = {"layers": 40, "embed": 4096, "mlp": 14336}
+
+
+@pytest.mark.parametrize("names", [("layers", "embed.in", "mlp"), ("layers", "mlp.in", "embed")])
+@pytest.mark.parametrize("fsdp", [8, 2])
+def test_leaves_of_a_70b_model_grow_in_the_memory_of_their_parts(names, fsdp):
+    mesh = Mesh(1, fsdp, 8 // fsdp).over(list(described("h100:8").devices))
+    growth = stack(SMALL, {"layers": 80}) | hypercloning(SMALL, {"embed": 8192, "mlp": 28672})
+    shape = tuple(SMALL[name.removesuffix(".in")] for name in names)
+    where = jax.sharding.NamedSharding(mesh, spec(names, shape, mesh))
+    leaf = {"kernel": jax.ShapeDtypeStruct(shape, "float32", sharding=where)}
+    with jax.set_mesh(mesh):
+        memory = (
+            jax.jit(lambda x: grow(growth, x, {"kernel": names}))
+            .lower(leaf)
+            .compile()
+            .memory_analysis()
+        )
+    assert memory.argument_size_in_bytes == 40 * 4096 * 14336 * 4 / 8
+    assert memory.output_size_in_bytes == 8 * memory.argument_size_in_bytes
+    assert memory.temp_size_in_bytes < memory.argument_size_in_bytes
+
+
+@cache
+def divided(optimizer: str, machine: str) -> Program:
+    """The step of GPT-2 124M over eight devices."""
+    e, at = load(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
+    programs = Rehearsal(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
+    assert fits(programs, at)
+    return next(p for p in programs if p.what == "step")
+
+
+def largest(program: Program) -> float:
+    """Bytes that are gathered at once."""
+    return max(c.size for c in program.collectives if c.kind == "all-gather")
+
+
+def test_muon_over_eight_h100s():
+    """Devices exchange parts of matrices: each is made orthogonal on one of them, and none has all of a stack."""
+    adam, muon = divided("adamw", "h100:8"), divided("muon", "h100:8")
+    assert largest(muon) == largest(adam)  # of the forward and the backward pass
+    assert muon.moments < 0.7 * adam.moments and muon.temporary < 1.1 * adam.temporary
+    assert sum(c.sent for c in muon.collectives) < 1.6 * sum(c.sent for c in adam.collectives)
+
+
+def test_muon_over_eight_tpus():
+    assert largest(divided("muon", "v5e:2x4")) < 12 * 768 * 3072 * 4  # no stack of matrices
+
+
+@cache
+def choosing(choice: str) -> Program:
+    """The step of GPT-2 124M, batch 16, on an H100."""
+    (found,) = [
+        p
+        for p in Rehearsal(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
+        if p.what == "step"
+    ]
+    return found
+
+
+def test_the_less_a_layer_saves_the_less_memory_a_step_takes():
+    taken = [choosing(f":model.remat={remat}").temporary for remat in get_args(Remat)]
+    assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0] / 2
+
+
+def test_unrolled_layers_take_no_more_memory_than_scanned_ones():
+    assert choosing(":model.scan_layers=False").temporary < 1.1 * choosing("").temporary
+
+
+def test_attention_by_a_kernel_and_by_xla():
+    kernel, xla = choosing(""), choosing(":model.attention=xla")
+    assert any("fmha" in name or "cudnn" in name for name in kernel.kernels)
+    assert (
+        not any("fmha" in name or "cudnn" in name for name in xla.kernels)
+        and xla.temporary > kernel.temporary
+    )
+
+
+@pytest.mark.parametrize("mesh", [":mesh.fsdp=2", ":mesh.fsdp=2:mesh.tensor=2"])
+def test_attention_by_a_kernel_where_two_axes_divide_the_samples_or_the_heads(mesh):
+    """JAX's own rule for cuDNN's kernel fails where two axes divide the samples."""
+    e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
+    (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
+    assert any("fmha" in name or "cudnn" in name for name in found.kernels)
+
+
+@pytest.mark.parametrize("mesh", ["", ":mesh.fsdp=2:mesh.tensor=2"], ids=["whole", "divided"])
+def test_gpt2_of_two_layers_on_a_tpu(mesh):
+    """Its attention is Pallas'."""
+    e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
+    e = replace(e, method=Scratch(DROPS["cond"]))
+    programs = Rehearsal(e, described("v5e:2x2")).run()
+    found = min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
+    assert found.conditionals == 2 and "tpu_custom_call" in found.kernels
+    if not mesh:
+        assert {c.kind for c in found.collectives} == {"all-reduce"}
+
+
+@pytest.mark.parametrize("machine", ["v5e:2x2"])
+def test_a_tiny_plan_is_compiled_and_priced(machine):
+    """Every program of a plan with a transformation: the smallest case, which also runs in `.ci/run`."""
+    e = load(
+        "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
+    )
+    found = Rehearsal(e, at := described(machine)).run()
+    assert fits(found, at) and {p.what for p in found if not p.flops} <= {"born"}
+    assert {"step", "coalesce", "evaluation"} <= {p.what for p in found}
+    for program in found:
+        least = bound(program, at)
+        assert (
+            least is not None
+            and least.seconds > 0
+            and (not program.flops or 0 < least.utilisation <= 1)
+        )

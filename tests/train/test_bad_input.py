@@ -1,0 +1,353 @@
+"""Wrong input is one clear line on stderr and an exit code, not a traceback, and costs nothing that was there."""
+
+import gzip
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+import runs
+
+from jaxgrow.checkpoints import CheckpointError
+from train import compare, generate, pretrain
+from train.common.errors import UserError, exits_cleanly, is_full_disk
+from train.config.experiment import as_json
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.workdir import Workdir
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, tmp_path):
+    """Runs a script with arguments, and returns the one line that it ends with."""
+
+    def run(*arguments: str, script=pretrain, code: int = 2) -> str:
+        monkeypatch.setattr(sys, "argv", [script.__name__, *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            exits_cleanly(script.main)
+        assert exit.value.code == code
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert lines[-1].startswith("error: ") and "Traceback" not in "".join(lines)
+        return lines[-1].removeprefix("error: ")
+
+    return run
+
+
+def write_vocabulary(path: Path) -> str:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.BPE(vocab={chr(i): i for i in range(32, 1032)}, merges=[])).save(str(path))
+    return str(path)
+
+
+# What is wrong with an otherwise good run; ``{}`` is its folder.
+CASES = {
+    "a misspelt field": (
+        ["--set", "optim.peak_rl=1"],
+        "Optim has no field 'peak_rl'; did you mean optim.peak_lr?",
+    ),
+    "a wrong type": (["--set", "steps=many"], "--set steps: expected int, but got 'many'"),
+    "a wrong value": (["--set", "batch=0"], "batch must be at least 1, but is 0"),
+    "heads that do not pair": (
+        ["--set", "model.heads=7"],
+        "axis 'heads': far pairs: 7 is not a multiple of 2",
+    ),
+    "layers that do not pair": (
+        ["--set", "model.layers=1"],
+        "axis 'layers': adjacent pairs: 1 is not a multiple of 2",
+    ),
+    "moments that cannot shrink": (
+        ["--set", "method.moments_down=asymmetric"],
+        "needs a growth that copies units",
+    ),
+    "a batch for fewer devices": (
+        ["--set", "batch=6"],
+        "a batch of 6 cannot be divided among 4 devices; use a multiple of 4",
+    ),
+    "micro-batches too small": (
+        ["--set", "accumulate=4"],
+        "a batch of 2 cannot be divided among 4 devices",
+    ),
+    "no corpus": (["--set", "data.path={}/absent"], "there is no corpus at {}/absent"),
+    "a folder without text": (
+        ["--set", "data.path={}/pictures"],
+        "pictures: there are no .txt, .jsonl",
+    ),
+    "empty files": (["--set", "data.path={}/empty"], "the train text of the corpus is empty"),
+    "nothing held out": (
+        ["--set", "data.valid_fraction=0.01"],
+        "one document in 100 is held out (data.valid_fraction); name more",
+    ),
+    "a broken .gz": (["--set", "data.path={}/broken.gz"], "cannot read {}/broken.gz: "),
+    "a broken .xz": (["--set", "data.path={}/broken.xz"], "cannot read {}/broken.xz: "),
+    "a cut .gz": (["--set", "data.path={}/cut.gz"], "cannot read {}/cut.gz: "),
+    "no tokenizer": (["--set", "data.tokenizer={}/absent.json"], "no tokenizer at {}/absent.json"),
+    "a model without those tokens": (
+        ["--set", "data.tokenizer={}/vocabulary.json"],
+        "the tokenizer has 1000 tokens, but model.vocab is 256; raise it to as many",
+    ),
+    "a short training text": (
+        ["--set", "model.context=1700"],
+        "the training data has 1 windows of 1700 tokens, less than one",
+    ),
+    "a short validation text": (
+        ["--set", "batch=100"],
+        "the validation data has 75 windows of 8 tokens, less than one batch of",
+    ),
+    "an unknown corpus": (
+        ["--set", "data.name=nothing_such"],
+        "tensorflow-datasets cannot prepare 'nothing_such'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_says_what_is_wrong(tmp_path, refused, case):
+    options, says = CASES[case]
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "nothing.txt").touch()
+    (tmp_path / "broken.gz").write_bytes(b"no gz")
+    (tmp_path / "broken.xz").write_bytes(b"no xz")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"some text" * 100)[:-9])
+    write_vocabulary(tmp_path / "vocabulary.json")
+    experiment = runs.experiment(tmp_path, method=runs.VCYCLE)
+    if case == "an unknown corpus":
+        experiment = replace(
+            experiment, data=replace(experiment.data, source="tfds", name="another")
+        )
+    config = runs.script(tmp_path, experiment)
+    options = [option.replace("{}", str(tmp_path)) for option in options]
+    assert says.replace("{}", str(tmp_path)) in refused(
+        config, "--workdir", str(tmp_path / "run"), *options
+    )
+    assert (
+        not (tmp_path / "run" / "metrics.jsonl").exists()
+        and not (tmp_path / "run" / "config.json").exists()
+    )
+
+
+def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
+    assert f"there is no config {tmp_path}/absent.py" in refused(str(tmp_path / "absent.py"))
+    (tmp_path / "broken.py").write_text(
+        "from train.config.experiment import Experiment\ndef config():\n  return Experiment(nmae='x')"
+    )
+    assert (
+        "broken.py, line 3: TypeError: " in (said := refused(str(tmp_path / "broken.py")))
+        and "'nmae'" in said
+    )
+
+
+def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
+    """As soon as it holds a line of a log, a checkpoint or a result."""
+    experiment = runs.experiment(tmp_path)
+    workdir, folder = Workdir(tmp_path / "run"), tmp_path / "run"
+    workdir.claim(experiment)
+    (folder / "config.json").write_text(json.dumps(as_json(experiment)))
+    before = (folder / "config.json").read_bytes()
+    other = replace(experiment, steps=9)
+    workdir.claim(other)  # nobody's yet
+    for kept in ("metrics.jsonl", "checkpoints/5", "result.json"):
+        (folder / kept).parent.mkdir(exist_ok=True)
+        (folder / kept).write_text("something")
+        with pytest.raises(
+            UserError,
+            match="belongs to another config, there and here: steps: 8 and 9; give another",
+        ):
+            workdir.claim(other)
+        workdir.claim(replace(experiment, log_every=1, parallel="mesh", checkpoint_every=9))
+        (folder / kept).unlink()
+    (folder / "metrics.jsonl").write_text("a line")
+    options = ["--workdir", str(folder), "--set", "optim.peak_lr=0.5"]
+    said = refused(runs.script(tmp_path, experiment), *options)
+    assert (
+        said
+        == f"{folder} belongs to another config, there and here: optim.peak_lr: 0.01 and 0.5; give another --workdir"
+    )
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_work_directory_that_is_a_file(tmp_path, refused):
+    (tmp_path / "run").write_text("mine")
+    said = refused(
+        runs.script(tmp_path, runs.experiment(tmp_path)), "--workdir", str(tmp_path / "run")
+    )
+    assert str(tmp_path / "run") in said
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_loss_that_is_none(tmp_path, refused):
+    options = ["--workdir", str(tmp_path / "run"), "--set", "optim.peak_lr=1e38"]
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    refused(
+        config, "--workdir", str(tmp_path / "run"), "--set", "data.path=nowhere"
+    )  # which leaves the folder to others
+    said = refused(config, *options)
+    assert "at step 2 of train large; the last good checkpoint is kept in" in said
+    assert "lower optim.peak_lr" in said
+
+
+# --- a full disk ---
+
+FULL = OSError(28, "No space left on device")
+
+
+def test_a_full_disk_while_tokenising(tmp_path, refused, monkeypatch):
+    def full(*_):
+        raise FULL
+
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("train.data.text._bytes", full)
+        said = refused(config, "--workdir", str(tmp_path / "run"))
+    assert said.startswith("the disk is full (") and said.endswith(
+        "free some space, then the same command continues"
+    )
+
+
+def test_a_full_disk_while_saving_keeps_the_checkpoint_before_and_continues(
+    tmp_path, refused, monkeypatch
+):
+    save = Checkpoints.save
+
+    def full(self, step, *rest):
+        if step == 4:
+            raise RuntimeError("cannot write") from FULL
+        save(self, step, *rest)
+
+    experiment = runs.experiment(tmp_path, checkpoint_every=2)
+    config = runs.script(tmp_path, experiment)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", full)
+        assert "the disk is full" in refused(config, "--workdir", str(tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
+    pretrain.run(experiment, tmp_path / "run")
+    pretrain.run(experiment, tmp_path / "whole")
+    assert runs.log(tmp_path / "run") == runs.log(tmp_path / "whole")
+
+
+def chained(error: Exception, *causes: Exception) -> Exception:
+    first = error
+    for cause in causes:
+        error.__cause__ = cause
+        error = cause
+    return first
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (FULL, True),
+        (OSError(122, "Disk quota exceeded"), True),
+        (RuntimeError("RESOURCE_EXHAUSTED: write failed: No space left on device [path=x]"), True),
+        (chained(ValueError("save failed"), RuntimeError("commit failed"), FULL), True),
+        (OSError(13, "Permission denied"), False),
+        (chained(ValueError("save failed"), OSError(2, "No such file")), False),
+    ],
+)
+def test_a_full_disk_is_recognised_however_it_is_wrapped(error, full):
+    assert is_full_disk(error) == full
+
+
+def test_other_errors_keep_their_traceback_and_an_interrupt_its_code(monkeypatch, refused):
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        exits_cleanly(broken)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrain, "main", interrupted)
+    assert (
+        refused(code=130)
+        == "interrupted; the same command continues from the last checkpoint, if there is one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError("Unable to allocate 7 TiB"), "this machine has no memory left"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a text is not UTF-8"),
+        (CheckpointError("a tensor is missing"), "a tensor is missing"),
+        (PermissionError(13, "Permission denied", "runs"), "[Errno 13] Permission denied: 'runs'"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_errors_of_the_input_and_of_the_machine_are_one_line(monkeypatch, refused, error, says):
+    def broken():
+        raise error
+
+    monkeypatch.setattr(pretrain, "main", broken)
+    assert refused().startswith(says)
+
+
+def test_processes_that_lost_each_other_are_one_line_and_to_be_started_again(monkeypatch, refused):
+    def apart():
+        raise jax.errors.JaxRuntimeError(
+            "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED\n and more"
+        )
+
+    monkeypatch.setattr(pretrain, "main", apart)
+    said = refused(code=75)
+    assert said.startswith(
+        "the processes of this run waited for each other too long, or one of them has ended"
+    )
+    assert said.endswith("(UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED)")
+
+
+def test_sizes_that_cannot_be_meant_are_refused_at_once(tmp_path, refused):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
+    assert "model.layers must be at most 16,384, but is 1,000,000,000,000" in refused(
+        config, "--set", "model.layers=1000000000000"
+    )
+
+
+def test_a_prompt_that_is_not_utf_8(tmp_path, refused, monkeypatch):
+    arguments = [str(tmp_path), "--prompt"]
+    said = refused(*arguments, b"f\xfcr".decode("utf-8", "surrogateescape"), script=generate)
+    assert said == "--prompt 'f\\udcfcr' is not UTF-8; convert it, such as by iconv"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"f\xfcr\n"), "utf-8"))
+    assert refused(*arguments, "-", script=generate).startswith(
+        "--prompt -: the lines are not UTF-8 ("
+    )
+
+
+def test_a_message_of_several_lines_is_said_in_one(capsys):
+    def wrong():
+        raise UserError("one\n  two")
+
+    with pytest.raises(SystemExit):
+        exits_cleanly(wrong)
+    assert capsys.readouterr().err == "error: one two\n"
+
+
+# --- compare ---
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seeds", "a,b"], "--seeds takes numbers separated by commas, not 'a,b'"),
+        (["--seeds", ""], "--seeds needs at least one seed"),
+        (["--frontier", "1.5"], "--frontier takes fractions between 0 and 1, not 1.5"),
+        (["--set", "optim.peak_rl=1"], "did you mean optim.peak_lr?"),
+    ],
+)
+def test_compare_refuses(tmp_path, refused, options, says):
+    assert says in refused(
+        runs.script(tmp_path, runs.experiment(tmp_path)), *options, script=compare
+    )
+
+
+def test_compare_refuses_two_configs_with_one_name(tmp_path, refused):
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    assert (
+        "two runs have one name: tiny, tiny; give each its own, such as CONFIG:name=again"
+        in refused(config, config, script=compare)
+    )

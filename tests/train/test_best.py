@@ -1,0 +1,138 @@
+"""The best evaluation is kept, training stops early, and dropout drops."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import runs
+from finetunings import FAMILIES, checkpoint, cola, tuning
+
+from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop.execution import Dropout
+from jaxgrow.models import SwinConfig
+from jaxgrow.peft.lora import LoRA
+from train.config.overrides import overridden
+from train.engine.loop.trainer import run
+from train.engine.run.workdir import Workdir, load
+from train.plan.adapting import load as saved_in
+from train.plan.best import Best
+from train.plan.methods import FineTune
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    checkpoint(home / "gpt2", FAMILIES["gpt2"])
+    cola(home / "shuffled", shuffled=True)
+    return home
+
+
+def experiment(home, best=None, rate=1.0, **changes):
+    """A run at a learning rate at which nothing is learned, so that an early evaluation is the best one."""
+    own = tuning(home / "shuffled", best=best, **changes)
+    return replace(own.of(home / "gpt2", rate, 0), steps=12, checkpoint_every=2, eval_every=2)
+
+
+def evaluations(folder):
+    return [
+        line["val_loss"] for line in Workdir(folder).lines() if "val_loss" in line and line["step"]
+    ]
+
+
+def test_the_best_evaluation_is_the_result(home, tmp_path):
+    result = run(experiment(home, Best(evaluations=6)), tmp_path / "best")
+    losses = evaluations(tmp_path / "best")
+    assert len(losses) == 6
+    assert result["val_loss"] == min(losses) < losses[-1]
+    again = run(replace(experiment(home), steps=12), tmp_path / "last")
+    assert again["val_loss"] == losses[-1]  # cut or not, the training is the same
+
+
+def test_training_stops_early_and_goes_on_after_a_kill(home, tmp_path):
+    early = experiment(home, Best(evaluations=6, patience=2))
+    result = run(early, tmp_path / "early")
+    losses = evaluations(tmp_path / "early")
+    assert len(losses) == int(np.argmin(losses)) + 3 < 6
+    assert result["val_loss"] == min(losses)
+    runs.killed(early, tmp_path / "killed", at=4)
+    run(early, tmp_path / "killed")
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "early"), load(tmp_path / "killed"))
+
+
+def test_the_adapter_that_is_kept_is_the_best_one(home, tmp_path):
+    own = LoRA(rank=2, targets=("*/mlp/*",))
+    run(experiment(home, Best(evaluations=6), lora=own), tmp_path / "best")
+    run(experiment(home, lora=own), tmp_path / "last")
+    best, last = (
+        saved_in(tmp_path / name / "lora.npz").params["blocks"]["mlp"]["up"]["a"]
+        for name in ("best", "last")
+    )
+    assert not np.array_equal(best, last)
+
+
+def test_settings_from_the_command_line(home):
+    tuned = overridden(
+        tuning(home / "shuffled"), ["best.patience=2", "best.by=val_accuracy", "dropout=0.1"]
+    )
+    assert (tuned.best, tuned.dropout) == (Best("val_accuracy", 2), 0.1)
+    assert tuned.of(home / "gpt2", 1e-3, 0).method.best.evaluations == 1  # one epoch
+    with pytest.raises(ValueError, match=r"best\.patience is at least 1, but is 0"):
+        Best(patience=0)
+    with pytest.raises(ValueError, match="dropout lies between 0 and 1, but is 2"):
+        _ = FineTune("x", dropout=2.0).plan(FAMILIES["gpt2"], tuning(home).optim, 4)
+
+
+# --- dropout ---
+
+
+def test_dropout_is_part_of_training_alone(home, tmp_path):
+    dropped, plain = experiment(home, dropout=0.3, rate=1e-2), experiment(home, rate=1e-2)
+    one, other = run(dropped, tmp_path / "dropped"), run(plain, tmp_path / "plain")
+    first = [
+        next(line["val_loss"] for line in Workdir(tmp_path / n).lines() if "val_loss" in line)
+        for n in ("dropped", "plain")
+    ]
+    assert first[0] == first[1]
+    assert one["val_loss"] != other["val_loss"]
+    runs.killed(dropped, tmp_path / "killed", at=4)
+    run(dropped, tmp_path / "killed")
+    runs.assert_same_end(tmp_path / "killed", tmp_path / "dropped")
+
+
+SWIN = SwinConfig(
+    image=16,
+    patch=4,
+    channels=1,
+    classes=3,
+    layers=(1, 1),
+    embed=(8, 16),
+    heads=(1, 2),
+    head_dim=8,
+    mlp=(8, 16),
+    window=2,
+)
+
+
+@pytest.mark.parametrize("config", [*FAMILIES.values(), SWIN], ids=[*FAMILIES, "swin"])
+def test_every_family_drops_other_units_in_every_layer_sublayer_and_sample(config):
+    params, example = jax.tree.map(lambda x: x + 0.01, runs.fresh(config)), config.example
+    many = jax.tree.map(lambda x: np.repeat(np.asarray(x), 2, 0), example)
+    keys = jax.random.split(jax.random.key(0), (config.depth, 2))
+
+    def out(rate):
+        kept = Kept(None, Dropout(keys, rate), "sublayer")
+        return np.asarray(config.module.apply({"params": params}, many, kept=kept))
+
+    plain = np.asarray(config.module.apply({"params": params}, many))
+    np.testing.assert_allclose(out(0.0), plain, atol=1e-5)
+    assert not np.allclose(out(0.5)[0], out(0.5)[1])
+
+
+def test_dropout_keeps_the_mean_and_differs_by_sublayer():
+    drop = Dropout(jax.random.split(jax.random.key(0), 4), 0.25)
+    y = np.ones((4, 500, 8), np.float32)
+    a, b = drop(y, "attention"), drop(y, "mlp")
+    assert np.unique(np.round(np.asarray(a), 4)).tolist() == pytest.approx([0.0, 4 / 3], abs=1e-3)
+    assert np.mean(a) == pytest.approx(1.0, abs=0.02)
+    assert np.mean((a > 0) == (b > 0)) == pytest.approx(0.75**2 + 0.25**2, abs=0.02)

@@ -1,0 +1,269 @@
+"""Checkpoints that a disk has changed are found, whatever was changed; the newest whole one is used, and that is said."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import chex
+import grain
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from train import pretrain
+from train.common.errors import UserError
+from train.engine.run import checkpoint
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.workdir import imported, load
+from train.engine.state.model import Model
+
+RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
+
+
+def position(step: int) -> Any:
+    """An iterator over data that has given ``step`` samples."""
+    data = iter(grain.MapDataset.range(30).to_iter_dataset())
+    for _ in range(step):
+        next(data)
+    return data
+
+
+def model(step: int) -> Model:
+    return Model(
+        jax.tree.map(lambda x: np.float32(x + step), runs.fresh(runs.MODEL)), None, runs.MODEL
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run's folder with the checkpoints 3 and 6."""
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        for step in (3, 6):
+            checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def restored(run: Path) -> int:
+    """The step of what is restored, which must be all of it."""
+    data = position(0)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        found = checkpoints.restore(lambda record: {"large": model(0)}, data, runs.mesh())
+    assert found is not None
+    models, record = found
+    step = record["step"]
+    chex.assert_trees_all_equal(jax.device_get(models["large"].params), model(step).params)
+    assert record == RECORD | {"step": step} and next(data) == step
+    return step
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1 << 3
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = [cut, Path.unlink, flip]
+
+
+def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
+    assert restored(saved) == 6
+    np.testing.assert_array_equal(
+        load(saved)["token_embedding"], model(6).params["token_embedding"]
+    )
+    np.testing.assert_array_equal(
+        load(saved, step=3)["token_embedding"], model(3).params["token_embedding"]
+    )
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_a_change_of_any_file_is_found_and_said_and_the_checkpoint_before_is_used(
+    saved, tmp_path, capsys
+):
+    """Of the array file each kind of change; of the others, whose every byte is a law of checksums, one kind each."""
+    paths = files(saved / "checkpoints" / "6")
+    arrays = max(paths, key=lambda path: path.stat().st_size)
+    cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)] + [
+        (arrays, damage) for damage in DAMAGES
+    ]
+    # A checkpoint without its checksums is incomplete, and an empty file can only be lost.
+    cases = [(path, cut if path.name == "SHA256SUMS" else damage) for path, damage in cases]
+    cases = [(path, damage if path.stat().st_size else Path.unlink) for path, damage in cases]
+    assert len(paths) > 8
+    for path, damage in cases:
+        run = tmp_path / "run"
+        shutil.copytree(saved, run)
+        damage(run / path.relative_to(saved))
+        assert (load(run)["token_embedding"] == model(3).params["token_embedding"]).all(), (
+            path
+        )  # to read it is not to move it
+        assert restored(run) == 3, path
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said
+        assert said[0].startswith("checkpoint 6 is damaged (") and path.name in said[0]
+        assert names(run / "checkpoints") == ["3", "damaged-6"]
+        shutil.rmtree(run)
+
+
+def test_with_no_whole_checkpoint_one_line_says_so_and_nothing_is_moved(saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    for step in (3, 6):
+        flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
+    before = files(tmp_path)
+    for reading in (restored, load):
+        with pytest.raises(
+            UserError,
+            match=r"no checkpoint in .* is whole \(6: \S+ has changed; 3: \S+ has changed\)",
+        ):
+            reading(tmp_path)
+    with pytest.raises(UserError, match=r"is whole \(6: \S+ has changed\)"):
+        load(tmp_path, step=6)
+    with pytest.raises(UserError, match="there is no checkpoint in"):
+        load(tmp_path, step=9)
+    assert files(tmp_path) == before
+
+
+INCOMPLETE = "checkpoint 9 is incomplete: its save was interrupted; deleted it\n"
+
+
+@pytest.mark.parametrize("at", ["seal", "sync", "sync_folder"])
+def test_a_process_that_is_killed_while_it_saves_leaves_no_damaged_checkpoint(
+    saved, tmp_path, monkeypatch, capsys, at
+):
+    """After Orbax has written everything: before the checksums, before the renaming, and right after it."""
+
+    def dies(folder):
+        raise runs.Killed
+
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(runs.Killed),
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+    ):
+        patch.setattr(checkpoint, at, dies)
+        checkpoints.save(9, {"large": model(9)}, position(9), RECORD | {"step": 9})
+    capsys.readouterr()
+    whole = 9 if at == "sync_folder" else 6
+    assert (load(tmp_path)["token_embedding"] == model(whole).params["token_embedding"]).all()
+    assert restored(tmp_path) == whole
+    assert capsys.readouterr().err == ("" if whole == 9 else INCOMPLETE)
+    assert names(tmp_path / "checkpoints") == (["3", "6", "9"] if whole == 9 else ["3", "6"])
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:  # the next save writes it again
+        checkpoints.save(9 + whole, {"large": model(9 + whole)}, position(9), RECORD)
+    assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
+
+
+def test_the_newest_checkpoint_without_checksums_is_incomplete_and_an_earlier_one_is_damaged(
+    saved, tmp_path, capsys
+):
+    shutil.copytree(saved, tmp_path / "a")
+    (tmp_path / "a" / "checkpoints" / "6" / "SHA256SUMS").unlink()
+    np.testing.assert_array_equal(
+        load(tmp_path / "a")["token_embedding"], model(3).params["token_embedding"]
+    )
+    assert restored(tmp_path / "a") == 3
+    assert capsys.readouterr().err == INCOMPLETE.replace("9", "6")
+    assert names(tmp_path / "a" / "checkpoints") == ["3"]
+
+    (
+        tmp_path / "a" / "checkpoints" / "3" / "SHA256SUMS"
+    ).unlink()  # of the first save: the run starts anew
+    with pytest.raises(UserError, match="there is no checkpoint in"):
+        load(tmp_path / "a")
+    with Checkpoints(tmp_path / "a" / "checkpoints") as checkpoints:
+        assert checkpoints.restore(lambda record: {}, None, runs.mesh()) is None
+    assert names(tmp_path / "a" / "checkpoints") == []
+
+    shutil.copytree(saved, tmp_path / "b")
+    for step in (3, 6):
+        (tmp_path / "b" / "checkpoints" / str(step) / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match=r"is whole \(3: it has no SHA256SUMS"):
+        restored(tmp_path / "b")
+
+
+def test_only_the_last_damaged_checkpoint_is_kept(saved, tmp_path):
+    """However often this happens, the disk does not fill up."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    for step in (6, 9, 12):
+        flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
+        assert restored(tmp_path) == 3
+        assert names(tmp_path / "checkpoints") == sorted(["3", f"damaged-{step}"])
+        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+            checkpoints.save(
+                step + 3,
+                {"large": model(step + 3)},
+                position(step + 3),
+                RECORD | {"step": step + 3},
+            )
+
+
+def test_checksums_that_cannot_be_written_are_an_error_at_the_next_save(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "seal", full)
+    with pytest.raises(OSError, match="No space"), Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 6):
+            checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
+    assert not (tmp_path / "6").exists()
+
+
+def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_path):
+    """What it cost is what that one cost: an earlier one is no substitute."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
+    read = imported(tmp_path, runs.MODEL, runs.mesh())[0]
+    np.testing.assert_array_equal(
+        read.params["token_embedding"], model(6).params["token_embedding"]
+    )
+    flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed\)"):
+        imported(tmp_path, runs.MODEL, runs.mesh())
+    with pytest.raises(
+        CheckpointError,
+        match=r"is no finished run and no Hugging Face folder: it has neither jaxgrow\.json",
+    ):
+        open_checkpoint(tmp_path)  # of a version that did not export its parameters
+
+
+def test_what_a_finished_run_exports_is_what_it_ended_with_and_is_read_only_if_it_is_whole(
+    tmp_path, capsys
+):
+    run, experiment = tmp_path / "run", runs.experiment(tmp_path)
+    result = pretrain.run(experiment, run)
+    params = load(run)
+    np.testing.assert_array_equal(
+        params["token_embedding"], load(run, step=result["steps"])["token_embedding"]
+    )
+    assert open_checkpoint(run).config == runs.MODEL
+    flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
+    for reading in (load, lambda folder: imported(folder, runs.MODEL, runs.mesh())):
+        with pytest.raises(
+            UserError,
+            match=r"is damaged: .* has changed.*; delete .*result.json and give the command of the run again",
+        ):
+            reading(run)
+    with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):
+        open_checkpoint(run)
+    (run / "result.json").unlink()
+    assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
+    np.testing.assert_array_equal(load(run)["token_embedding"], params["token_embedding"])
+    assert "resuming at step 8 of train large" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""The commands of ``python -m train``: their help, how they read ``--set``, and what they say about a config."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+from train import pretrain
+from train.common.commands import Parser
+from train.common.errors import UserError
+from train.config.experiment import load
+from train.config.overrides import overridden
+from train.plan.methods import Stage, VCycle
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = sorted(
+    path.stem for path in (ROOT / "train").glob("*.py") if 'Parser("' in path.read_text()
+)
+
+
+class Parsed(Exception):
+    """Carries the parser of a command, in place of a run of it."""
+
+
+@pytest.fixture
+def parser(monkeypatch):
+    def given(self, *_):
+        raise Parsed(self)
+
+    def of(command: str) -> argparse.ArgumentParser:
+        with monkeypatch.context() as patch, pytest.raises(Parsed) as stop:
+            patch.setattr(argparse.ArgumentParser, "parse_args", given)
+            importlib.import_module(f"train.{command}").main()
+        return stop.value.args[0]
+
+    return of
+
+
+@pytest.fixture
+def path(tmp_path):
+    return runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
+
+
+def test_every_command_is_found():
+    assert {"pretrain", "compare", "sweep", "race", "finetune", "generate"} < {*COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_help_text_keeps_its_paragraphs_and_shows_every_default(command, parser):
+    found, doc = parser(command), str(importlib.import_module(f"train.{command}").__doc__)
+    text = found.format_help()
+    assert f"usage: python -m train.{command}" in text and "`" not in text
+    assert "\n\n".join(doc.replace("`", "").split("\n\n")).strip() in text
+    for action in found._actions:
+        optional = action.option_strings and not action.required and action.nargs != 0
+        assert not optional or "(default: " in action.help, (command, action.option_strings)
+        assert action.help, (command, action.dest)
+
+
+@pytest.mark.parametrize("command", ["race", "sweep", "finetune"])
+def test_commands_of_several_runs_name_their_work_directory(command, parser):
+    text = " ".join(parser(command).format_help().split())
+    assert (
+        f"The work directory (--workdir, default: runs/{command}) contains one folder for each"
+        in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "config"),
+    [
+        (["c.py", "--set", "a=1", "b.c=2"], ["a=1", "b.c=2"], "c.py"),
+        (["--set", "a=1", "b=2", "c.py"], ["a=1", "b=2"], "c.py"),
+        (
+            ["--set", "a=1", "c.py:x:b=2", "--set", "d=(1, 2)", "e=x=y", "--flag"],
+            ["a=1", "d=(1, 2)", "e=x=y"],
+            "c.py:x:b=2",
+        ),
+        (["c.py", "--set=a=1", "--set", "--flag"], None, None),
+        (["c.py", "--set", "a"], ["a"], "c.py"),
+        (["c.py"], [], "c.py"),
+    ],
+)
+def test_one_set_takes_several_settings_and_leaves_the_config(given, settings, config, capsys):
+    parser = Parser("test", None)
+    parser.add_argument("config")
+    parser.add_argument("--flag", action="store_true")
+    parser.add_set()
+    if settings is None:
+        with pytest.raises(SystemExit):
+            parser.parse_args(given)
+        assert "--set: expected one argument" in capsys.readouterr().err
+        return
+    found = parser.parse_args(given)
+    assert (found.set, found.config) == (settings, config)
+
+
+# --- pretrain: what there is to run, and to set ---
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*options) -> str:
+        monkeypatch.setattr(sys, "argv", ["pretrain", *map(str, options)])
+        pretrain.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_show_prints_every_field_with_value_default_and_type(path, run):
+    rows = [
+        line.split(maxsplit=3)
+        for line in run(path, "--show", "--set", "steps=1e1", "seed=7").splitlines()
+    ]
+    found = {name: rest for name, *rest in rows}
+    assert found["setting"] == ["value", "default", "type"]
+    assert found["steps"] == ["10", "required", "int"]
+    assert found["seed"] == ["7", "0", "int"]
+    assert found["method"][0] == "VCycle"
+    assert found["method.up.0.drop"] == ["None", "None", "LayerDrop or None"]
+    assert found["optim.schedule"][2] == "'cosine' or 'linear' or 'wsd'"
+    assert "[GPT2Config" not in str(found) and "collections" not in str(found)
+
+
+def test_what_show_prints_can_be_set(path, run):
+    """Each line names a field that exists, with a value that has its type."""
+    experiment = load(path)
+    lines = [line.split("  ") for line in run(path, "--show").splitlines()[1:]]
+    rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    plain = [
+        (name, value)
+        for name, value, *_ in rows
+        if value[0] != "(" and not value.endswith(("Config", "Cycle"))
+    ]
+    leaves = [
+        f"{name}={value}"
+        for name, value in plain
+        if not any(other.startswith(f"{name}.") for other, *_ in rows)
+    ]
+    assert len(leaves) > 50
+    assert overridden(experiment, leaves) == experiment
+
+
+def test_list_prints_the_experiments_of_a_file(run, tmp_path):
+    lines = run(ROOT / "configs" / "wikipedia.py", "--list").splitlines()
+    assert lines[0].split(maxsplit=1) == [
+        f"{ROOT / 'configs' / 'wikipedia.py'}:scratch",
+        "The GPT, from scratch.",
+    ]
+    assert len(lines) == 7
+    (tmp_path / "one.py").write_text("from configs.demo import muon as config\n")
+    assert run(tmp_path / "one.py", "--list").startswith(f"{tmp_path / 'one.py'}  ")
+    (tmp_path / "none.py").write_text("x = 1")
+    with pytest.raises(
+        UserError, match=r"none.py has no experiments: functions whose return annotation"
+    ):
+        run(tmp_path / "none.py", "--list")
+
+
+def test_one_value_is_a_tuple_of_one():
+    method = VCycle(down=(Stage(0.1),))
+    for text, value in (("8", (8,)), ("1e1", (10,)), ("(4, 8)", (4, 8)), ("None", None)):
+        assert overridden(method, [f"down.0.ramp={text}"]).down[0].ramp == value

@@ -1,0 +1,902 @@
+"""Comparisons: costs read off logs, by hand on synthetic runs, and the script that runs what is missing."""
+
+import json
+import math
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+
+from jaxgrow.models import GPT2Config
+from train import compare
+from train.analysis import plots
+from train.analysis.runs import Run, curves, frontier_budget, half_width
+from train.analysis.savings import Comparison
+from train.common.errors import UserError, exits_cleanly
+from train.config.downstream import FineTuning
+from train.config.experiment import Experiment, as_json
+from train.data.labelled.task import Labelled
+from train.engine.loop import programs
+from train.plan.methods import GrowTo, Stage
+
+COMPILING = 3.0  # seconds that a synthetic run spends on it, before its first validation
+CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
+
+
+def made(
+    folder: Path,
+    name: str,
+    curve: list[tuple],
+    seed: int = 0,
+    config: dict[str, Any] = CONFIG,
+    rates: tuple[float, ...] = (1.0, 0.0),
+    **result,
+) -> Run:
+    """A finished run with validation losses ``(phase, step, cost, loss)``, and learning rates.
+
+    Its FLOPs are 10 times its seconds of running, to which those of compiling come.
+    """
+
+    def times(c: float) -> dict[str, float]:
+        return {"flops": 10.0 * c, "seconds": c + COMPILING, "compile_seconds": COMPILING}
+
+    folder = folder / f"{name}-{seed}"
+    folder.mkdir()
+    lines = [{"phase": p, "step": s, **times(c), "val_loss": v} for p, s, c, v in curve]
+    other = {
+        "phase": curve[0][0],
+        "flops": 0.0,
+        "seconds": 0.0,
+        "compile_seconds": 0.0,
+        "loss": -1.0,
+    }  # no validation
+    lines[1:1] = [
+        other | {"step": i, "tokens": i, "lr": rate} for i, rate in enumerate(rates, 2 - len(rates))
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, _, cost, loss = curve[-1]
+    phase = {
+        "phase": "train large",
+        "parameters": 50,
+        "steps": 4,
+        "tokens": 100,
+        "layers": 14.0,
+        **times(cost),
+    }
+    values = {
+        "tokens": 100,
+        "val_loss": loss,
+        "phases": [phase],
+        "val_accuracy": 0.25,
+        "model": {},
+        **times(cost),
+    }
+    (folder / "result.json").write_text(json.dumps(values | result))
+    (folder / "config.json").write_text(json.dumps(config))
+    return Run(name, seed, folder)
+
+
+SCRATCH = [
+    ("train large", s, float(10 * s), v) for s, v in ((1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0))
+]
+CYCLE = [
+    (
+        "train large",
+        1,
+        2.0,
+        5.0,
+    ),  # the first phase has the last one's name, and reached the loss before
+    ("train large", 2, 4.0, 2.0),
+    ("train coarse1", 1, 6.0, 1.0),
+    ("train large", 1, 20.0, 4.0),
+    ("train large", 2, 24.0, 3.5),
+    ("train large", 3, 28.0, 2.5),
+    ("train large", 4, 32.0, 2.0),
+]
+
+
+def test_the_cost_of_a_loss_is_read_between_two_validations_of_the_last_phase(tmp_path):
+    run = made(tmp_path, "cycle", CYCLE)
+    assert run.cost_to(3.0, "run_seconds") == 26.0  # half way from 3.5 to 2.5
+    assert run.cost_to(3.0, "seconds") == 26.0 + COMPILING
+    assert run.cost_to(3.0, "flops") == 260.0
+    assert run.cost_to(3.5, "run_seconds") == 24.0
+    assert run.cost_to(4.5, "run_seconds") == 20.0  # had it at the first validation of the phase
+    assert run.cost_to(1.9, "run_seconds") is None  # though a small model had 1.0
+    assert made(tmp_path, "scratch", SCRATCH).cost_to(3.0, "run_seconds") == 40.0
+
+
+def test_the_last_time_counts_where_the_loss_rises_again(tmp_path):
+    curve = [
+        ("train large", s, float(s), v)
+        for s, v in ((1, 4.0), (2, 2.0), (3, 3.0), (4, 1.0), (5, 1.5))
+    ]
+    wavy = made(tmp_path, "wavy", curve)
+    assert wavy.cost_to(2.5, "run_seconds") == 3.25
+    assert (
+        wavy.cost_to(1.5, "run_seconds") == 3.75
+    )  # reached again only on the way to 1.0, and kept
+    assert wavy.cost_to(1.2, "run_seconds") is None  # left again, to the end
+
+
+def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
+    ends = [(100.0, 4.0), (10.0, 6.0), (1000.0, 3.0)]
+    frontier = [made(tmp_path, f"x{c:g}", [("train large", 1, c / 10, v)]) for c, v in ends]
+    assert frontier_budget(frontier, 5.0) == pytest.approx(math.sqrt(10 * 100))
+    assert frontier_budget(frontier, 3.75) == pytest.approx(10**2.25)
+    assert frontier_budget(frontier, 3.0) == pytest.approx(1000)
+    assert frontier_budget(frontier, 2.9) == math.inf and frontier_budget(frontier, 6.1) is None
+
+
+@pytest.fixture
+def comparison(tmp_path) -> Comparison:
+    slow = [(p, s, 2 * c, v) for p, s, c, v in SCRATCH]
+    short = [("train large", 1, 10.0, 6.0), ("train large", 2, 20.0, 4.0)]
+    return Comparison(
+        [
+            [made(tmp_path, "scratch", SCRATCH), made(tmp_path, "scratch", slow, seed=1)],
+            [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", CYCLE, seed=1)],
+        ],
+        [[made(tmp_path, "scratch-x0.5", short), made(tmp_path, "scratch-x0.5", short, seed=1)]],
+    )
+
+
+def tables(text: str) -> list[dict[str, dict[str, str]]]:
+    """Of each table of a Markdown text: its cells, by run and column."""
+    blocks = [[]]
+    for line in text.splitlines():
+        blocks[-1].append([c.strip() for c in line.split("|")[1:-1]]) if line[
+            :1
+        ] == "|" else blocks.append([])
+    return [{row[0]: dict(zip(b[0], row, strict=True)) for row in b[2:]} for b in blocks if b]
+
+
+def test_savings_by_hand(comparison):
+    scratch, cycle, short = comparison.rows()
+    assert scratch["saved_flops"] == [0, 0] and scratch["flops"] == 1
+    assert cycle["saved_flops"] == pytest.approx(
+        [1 - 26 / 40, 1 - 26 / 80]
+    )  # each seed against its own baseline
+    assert cycle["saved_run_seconds"] == pytest.approx(cycle["saved_flops"])
+    assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])  # with compiling
+    assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2) == cycle["run_seconds"]
+    assert cycle["seconds"] == pytest.approx((35 / 43 + 35 / 83) / 2)
+    assert (
+        cycle["loss"] == [2.0, 2.0]
+        and cycle["seeds"] == [0, 1]
+        and cycle["tokens_per_parameter"] == 2.0
+    )
+    assert cycle["below_frontier"] == [
+        True,
+        True,
+    ]  # from scratch, more than the whole budget would be needed:
+    assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
+    assert cycle["saved_frontier_interval"] is None  # of bounds
+    assert not any(scratch["below_frontier"] + short["below_frontier"])
+    assert short["saved_flops"] == [None, None] and short["saved_frontier"] == pytest.approx([0, 0])
+    assert short["saved_flops_interval"] is None and short[
+        "saved_frontier_interval"
+    ] == pytest.approx(0)
+
+
+def test_the_interval_is_students(tmp_path):
+    """By the table of its quantiles: 12.706 for two values, 4.303 for three."""
+    assert half_width([0.1, 0.3]) == pytest.approx(12.706 * 0.1, rel=1e-4)
+    assert half_width([0.1, 0.2, 0.6]) == pytest.approx(4.303 * math.sqrt(0.07 / 3), rel=1e-4)
+    assert half_width([0.1]) is None and half_width([0.1, None, 0.3]) is None
+
+
+def test_the_tables_say_what_was_not_reached(comparison, tmp_path):
+    main, _ = tables(comparison.report())
+    assert main["cycle"]["FLOPs saved vs. frontier"] == "> 40.0 % [20.0, 60.0]"
+    worse = [made(tmp_path, "worse", [("train large", 1, 9.0, 7.0)], seed=s) for s in (0, 1)]
+    main, _ = tables(replace(comparison, runs=[*comparison.runs, worse]).report())
+    assert main["worse"]["FLOPs saved vs. frontier"] == "above the frontier"
+
+
+def test_the_report_fits_into_100_columns(comparison, tmp_path):
+    third = [
+        made(tmp_path, name, curve, seed=2)
+        for name, curve in (("scratch", SCRATCH), ("cycle", SCRATCH))
+    ]
+    short = made(tmp_path, "scratch-x0.5", [("train large", 1, 20.0, 4.0)], seed=2)
+    runs = [[*same, more] for same, more in zip(comparison.runs, third, strict=True)]
+    every = Comparison(runs, [[*comparison.frontier[0], short]], diverged={"wild": [0, 1, 2]})
+    assert max(map(len, every.report().splitlines())) <= 100
+    main, phases = tables(every.report())
+    assert list(main["scratch"]) == ["run", "FLOPs", "loss", "FLOPs saved vs. frontier", "time"]
+    assert (
+        main["scratch"]["FLOPs saved vs. frontier"] == "0.0 % ± 0.0"
+    )  # of a run compared with itself
+    assert list(phases["scratch"]) == [
+        "run",
+        "phase",
+        "parameters",
+        "steps",
+        "layers",
+        "ms per step",
+        "FLOPs",
+    ]
+
+
+def test_the_result_is_told_in_words(comparison, tmp_path):
+    scratch, _ = comparison.runs
+    (line,) = comparison.results()
+    assert line == (
+        "Result: cycle reached its loss with more than 40.0 % fewer FLOPs than a run from scratch (2 seeds). "
+        "Its loss is 2.0000 with 60% of the FLOPs of scratch, whose loss is 3.0000."
+    )
+    assert " ".join(comparison.report().split()).endswith(line)
+    assert (
+        "has no known saving, because --frontier was not given"
+        in replace(comparison, frontier=[]).results()[0]
+    )
+    for name, loss, says in [
+        ("worse", 7.0, "saved nothing: it ended above every run from scratch."),
+        ("dear", 3.6, "more FLOPs than a run from scratch"),
+        ("cheap", 3.4, "fewer FLOPs than a run from scratch"),
+    ]:
+        one = made(tmp_path, name, [("train large", 1, 20.0 if name == "cheap" else 39.0, loss)])
+        (line,) = Comparison([scratch[:1], [one]], [comparison.frontier[0][:1]]).results()
+        assert says in line and ("(one seed)" in line or name == "worse")
+        assert ("scratch-x0.5, from scratch with the same cost, has a loss of 4.0000" in line) == (
+            name == "cheap"
+        )
+
+
+def test_without_a_frontier_nothing_is_said_to_be_saved_against_it(comparison):
+    alone = replace(comparison, frontier=[])
+    for row in alone.rows():
+        assert row["saved_frontier"] is row["saved_frontier_given"] is row["below_frontier"] is None
+        assert row["saved_frontier_interval"] is None
+    main, _ = tables(alone.report())
+    assert not [column for column in main["cycle"] if "saved" in column]
+    assert "add --frontier" in alone.report() and "add --frontier" not in comparison.report()
+
+
+# --- what must not be claimed ---
+
+
+def noisy(seed: int, steps: int = 60, shift: float = 0.0) -> list[tuple]:
+    """A curve that falls by 1.5 nats as its budget grows, evaluated often on little: with noise of 0.1."""
+    draw = random.Random(seed)
+    return [
+        (
+            "train large",
+            s,
+            float(s),
+            4.5 - 1.5 * (s / steps) ** 0.2 - shift * s / steps + draw.gauss(0, 0.1),
+        )
+        for s in range(1, steps + 1)
+    ]
+
+
+def test_a_run_against_its_copy_saves_nothing_however_noisy_its_curve(tmp_path):
+    """A/A: where a first crossing is set against a whole budget, these curves "save" a third and more."""
+    first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(5)]
+    again = [made(tmp_path, "two", noisy(seed), seed) for seed in range(5)]
+    crossed = [
+        next(line["flops"] for line in r.curve if line["val_loss"] <= r.loss) / r.cost("flops")
+        for r in first
+    ]
+    assert min(crossed) < 0.7  # the control
+    shorter = [made(tmp_path, "one-x0.5", noisy(100 + s, 30, -0.4), s) for s in range(5)]
+    row = Comparison([first, again], [shorter]).rows()[1]
+    for name in ("saved_frontier", "saved_flops", "saved_run_seconds", "saved_seconds"):
+        assert row[name] == pytest.approx([0] * 5, abs=1e-12), name
+        assert row[f"{name}_interval"] == pytest.approx(0, abs=1e-12), name
+
+
+def test_runs_that_differ_by_chance_alone_save_zero_within_the_interval(tmp_path):
+    """A/A with other noise on either side, 20 times: a 95 % interval may miss zero now and then."""
+    missed = 0
+    for i in range(20):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        first, other, shorter = (
+            [made(folder, name, noisy(1000 * i + 10 * s + j, steps, shift), s) for s in range(4)]
+            for j, (name, steps, shift) in enumerate(
+                (("one", 60, 0), ("two", 60, 0), ("one-x0.5", 30, -0.4))
+            )
+        )
+        row = Comparison([first, other], [shorter]).rows()[1]
+        mean = sum(row["saved_frontier"]) / 4 if None not in row["saved_frontier"] else 0
+        half = row["saved_frontier_interval"]
+        missed += half is not None and abs(mean) > half
+        reached = [s for s in row["saved_flops"] if s is not None]
+        missed += len(reached) == 4 and abs(sum(reached) / 4) > row["saved_flops_interval"]
+    assert missed <= 4
+
+
+def test_a_better_run_does_save(tmp_path):
+    """The control of the two above: the same noise, half the cost."""
+    first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(4)]
+    half = [
+        made(tmp_path, "half", [(p, s, c / 2, v - 0.1) for p, s, c, v in noisy(50 + seed)], seed)
+        for seed in range(4)
+    ]
+    row = Comparison(
+        [first, half], [[made(tmp_path, "one-x0.5", noisy(90 + s, 30, -0.4), s) for s in range(4)]]
+    ).rows()[1]
+    assert min(row["saved_frontier"]) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"data": {"Data": {"source": "text", "path": "easy"}}},
+            r"data.path: None and 'easy'; data.source: 'stdlib' and 'text'",
+        ),
+        ({"data": {"Data": {"tokenizer": "t.json"}}}, r"data.tokenizer: 'bytes' and 't.json'"),
+        ({"data": {"Data": {"valid_fraction": 0.5}}}, r"data.valid_fraction: 0.02 and 0.5"),
+        ({"model": {"context": 7}}, r"model.context: 1024 and 7"),
+        ({"eval_batches": 1}, r"eval_batches \* batch: 32 and 4"),
+        ({"batch": 8}, r"eval_batches \* batch: 32 and 64"),
+        ({"corpus": {"valid": "cd"}}, r"corpus.valid: 'b' and 'cd'"),
+        ({"corpus": {"train": "cd"}}, r"corpus.train: 'a' and 'cd'"),
+    ],
+)
+def test_runs_that_are_not_judged_alike_are_refused(tmp_path, change, says):
+    def changed(old, new):
+        return {
+            k: changed(v, new[k]) if k in new and isinstance(v, dict) else new.get(k, v)
+            for k, v in old.items()
+        }
+
+    config = (
+        CONFIG | {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
+        if "corpus" in change
+        else CONFIG
+    )
+    base = made(tmp_path, "base", SCRATCH, config=config)
+    other = made(tmp_path, "other", SCRATCH, config=changed(config, change))
+    with pytest.raises(UserError, match=f"^base and other are not judged alike: .*{says}"):
+        Comparison([[base], [other]], [])
+    with pytest.raises(UserError, match="are not judged alike"):
+        Comparison([[base]], [[other]])
+
+
+def test_runs_that_train_otherwise_are_compared(tmp_path):
+    config = CONFIG | {
+        "batch": 8,
+        "eval_batches": 4,
+        "steps": 9,
+        "seed": 3,
+        "optim": {"peak_lr": 1.0},
+        "accumulate": 2,
+    }
+    data = {"Data": CONFIG["data"]["Data"] | {"cache": "elsewhere"}}
+    other = made(
+        tmp_path,
+        "other",
+        SCRATCH,
+        config=config | {"data": data, "model": CONFIG["model"] | {"layers": 99}},
+    )
+    assert Comparison([[made(tmp_path, "base", SCRATCH)], [other]], []).rows()
+    moved = CONFIG["data"]["Data"] | {
+        "path": "there",
+        "tokenizer": "there.json",
+    }  # the same, by content
+    corpus = {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
+    here = made(tmp_path, "here", SCRATCH, config=CONFIG | corpus)
+    there = made(tmp_path, "there", SCRATCH, config=CONFIG | {"data": {"Data": moved}} | corpus)
+    assert Comparison([[here], [there]], []).rows()
+
+
+def test_a_baseline_that_is_not_decayed_is_said(tmp_path):
+    flat = made(tmp_path, "flat", SCRATCH, rates=(0.5, 1.0, 0.3))
+    said = "flat is not decayed: it ends at 30% of its peak learning rate"
+    assert said in Comparison([[flat]], []).report()
+    down = made(tmp_path, "down", SCRATCH, rates=(0.5, 1.0, 0.01))
+    assert (
+        "not decayed" not in Comparison([[down], [flat]], []).report()
+    )  # a method may do as it likes
+    assert (
+        said in Comparison([[down]], [[flat]]).report()
+    )  # but every point of the frontier is a baseline
+
+
+def test_the_noise_floor_by_hand(tmp_path):
+    """Half the budget costs 0.5 nats; the final losses 2.9 and 3.1 deviate by 0.1414 nats."""
+    full = [
+        made(tmp_path, "full", [("train large", 1, 40.0, v)], s) for s, v in ((0, 2.9), (1, 3.1))
+    ]
+    half = [made(tmp_path, "full-x0.5", [("train large", 1, 20.0, 3.5)], s) for s in (0, 1)]
+    noise = Comparison([full], [half]).noise()
+    assert noise == pytest.approx(
+        {"loss": math.sqrt(0.02), "budget": 2 ** (math.sqrt(0.02) / 0.5) - 1}
+    )
+    text = " ".join(Comparison([full], [half]).report().split())
+    assert (
+        "the final loss of full varies over 2 seeds by 0.1414 (standard deviation), which corresponds to 21.7% of"
+        in text
+    )
+    assert Comparison([full], []).noise() == {
+        "loss": pytest.approx(math.sqrt(0.02)),
+        "budget": None,
+    }
+    assert Comparison([full[:1]], [half[:1]]).noise() == {"loss": None, "budget": None}
+    assert (
+        "One seed: the noise floor and the confidence interval are unknown"
+        in Comparison([full[:1]], [half[:1]]).report()
+    )
+
+
+def test_of_classifiers_the_table_tells_the_accuracy(tmp_path):
+    runs = [
+        made(tmp_path, "vit", SCRATCH, seed=s, model={"classes": 10}, val_accuracy=a)
+        for s, a in ((0, 0.5), (1, 0.75))
+    ]
+    assert tables(Comparison([runs], []).report())[0]["vit"]["accuracy"] == "62.5%"
+
+
+def test_a_bound_is_one_only_beside_a_number(comparison):
+    (_, cycle), shorter = comparison.runs, comparison.frontier
+    far = made(
+        cycle[1].folder.parent, "cycle-far", [(p, s, c, v + 9) for p, s, c, v in CYCLE], seed=1
+    )
+    table = Comparison([comparison.runs[0], [cycle[0], far]], shorter).report()
+    assert "| above the frontier: 1 of 2 seeds |" in table and "> above" not in table
+
+
+def test_a_config_that_diverged_is_marked_and_no_saving_of_its_luckier_seeds_is_told(comparison):
+    (scratch, cycle), shorter = comparison.runs, comparison.frontier
+    diverged = {"cycle": [1], "wild": [0, 1]}
+    partly = Comparison([scratch, cycle[:1]], shorter, diverged=diverged)
+    assert [row["diverged"] for row in partly.rows()] == [[], [1], []]
+    main, _ = tables(partly.report())
+    assert main["cycle"]["loss"] == "2.0000, diverged: seed 1"
+    assert main["cycle"]["FLOPs saved vs. frontier"] == "diverged: 1 of 2 seeds"
+    assert main["wild"]["loss"] == "diverged: seed 0, 1" and main["wild"]["FLOPs"] == ""
+    assert main["scratch"] == tables(comparison.report())[0]["scratch"]
+    assert "wild diverged with seed 0, 1, so no saving is given for it." in partly.report()
+
+
+GROWN = [
+    ("train small", 1, 5.0, 4.0),
+    ("grow small", 0, 6.0, 3.9),
+    ("train large", 1, 16.0, 3.5),
+    ("train large", 2, 26.0, 3.0),
+]
+SOURCES = (
+    [("train small", 4.0), ("measure small", 1.0), ("train small", 1.0)],
+    [("import small", 6.0)],
+    [("learn maps", 6.0)],
+)
+
+
+def grown(folder: Path, name: str, source: list[tuple[str, float]], seed: int = 0) -> Run:
+    """A run that ends at the loss of `SCRATCH`, in 26 seconds of its 40; the first phases took those of ``source``."""
+    spent = [*source, ("train large", 20.0)]
+    phases = [
+        {
+            "phase": p,
+            "model": p.split()[1],
+            "parameters": 50,
+            "steps": 4,
+            "tokens": 50,
+            "flops": 10 * s,
+            "layers": 8.0,
+        }
+        | {"seconds": s + 1, "compile_seconds": 1.0}
+        for p, s in spent
+    ]
+    return made(folder, name, GROWN, seed, phases=phases)
+
+
+@pytest.mark.parametrize("source", SOURCES[:2], ids=["trained", "imported"])
+def test_a_small_model_that_one_has_already_is_told_apart(tmp_path, source):
+    short = made(
+        tmp_path, "scratch-x0.5", [("train large", 1, 10.0, 6.0), ("train large", 2, 20.0, 4.0)]
+    )
+    run = grown(tmp_path, "grown", source)
+    assert run.source("run_seconds") == 6 and run.source("flops") == 60
+    assert run.source("seconds") == 6 + len(source)  # and what they compiled
+    comparison = Comparison([[made(tmp_path, "scratch", SCRATCH)], [run]], [[short]])
+    scratch, row, _ = comparison.rows()
+    for column in ("saved_flops", "saved_run_seconds", "saved_frontier"):
+        assert row[column] == pytest.approx([1 - 26 / 40])
+        assert row[f"{column}_given"] == pytest.approx([1 - 20 / 40])
+    assert row["source"] == 6 / 40 and scratch["source"] == 0
+
+
+def test_learning_maps_is_a_cost_of_the_method(tmp_path):
+    learned = grown(tmp_path, "learned", SOURCES[2])
+    _, row = Comparison([[made(tmp_path, "base", SCRATCH)], [learned]], []).rows()
+    assert row["source"] == 0 and row["saved_flops_given"] == row["saved_flops"]
+
+
+def dropping(folder: Path, seed: int, seconds: float) -> Run:
+    """A run of two phases of 4 and 20 steps; the second drops layers and takes ``seconds`` a step after a slow first line."""
+    run = made(folder, "drop", SCRATCH, seed)
+    phases = [
+        {"phase": "train large", "steps": 4, "tokens": 40, "layers": 16.0},
+        {"phase": "measure large", "steps": 0, "tokens": 0, "layers": 0.0},
+        {"phase": "train large", "steps": 20, "tokens": 200, "layers": 55.0},
+    ]
+    result = run.result | {
+        "tokens": 240,
+        "phases": [
+            p | {"parameters": 50, "flops": 9.0, "seconds": 5.0, "compile_seconds": 2.0}
+            for p in phases
+        ],
+    }
+    (run.folder / "result.json").write_text(json.dumps(result))
+    steps = {4: 3.0, 8: 9.0, 12: 9 + 4 * seconds, 16: 9 + 8 * seconds, 24: 80.0}
+    with (run.folder / "metrics.jsonl").open("a") as log:
+        for step, at in steps.items():
+            keep = {"keep": [1.0, 0.75, 0.5, 0.5]} if step > 4 else {}
+            line = {
+                "phase": "train large",
+                "step": step,
+                "tokens": 10 * step,
+                "seconds": at,
+                "flops": 1.0,
+                "loss": 2.0,
+            }
+            line |= {"compile_seconds": 0.0}
+            log.write(json.dumps(line | keep) + "\n")
+    return Run("drop", seed, run.folder)
+
+
+def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
+    scores = {
+        "sst2, accuracy": [[0.5], [0.75], [0.25]][: len(comparison.runs) + len(comparison.frontier)]
+    }
+    _, rows, _ = tables(replace(comparison, scores=scores).report())
+    assert [row["sst2, accuracy"] for row in rows.values()] == [
+        f"{x:.4f}" for (x,) in scores["sst2, accuracy"]
+    ]
+    assert {row["loss"] for row in rows.values()} == {
+        row["loss"] for row in tables(comparison.report())[0].values()
+    }
+
+
+def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
+    (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
+    run = Run("small", 0, small_run)
+    judged = compare.judged([[run], [run, run]], ["ptb"], tmp_path)
+    [[a], [b, c]] = judged["ptb, bits per byte"]
+    assert a == b == c  # of a run and itself
+    monkeypatch.setattr(compare, "evaluate", None)  # what was asked is not asked again ..
+    assert compare.judged([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
+    (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
+    with pytest.raises(TypeError):  # .. but of other files
+        compare.judged([[run]], ["ptb"], tmp_path)
+
+
+@pytest.mark.filterwarnings("default")  # the harness has some of its own
+def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
+    pytest.importorskip("lm_eval")
+    run = Run("small", 0, small_run)
+    question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
+    (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
+    (labels := tmp_path / "valid-labels.lst").write_text("0\n")
+    right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
+    labels.write_text("1\n")  # which are read beside the questions
+    assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
+
+
+@pytest.mark.slow  # `test_finetune` has the command that it calls
+def test_finished_runs_are_fine_tuned(small_run, tmp_path):
+    for name in ("train", "dev"):
+        (tmp_path / f"in_domain_{name}.tsv").write_text(
+            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
+        )
+    run = Run("small", 0, small_run)
+    tuning = FineTuning(
+        "toy", Labelled("cola", str(tmp_path), length=8), epochs=1, batch=8, rates=(1e-3, 1e-2)
+    )
+    tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
+    each = [
+        json.loads(f.read_text())["dev"]["matthews"]
+        for f in (tmp_path / "runs").glob("*/scores.json")
+    ]
+    assert tuned == {"toy, matthews": [[max(each)]]}
+    assert len(each) == 2
+
+
+def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
+    runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
+    assert [runs[0].step_seconds(i) for i in range(3)] == [
+        1.0,
+        None,
+        0.5,
+    ]  # the last of 0.5, 0.5 and (80 - 13) / 8
+    table = Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], []).report()
+    rows = [
+        [c.strip() for c in line.split("|")[1:-1]]
+        for line in table.splitlines()
+        if line.startswith("| drop")
+    ][1:]
+    assert [row[4:6] for row in rows] == [["4.00", "1000.0"], ["", ""], ["2.75", "625.0"]]
+
+
+def test_keep_probabilities_are_plotted_where_layers_are_dropped(tmp_path):
+    scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
+    assert not plots.keep(Comparison([[scratch]], []), path)
+    assert not path.exists()
+    assert plots.keep(Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []), path)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+# --- plots ---
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, instead of files."""
+    found = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure)
+    )
+    return found
+
+
+def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_them(
+    comparison, figures, tmp_path
+):
+    many = [
+        [made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])]
+        for i in range(9)
+    ]
+    first = [runs[:1] for runs in comparison.runs]
+    plots.losses(
+        Comparison([*first, *many], [runs[:1] for runs in comparison.frontier]),
+        tmp_path / "plot.png",
+    )
+    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
+    assert (
+        axes.get_xscale() == "log"
+        and "FLOPs" in axes.get_xlabel()
+        and "nats a token" in axes.get_ylabel()
+    )
+    figures[0].draw_without_rendering()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1  # hides nothing
+    names = [t.get_text() for t in legend.get_texts()]
+    shared = ["small model of the run", "end of each seed"]
+    own = [
+        "final loss of the baseline",
+        "shorter runs from scratch",
+        "frontier: scratch, each fully decayed",
+    ]
+    assert names[-6:] == ["method8", *own, *shared]
+    lines = {
+        (line.get_color(), line.get_linestyle())
+        for line in axes.lines
+        if len({*line.get_xdata()}) > 1
+    }
+    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(
+        own
+    )  # no two alike
+
+
+def test_every_line_style_is_in_the_legend_and_an_identical_run_lies_on_top_of_the_baseline(
+    figures, tmp_path
+):
+    scratch, again = (
+        [made(tmp_path, name, SCRATCH, seed=s) for s in range(3)] for name in ("scratch", "again")
+    )
+    cycle = [made(tmp_path, "cycle", CYCLE, seed=s) for s in range(3)]
+    plots.losses(Comparison([scratch, cycle, again], []), tmp_path / "plot.png")
+    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
+    explained = {line.get_linestyle() for line in legend.get_lines()}
+    assert {line.get_linestyle() for line in axes.lines} <= explained
+    assert "95 % interval of the mean" in {t.get_text() for t in legend.get_texts()}
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert drawn["scratch"].get_xydata().tolist() == drawn["again"].get_xydata().tolist()
+    assert drawn["scratch"].get_linewidth() > 2 * drawn["again"].get_linewidth()
+    assert drawn["scratch"].get_color() != drawn["again"].get_color()
+
+
+def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
+    one, two = ([(p, s, k * c, v + k) for p, s, c, v in SCRATCH] for k in (1, 2))
+    (curve,) = curves([made(tmp_path, "a", one), made(tmp_path, "a", two, seed=1)], "run_seconds")
+    assert curve.phase == "train large" and curve.cost.tolist() == [15, 30, 45, 60]
+    assert curve.loss.tolist() == [7.5, 6.5, 5.5, 4.5] and curve.half == pytest.approx(
+        [12.706 * 0.5] * 4, rel=1e-4
+    )
+    same = curves([made(tmp_path, "b", CYCLE), made(tmp_path, "b", CYCLE, seed=1)], "flops")
+    assert [c.phase for c in same] == ["train large", "train coarse1", "train large"]
+    assert same[2].loss.tolist() == [v for *_, v in CYCLE[3:]] and not any(
+        c.half.any() for c in same
+    )  # of equal seeds: 0
+    alone = curves([made(tmp_path, "c", CYCLE)], "seconds")
+    assert (
+        alone[2].cost.tolist() == [c + COMPILING for _, _, c, _ in CYCLE[3:]]
+        and not alone[2].half.any()
+    )
+
+
+@pytest.mark.parametrize(("unit", "says"), [("flops", "FLOPs"), ("run_seconds", "seconds")])
+def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tmp_path, unit, says):
+    far = [[(p, s, c, v + by) for p, s, c, v in SCRATCH] for by in (0, 1, 0.5)]
+    first = [made(tmp_path, "far", curve, seed) for seed, curve in enumerate(far)]
+    half = [made(tmp_path, "far-x0.5", [("train large", 1, 20.0, 4.0)], seed=s) for s in range(3)]
+    plots.losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
+    (axes,) = figures[0].axes
+    assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
+    assert unit == "flops" or "compiling and validation left out" in axes.get_xlabel()
+    scale = 10 if unit == "flops" else 1
+    line, band = (
+        next(x for x in axes.lines if x.get_label() == "far"),
+        axes.collections[0].get_paths()[0].vertices,
+    )
+    assert line.get_xdata().tolist() == [scale * c for _, _, c, _ in SCRATCH]
+    low, high = (f(y for x, y in band if x == scale * 40.0) for f in (min, max))
+    assert (low, high) == pytest.approx(
+        (3.5 - 4.303 * 0.5 / 3**0.5, 3.5 + 4.303 * 0.5 / 3**0.5), rel=1e-3
+    )
+    (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
+    assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
+    marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
+    assert marked == {"50% of the budget": scale * 20.0, "100% of the budget": scale * 40.0}
+    assert {x.get_xdata()[0] for x in axes.lines if x.get_xdata()[0] == x.get_xdata()[-1]} >= set(
+        marked.values()
+    )
+    dots = [x for x in axes.lines if x.get_marker() == "o"]
+    assert [*dots[0].get_ydata()] == [3.0, 4.0, 3.5]  # each seed's end
+    figures[0].draw_without_rendering()
+    (legend,) = figures[0].legends
+    assert (
+        min(t.get_fontsize() for t in [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()])
+        >= 8
+    )
+    assert figures[0].get_figwidth() <= 8.7  # the README's width, at which the text keeps its size
+    plots.losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
+    drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
+    assert all(
+        len({y for _, y in path.vertices}) == 1 for path in drawn
+    )  # no band, and crosses without their bars
+
+
+def test_keep_probabilities_have_a_panel_a_model_and_whole_layers_as_ticks(figures, tmp_path):
+    run = dropping(tmp_path, 0, 0.5)
+    coarse = {
+        "phase": "train coarse1",
+        "step": 8,
+        "tokens": 1,
+        "seconds": 1,
+        "compile_seconds": 0,
+        "loss": 1.0,
+        "keep": [1, 0.5],
+    }
+    with (run.folder / "metrics.jsonl").open("a") as log:  # a smaller model, of one line
+        log.write(json.dumps(coarse) + "\n")
+    scratch = made(tmp_path, "scratch", SCRATCH)
+    assert plots.keep(
+        Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png"
+    )
+    panels = [axes for axes in figures[0].axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["drop, train large", "drop, train coarse1"]
+    for axes, depth in zip(panels, (4, 2), strict=True):
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer") and axes.get_ylim() == (
+            0.5,
+            depth + 0.5,
+        )
+        assert all(float(tick).is_integer() for tick in axes.get_yticks())
+
+
+# --- the script ---
+
+
+def called(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["compare", *map(str, arguments)])
+    exits_cleanly(compare.main)
+
+
+def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, capsys):
+    scratch = runs.experiment(tmp_path, name="scratch")
+    cycle = runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE)
+    configs = [runs.script(tmp_path, e) for e in (scratch, cycle)]
+    configs[1] += ":optim.peak_lr=0.03"
+    folder = tmp_path / "runs"
+    options = [
+        "--seeds",
+        "3",
+        "--frontier",
+        "0.5:optim.peak_lr=0.02:optim.warmup=1",
+        "--workdir",
+        folder,
+    ]
+    options += ["--set", "eval_batches=1"]
+    called(monkeypatch, *configs, *options)
+    names = ("scratch", "cycle", "scratch-x0.5")
+    assert {p.parent.name for p in folder.glob("*/result.json")} == {
+        f"{name}-seed3" for name in names
+    }
+    assert json.loads((folder / "scratch-x0.5-seed3" / "result.json").read_text())["steps"] == 4
+    written = [json.loads((folder / f"{name}-seed3" / "config.json").read_text()) for name in names]
+    assert [(c["eval_batches"], c["seed"]) for c in written] == [(1, 3)] * 3
+    assert [(c["optim"]["peak_lr"], c["optim"]["warmup"]) for c in written] == [
+        (0.01, 2),
+        (0.03, 2),
+        (0.02, 1),
+    ]
+    first = {name: (folder / name).read_bytes() for name in ("compare.md", "compare.json")}
+    for plot in ("compare.png", "compare_seconds.png"):
+        assert (folder / plot).read_bytes()[:4] == b"\x89PNG"
+    told, said = first["compare.md"].decode(), capsys.readouterr().out
+    assert told in said
+    (line,) = (line for line in said.splitlines() if line.startswith("Result: "))
+    assert line.startswith("Result: cycle ")
+    found = json.loads(first["compare.json"])
+    rows = {row["run"]: row for row in found["rows"]}
+    assert rows.keys() == set(names) and rows["scratch"]["saved_flops"] == [0.0]
+    assert found["noise"] == {"loss": None, "budget": None} and "One seed" in " ".join(
+        found["doubts"]
+    )
+
+    monkeypatch.setattr(programs, "step", None)  # would fail if anything was trained
+    called(monkeypatch, *configs, *options)
+    assert {name: (folder / name).read_bytes() for name in first} == first
+
+
+def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs"
+    scratch = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
+    of_wild = runs.growing(
+        tmp_path, GrowTo((Stage(1.0),), by=runs.DOUBLED), source="wild-seed{seed}", name="of_wild"
+    )
+    wild = f"{runs.script(tmp_path, runs.experiment(tmp_path, name='wild', model=runs.SMALL))}:optim.peak_lr=1e38"
+    options = [
+        scratch,
+        wild,
+        runs.script(tmp_path, of_wild),
+        f"{scratch}:steps=4:name=short",
+        "--workdir",
+        folder,
+    ]
+    called(monkeypatch, *options)
+    said = capsys.readouterr()
+    assert (
+        "wild-seed0 diverged: " in said.err
+        and "of_wild-seed0 diverged: the run wild-seed0 that it grows from" in said.err
+    )
+    found = json.loads((folder / "compare.json").read_text())
+    assert [row["run"] for row in found["rows"]] == ["scratch", "short"]
+    assert found["diverged"] == {"wild": [0], "of_wild": [0]}
+    assert tables(said.out)[0]["wild"]["loss"] == "diverged: seed 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is no replication"),
+        (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
+        (
+            ("{0}:eval_batches=1:name=again",),
+            "are not judged alike: eval_batches * batch: 16 and 8; compare runs that agree",
+        ),
+        (
+            ("{0}", "--frontier", "0.5:data.tokenizer=t"),
+            "two runs have one name: scratch, scratch, scratch-x0.5; give each",
+        ),
+        (
+            ("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"),
+            "not judged alike: data.tokenizer: 'bytes' and 't'",
+        ),
+        (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
+        (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
+        (("--seeds", ","), "--seeds needs at least one seed"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    tmp_path, monkeypatch, capsys, options, says
+):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
+    with pytest.raises(SystemExit):
+        called(
+            monkeypatch,
+            script,
+            *(o.format(script) for o in options),
+            "--workdir",
+            tmp_path / "runs",
+        )
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

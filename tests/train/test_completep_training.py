@@ -1,0 +1,100 @@
+"""Runs under CompleteP's multipliers: they grow, resume, and draw what is new, by the sizes that a model has then."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import runs
+from runs import MODEL
+
+from jaxgrow.models import LlamaConfig, SwinConfig
+from train.engine.loop.trainer import run
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim, transformation
+from train.plan.methods import FineTune, Growing, GrowTo, Scratch, Stage
+from train.plan.transforms import Grow
+
+
+def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
+    """Both optimizer states and rates are those of each phase's sizes; FLOPs are those of a run without a base."""
+    optim = Optim(peak_lr=1e-2, warmup=0, floor=1.0, base=runs.SMALL)
+    small = runs.experiment(tmp_path, model=runs.SMALL, optim=optim, log_every=1)
+    method = Growing(
+        runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=("hypercloning",), moments="exact"),)
+    )
+    large = replace(small, model=MODEL, method=method)
+    ended = [
+        run(experiment, tmp_path / name)
+        for name, experiment in (("small", small), ("large", large))
+    ]
+    losses = [
+        [line["loss"] for line in runs.log(tmp_path / name) if "loss" in line]
+        for name in ("small", "large")
+    ]
+    assert len(losses[0]) == 8 and len(set(losses[0])) == 8
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    plain = replace(large, optim=replace(optim, base=None))
+    costs = [sum(phase.cost(e.batch) for phase in e.plan) for e in (large, plain)]
+    assert costs[0] == costs[1] and ended[1]["flops"] > ended[0]["flops"]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
+    optim = Optim(peak_lr=1e-2, warmup=2, base=runs.SMALL)
+    method = Growing(
+        runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=runs.DOUBLED, moments="exact"),)
+    )
+    experiment = runs.experiment(
+        tmp_path, optim=optim, model=runs.LARGE, method=method, checkpoint_every=2
+    )
+    run(experiment, tmp_path / "whole")
+    runs.stopped(experiment, tmp_path / "stopped", 2, 6)
+    runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
+    models = {"a": Model(runs.fresh(runs.MODEL), None, runs.MODEL)}
+
+    def grown(base, fresh: Any = True):
+        phase = Grow("a", "b", runs.MODEL, runs.LARGE, ("stack",), fresh=fresh, base=base)
+        return jax.jit(
+            lambda models: phase.apply(models, transformation(Optim())).params["blocks"]
+        )(models)
+
+    with_base, without, scaled = grown(runs.MODEL), grown(None), grown(None, "spectral")
+    for module, scale in (("up", 1.0), ("down", math.sqrt(2) / 2)):
+        ours, plain = (x["mlp"][module]["kernel"] for x in (with_base, without))
+        np.testing.assert_array_equal(ours[:2], plain[:2])
+        np.testing.assert_allclose(ours[2:], scale * plain[2:], rtol=1e-6)
+        np.testing.assert_array_equal(scaled["mlp"][module]["kernel"][:2], plain[:2])
+    norms = np.linalg.norm(scaled["mlp"]["up"]["kernel"][2:], axis=(1, 2))
+    np.testing.assert_allclose(norms, 16 / (math.sqrt(8) + math.sqrt(16)), rtol=1e-6)
+    method = Growing(runs.MODEL, Stage(0.5), (GrowTo(fresh=True),))
+    phase = method.plan(runs.LARGE, Optim(base=runs.MODEL), 8)[1]
+    assert isinstance(phase, Grow) and phase.base == runs.MODEL
+
+
+def test_what_has_no_multipliers_is_refused():
+    with pytest.raises(ValueError, match="adamw and muon, not of sgd"):
+        Optim(name="sgd", base=MODEL)
+    with pytest.raises(ValueError, match=r"leave optim\.base out"):
+        FineTune("there").plan(MODEL, Optim(base=MODEL), 8)
+    with pytest.raises(ValueError, match=r"no size for \['kv_heads'\].*of its family"):
+        Scratch().plan(LlamaConfig(kv_heads=4), Optim(base=MODEL), 8)
+    swin = SwinConfig(
+        layers=(2, 2),
+        embed=(4, 8),
+        heads=(1, 2),
+        head_dim=4,
+        mlp=(8, 16),
+        image=16,
+        patch=2,
+        window=4,
+    )
+    with pytest.raises(
+        ValueError, match=r"one stack of 'layers', but this one has \['layers.0', 'layers.1'\]"
+    ):
+        Scratch().plan(swin, Optim(base=swin), 8)

@@ -1,0 +1,377 @@
+"""Configs: Python files that return a frozen dataclass, and what ``--set`` does to it."""
+
+import dataclasses
+import functools
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import runs
+
+from train.common.errors import UserError
+from train.config.experiment import as_json, conflicts, differences, load, names
+from train.data.images import Images
+from train.data.text import Data
+from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.training import Train
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = [p.relative_to(ROOT) for p in sorted((ROOT / "configs").rglob("*.py"))]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.syspath_prepend(
+        str(ROOT)
+    )  # configs import each other, as under `python -m` at the root
+
+
+@pytest.fixture
+def path(tmp_path):
+    return runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
+
+
+def module(path: Path):
+    return importlib.import_module(".".join(path.with_suffix("").parts))
+
+
+FAST = ("demo",)  # the others' plans are of these kinds
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem not in FAST), id=p.stem) for p in CONFIGS],
+)
+def test_every_experiment_loads_by_its_name(path):
+    for name in names(module(path)):
+        experiment = load(f"{ROOT / path}:{name}")
+        assert experiment.name.endswith(name)
+        last = experiment.plan[-1]
+        assert isinstance(last, Train)
+        assert (
+            dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model
+        )  # LEMON scales the norms' eps
+
+
+def test_no_two_experiments_have_one_name():
+    every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
+    assert len(set(every)) == len(every) == 163
+
+
+def test_an_experiment_has_settings_of_its_own_after_its_name():
+    demo = f"{ROOT / 'configs' / 'demo.py'}:scratch"
+    made = load(f"{demo}:optim.peak_lr=2e-2:name=again", ["optim.peak_lr=1", "steps=7"])
+    assert (made.optim.peak_lr, made.name, made.steps) == (2e-2, "again", 7)
+
+
+def test_a_name_that_a_file_does_not_have_is_refused_with_those_that_it_has():
+    path = ROOT / "configs" / "wikipedia.py"
+    others = "scratch, muon, muon_deepen, vcycle, vcycle_paper, bert_scratch, bert_vcycle"
+    for text, asked in ((f"{path}:nothing", "nothing"), (str(path), "config")):
+        with pytest.raises(
+            UserError,
+            match=f"has no experiment '{asked}'; name one, as {path}:scratch, of {others}",
+        ):
+            load(text)
+
+
+def test_an_experiment_survives_its_file(tmp_path):
+    experiment = runs.experiment(tmp_path, method=runs.VCYCLE)
+    assert load(runs.script(tmp_path, experiment)) == experiment
+
+
+def test_nothing_in_an_experiment_can_be_changed_in_place(path):
+    experiment = load(path)
+    for part in (
+        experiment,
+        experiment.model,
+        experiment.data,
+        experiment.optim,
+        experiment.method,
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, dataclasses.fields(part)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "value"),
+    [
+        ("seed=3", "seed", 3),
+        ("name=other", "name", "other"),
+        ("name=7", "name", "7"),
+        ("parallel=pmap", "parallel", "pmap"),
+        ("mesh.fsdp=2", "mesh.fsdp", 2),
+        ("optim.peak_lr=3e-4", "optim.peak_lr", 3e-4),
+        ("optim.peak_lr=1", "optim.peak_lr", 1.0),
+        ("model.remat=full", "model.remat", "full"),
+        ("data.path=a=b", "data.path", "a=b"),
+        ("data.path=None", "data.path", None),
+        ("method.alpha=0.5", "method.alpha", 0.5),
+        ("method.up.1.lr=3", "method.up.1.lr", 3.0),
+        ("method.up.0.warmup=5", "method.up.0.warmup", 5),
+        ("method.groupings.0.mlp=((0, 3), (1, 2))", "method.groupings.0.mlp", ((0, 3), (1, 2))),
+        ("method.groupings.0.layers=None", "method.groupings.0.layers", None),
+        ("steps=1e3", "steps", 1000),
+        ("optim.peak_lr=1e0", "optim.peak_lr", 1.0),
+        ("model.tied=false", "model.tied", False),
+        ("data.whole_words=true", "data.whole_words", True),
+        ("name=true", "name", "true"),
+    ],
+)
+def test_set_overrides_one_field(tmp_path, override, where, value):
+    base = runs.experiment(tmp_path, method=runs.VCYCLE)
+    base = dataclasses.replace(base, model=dataclasses.replace(base.model, mlp=4))
+    if value is None and where == "data.path":  # the only source that needs none
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, source="stdlib"))
+    experiment = load(runs.script(tmp_path, base), [override])
+    found = functools.reduce(
+        lambda node, key: node[int(key)] if key.isdigit() else getattr(node, key),
+        where.split("."),
+        experiment,
+    )
+    assert found == value and type(found) is type(value)
+    assert len(differences(as_json(base), as_json(experiment))) == 1
+
+
+def test_overrides_are_applied_in_order(path):
+    assert load(path, ["steps=3", "steps=5", "method.up.0.lr=3"]).steps == 5
+    assert load(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr == 3 * load(path).optim.peak_lr
+
+
+def test_overrides_are_judged_together_in_any_order_and_at_any_depth(tmp_path, path):
+    """Each alone breaks a rule that all of them keep."""
+    stdlib = runs.experiment(tmp_path, data=Data(), name="stdlib")
+    for overrides in (
+        ["data.source=text", "data.path=there"],
+        ["data.source=tfds", "data.name=wiki40b/en", "data.source=text", "data.path=there"],
+        ["batch=6", "accumulate=3", "data.path=there", "data.source=text"],
+    ):
+        made = load(runs.script(tmp_path, stdlib), overrides)
+        assert (made.data.source, made.data.path) == ("text", "there")
+    assert made == dataclasses.replace(
+        stdlib,
+        batch=6,
+        accumulate=3,
+        data=dataclasses.replace(stdlib.data, source="text", path="there"),
+    )
+    assert load(path, ["method.up.0.lr=-1", "method.up.0.lr=3"]) == load(path, ["method.up.0.lr=3"])
+    deep = load(path, ["method.up.1.warmup=3", "method.up.0.lr=3", "model.mlp=32"])
+    assert [(s.lr, s.warmup) for s in deep.method.up] == [
+        (3, load(path).method.up[0].warmup),
+        (1, 3),
+    ]
+
+
+def test_an_error_names_the_overrides_that_it_is_about(tmp_path):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, data=Data()))
+    for overrides, says in (
+        (
+            ["steps=3", "data.source=text"],
+            "--set data.source=text: data.source=text needs data.path",
+        ),
+        (
+            ["data.source=tfds", "seed=2", "data.path=x"],
+            "--set data.source=tfds data.path=x: data.source=tfds needs data.name",
+        ),
+        (
+            ["batch=9", "model.mlp=8", "accumulate=2"],
+            "--set batch=9 accumulate=2: a batch of 9 cannot be divided into 2",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            load(config, overrides)
+
+
+def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
+    load(path)  # its phases have 2, 4 and 4 steps
+    assert capsys.readouterr().err == ""
+    load(path, ["optim.warmup=3"])
+    said = "tiny: train large has 2 steps, but a warm-up of 3: its rate never comes to its peak\n"
+    assert capsys.readouterr().err == said
+    load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=8"])
+    assert capsys.readouterr().err == ""
+    load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=9"])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("optim.peak_rl=1", "Optim has no field 'peak_rl'; did you mean optim.peak_lr?"),
+        ("optim.warmu=1", "did you mean optim.warmup or"),
+        ("stepz=1", "Experiment has no field 'stepz'; did you mean steps"),
+        (
+            "lr=1",
+            "Experiment has no field 'lr'; did you mean optim.peak_lr or method.down.0.lr or method.up.0.lr",
+        ),
+        ("optim.lr=1", "Optim has no field 'lr'; did you mean optim.peak_lr or"),
+        ("model.fsdp=1", "GPT2Config has no field 'fsdp'; did you mean mesh.fsdp?"),
+        ("theta=1", "Experiment has no field 'theta'; did you mean method.down.0.drop.theta or"),
+        (
+            "model.qqqqq=1",
+            "no field has a similar name; `python -m train.pretrain CONFIG --show` prints all fields",
+        ),
+        ("method.dwon.0.lr=1", "VCycle has no field 'dwon'; did you mean method.down"),
+        ("method.up.2.lr=1", "'2' is not an index from 0 to 1"),
+        ("method.up.first.lr=1", "'first' is not an index from 0 to 1"),
+        ("name.first=1", "the value 'tiny' has no field 'first'"),
+        ("steps", "--set takes a.b=c, not 'steps'"),
+        ("steps=many", "--set steps: expected int, but got 'many'"),
+        ("steps=1.5", "expected int, but got '1.5'"),
+        ("steps=1e999", "expected int, but got '1e999'"),
+        ("steps=True", "expected int, but got 'True'"),
+        ("steps={[]}", "expected int, but got '{[]}'"),
+        ("model.tied=1", "expected bool, but got '1'"),
+        ("optim.peak_lr=fast", "expected float, but got 'fast'"),
+        ("parallel=tpu", "expected 'mesh' or 'pmap', but got 'tpu'"),
+        ("method=VCycle", "expected Scratch or Continue or FineTune or VCycle"),
+        ("method.up=(1, 2)", "expected tuple[Stage, ...], but got '(1, 2)'"),
+        (
+            "method.moments_up=most",
+            "expected 'drop' or 'copy' or 'exact' or 'asymmetric', but got 'most'",
+        ),
+        ("steps=0", "steps must be at least 1, but is 0"),
+        ("seed=-1", "seed lies between 0 and 2^32 - 1, but is -1"),
+        ("accumulate=3", "a batch of 8 cannot be divided into 3 micro-batches"),
+        ("optim.b1=2", "b1 is at least 0 and less than 1, but is 2.0"),
+        ("optim.b2=1", "b2 is at least 0 and less than 1, but is 1.0"),
+        ("optim.muon_momentum=1", "muon_momentum is at least 0 and less than 1, but is 1.0"),
+        ("optim.peak_lr=-1", "peak_lr is positive and finite, but is -1.0"),
+        ("optim.peak_lr=1e999", "peak_lr is positive and finite, but is inf"),
+        ("optim.clip=0", "clip is positive and finite, but is 0.0"),
+        ("optim.muon_rms=1e999", "muon_rms is positive and finite, but is inf"),
+        ("optim.weight_decay=-1", "weight_decay is finite and not negative, but is -1.0"),
+        ("optim.weight_decay=1e999", "weight_decay is finite and not negative, but is inf"),
+        ("optim.eps=-1e-8", "eps is finite and not negative, but is -1e-08"),
+        ("optim.warmup=-1", "warmup is finite and not negative, but is -1"),
+        ("optim.floor=1.5", "floor lies between 0 and 1, but is 1.5"),
+        ("data.valid_fraction=0.7", "valid_fraction lies between 0 and 0.5, but is 0.7"),
+        ("data.source=tfds", "data.source=tfds needs data.name"),
+        ("model.layers=0", "layers is 0, less than 1"),
+        ("model.heads=7", "axis 'heads': far pairs: 7 is not a multiple of 2"),
+        ("model.layers=3", "axis 'layers': adjacent pairs: 3 is not a multiple of 2"),
+        ("method.groupings.0.mlp=((0, 1), (1, 2))", "in two groups: [1]"),
+        (
+            "method.moments_down=asymmetric",
+            "axis 'heads': policy 'asymmetric' needs a growth that copies units, 2 to 1",
+        ),
+    ],
+)
+def test_set_refuses(path, override, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        load(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def config(:", "SyntaxError: "),
+        ("x = 1", "AttributeError: module 'broken' has no attribute 'config'"),
+        ("def config(): return {'steps': 3}", "config() must return an Experiment, not dict"),
+        ("def config():\n    return 1 / 0", "broken.py, line 2: ZeroDivisionError: "),
+        ("import no_such_module", "broken.py, line 1: ModuleNotFoundError: "),
+        (
+            "from train.engine.state.optim import Optim\nconfig = lambda: Optim(peak_rl=1)",
+            "line 2: TypeError: ",
+        ),
+        (
+            "from train.engine.state.optim import Optim\nconfig = lambda: Optim(peak_lr='x')",
+            "line 2: TypeError: ",
+        ),
+    ],
+)
+def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        load(tmp_path / "broken.py")
+    assert str(tmp_path / "broken.py") in str(error.value)
+
+
+def test_a_value_of_the_wrong_type_is_refused_in_a_file_as_on_the_command_line(tmp_path):
+    wrong = runs.experiment(tmp_path, name=3, method=VCycle(down=(Stage("half"),)), parallel="tpu")
+    with pytest.raises(UserError) as error:
+        load(runs.script(tmp_path, wrong))
+    for says in (
+        "name: expected str, but got 3",
+        "parallel: expected 'mesh' or 'pmap', but got 'tpu'",
+        "method.down.0.steps: expected float, but got 'half'",
+    ):
+        assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["absent.py", "config.yaml", "."])
+def test_a_missing_config_is_named(tmp_path, name):
+    (tmp_path / "config.yaml").write_text("steps: 3")
+    with pytest.raises(UserError, match="there is no config"):
+        load(tmp_path / name)
+
+
+def test_fields_that_came_later_are_told_where_they_say_something(tmp_path):
+    """So that a run that an earlier version began goes on."""
+    one = runs.experiment(tmp_path)
+    told = as_json(one)["optim"]
+    assert (
+        "peak_lr" in told
+        and "name" not in told
+        and "muon_rms" not in told
+        and "ramp" not in str(as_json(one))
+    )
+    other = dataclasses.replace(one, optim=dataclasses.replace(one.optim, name="muon"))
+    assert differences(as_json(one), as_json(other)) == ["optim.name: None and 'muon'"]
+
+
+def test_differences_name_fields_and_methods(tmp_path):
+    one = runs.experiment(tmp_path)
+    assert differences(as_json(one), as_json(one)) == []
+    other = dataclasses.replace(one, steps=9, optim=dataclasses.replace(one.optim, peak_lr=0.5))
+    assert differences(as_json(one), as_json(other)) == [
+        "optim.peak_lr: 0.01 and 0.5",
+        "steps: 8 and 9",
+    ]
+    assert as_json(dataclasses.replace(one, method=Scratch())) == as_json(one)
+    assert differences(as_json(one), as_json(dataclasses.replace(one, method=VCycle())))
+
+
+def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
+    """Every field of the experiment and of its data, changed by itself."""
+    one = runs.experiment(tmp_path)
+    other = {
+        "parallel": "pmap",
+        "mesh": Mesh(fsdp=2),
+        "name": "other",
+        "accumulate": 2,
+        "method": VCycle(),
+        "data": Images(),
+        "optim": Optim(),
+    }
+    other |= {
+        "model": dataclasses.replace(one.model, mlp=8),
+        "source": "stdlib",
+        "whole_words": True,
+        "valid_fraction": 0.3,
+        "checkpoint_minutes": 0.5,
+    }
+
+    def free(node, put):
+        kept = set()
+        for f in dataclasses.fields(node):
+            old = getattr(node, f.name)
+            new = other.get(f.name, old * 2 if isinstance(old, int) and old else f"{old}x")
+            changed = put(dataclasses.replace(node, **{f.name: new if f.name != "seed" else 1}))
+            assert differences(as_json(one), as_json(changed)), f.name
+            kept |= {f.name} if not conflicts(as_json(one), as_json(changed)) else set()
+        return kept
+
+    changing = {
+        "log_every",
+        "checkpoint_every",
+        "checkpoint_minutes",
+        "parallel",
+        "mesh",
+        "loggers",
+    }
+    assert free(one, lambda e: e) == changing
+    assert free(one.data, lambda data: dataclasses.replace(one, data=data)) == {"cache"}

@@ -1,0 +1,109 @@
+"""Models that one has are trained on: of Hugging Face, grown on disk, or of a run; whole, or on any mesh."""
+
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+from checkpoints import CONFIG, saved
+
+from jaxgrow import checkpoints
+from jaxgrow.cli.checkpoint_commands import main
+from train import pretrain
+from train.common.errors import UserError
+from train.engine.run.workdir import imported, load
+from train.engine.state.mesh import Mesh
+from train.plan.methods import Continue, Growing, GrowTo, Scratch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of Hugging Face, in bfloat16."""
+    return saved(
+        tmp_path_factory.mktemp("theirs") / "gpt",
+        replace(CONFIG, vocab=256, context=8),
+        dtype="bfloat16",
+    )
+
+
+def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, capsys):
+    assert (
+        main(["grow", str(folder), str(tmp_path / "grown"), "--method", "stack", "--layers", "8"])
+        == 0
+    )
+    config, params = checkpoints.load(tmp_path / "grown")
+    e = runs.experiment(
+        tmp_path, model=config, method=Continue(str(tmp_path / "grown")), steps=4, mesh=Mesh(2, 2)
+    )
+    result = pretrain.run(e, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert (
+        f"{tmp_path / 'grown'} is no run of ours: what its model has cost is not known, and not counted"
+        in said
+    )
+    assert [(p["kind"], p["flops"] > 0) for p in result["phases"]] == [
+        ("import", False),
+        ("train", True),
+    ]
+    first = runs.log(tmp_path / "run")[0]
+    assert first["phase"] == "import large" and first["step"] == 0
+    trained = load(tmp_path / "run")
+    assert {x.dtype.name for x in jax.tree.leaves(trained)} == {"float32"}
+    chex.assert_trees_all_close(
+        trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05
+    )  # 4 steps of 1e-2
+    # .. and what was trained so is a source again, with its cost.
+    again = replace(e, method=Continue("run"), name="again", steps=2)
+    assert pretrain.run(again, tmp_path / "again")["flops"] > result["flops"]
+
+
+def test_it_begins_with_their_numbers_on_every_mesh(folder):
+    config, params = checkpoints.load(folder)
+    for mesh in (Mesh(), Mesh(1, 2, 2)):
+        model, result = imported(folder, config, mesh.over(jax.devices()))
+        chex.assert_trees_all_equal(jax.device_get(model.params), jax.tree.map(np.float32, params))
+        assert result is None
+
+
+def test_a_growth_may_begin_from_it(folder, tmp_path):
+    small = checkpoints.load(folder)[0]
+    large = replace(small, layers=2 * small.layers)
+    e = runs.experiment(
+        tmp_path,
+        model=large,
+        method=Growing(small, str(folder), (GrowTo(),)),
+        steps=2,
+        mesh=Mesh(2, 2),
+    )
+    assert [p["kind"] for p in pretrain.run(e, tmp_path / "run")["phases"]] == [
+        "import",
+        "grow",
+        "train",
+    ]
+
+
+def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
+    config = checkpoints.load(folder)[0]
+
+    def says(method, what, **changes):
+        with pytest.raises(UserError, match=what):
+            pretrain.run(
+                runs.experiment(tmp_path, model=config, method=method, **changes), tmp_path / "run"
+            )
+
+    says(
+        Continue("nowhere"),
+        r"there is no finished run in .*nowhere, nor another model; run its config first",
+    )
+    (tmp_path / "empty").mkdir()
+    says(Continue("empty"), r"empty is no finished run and no Hugging Face folder")
+    wider = replace(config, mlp=2 * config.mlp)
+    with pytest.raises(
+        UserError, match=rf"another than the one asked for, there and here: mlp: {config.mlp} and"
+    ):
+        imported(folder, wider, runs.mesh())
+    e = runs.experiment(tmp_path, name="begun", method=Scratch(), checkpoint_every=2)
+    runs.killed(e, tmp_path / "begun", 2)
+    says(Continue("begun"), r"there is no finished run in .*begun")

@@ -1,0 +1,610 @@
+"""Corpora: every source becomes the same two files of tokens, once."""
+
+import gzip
+import lzma
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+import tensorflow_datasets as tfds
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from train.common import files
+from train.common.errors import UserError
+from train.data import formats, tokenise
+from train.data import text as text_module
+from train.data.cache import made
+from train.data.text import tokenizer as loaded_tokenizer
+from train.data.text import tokens
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Settings that read a folder of 8 files; every 4th is held out."""
+    return runs.experiment(tmp_path).data
+
+
+# --- text to tokens ---
+
+
+def test_bytes_of_a_folder_in_order_each_document_ended_by_zero(text):
+    files = [Path(text.path, f"{i}.txt").read_bytes() + b"\0" for i in range(8)]
+    found = tokens(text)
+    assert found.train.tobytes() == b"".join(f for i, f in enumerate(files) if i % 4 != 3)
+    assert found.valid.tobytes() == files[3] + files[7]
+    assert found.vocab == 256
+
+
+def test_compressed_files_and_other_files(tmp_path, text):
+    folder = tmp_path / "mixed"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "0.txt").write_text("plain ä")
+    (folder / "deeper" / "1.xz").write_bytes(lzma.compress(b"from xz"))
+    (folder / "deeper" / "2.gz").write_bytes(gzip.compress(b"from gz"))
+    (folder / "3.txt").write_bytes(b"no \xff utf-8")
+    (folder / "notes.pdf").write_bytes(b"left out")
+    found = tokens(replace(text, path=str(folder), valid_path=str(folder / "0.txt")))
+    whole = "plain ä\0no \N{REPLACEMENT CHARACTER} utf-8\0from xz\0from gz\0"
+    assert found.train.tobytes().decode() == whole
+    assert found.valid.tobytes().decode() == "plain ä\0"
+
+
+def test_one_long_file_is_held_out_in_pieces(tmp_path, text):
+    (tmp_path / "long.txt").write_text("".join(str(i % 10) * (1 << 16) for i in range(8)))
+    found = tokens(replace(text, path=str(tmp_path / "long.txt")))
+    assert bytes(found.train[:: 1 << 16]) == b"012456" and bytes(found.valid[:: 1 << 16]) == b"37\0"
+
+
+def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
+    library = tmp_path / "lib"
+    for name in (
+        "a.py",
+        "json/b.py",
+        "test/c.py",
+        "site-packages/d.py",
+        "json/tests/e.py",
+        "f.txt",
+    ):
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_text(name)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
+    found = tokens(replace(text, source="stdlib", valid_fraction=0.5))
+    assert (found.train.tobytes(), found.valid.tobytes()) == (b"a.py\0", b"json/b.py\0")
+
+
+def as_it_always_was(
+    files: list[bytes], encode: Callable[[str], list[int]], end: list[int], piece: int, every: int
+):
+    """``(train, valid)``: whole files, one after the other, cut into pieces, of which every ``every``-th is held out."""
+    parts, count = [[], []], 0
+    for file in files:
+        text = file.decode("utf-8", errors="replace")
+        pieces = [text[i : i + piece] for i in range(0, len(text), piece)]
+        for i, one in enumerate(pieces):
+            count += 1
+            parts[count % every == 0] += encode(one) + (end if i == len(pieces) - 1 else [])
+    return parts
+
+
+def awkward(folder: Path) -> list[bytes]:
+    """Files in the order of their names: characters of one to four bytes, line ends of all kinds, no UTF-8, nothing at all."""
+    some = "a cat, the \r\n dog\rsat ä € 😀 \ufeff\n"
+    files = [
+        b"",
+        *((some * n).encode() for n in (1, 40, 3)),
+        b"the \xff\xe2\x82 cat \xf0\x9f",
+        *[b"cat"] * 20,
+        b"",
+    ]
+    files += [("😀" * n).encode()[: 4 * n - 1] for n in range(1, 8)] + [(some * 2000).encode()]
+    folder.mkdir()
+    for i, content in enumerate(files):
+        (folder / f"{i:02}.gz").write_bytes(gzip.compress(content))
+    return files
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    for module, name, value in (
+        (formats, "PIECE", 7),
+        (tokenise, "BATCH", 50),
+        (tokenise, "SHARD", 3),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+def test_bytes_are_what_whole_files_gave(tmp_path, text, small_pieces):
+    files = awkward(tmp_path / "awkward")
+    found = tokens(replace(text, path=str(tmp_path / "awkward"), valid_fraction=0.2))
+    train, valid = as_it_always_was(files, lambda s: list(s.encode()), [0], 7, every=5)
+    assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_tokenizer_gives_what_it_gave_file_by_file(
+    tmp_path, text, small_pieces, tokenizer, monkeypatch, processes
+):
+    files, known = (
+        awkward(tmp_path / "awkward"),
+        Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
+    )
+    monkeypatch.setattr("train.data.text.cores", lambda: 1 + processes)
+    found = tokens(
+        replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2)
+    )
+    train, valid = as_it_always_was(
+        files, lambda s: known.encode(s).ids, [known.token_to_id("<|endoftext|>")], 7, every=5
+    )
+    assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
+
+
+# --- nothing changes silently ---
+
+
+@pytest.fixture
+def odd(tmp_path, text):
+    """Reads a folder with these files, ``name -> bytes``: the tokens, the summary and the warnings."""
+
+    def read(files: dict[str, bytes], **changes):
+        folder = tmp_path / "odd"
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        found = tokens(replace(text, path=str(folder), valid_fraction=0.5, **changes))
+        return found, found.report[0], found.report[1:]
+
+    return read
+
+
+def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
+    files = {
+        "a.txt": b"one",
+        "b.jsonl": b'{"text": "t\xc3\xa4"}\n{"text": ""}\n{"text": "x"}\n',
+        "c.pdf": b"",
+        "d.csv.bak": b"",
+    }
+    line = "data: 2 files, 3 documents, 7 bytes, 6 training and 4 validation tokens, 0 replaced characters, "
+    for _ in range(2):
+        assert odd(files)[1:] == (line + "2 skipped files (2 of another format)", [])
+    assert (
+        odd({"e.pdf": b""})[1] == line + "3 skipped files (3 of another format)"
+    )  # though the tokens are the same
+    assert tokens(text).report == [
+        "data: 8 files, 8 documents, 2,400 bytes, 1,806 training and 602 validation tokens, 0 replaced characters, "
+        "0 skipped files"
+    ]
+
+
+def test_hidden_files_and_symlinked_folders_are_skipped_and_counted(odd, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.txt").write_text("not read")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "odd" / "gone.txt").symlink_to(tmp_path / "absent")
+    (tmp_path / "odd" / "file.txt").symlink_to(tmp_path / "elsewhere" / "c.txt")
+    found, summary, warnings = odd(
+        {"._a.txt": b"no", ".d.txt": b"no", ".git/e.txt": b"no", "a.txt": b"a", "b.txt": b"b"}
+    )
+    assert (found.train.tobytes(), found.valid.tobytes()) == (b"a\0not read\0", b"b\0")
+    assert summary.endswith(
+        "5 skipped files (1 broken link or no file, 3 hidden, 1 symlinked folder)"
+    )
+    assert [w.partition(";")[0] for w in warnings] == [
+        f"WARNING: symlinked folders are not read, such as {tmp_path}/odd/link"
+    ]
+
+
+@pytest.mark.parametrize(
+    "compress", [bytes, gzip.compress, lzma.compress], ids=["plain", "gz", "xz"]
+)
+def test_utf_16_is_refused(odd, compress):
+    name = {bytes: "a.txt", gzip.compress: "a.txt.gz", lzma.compress: "a.txt.xz"}[compress]
+    with pytest.raises(
+        UserError,
+        match=f"{name} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8",
+    ):
+        odd({name: compress("a text".encode("utf-16")), "b.txt": b"b"})
+
+
+def test_latin_1_and_nul_are_replaced_counted_and_named(odd, tmp_path):
+    found, summary, warnings = odd(
+        {"a.txt": b"a", "b.txt": b"b\0b\0", "c.txt": "für".encode("latin1")}
+    )
+    assert found.train.tobytes().decode() == "a\0f\ufffdr\0"
+    assert found.valid.tobytes().decode() == "b\ufffdb\ufffd\0"  # NUL ends documents
+    assert "3 documents" in summary and "3 replaced characters" in summary
+    assert len(warnings) == 1
+    assert (
+        warnings[0].startswith("WARNING: 3 characters are U+FFFD")
+        and f"is in {tmp_path}/odd/b.txt:" in warnings[0]
+    )
+
+
+def test_byte_order_marks_are_removed(odd, tmp_path):
+    mark = b"\xef\xbb\xbf"
+    files = {
+        "a.txt": mark + b"a" + mark,
+        "b.txt": b"b",
+        "c.jsonl": mark + b'{"text": "c"}\n{"text": "d"}',
+        "e.txt": mark,
+    }
+    found, summary, _ = odd(files)
+    assert found.train.tobytes() == b"a" + mark + b"\0c\0"
+    assert found.valid.tobytes() == b"b\0d\0"
+    assert "4 files, 4 documents" in summary
+
+
+def test_a_tokenizer_that_cannot_end_documents_is_a_warning(odd, tmp_path, tokenizer):
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "endless.json"))
+    found, _, warnings = odd(
+        {"a.txt": b"a", "b.txt": b"b", "c.txt": b"a"}, tokenizer=str(tmp_path / "endless.json")
+    )
+    assert found.train.tolist() == [0, 0]
+    assert len(warnings) == 1
+    assert "has no token that ends a document (<|endoftext|>, " in warnings[0]
+    assert odd({}, tokenizer=str(tokenizer))[2] == []
+
+
+def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pieces, monkeypatch):
+    files = {f"{i:02}.txt": b"a \xff cat" * 9 for i in range(20)}
+    whole = odd(files)[1:]
+    encode, calls = text_module._bytes, iter(range(20))
+
+    def killed(pieces):
+        if next(calls) == 19:
+            raise KeyboardInterrupt
+        return encode(pieces)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(text_module, "_bytes", killed)
+        odd({"99.txt": b"other"})
+    assert "21 files, 21 documents" in odd({})[1] and "180 replaced characters" in odd({})[1]
+    assert "20 files, 20 documents" in whole[0]
+
+
+# --- its cost ---
+
+
+@pytest.fixture
+def encoded(monkeypatch) -> list[list[str]]:
+    """What is encoded from here on, call by call."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(
+        "train.data.text._bytes",
+        lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], [0]),
+    )
+    return calls
+
+
+def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
+    tmp_path, text, encoded, small_pieces, monkeypatch
+):
+    """Whatever the size of a file, and of how many."""
+    read, ahead = [0], []
+    pieces = formats.text
+
+    def reading(path):
+        for piece in pieces(path):
+            read[0] += len(piece)
+            ahead.append(read[0] - sum(len(p) for call in encoded for p in call))
+            yield piece
+
+    monkeypatch.setattr(formats, "text", reading)
+    (tmp_path / "large.txt").write_text("a" * 5000)
+    tokens(replace(text, path=str(tmp_path / "large.txt")))
+    assert max(ahead) <= 50 + 2 * 7
+    many = tmp_path / "many"
+    many.mkdir()
+    for i in range(100):
+        (many / f"{i}.txt").write_text("cat")
+    encoded.clear()
+    tokens(replace(text, path=str(many)))
+    assert [len(call) for call in encoded] == [17] * 5 + [15]  # of 50 characters
+
+
+def test_a_tokenisation_that_was_killed_goes_on_from_its_last_shard(
+    text, encoded, small_pieces, monkeypatch
+):
+    whole = tokens(text)
+    expected, everything = (whole.train.tolist(), whole.valid.tolist()), len(encoded)
+    encoded.clear()
+    text = replace(text, cache=text.cache + "-other")
+
+    class Killed(BaseException):
+        pass
+
+    def dies(pieces):
+        if len(encoded) == 10:
+            raise Killed
+        encoded.append(pieces)
+        return [[1] * len(p) for p in pieces], [0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.data.text._bytes", dies)
+        with pytest.raises(Killed):
+            tokens(text)
+    encoded.clear()
+    again = tokens(text)
+    assert (again.train.tolist(), again.valid.tolist()) == expected
+    assert len(encoded) == everything - 9  # three shards of three batches
+    assert {p.name for p in Path(text.cache).glob("*/*")} == {"train", "valid", "about.json"}
+
+
+# --- the cache ---
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_who_may_read_the_cache_is_for_the_umask_to_say(text, umask):
+    before = os.umask(umask)
+    try:
+        tokens(text)
+    finally:
+        os.umask(before)
+    (folder,) = Path(text.cache).iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o666 & ~umask}
+
+
+def test_who_wants_what_another_makes_waits_for_it(tmp_path):
+    begun, go, count = threading.Event(), threading.Event(), []
+
+    def make(work):
+        count.append(work)
+        begun.set()
+        go.wait()
+        (work / "file").write_text("whole")
+
+    threads = [threading.Thread(target=made, args=(tmp_path / "made", make)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    assert not (tmp_path / "made").exists()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert len(count) == 1 and [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+
+
+def test_a_work_folder_that_is_renamed_while_mkdir_looks_at_it_is_no_error(tmp_path, monkeypatch):
+    folder, mkdir = tmp_path / "made", Path.mkdir
+
+    def late(self, *arguments, **options):
+        mkdir(folder)  # another process is done
+        raise FileExistsError(self)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    assert made(folder, lambda work: None) == folder
+    (tmp_path / ".unfinished-other").write_text("a file of somebody's")
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(FileExistsError):
+        made(tmp_path / "other", lambda work: None)
+
+
+def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeypatch):
+    folder, lock = tmp_path / "made", files.fcntl.flock
+
+    def late(*arguments):
+        folder.mkdir()
+        (folder / "file").write_text("another's")
+        lock(*arguments)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    assert made(folder, lambda _: pytest.fail("it is there")) == folder
+    assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+
+
+def test_who_waits_for_one_that_fails_makes_it(tmp_path):
+    begun, go = threading.Event(), threading.Event()
+
+    def fails(work):
+        begun.set()
+        go.wait()
+        raise OSError(28, "No space left on device")
+
+    def first():
+        with pytest.raises(OSError, match="No space"):
+            made(tmp_path / "made", fails)
+
+    threads = [threading.Thread(target=first)]
+    threads.append(
+        threading.Thread(
+            target=made, args=(tmp_path / "made", lambda work: (work / "file").touch())
+        )
+    )
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+
+
+def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text, monkeypatch):
+    before = bytes(tokens(text).train)
+    with monkeypatch.context() as patch:
+        patch.setattr("train.data.text._make", None)  # would fail if it was called
+        assert bytes(tokens(text).train) == before
+    file = Path(text.path, "0.txt")
+    file.write_text(file.read_text().upper())  # as many bytes
+    os.utime(file, ns=(0, 0))
+    assert bytes(tokens(text).train)[:300] == before[:300].upper()
+
+
+def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.data.text._bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            tokens(text)
+    assert list(Path(text.cache).iterdir()) == []
+    assert len(tokens(text).train) == 6 * 301
+
+
+# --- tokenizers ---
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A byte-level BPE tokenizer with 300 tokens, as ``tokenizer.json`` and as ``vocab.json`` with ``merges.txt``."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    lines = ["the cat sat on the mat", "the dog sat on the cat", "a mat, a cat, a dog"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=alphabet,
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    made.train_from_iterator(lines, trainer)
+    made.save(str(folder / "tokenizer.json"))
+    made.model.save(str(folder))
+    return folder
+
+
+def test_a_tokenizer_file_and_its_vocabulary_with_merges_agree(tmp_path, text, tokenizer):
+    (tmp_path / "cats.txt").write_text("the cat sat")
+    data = replace(text, path=str(tmp_path / "cats.txt"), valid_path=str(tmp_path / "cats.txt"))
+    file, folder = (
+        tokens(replace(data, tokenizer=str(t))) for t in (tokenizer / "tokenizer.json", tokenizer)
+    )
+    made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    assert file.vocab == folder.vocab == made.get_vocab_size() > 256
+    assert file.train.dtype == np.uint16
+    assert file.train.tolist() == folder.train.tolist()
+    assert len(file.train) < len("the cat sat")  # merged
+    assert made.decode(file.train[:-1].tolist()) == "the cat sat"
+    assert file.train[-1] == made.token_to_id("<|endoftext|>")
+
+
+def test_a_vocabulary_with_merges_decodes_what_it_encodes(tokenizer):
+    made = loaded_tokenizer(str(tokenizer))
+    for text in ("Once upon a time", " two  spaces\n", "ä € 😀"):
+        assert made.decode(made.encode(text).ids) == text
+
+
+def test_a_tokenizer_that_truncates_and_pads_does_neither_to_a_corpus(tmp_path, text, tokenizer):
+    made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    made.enable_truncation(5)
+    made.enable_padding(length=900)
+    made.save(str(tmp_path / "short.json"))
+    whole, short = (
+        replace(text, tokenizer=str(t))
+        for t in (tokenizer / "tokenizer.json", tmp_path / "short.json")
+    )
+    assert tokens(whole).train.tolist() == tokens(short).train.tolist()
+
+
+def test_an_absent_tokenizer_is_named(text, tmp_path):
+    (tmp_path / "vocab.json").write_text("{}")
+    for name in (tmp_path / "absent.json", tmp_path):
+        with pytest.raises(
+            UserError,
+            match=f"no tokenizer at {name} .*tokenizer.json, or a folder of vocab.json and merges",
+        ):
+            tokens(replace(text, tokenizer=str(name)))
+
+
+# --- what is no text ---
+
+
+@pytest.mark.parametrize(
+    "name", ["docs.json", "docs.parquet.gz", "docs.tar.xz", "docs.tar.gz", "docs.zip", "docs"]
+)
+def test_what_would_be_trained_on_as_raw_bytes_is_refused_with_what_would_not(tmp_path, text, name):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / name
+    path.write_bytes(gzip.compress(b'{"text": "a"}') if name.endswith(".gz") else b'{"text": "a"}')
+    with pytest.raises(
+        UserError,
+        match=rf"{path} cannot be trained on, but .txt, .jsonl .*, .parquet and .arrow files",
+    ):
+        tokens(replace(text, path=str(path)))
+    with pytest.raises(
+        UserError, match=rf"there are no .txt, .* files, only {name.removeprefix('docs') or name}"
+    ):
+        tokens(replace(text, path=str(tmp_path / "folder")))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, compress):
+    suffix = {gzip.compress: "gz", lzma.compress: "xz"}[compress]
+    path, whole = tmp_path / f"broken.{suffix}", compress(os.urandom(100).hex().encode() * 20)
+    for place in range(len(whole) // 8, len(whole), len(whole) // 8):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=f"cannot read {path}: "):
+            tokens(replace(text, path=str(path)))
+
+
+# --- tensorflow-datasets ---
+
+
+class TinyDocs(tfds.core.GeneratorBasedBuilder):
+    """A corpus of 6 documents and 2 to validate on, written without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = {"text": tfds.features.Text(), "title": tfds.features.Text()}
+        features = tfds.features.FeaturesDict(text | {"number": tfds.features.Scalar(np.int64)})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {
+            "train": self._generate_examples("train", 6),
+            "validation": self._generate_examples("valid", 2),
+        }
+
+    def _generate_examples(self, name, count):
+        for i in range(count):
+            yield i, {"text": f"{name} {i} ä", "title": str(i), "number": i}
+
+
+@pytest.fixture
+def docs(text, tmp_path):
+    return replace(text, source="tfds", name="tiny_docs", path=str(tmp_path / "tfds"))
+
+
+def test_a_tfds_corpus_is_prepared_and_read_without_tensorflow(docs):
+    found = tokens(docs)
+    documents = found.train.tobytes().decode().split("\0")
+    assert sorted(documents) == ["", *(f"train {i} ä" for i in range(6))]
+    assert sorted(found.valid.tobytes().decode().split("\0")) == ["", "valid 0 ä", "valid 1 ä"]
+    other = tokens(replace(docs, field="title"))
+    assert sorted(other.train.tobytes().decode().split("\0")) == ["", *map(str, range(6))]
+
+
+def test_a_feature_that_a_tfds_corpus_lacks_is_refused_with_those_it_has(docs):
+    with pytest.raises(
+        UserError, match=r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"
+    ):
+        tokens(replace(docs, field="body"))
+    with pytest.raises(
+        UserError, match=r"feature .number. of tiny_docs is no text, but .*; set data.field"
+    ):
+        tokens(replace(docs, field="number"))
+
+
+def test_an_unknown_tfds_corpus_is_refused(docs):
+    with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_docs'"):
+        tokens(replace(docs, name="no_such_docs"))
+
+
+# --- hold-out ---
+
+
+def test_training_and_validation_share_no_document(text):
+    train, valid = (
+        set(bytes(getattr(tokens(text), part)).split(b"\0")) - {b""} for part in ("train", "valid")
+    )
+    assert len(train) == 6 and len(valid) == 2 and not train & valid

@@ -1,0 +1,370 @@
+"""Evaluation without training: every token is scored once, as by a pass through all of it, and tasks count as they say."""
+
+import json
+import math
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import runs
+import tensorflow_datasets as tfds
+
+from jaxgrow.models import BERTConfig, GPT2Config
+from train import evaluate as command
+from train.common.errors import UserError
+from train.data.text import end_of_text, tokenizer, tokenizer_of
+from train.engine.run.workdir import Workdir
+from train.engine.state.mesh import Mesh
+from train.engine.state.pretrained import TextModel, opened
+from train.tasks.benchmarks import _manager
+from train.tasks.perplexity import files_of, perplexity
+from train.tasks.published import PUBLISHED
+from train.tasks.scoring import Request, Scorer
+
+SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
+TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
+
+
+def scorer(config, seed=0):
+    params = jax.tree.map(lambda x: 8 * x, runs.fresh(config, seed))  # so that it has opinions
+    return Scorer(TextModel(config, params, tokenizer("bytes"), Mesh().over(jax.devices())))
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return scorer(GPT2Config(**SIZES))
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return scorer(BERTConfig(**SIZES))
+
+
+@partial(jax.jit, static_argnums=0)
+def apply(config, params, inputs):
+    return config.module.apply({"params": params}, inputs)
+
+
+def logits_of(scorer, tokens):
+    """Of the next token at each place, from one pass; padded, so that one program does for all."""
+    padded = np.zeros((1, 16), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return apply(scorer.config, scorer.model.params, padded)[0, : len(tokens)]
+
+
+def losses(scorer, tokens):
+    """Of the tokens after the first, from all logits of one pass; and whether each is the likeliest."""
+    tokens = np.asarray(tokens)
+    logits = logits_of(scorer, tokens[:-1])
+    log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    return -log_p[np.arange(len(tokens) - 1), tokens[1:]], np.asarray(logits.argmax(-1)) == tokens[
+        1:
+    ]
+
+
+# --- tokens ---
+
+
+def test_the_tokenizer_of_bytes_gives_the_bytes_that_models_were_trained_on():
+    of_bytes, text = tokenizer("bytes"), "Hëllo \u0100\x7f\u00ad \n\t 日本 \U0001f600  z"
+    assert of_bytes.encode(text).ids == list(text.encode())
+    assert of_bytes.decode(list(text.encode())) == text
+    assert of_bytes.get_vocab_size() == 256
+    assert end_of_text(of_bytes) == 0
+
+
+@pytest.mark.parametrize("stride", [None, 16, 5, 1])
+def test_windows_score_every_token_once_with_the_context_that_a_stride_leaves(gpt, stride):
+    requests, tokens = gpt.windows(TEXT, stride), [0, *TEXT.encode()]
+    scored = [request.tokens[request.begin : request.end] for request in requests]
+    np.testing.assert_array_equal(np.concatenate(scored), tokens[1:])
+    assert all(len(request.tokens) <= 17 for request in requests)
+    assert all(request.begin > 16 - (stride or 16) for request in requests[1:-1])
+
+
+def test_scores_are_those_of_one_pass_whatever_is_scored_together(gpt):
+    requests = [
+        *gpt.windows(TEXT),
+        *gpt.windows(TEXT, 3),
+        gpt.after([*b"In the"], [*b" beginning"]),
+        *gpt.windows("a"),
+    ]
+    for request, score in zip(requests, gpt(requests), strict=True):
+        loss, right = losses(gpt, request.tokens)
+        assert score.loss == pytest.approx(
+            loss[request.begin - 1 : request.end - 1].sum(), rel=1e-5
+        )
+        assert score.greedy == right[request.begin - 1 : request.end - 1].all()
+
+
+def test_what_is_likeliest_is_greedy(gpt):
+    tokens = [0, 5]
+    for _ in range(4):
+        tokens.append(int(logits_of(gpt, tokens)[-1].argmax()))
+    other = [*tokens[:-1], (tokens[-1] + 1) % 256]
+    likeliest, less = gpt([Request(np.array(t, np.int32), 2, 6) for t in (tokens, other)])
+    assert likeliest.greedy and not less.greedy
+    assert likeliest.loss < less.loss
+
+
+def test_a_masked_model_hides_each_token_in_turn(bert):
+    request = bert.after([*b"ab"], [*b" cd"])
+    assert request.tokens.tolist() == [0, *b"ab cd", 0]
+    expected = 0.0
+    for place in range(request.begin, request.end):
+        hidden = request.tokens.copy()
+        hidden[place] = 255
+        logits = apply(bert.config, bert.model.params, {"tokens": hidden[None]})
+        expected -= float(jax.nn.log_softmax(logits[0, place])[request.tokens[place]])
+    [score] = bert([request])
+    assert (request.begin, request.end) == (3, 6)
+    assert score.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_what_is_too_long_the_end_is_scored(gpt, bert):
+    request = gpt.after([*b"x"] * 100, [*b"the end"])
+    assert bytes(request.tokens.tolist()).decode() == "xxxxxxxxxxthe end"
+    assert (request.begin, request.end) == (10, 17)
+    masked = bert.after([*b"x"] * 100, [*b"the end"])
+    assert len(masked.tokens) == 16
+    assert (masked.begin, masked.end) == (8, 15)
+
+
+def test_texts_of_all_lengths_share_a_few_programs(gpt, monkeypatch):
+    from train.tasks import scoring
+
+    shapes = set()
+
+    def seen(config, params, inputs, targets):
+        shapes.add(targets.shape)
+        return np.zeros(targets.shape), np.ones(targets.shape, bool)
+
+    monkeypatch.setattr(scoring, "_program", seen)
+    gpt([gpt.after([0], [*b"x"] * n) for n in range(1, 17) for _ in range(3)])
+    assert len(shapes) == 1
+    assert next(iter(shapes))[0] % len(jax.devices()) == 0
+
+
+# --- tasks ---
+
+
+def lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_perplexities_of_a_text(gpt, tmp_path):
+    (tmp_path / "wiki.test.raw").write_text(TEXT)
+    (tmp_path / "mine.txt").write_text("other text")
+    nats = sum(score.loss for score in gpt(gpt.windows(TEXT)))
+    result, size = perplexity(gpt, files_of("wikitext2", tmp_path)), len(TEXT.encode())
+    assert (result["tokens"], result["words"], result["bytes"]) == (size, 14, size)
+    assert result["perplexity"] == pytest.approx(math.exp(nats / size))
+    assert math.log(result["perplexity_by_word"]) == pytest.approx(nats / 14)
+    assert result["bits_per_byte"] == pytest.approx(nats / size / math.log(2))
+    assert (
+        files_of("bits_per_byte", tmp_path)
+        == files_of(str(tmp_path / "mine.txt"), tmp_path)
+        == [tmp_path / "mine.txt"]
+    )
+    assert perplexity(gpt, [tmp_path / "mine.txt"])["bytes"] == 10
+
+
+@pytest.mark.parametrize("stride", [0, 17])
+def test_a_stride_lies_within_the_context(gpt, tmp_path, stride):
+    with pytest.raises(
+        UserError, match=f"--stride is {stride}, not between 1 and the context of 16 tokens"
+    ):
+        perplexity(gpt, [tmp_path / "any"], stride)
+
+
+def test_texts_that_are_missing_or_empty_are_named(gpt, tmp_path):
+    with pytest.raises(
+        UserError,
+        match=r"ptb needs ptb.test.txt or ptb.valid.txt, perhaps compressed, in .*nothing is down",
+    ):
+        files_of("ptb", tmp_path)
+    (tmp_path / "ptb.test.txt").write_text("")
+    with pytest.raises(UserError, match="there is no text in"):
+        perplexity(gpt, files_of("ptb", tmp_path))
+
+
+def test_a_masked_model_has_no_perplexity_of_a_text(bert, tmp_path):
+    (tmp_path / "ptb.test.txt").write_text(TEXT)
+    with pytest.raises(UserError, match="a masked model has no perplexity of running text"):
+        perplexity(bert, files_of("ptb", tmp_path))
+
+
+# --- files of the harness's tasks ---
+
+ARC = {"stem": "Why?", "choices": [{"text": "so", "label": "A"}, {"text": "because", "label": "B"}]}
+OF_THE_HUB = {
+    "question": "Why?",
+    "choices": {"text": ["so", "because"], "label": ["A", "B"]},
+    "answerKey": "B",
+}
+PIQA = {"goal": "Open", "sol1": "pull", "sol2": "push", "label": 1}
+PAIR = {"sentence_good": "they are", "sentence_bad": "they is"}
+TEXTS = tfds.features.Text
+CHOICES = {"text": TEXTS(), "label": tfds.features.ClassLabel(names=["A", "B"])}
+# dataset -> folder, name, split, features, a record; as tensorflow-datasets has them; as the hub
+# has it
+SETS = {
+    "EleutherAI/lambada_openai": (
+        *("", "lambada", "test", {"passage": TEXTS()}, {"passage": "one two three"}),
+        {"text": "one two three"},
+    ),
+    "nyu-mll/blimp": (
+        *(
+            "agreement",
+            "blimp",
+            "train",
+            {name: TEXTS() for name in (*PAIR, "UID")},
+            PAIR | {"UID": "agreement"},
+        ),
+        PAIR,
+    ),
+    "baber/piqa": (
+        *(
+            "",
+            "piqa",
+            "validation",
+            {name: TEXTS() for name in ("goal", "sol1", "sol2")} | {"label": np.int64},
+            PIQA,
+        ),
+        PIQA,
+    ),
+    "allenai/ai2_arc": (
+        *("ARC-Easy", "ai2_arc", "test"),
+        {
+            "question": TEXTS(),
+            "choices": tfds.features.Sequence(CHOICES),
+            "answerKey": CHOICES["label"],
+        },
+        OF_THE_HUB,
+        OF_THE_HUB
+        | {
+            "choices": {"text": ["so", "because"], "label": ["0", "1"]},
+            "answerKey": "1",
+        },  # of the same order
+    ),
+}
+
+
+@pytest.mark.parametrize("dataset", SETS)
+def test_sets_of_tensorflow_datasets_have_the_columns_of_the_hub(dataset, tmp_path):
+    folder, name, split, features, record, expected = SETS[dataset]
+
+    class Written(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=folder)] if folder else []
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: enumerate([record] * 3)}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    Written.name = name
+    Written(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    published = PUBLISHED[dataset]
+    [file] = [
+        f for pattern in published.splits[split] for f in tmp_path.glob(pattern.format(name=folder))
+    ]
+    assert list(published.read(file)) == [expected] * 3
+
+
+def test_arc_as_it_was_published_has_the_columns_of_the_hub(tmp_path):
+    (tmp_path / "arc.jsonl").write_text(json.dumps({"question": ARC, "answerKey": "B"}) + "\n")
+    assert list(PUBLISHED["allenai/ai2_arc"].read(tmp_path / "arc.jsonl")) == [OF_THE_HUB]
+    (tmp_path / "arc.jsonl").write_text(json.dumps({"question": ARC, "answerKey": "C"}) + "\n")
+    with pytest.raises(UserError, match="line 1: the answer is 'C', but the choices are A, B"):
+        list(PUBLISHED["allenai/ai2_arc"].read(tmp_path / "arc.jsonl"))
+
+
+def test_an_article_begins_with_its_title(tmp_path):
+    first = (
+        " \n = Du Fu = \n \n He = was = a poet . \n = = Life = = \n = = = Youth = = = \n text \n"
+    )
+    second = " = A = B = \n text \n"
+    (tmp_path / "wiki.test.raw").write_text(first + second)
+    articles = PUBLISHED["EleutherAI/wikitext_document_level"].read(tmp_path / "wiki.test.raw")
+    assert [article["page"] for article in articles] == [first[:-1], second]
+
+
+# --- the command ---
+
+
+def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "ptb.test.txt").write_text(TEXT)
+    out = tmp_path / "found.json"
+    arguments = [
+        "evaluate",
+        str(small_run),
+        "--tasks",
+        "ptb",
+        "--data",
+        str(tmp_path),
+        "--json",
+        str(out),
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    command.main()
+    said, found = capsys.readouterr().out, json.loads(out.read_text())["tasks"]["ptb"]
+    assert f"{found['bits_per_byte']:.4f}" in said
+    assert tokenizer_of(Workdir(small_run).folder).get_vocab_size() == 256
+    model = opened(small_run)
+    mine = Scorer(model)
+    assert found["perplexity"] == pytest.approx(
+        math.exp(sum(s.loss for s in mine(mine.windows(TEXT))) / len(TEXT.encode()))
+    )
+
+
+def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    _manager.cache_clear()
+    with pytest.raises(UserError, match=r"are lm-eval's: pip install -e '.\[eval\]'"):
+        command.judged(small_run, ["piqa"], tmp_path)
+
+
+def test_what_cannot_be_judged_is_said(small_run, tmp_path):
+    with pytest.raises(UserError, match="there is no folder"):
+        opened(tmp_path / "none")
+    with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
+        opened(small_run, str(tmp_path / "nowhere"))
+
+
+# --- beside transformers ---
+
+
+@pytest.mark.parametrize("stride", [None, 7])
+def test_perplexity_is_that_of_transformers(tmp_path, stride):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = hf.GPT2Config(
+        vocab_size=256, n_positions=16, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
+    )
+    torch.manual_seed(0)
+    theirs = hf.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "gpt")
+    (tmp_path / "ptb.test.txt").write_text(TEXT)
+    tokens, done, nats = torch.tensor([[0, *TEXT.encode()]]), 1, 0.0
+    while (
+        done < tokens.shape[1]
+    ):  # as their guide to perplexity does, with one token more of context
+        end = min(tokens.shape[1], 17 if done == 1 else done + (stride or 16))
+        window = tokens[:, max(0, end - 17) : end]
+        with torch.no_grad():
+            log_p = theirs(window[:, :-1]).logits.log_softmax(-1).gather(2, window[:, 1:, None])
+        nats -= float(log_p[0, done - end :].sum())
+        done = end
+    ours = perplexity(
+        Scorer(opened(tmp_path / "gpt", "bytes")), [tmp_path / "ptb.test.txt"], stride
+    )
+    assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)

@@ -1,0 +1,325 @@
+"""Fine-tuning: all that a checkpoint knows is kept but its head, a task is learned, and its own metric judges."""
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import runs
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, tuning
+
+from jaxgrow import checkpoints, flops, operators
+from jaxgrow.checkpoints import load, orbax, save
+from jaxgrow.models import ViTConfig
+from jaxgrow.models.patches import resized_positions
+from jaxgrow.optim.freeze import Freeze
+from train import finetune as command
+from train.aot.compilation import Rehearsal
+from train.aot.machines import described
+from train.common.errors import UserError
+from train.config.downstream import FineTuning
+from train.data.images import Images
+from train.data.labelled.task import Labelled
+from train.data.text import tokenizer
+from train.engine.loop.trainer import run
+from train.engine.run.workdir import Workdir
+from train.evaluate import judged
+from train.export import export
+from train.plan.training import Train
+from train.tasks.supervised import outputs, prepared, score
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with checkpoints of two families, and data."""
+    home = tmp_path_factory.mktemp("home")
+    for name in ("gpt2", "bert"):
+        checkpoint(home / name, FAMILIES[name])
+    cola(home / "cola")
+    cola(home / "shuffled", shuffled=True)
+    return home
+
+
+@pytest.fixture(scope="module")
+def learned(home):
+    """Fine-tuned: the folder of a GPT-2's run, and what it scores."""
+    found = command.finetune(tuning(home / "cola"), home / "gpt2", home / "runs")
+    return home / "runs" / "cola-gpt2-lr0.01-seed0", found[1e-2][0]
+
+
+# --- it learns ---
+
+
+def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
+    _, scores = learned
+    assert list(scores) == ["dev"]
+    assert list(scores["dev"]) == ["matthews"]
+    assert scores["dev"]["matthews"] > 0.9
+
+
+def test_labels_that_say_nothing_teach_nothing(home):
+    found = command.finetune(
+        tuning(home / "shuffled", name="shuffled"), home / "gpt2", home / "runs"
+    )
+    assert abs(found[1e-2][0]["dev"]["matthews"]) < 0.25
+
+
+@pytest.mark.slow  # of a BERT, see what finds spans; of a decoder, a GPT-2 that learns
+@pytest.mark.parametrize("family", ["bert", "llama", "modernbert"])
+def test_every_family_fine_tunes(home, family):
+    if family not in ("bert", "gpt2"):
+        checkpoint(home / family, FAMILIES[family])
+    found = command.finetune(tuning(home / "cola"), home / family, home / "runs")
+    assert found[1e-2][0]["dev"]["matthews"] > 0.5
+
+
+def test_a_bert_finds_spans(home):
+    scores = command.finetune(spans(home), home / "bert", home / "runs")[1e-2][0]["dev"]
+    assert scores["exact_match"] > 0.5
+    assert scores["f1"] >= scores["exact_match"]
+
+
+def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
+    small = ViTConfig(
+        image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32
+    )
+    orbax.export(tmp_path / "vit", small, runs.fresh(small))
+    digits = FineTuning("digits", Images("digits"), epochs=2, batch=64, rates=(1e-2,), optim=OPTIM)
+    scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
+    assert scores["valid"]["accuracy"] > 0.5  # by chance 0.1
+    export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["id2label"] == {
+        str(i): str(i) for i in range(10)
+    }
+    config, _ = load(tmp_path / "digits-vit-lr0.01-seed0")
+    assert (config.image, config.classes, config.positions) == (8, 10, 5)
+
+
+def test_positions_of_another_resolution_are_interpolated():
+    old, new = (ViTConfig(image=side, patch=4, classes=2, layers=1, embed=3) for side in (32, 64))
+    rows, columns = np.mgrid[:8, :8].reshape(2, -1)
+    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(64)], 1)]).astype(
+        np.float32
+    )
+    found = np.asarray(resized_positions(places, old, new))
+    np.testing.assert_array_equal(found[0], places[0])  # the token's
+    np.testing.assert_allclose(found[1:, 2], 1, atol=1e-6)
+    grid = found[1:].reshape(16, 16, 3)
+    inside = grid[4:12, 4:12]  # where the kernel meets no edge, a slope stays one, of half the step
+    np.testing.assert_allclose(np.diff(inside[..., 0], axis=0), 0.5, atol=1e-5)
+    np.testing.assert_allclose(np.diff(inside[..., 1], axis=1), 0.5, atol=1e-5)
+    np.testing.assert_array_equal(resized_positions(places, old, old), places)
+
+
+# --- what is kept, and what is new ---
+
+
+@pytest.mark.parametrize("head", ["spans", pytest.param("classes", marks=pytest.mark.slow)])
+def test_all_but_the_head_is_the_checkpoints(home, tmp_path, head):
+    task = spans(home) if head == "spans" else tuning(home / "cola")
+    experiment = replace(task.of(home / "bert", 1e-30, 0), steps=1)
+    run(experiment, tmp_path / "run")
+    _, before = load(home / "bert")
+    config, after = load(tmp_path / "run")
+    assert config == FAMILIES["bert"].with_head(head, 2)
+    assert after.keys() - before.keys() == (
+        {"classifier"} if head == "spans" else {"pooler", "classifier"}
+    )
+    assert before.keys() - after.keys() == {"transform", "head_norm", "head_bias"}
+    for name in before.keys() & after.keys():
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=0, atol=1e-29), before[name], after[name]
+        )
+
+
+def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
+    ended = {}
+    for name, seed in (("a", 0), ("again", 0), ("other", 1)):
+        run(replace(tuning(home / "cola").of(home / "gpt2", 1e-3, seed), steps=2), tmp_path / name)
+        ended[name] = load(tmp_path / name)[1]
+    jax.tree.map(np.testing.assert_array_equal, ended["a"], ended["again"])
+    assert not np.array_equal(
+        ended["a"]["classifier"]["kernel"], ended["other"]["classifier"]["kernel"]
+    )
+
+
+@pytest.mark.slow
+def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_path):
+    growth = operators.llama_pro(FAMILIES["gpt2"].sizes(), {"layers": 4})
+    checkpoints.transform(learned[0], tmp_path / "deep", growth, to="orbax")
+    tokenizer("bytes").save(str(tmp_path / "deep" / "tokenizer.json"))
+    old = Freeze(layers=tuple(sorted({0, 1, 2, 3} - {*operators.new_layers(growth)})))
+    experiment = replace(tuning(home / "cola", freeze=old).of(tmp_path / "deep", 1e-30, 0), steps=1)
+    assert experiment.method.new_head is False
+    run(experiment, tmp_path / "run")
+    assert (
+        score(tmp_path / "run", experiment.data) == learned[1]
+    )  # LLaMA-Pro's layers do nothing at first
+
+
+def test_samples_cost_what_they_are_long(home):
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
+    phase = next(p for p in experiment.plan if isinstance(p, Train))
+    assert (phase.length, phase.config.length) == (14, 16)
+    assert phase.cost(16) == pytest.approx(
+        experiment.steps * flops.train(phase.config, 16 * 14, 14)
+    )
+
+
+@pytest.mark.slow  # in the fast suite with a LoRA, `test_adapting`
+def test_a_run_that_was_stopped_goes_on(home, tmp_path):
+    experiment = replace(
+        tuning(home / "cola").of(home / "gpt2", 1e-2, 0), steps=6, checkpoint_every=2, eval_every=6
+    )
+    run(experiment, tmp_path / "whole")
+    runs.killed(experiment, tmp_path / "killed", at=4)
+    run(experiment, tmp_path / "killed")
+    runs.assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_scores_are_kept_with_the_run(learned, home):
+    folder, scores = learned
+    assert Workdir(folder).scores == scores
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
+    assert score(folder, experiment.data) == scores
+    found = judged(folder, ["cola"], home)["cola"]  # without the run's own setting of the length
+    assert found == {"matthews, dev": scores["dev"]["matthews"]}
+
+
+@pytest.mark.slow  # of training, `test_preflight`
+def test_it_is_rehearsed_without_its_machine(home):
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
+    programs = Rehearsal(experiment, described("cpu:1")).run()
+    [step] = [p for p in programs if p.what == "step"]
+    assert (step.steps, step.tokens) == (experiment.steps, 16 * 14)
+    [evaluation] = {p.tokens for p in programs if p.what == "evaluation"}
+    assert evaluation == 16 * 14
+
+
+# --- the command ---
+
+
+def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, capsys):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "from train.config.downstream import FineTuning\nfrom train.data.labelled.task import Labelled\n\n"
+        "def toy() -> FineTuning:\n"
+        f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16)\n"
+    )
+    arguments = [
+        "finetune",
+        f"{config}:toy",
+        "--model",
+        str(home / "gpt2"),
+        "--lr",
+        "1e-2",
+        "--seeds",
+        "0,1",
+    ]
+    arguments += [
+        "--workdir",
+        str(tmp_path),
+        "--set",
+        "epochs=1",
+        "--set",
+        "optim.weight_decay=0",
+        "--set",
+        "optim.b2=0.99",
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    command.main()
+    said, found = capsys.readouterr().out, json.loads((tmp_path / "toy-gpt2.json").read_text())
+    assert found["best"] == 1e-2
+    assert "| 0.01 |" in said  # one rate is no choice
+    assert "±" in said
+    assert [len(of) for of in found["rates"].values()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--seeds", "0,0", "--seeds names 0 more than once"),
+        ("--lr", "1e-3,0.001", "rates must differ"),
+        ("--lr", "0", "there must be positive rates"),
+        ("--lr", "-1", "there must be positive rates"),
+        ("--lr", "nan", "there must be positive rates"),
+        ("--lr", "inf", "there must be positive rates"),
+    ],
+)
+def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, option, value, says):
+    arguments = ["finetune", "configs/finetune.py:sst2", "--model", str(tmp_path), option, value]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(UserError, match=says):
+        command.main()
+
+
+def test_the_best_rate_is_that_of_the_best_mean_of_the_tasks_own_metric():
+    def scores(f1, accuracy):
+        return {
+            "matched": {"f1": f1, "accuracy": accuracy},
+            "mismatched": {"f1": 1 - f1, "accuracy": 1.0},
+        }
+
+    found = {1e-5: [scores(0.9, 0.1), scores(0.1, 0.1)], 2e-5: [scores(0.6, 0.0), scores(0.6, 0.0)]}
+    assert command.best(found) == 2e-5
+    about = tuning(Path("x"), seeds=(0, 1))
+    assert "| 2e-05 (best) |" in command.table(about, Path("m"), found)
+    assert "is the greatest that was tried" in command.table(about, Path("m"), found)
+    assert "that was tried" not in command.table(about, Path("m"), found | {3e-5: found[1e-5]})
+
+
+def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
+    folder, _ = learned
+    export(folder, tmp_path / "hf")
+    foreign = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert foreign["architectures"] == ["GPT2ForSequenceClassification"]
+    assert foreign["id2label"] == {"0": "unacceptable", "1": "acceptable"}
+    assert foreign["pad_token_id"] == 0xC1
+    assert "matthews, dev" in (tmp_path / "hf" / "README.md").read_text()
+    jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
+
+
+def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp_path):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    export(learned[0], tmp_path / "hf")
+    theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
+    examples = prepared(experiment.data, experiment.model).valid["dev"]
+    samples = [
+        examples.sample(i, np.random.default_rng(0))[0]["tokens"] for i in range(len(examples))
+    ]
+    with torch.no_grad():
+        logits = theirs(torch.tensor(np.stack(samples), dtype=torch.long)).logits.numpy()
+    config, params = load(learned[0])
+    np.testing.assert_allclose(outputs(config, params, examples, runs.mesh()), logits, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"data": Labelled("cola", "nowhere")}, "nowhere"),
+        ({"batch": 4096}, "less than one batch of 4096"),
+        ({"data": Labelled("squad1", "nowhere")}, "squad1 is for a BERT"),
+    ],
+)
+def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
+    with pytest.raises(UserError, match=says):
+        command.finetune(tuning(home / "cola", **change), home / "gpt2", tmp_path)
+
+
+def test_models_of_something_else_are_refused(home, tmp_path):
+    vit = ViTConfig(
+        image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
+    )
+    orbax.export(tmp_path / "vit", vit, runs.fresh(vit))
+    with pytest.raises(UserError, match="a ViTConfig cannot learn Labelled"):
+        tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
+    with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):
+        score(home / "gpt2", Labelled("cola", str(home / "cola"), length=14))
+    save(tmp_path / "bare", FAMILIES["gpt2"], load(home / "gpt2")[1])
+    with pytest.raises(UserError, match=r"there is no tokenizer.json in .*bare"):
+        tuning(home / "cola").of(tmp_path / "bare", 1e-3, 0)

@@ -1,0 +1,249 @@
+"""Parts that do not train: what is held stays to the bit, and below the first layer that trains no backward pass runs."""
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+import tiny
+
+from jaxgrow import grow, operators
+from jaxgrow.axes import BELOW, leaves, marked
+from jaxgrow.models import BERTConfig, CaiTConfig, LlamaConfig, ViTConfig
+from jaxgrow.optim.freeze import Freeze, hold
+from train import pretrain
+from train.data.batches import next_tokens
+from train.engine.loop.parallel import mapped
+from train.engine.loop.step import StepInputs, train_step
+from train.engine.run.workdir import load
+from train.engine.state.mesh import replicated
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim, transformation
+from train.plan.methods import GrowTo, Stage
+from train.plan.modifiers import Hold
+from train.plan.training import Train
+
+LARGE = runs.LARGE
+TX = transformation(Optim())
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
+BOTTOM = Freeze((0, 1))
+
+
+def trained(config, seed=0) -> Model:
+    """A model with moments of its own after five steps, in NumPy."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
+    clip, adam, born, decay = jax.eval_shape(TX.init, params)
+    mu, nu = (
+        jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
+        for _ in range(2)
+    )
+    five = np.int32(5)
+    born = born._replace(count=five, born=jax.tree.map(lambda _: np.int32(0), params))
+    return Model(params, (clip, adam._replace(count=five, mu=mu, nu=nu), born, decay), config)
+
+
+def moved(before, after):
+    """``{path: whether it moved at all, or, of the blocks, which layers did}``, which is all of a layer or nothing of it."""
+    found = {}
+    for name, a, b in tiny.pairs(before, after):
+        found[name] = (
+            [bool((x != y).any()) for x, y in zip(a, b, strict=True)]
+            if "blocks/" in name
+            else bool((a != b).any())
+        )
+    return found
+
+
+# --- what is frozen ---
+
+
+def test_the_bottom_is_what_is_frozen_without_a_gap_above_frozen_embeddings():
+    axes = LARGE.axes()
+    assert Freeze((0, 1)).bottom(axes) == 2
+    assert Freeze((1, 0, 3)).bottom(axes) == 2
+    assert Freeze((1, 2)).bottom(axes) == 0
+    assert Freeze(()).bottom(axes) == 0
+    assert Freeze((0, 1), paths=("token_embedding", "position*"), below=False).bottom(axes) == 2
+    assert Freeze((0, 1), paths=("*",), below=False).bottom(axes) == 2
+
+
+@pytest.mark.parametrize(
+    "paths", [(), ("token_embedding",), ("position_embedding",), ("blocks/*",)]
+)
+def test_below_an_embedding_that_trains_every_backward_pass_runs(paths):
+    assert Freeze((0, 1), paths, below=False).bottom(LARGE.axes()) == 0
+
+
+def test_what_is_below_the_layers_depends_on_the_family():
+    tables = ("token_embedding", "position_embedding")
+    bert = BERTConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
+    assert (
+        Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0
+    )  # token types and a norm train
+    assert (
+        Freeze((0, 1), (*tables, "type_embedding", "embedding_norm/*"), below=False).bottom(
+            bert.axes()
+        )
+        == 2
+    )
+    llama = LlamaConfig(
+        vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, kv_heads=1, mlp=8
+    )
+    assert Freeze((0, 1), ("token_embedding",), below=False).bottom(llama.axes()) == 2
+    vit = dict(
+        image=4, patch=2, channels=1, classes=3, layers=2, embed=4, heads=2, head_dim=2, mlp=8
+    )
+    for config in (ViTConfig(**vit), CaiTConfig(**vit)):
+        found = {
+            path
+            for path, _, names in leaves(
+                jax.eval_shape(config.init, jax.random.key(0)), config.axes()
+            )
+            if marked(names, BELOW)
+        }
+        tokens = (
+            {"class_embedding"} if isinstance(config, ViTConfig) else set()
+        )  # CaiT's comes after the layers
+        assert (
+            found
+            == {"patch_embedding/kernel", "patch_embedding/bias", "position_embedding"} | tokens
+        )
+
+
+def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
+    assert Freeze((2, 0)).mask(4).tolist() == [True, False, True, False]
+    says = r"freeze names the layers \[4, -1\], but the model has 0 \.\. 3"
+    with pytest.raises(ValueError, match=says):
+        Freeze((4, 0, -1)).mask(4)
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, Optim(), LARGE, (Hold(Freeze((4, 0, -1))),))
+
+
+@pytest.mark.parametrize(
+    "paths", [(), ("*embedding",), ("final_norm/*", "blocks/attention/*/bias")]
+)
+def test_what_is_held_stays_to_the_bit_with_its_moments_and_the_rest_moves(paths):
+    before = trained(LARGE)
+    after = jax.tree.map(lambda x: x + 1, (before.params, before.opt))
+    held = hold(
+        (before.params, before.opt),
+        after,
+        [True, False, False, True],
+        before.params,
+        LARGE.axes(),
+        paths,
+    )
+    for tree, new in (
+        (before.params, held[0]),
+        (before.opt[1].mu, held[1][1].mu),
+        (before.opt[1].nu, held[1][1].nu),
+    ):
+        for name, layers in moved(tree, new).items():
+            if any(fnmatchcase(name, p) for p in paths):
+                assert not np.any(layers), name
+            elif name.startswith("blocks/"):
+                assert layers == [False, True, True, False], name
+            else:
+                assert layers, name
+    assert int(held[1][1].count) == int(held[1][2].count) == 6
+
+
+# --- in the step ---
+
+
+@pytest.fixture(scope="module")
+def step():
+    return mapped(partial(train_step, TX, 1, (Hold(BOTTOM),)), "mesh", runs.mesh(), donate=True)
+
+
+def test_a_step_moves_neither_frozen_layers_nor_the_tied_table_nor_their_moments(step):
+    before = trained(LARGE)
+    after = jax.device_put(before, replicated(runs.mesh()))
+    for number in range(2):
+        after, metrics = step(
+            after, BATCH, StepInputs(np.float32(0.1), np.uint32(number), given=(None,))
+        )
+    after = jax.device_get(after)
+    for tree, new in (
+        (before.params, after.params),
+        (before.opt[1].mu, after.opt[1].mu),
+        (before.opt[1].nu, after.opt[1].nu),
+    ):
+        for name, layers in moved(tree, new).items():
+            expected = (
+                [False, False, True, True]
+                if name.startswith("blocks/")
+                else not name.endswith("embedding")
+            )
+            assert layers == expected, name
+    assert after.opt[1].count == after.opt[2].count == 7
+    assert float(metrics["grad_norm"]) > 0
+
+
+def test_the_gradient_of_a_frozen_bottom_is_zero_and_that_of_the_rest_is_what_it_was():
+    config = replace(LARGE, tied=False)
+
+    @jax.jit
+    def gradients(params):
+        def loss(params, frozen):
+            logits = config.module.apply({"params": params}, TOKENS[:, :-1], frozen=frozen)
+            return jax.nn.log_softmax(logits)[..., 0].mean(), logits
+
+        return {frozen: jax.grad(loss, has_aux=True)(params, frozen) for frozen in (0, 2)}
+
+    found = gradients(trained(config).params)
+    dense, logits = found.pop(0)
+    for frozen, (grads, same) in found.items():
+        chex.assert_trees_all_close(
+            same, logits, rtol=1e-5, atol=1e-6
+        )  # in float32: one scan or two
+        for name, a, b in tiny.pairs(dense, grads):
+            assert a.any(), name
+            layers = (
+                frozen
+                if name.startswith("blocks/")
+                else len(b)
+                if name.endswith("_embedding")
+                else 0
+            )
+            assert not b[:layers].any(), name
+            np.testing.assert_allclose(b[layers:], a[layers:], rtol=1e-4, atol=1e-7, err_msg=name)
+
+
+# --- in a plan ---
+
+
+@pytest.mark.parametrize("by", ["llama_pro", pytest.param("mslt", marks=pytest.mark.slow)])
+def test_layers_that_were_added_train_alone(small_run, by):
+    """Multi-stage layerwise training, and LLaMA Pro: half of the layers are old."""
+    wide = operators.hypercloning(runs.SMALL.sizes(), {"embed": 8, "heads": 2, "mlp": 16})
+    deep = getattr(operators, by)(runs.SMALL.sizes(), {"layers": 4})
+    axes = runs.SMALL.axes()
+    grown = grow(deep, grow(wide, load(small_run), axes), axes)
+    new = operators.new_layers(deep)
+    old = tuple(i for i in range(4) if i not in new)
+    assert new == {"mslt": (2, 3), "llama_pro": (1, 3)}[by]
+    e = runs.growing(
+        small_run.parent, GrowTo((Stage(0.25, freeze=Freeze(old)),), ("hypercloning", by)), name=by
+    )
+    result = pretrain.run(e, small_run.parent / by)
+    for name, layers in moved(grown, load(small_run.parent / by)).items():
+        expected = (
+            [i in new for i in range(4)]
+            if name.startswith("blocks/")
+            else not name.endswith("embedding")
+        )
+        assert layers == expected, name
+    tokens = 2 * e.batch * LARGE.context
+    assert (
+        result["phases"][-1]["flops"]
+        == e.plan[-1].flops(tokens)
+        < replace(e.plan[-1], modifiers=()).flops(tokens)
+    )

@@ -1,0 +1,105 @@
+"""What programs for GPUs compute in fewer passes through memory, on a CPU: the same numbers as elsewhere."""
+
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxgrow.models import Config, GPT2Config, LlamaConfig, layers
+from jaxgrow.models.layers import vocabulary_loss
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+SIZES = dict(vocab=11, context=7, layers=2, embed=6, heads=2, head_dim=4, mlp=9, dtype="float64")
+FAMILIES: dict[str, Config] = {
+    "GPT-2": GPT2Config(**SIZES),
+    "Llama": LlamaConfig(**SIZES, kv_heads=1),
+    "Qwen2": LlamaConfig(**SIZES, kv_heads=1, qkv_bias=True, layer_norm=True),
+}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    def switch():
+        monkeypatch.setattr(layers, "platform", lambda: "gpu")
+
+    return switch
+
+
+def gradient(config, params, tokens):
+    def loss(params):
+        return config.module.apply({"params": params}, tokens, targets=tokens[:, ::-1])
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize("config", [pytest.param(c, id=name) for name, c in FAMILIES.items()])
+@pytest.mark.parametrize(
+    ("remat", "scan"), [("none", False), pytest.param("products", True, marks=pytest.mark.slow)]
+)
+def test_losses_and_gradients_are_those_of_other_devices(as_on_a_gpu, config, remat, scan):
+    config = replace(config, remat=remat, scan_layers=scan)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + 0.1 * rng.normal(size=x.shape), config.init(jax.random.key(0))
+    )
+    tokens = tiny.tokens()
+    expected = gradient(config, params, tokens)
+    as_on_a_gpu()
+    found = gradient(config, params, tokens)
+    chex.assert_trees_all_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert any(
+        (np.asarray(a) != np.asarray(b)).any()
+        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True)
+    )
+
+
+def test_of_equal_logits_the_first_is_the_greatest(as_on_a_gpu):
+    as_on_a_gpu()
+    x, head = jnp.zeros((1, 4, 3)), jnp.zeros((3, 5))
+    loss, right = vocabulary_loss(x, head, jnp.array([[0, 1, 0, 4]]), "float64")
+    assert float(loss) == pytest.approx(np.log(5)) and float(right) == 0.5
+
+
+@pytest.mark.parametrize("most", [1e4, -1e4])
+def test_sums_of_exponentials_neither_overflow_nor_vanish(as_on_a_gpu, most):
+    as_on_a_gpu()
+    logits = jnp.array([[[most, most + 1, most - 1]]])
+    targets = jnp.array([[1]])
+    log_z, target, right = layers._in_one_pass(
+        logits, jnp.arange(3)[None, None] == targets[..., None], targets
+    )
+    assert float(log_z[0, 0]) == pytest.approx(most + np.log(1 + np.e + 1 / np.e))
+    assert float(target[0, 0]) == most + 1 and bool(right[0, 0])
+
+
+def test_queries_keys_and_values_are_one_product(as_on_a_gpu):
+    config = GPT2Config(**SIZES, remat="none", scan_layers=False)
+    params = config.init(jax.random.key(0))
+
+    def products():
+        jaxpr = jax.make_jaxpr(
+            jax.grad(lambda p: config.module.apply({"params": p}, tiny.tokens()).sum())
+        )(params)
+        return str(jaxpr).count("= dot_general[")
+
+    apart = products()
+    as_on_a_gpu()
+    jax.clear_caches()
+    # Of each layer, two fewer forward, and four fewer backward.
+    assert apart - products() == 6 * config.layers
+
+
+def test_pieces_of_the_head_have_a_size():
+    config = GPT2Config(**{**SIZES, "head_positions": 2})
+    params, tokens = config.init(jax.random.key(0)), tiny.tokens()
+    whole = replace(config, head_positions=0)
+    found, expected = (gradient(c, params, tokens) for c in (config, whole))
+    chex.assert_trees_all_close(found, expected, rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match="head_positions is -1, less than 0"):
+        replace(config, head_positions=-1)
+    assert "head_positions" not in whole.as_json() and "head_positions" not in config.sizes()

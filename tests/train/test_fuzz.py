@@ -1,0 +1,209 @@
+"""Any setting and any command line is accepted or refused in one line: never a traceback, and never a long wait."""
+
+import importlib
+import io
+import random
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+import runs
+
+from train.common.errors import UserError, exits_cleanly
+from train.config.experiment import as_json
+from train.config.overrides import misfits, overridden, settings
+
+NUMBERS = (
+    "-1",
+    "0",
+    "1",
+    "-0.5",
+    "1.5",
+    "1e3",
+    "1e308",
+    "1e999",
+    "-inf",
+    "nan",
+    "1000000000000",
+    "10**9",
+    "2**64",
+    "0x10",
+    "1j",
+)
+TEXTS = (
+    "",
+    "a",
+    "'a'",
+    "é",
+    "\0",
+    "\udcff",
+    "a=b",
+    "None",
+    "True",
+    "true",
+    "...",
+    "b'x'",
+    "lambda: 1",
+    "__import__('os')",
+)
+NESTED = (
+    "[]",
+    "()",
+    "(1,)",
+    "1,2",
+    "{}",
+    "{[]}",
+    "{1:2}",
+    "{1,[]}",
+    "[",
+    "(" * 2000,
+    "-" * 3000 + "1",
+    "9" * 5000,
+)
+VALUES = (*NUMBERS, *TEXTS, *NESTED)
+
+
+def experiments(folder):
+    growing = runs.GrowTo((runs.Stage(0.25),), runs.DOUBLED)
+    return [
+        runs.experiment(folder),
+        runs.experiment(folder, method=runs.VCYCLE),
+        runs.growing(folder, growing, source=runs.Stage(0.25)),
+    ]
+
+
+def test_1000_settings(tmp_path):
+    """``a.b=c`` of any field with any value: an experiment with a plan, or a `UserError`; each within a second."""
+    bases, chance, accepted = experiments(tmp_path), random.Random(0), 0
+    names = [[setting.name for setting in settings(base, unset=True)] for base in bases]
+    for i in range(1000):
+        base = bases[i % len(bases)]
+        setting = f"{chance.choice(names[i % len(bases)])}={chance.choice(VALUES)}"
+        begin = time.process_time()
+        try:
+            made = overridden(base, [setting])
+            assert not misfits(made), setting
+            as_json(made)
+            _ = made.plan
+            accepted += 1
+        except UserError as error:
+            assert str(error).strip(), setting
+        except (
+            ValueError,
+            ArithmeticError,
+        ):  # of the plan, which `train.config.experiment.load` turns into a `UserError`
+            pass
+        except Exception as error:
+            raise AssertionError(
+                f"{setting[:80]} ends in {type(error).__name__}: {error}"
+            ) from error
+        assert time.process_time() - begin < 2, setting
+    assert 50 < accepted < 500  # neither everything nor nothing is refused
+
+
+# Of each command: arguments that are right, and options with a value, of which the test makes one
+# or two wrong.
+CONFIG, ABSENT, FILE = "{config}", "{folder}/absent", "{folder}/a.txt"
+COMMANDS = {
+    "pretrain": ([CONFIG], ["--set", "--coordinator", "--processes", "--process", "--workdir"]),
+    "compare": (
+        [CONFIG, CONFIG],
+        ["--set", "--seeds", "--frontier", "--evaluate", "--data", "--finetune"],
+    ),
+    "sweep": ([CONFIG], ["--set", "--seeds", "--frontier", "--halving"]),
+    "race": ([CONFIG, ABSENT], ["--set", "--seeds", "--steps", "--by"]),
+    "finetune": ([CONFIG, "--model", ABSENT], ["--set", "--seeds", "--lr"]),
+    "advise": ([CONFIG], ["--set", "--budget", "--write"]),
+    "generate": (
+        [ABSENT, "--prompt", "a"],
+        [
+            "--prompt",
+            "--max-new",
+            "--temperature",
+            "--top-k",
+            "--min-p",
+            "--repetition-penalty",
+            "--samples",
+            "--tokenizer",
+        ],
+    ),
+    "evaluate": (
+        [ABSENT, "--tasks", "wikitext2"],
+        ["--tasks", "--data", "--stride", "--few-shot", "--limit"],
+    ),
+    "export": ([ABSENT, "{folder}/out"], []),
+    "maps": ([FILE], ["--plot", "--apply", "--out"]),
+    "preflight": ([CONFIG, "--on", "nothing"], ["--set", "--on", "--utilisation"]),
+    "scaling": ([ABSENT], ["--at"]),
+    "show": ([ABSENT, "--out", "{folder}/a.png"], ["--out"]),
+    "variance": ([ABSENT, ABSENT], []),
+}
+
+
+class Reached(BaseException):
+    """A command has accepted its arguments and would begin to work."""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs a command until it would begin to work: its exit code, or None, and what it said."""
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    (tmp_path / "a.txt").write_text("no numpy file")
+    monkeypatch.chdir(tmp_path)
+    experiment = importlib.import_module("train.config.experiment")
+    monkeypatch.setattr(
+        experiment, "shapes", lambda *_: None
+    )  # a second each, and what it refuses is tested elsewhere
+    monkeypatch.setattr(importlib.import_module("train.engine.hosts"), "join", lambda *given: None)
+
+    def reached(*_, **__):
+        raise Reached
+
+    for name in ("pretrain", "compare", "sweep", "race", "finetune", "advise"):
+        monkeypatch.setattr(importlib.import_module(f"train.{name}"), "run", reached)
+    monkeypatch.setattr(importlib.import_module("train.advise"), "faster", reached)
+    monkeypatch.setattr(importlib.import_module("train.preflight"), "Rehearsal", reached)
+
+    def call(name: str, arguments: list[str]) -> tuple[int | None, str]:
+        filled = [
+            a.replace("{config}", config).replace("{folder}", str(tmp_path)) for a in arguments
+        ]
+        monkeypatch.setattr(sys, "argv", [name, *filled])
+        said = io.StringIO()
+        with redirect_stderr(said), redirect_stdout(said):
+            try:
+                exits_cleanly(importlib.import_module(f"train.{name}").main)
+            except SystemExit as exit:
+                return int(exit.code or 0), said.getvalue()
+            except Reached:
+                pass
+        return None, said.getvalue()
+
+    return call
+
+
+def test_300_command_lines(command):
+    chance, codes = random.Random(0), []
+    for i in range(300):
+        name = list(COMMANDS)[i % len(COMMANDS)]
+        right, options = COMMANDS[name]
+        arguments = list(right)
+        for option in chance.sample(options, min(len(options), chance.randint(1, 2))):
+            value = chance.choice(VALUES)
+            if option == "--set":
+                value = f"{chance.choice(['steps', 'batch', 'optim.peak_lr', 'model.layers', 'data', 'a.b'])}={value}"
+            arguments.append(f"{option}={value}")
+        if chance.random() < 0.2:
+            arguments[chance.randrange(len(right))] = chance.choice(
+                [*VALUES, ABSENT, FILE, "{config}:x", "{config}:"]
+            )
+        try:
+            code, said = command(name, arguments)
+        except Exception as error:
+            shown = [a[:60] for a in [name, *arguments]]
+            raise AssertionError(f"{shown} ends in {type(error).__name__}: {error}") from error
+        assert code in (None, 0, 2), (name, arguments, said)
+        assert "Traceback" not in said
+        codes.append(code)
+    assert 5 < codes.count(None) < 150

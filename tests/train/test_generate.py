@@ -1,0 +1,314 @@
+"""``python -m train.generate``, and that whole models generate what `transformers` does."""
+
+import io
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow import generate
+from jaxgrow.checkpoints import FAMILIES, load, save
+from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
+from train import generate as command
+from train.common.errors import UserError, exits_cleanly
+from train.data.text import tokenizer
+from train.tasks.stopping import Stopping
+
+SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
+
+
+def written(folder, config):
+    """A model with opinions, and a tokenizer of bytes."""
+    save(folder, config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
+    tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("generate") / "gpt", GPT2Config(**SIZES))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command; returns what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["generate", *map(str, arguments)])
+        command.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+# --- the command ---
+
+
+def test_it_prints_prompts_with_their_continuations(gpt, run):
+    printed = run(gpt, "--prompt", "ab", "a word", "--max-new", 8, "--json")
+    samples = [json.loads(line) for line in printed.splitlines()]
+    assert [sample["prompt"] for sample in samples] == ["ab", "a word"]
+    config, params = load(gpt)
+    found = generate(config, params, [list(b"ab"), list(b"a word")], max_new=8, end=0)
+    for sample, tokens in zip(samples, found, strict=True):
+        text = bytes(tokens[tokens != 0].tolist()).decode(errors="replace")
+        assert sample["text"] == sample["prompt"] + text
+        assert sample["tokens"] == len(tokens) and sample["ended"] == (tokens[-1] == 0)
+    assert run(gpt, "--prompt", "ab", "--prompt", "a word", "--max-new", 8) == "".join(
+        sample["text"] + "\n" for sample in samples
+    )
+
+
+def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):
+    draw = (
+        gpt,
+        "--prompt",
+        "ab",
+        "--max-new",
+        8,
+        "--samples",
+        2,
+        "--json",
+        "--temperature",
+        3,
+        "--top-p",
+        0.95,
+    )
+    one, again, other = run(*draw), run(*draw), run(*draw, "--seed", 1)
+    assert one == again != other
+    first, second = map(json.loads, one.splitlines())
+    assert first != second
+
+
+def test_prompts_come_in_line_by_line_and_a_text_ends_with_the_context(gpt, run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo words\n"))
+    samples = list(
+        map(json.loads, run(gpt, "--prompt", "-", "--json", "--max-new", 64).splitlines())
+    )
+    assert [s["prompt"] for s in samples] == ["one", "two words"]
+    assert all(s["ended"] or s["tokens"] == 48 - len(s["prompt"]) for s in samples)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(UserError, match="--prompt -: no line came in"):
+        run(gpt, "--prompt", "-")
+
+
+def test_a_finished_run_is_a_model(small_run, run):
+    assert run(small_run, "--prompt", "ab", "--max-new", 3).startswith("ab")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--prompt", ""], "prompt 0 is empty: give one token at least"),
+        (
+            ["--prompt", "a" * 48],
+            "prompt 0 has 48 tokens, which leaves no place in the model's context of 48",
+        ),
+        (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, not above 0"),
+        (
+            ["--prompt", "a", "--temperature", "1", "--top-p", "2"],
+            "top_p is 2.0, not above 0 and up to 1",
+        ),
+        (["--prompt", "a", "--max-new", "0"], "max_new is 0, less than 1"),
+        (["--prompt", "a", "--min-p", ".1"], "min_p is 0.1, but the likeliest token is taken"),
+        (
+            ["--prompt", "a", "--repetition-penalty", "-1"],
+            "repetition_penalty is -1.0, not above 0",
+        ),
+        (
+            ["--prompt", "a", "b", "--stream"],
+            "--stream prints one text while it is generated: give one --prompt",
+        ),
+        (["--prompt", "a", "--samples", "0"], "--samples is 0, less than 1"),
+        (
+            ["--prompt", "a", "--samples", "2"],
+            "--samples 2: the likeliest tokens are the same each time",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_code_2(gpt, monkeypatch, capsys, given, says):
+    monkeypatch.setattr(sys, "argv", ["generate", str(gpt), *given])
+    with pytest.raises(SystemExit) as stop:
+        exits_cleanly(command.main)
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and says in lines[0]
+
+
+def test_models_of_something_else_are_refused(tmp_path, run):
+    with pytest.raises(UserError, match="a BERT does not continue text: take a GPT-2 or a Llama"):
+        run(written(tmp_path / "bert", BERTConfig(**SIZES)), "--prompt", "a")
+    image = ViTConfig(image=8, patch=4, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+    with pytest.raises(
+        UserError, match="is a ViTConfig of images: this is for models that predict tokens"
+    ):
+        run(written(tmp_path / "vit", image), "--prompt", "a")
+    with pytest.raises(UserError, match="there is no folder"):
+        run(tmp_path / "none", "--prompt", "a")
+
+
+# --- stop strings, streaming, chats, long prompts ---
+
+
+def test_a_text_ends_before_a_stop_string(gpt, run):
+    [whole] = [json.loads(run(gpt, "--prompt", "ab", "--max-new", 20, "--json"))]
+    new = whole["text"][2:]
+    stop = new[3:5]
+    sample = json.loads(
+        run(gpt, "--prompt", "ab", "--max-new", 20, "--json", "--stop", "never there", stop)
+    )
+    assert sample["text"] == "ab" + new[: new.index(stop)]
+    assert sample["ended"] and sample["tokens"] < whole["tokens"]
+
+
+def test_a_stop_string_in_the_prompt_ends_nothing(gpt, run):
+    plain = run(gpt, "--prompt", "ab", "--max-new", 8)
+    assert run(gpt, "--prompt", "ab", "--max-new", 8, "--stop", "ab") == plain
+
+
+@pytest.mark.parametrize("stop", [[], ["--stop", "q#"]])
+def test_a_streamed_text_is_the_same(gpt, run, stop):
+    arguments = (gpt, "--prompt", "ab", "--max-new", 30, *stop)
+    assert run(*arguments, "--stream") == run(*arguments)
+
+
+def test_parts_of_a_stream_come_as_the_text_grows(gpt):
+    parts = []
+    [sample], timing = command.samples(gpt, ["ab"], command.Asked(stream=parts.append), max_new=30)
+    assert "ab" + "".join(parts) == sample["text"]
+    assert sum(bool(part) for part in parts) > 1
+    assert timing.tokens == sample["tokens"]
+
+
+def test_no_part_of_a_stop_string_is_streamed():
+    stopping = Stopping(tokenizer("bytes"), ["END", "D!"])
+    for text, settled in (
+        ("a EN", "a "),
+        ("a E", "a "),
+        ("a EM", "a EM"),
+        ("a END of", "a "),
+        ("aD", "a"),
+        ("aD!", "a"),
+    ):
+        assert stopping.settled(np.frombuffer(text.encode(), np.uint8)) == settled
+    assert (
+        stopping.settled(np.frombuffer("aä".encode()[:-1], np.uint8)) == "a"
+    )  # half of a character
+
+
+def test_the_time_of_compiling_is_reported(gpt, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["generate", str(gpt), "--prompt", "ab", "--max-new", "3"])
+    command.main()
+    assert re.fullmatch(
+        r"compiled in \d+\.\d s; generated \d tokens in \d+\.\d s(, [\d.]+ tokens/s)?\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
+    long = "".join(chr(ord("a") + i % 26) for i in range(60))
+    with pytest.raises(
+        UserError,
+        match="prompt 0 has 60 tokens, which leaves no place in the model's context of 48",
+    ):
+        run(gpt, "--prompt", long)
+    cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))
+    assert cut["text"] == run(gpt, "--prompt", long[-40:], "--max-new", 8)[:-1]
+    assert run(gpt, "--prompt", "ab", "--cut", "--max-new", 8) == run(
+        gpt, "--prompt", "ab", "--max-new", 8
+    )
+    half = json.loads(
+        run(gpt, "--prompt", long, "--cut", "--max-new", 400, "--json")
+    )  # new tokens get half of the context
+    assert half["text"].startswith(long[-24:]) and (half["ended"] or half["tokens"] == 24)
+
+
+def test_a_chat_is_the_template_of_the_model(gpt, tmp_path, run):
+    pytest.importorskip("jinja2")
+    model = written(tmp_path / "chat", GPT2Config(**SIZES))
+    with pytest.raises(UserError, match="the model has no chat template"):
+        run(model, "--prompt", "hi", "--chat")
+    template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
+    settings = {
+        "chat_template": template,
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+    }
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    answer = run(model, "--prompt", "hi", "--chat", "--max-new", 8)
+    config, params = load(model)
+    [tokens] = generate(config, params, [[0, *b"<user>hi<a>"]], max_new=8, end=0)
+    assert answer == tokenizer("bytes").decode(tokens.tolist()) + "\n"
+    (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}")
+    with pytest.raises(UserError, match="the chat template of the model failed: no user"):
+        run(model, "--prompt", "hi", "--chat")
+
+
+def test_every_family_of_decoders_is_named():
+    names = {
+        "gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "mistral": "Mistral",
+        "mixtral": "Mixtral", "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3_text": "Gemma 3", "olmo2": "OLMo 2",
+        "olmo3": "OLMo 3", "phi3": "Phi-3", "smollm3": "SmolLM 3", "gpt_neox": "GPT-NeoX",
+    }  # fmt: skip
+    decoders = {
+        family.model_type
+        for name, family in FAMILIES.items()
+        if name.endswith(("ForCausalLM", "LMHeadModel"))
+    }
+    assert decoders == {*names}
+    for family in decoders - {"gpt2", "llama"}:
+        assert names[family] in generate.__doc__
+    assert all(name in command.__doc__ for name in names.values())
+
+
+# --- beside transformers ---
+
+COMMON = dict(
+    vocab_size=61, num_hidden_layers=3, num_attention_heads=4, hidden_size=24, intermediate_size=40
+)
+COMMON |= dict(max_position_embeddings=40, num_key_value_heads=2)
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 100.0}
+ARCHITECTURES = {
+    "GPT2": dict(vocab_size=61, n_positions=40, n_layer=3, n_head=4, n_embd=24, n_inner=40),
+    "Llama": COMMON | {"rope_parameters": LLAMA3},
+    "Qwen2": COMMON | {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = getattr(hf, f"{name}Config")(
+        **ARCHITECTURES[name], bos_token_id=None, eos_token_id=None
+    )
+    model = getattr(hf, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(
+        config
+    ).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for (
+            path,
+            p,
+        ) in model.named_parameters():  # larger than fresh ones: else it says one token only
+            p.copy_(
+                torch.randn(p.shape, generator=generator) / 3 + (p.ndim == 1 and "bias" not in path)
+            )
+    model.save_pretrained(tmp_path / "model")
+
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 61, n).tolist() for n in (3, 1, 12)]
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])  # on the left
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    with torch.no_grad():
+        theirs = model.generate(
+            padded, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=0
+        )
+    found = generate(*load(tmp_path / "model"), prompts, max_new=20)
+    np.testing.assert_array_equal(np.stack(found), theirs[:, longest:].numpy())
+    assert all(len(set(tokens.tolist())) > 3 for tokens in found)

@@ -1,0 +1,379 @@
+"""Tasks of the lm-evaluation-harness: numbers on published files equal the harness's own on the hub's datasets."""
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import jax
+import pytest
+import runs
+
+from jaxgrow import generate
+from jaxgrow.checkpoints import load, orbax
+from jaxgrow.models import BERTConfig
+from train import evaluate as command
+from train.common.errors import UserError
+from train.data.text import tokenizer
+from train.engine.state.pretrained import opened
+from train.tasks.benchmarks import BOOTSTRAP, Benchmarks
+from train.tasks.published import PUBLISHED
+from train.tasks.scoring import Scorer
+
+lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
+pytestmark = pytest.mark.filterwarnings("default")  # of the harness
+
+SIZES = dict(vocab=256, context=64, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
+PIECES = ["the cat", "a dog ran", "they", "who goes", "it is late", "we sang", "no one", "a house"]
+PAIRS = [
+    {"sentence_good": f"{a} is here", "sentence_bad": f"{a} are here", "UID": "x"} for a in PIECES
+]
+PASSAGES = [
+    {"text": f"one two {a} and then {b}"} for a, b in zip(PIECES, reversed(PIECES), strict=True)
+]
+GOALS = [{"goal": f"Open {a}", "sol1": "pull hard", "sol2": f"push {a}"} for a in PIECES]
+SWAGS = [
+    {
+        "activity_label": "Run",
+        "ctx_a": f"A man [x] runs {a}.",
+        "ctx_b": "he",
+        "ctx": f"A man [x] runs {a}. he",
+    }
+    | {"endings": [a, f"{a} [title] up", "stops", "flies"], "label": i % 4}
+    for i, a in enumerate(PIECES)
+]
+CHOICES = [{"text": ["so", a, "because"], "label": ["A", "B", "C"]} for a in PIECES]
+PAGES = [
+    " \n = Robert Boulter = \n \n Robert Boulter is an English actor , known for 1 @,@ 000 plays . \n \n = = Career = = \n"
+    ' \n He said " it \'s late " ( twice ) . \n \n',
+    " = Du Fu = \n \n Du Fu was a poet : one of the Tang dynasty 's . \n = = = Works = = = \n",
+]
+BLIMP = ("npi_present_1", "wh_island")
+TASKS = [
+    "lambada_openai",
+    *(f"blimp_{name}" for name in BLIMP),
+    "piqa",
+    "hellaswag",
+    "arc_easy",
+    "wikitext",
+]
+
+
+def lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def published(folder):
+    """Files as their authors published them."""
+    lines(folder / "lambada_test.jsonl", PASSAGES)
+    for name in BLIMP:
+        lines(folder / "blimp" / f"{name}.jsonl", PAIRS)
+    lines(folder / "piqa" / "valid.jsonl", GOALS)
+    (folder / "piqa" / "valid-labels.lst").write_text("0\n1\n" * 4)
+    lines(folder / "piqa" / "train.jsonl", GOALS[:4])
+    (folder / "piqa" / "train-labels.lst").write_text("1\n0\n" * 2)
+    lines(folder / "hellaswag_val.jsonl", SWAGS)
+    options = [[{"text": t, "label": k} for t, k in zip(*c.values(), strict=True)] for c in CHOICES]
+    asked = [
+        {"question": {"stem": f"Why {a}?", "choices": o}}
+        for a, o in zip(PIECES, options, strict=True)
+    ]
+    lines(
+        folder / "arc_easy" / "ARC-Easy-Test.jsonl",
+        [record | {"answerKey": "B"} for record in asked],
+    )
+    (folder / "wikitext2").mkdir()
+    (folder / "wikitext2" / "wiki.test.raw").write_text("".join(PAGES))
+    return folder
+
+
+def of_the_hub(folder):
+    """Copies of the hub's datasets."""
+    lines(folder / "EleutherAI" / "lambada_openai" / "test.jsonl", PASSAGES)
+    configs = "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train.jsonl\n"
+        for name in BLIMP
+    )
+    (folder / "nyu-mll" / "blimp").mkdir(parents=True)
+    (folder / "nyu-mll" / "blimp" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    for name in BLIMP:
+        lines(folder / "nyu-mll" / "blimp" / name / "train.jsonl", PAIRS)
+    lines(
+        folder / "baber" / "piqa" / "validation.jsonl",
+        [g | {"label": i % 2} for i, g in enumerate(GOALS)],
+    )
+    lines(
+        folder / "baber" / "piqa" / "train.jsonl",
+        [g | {"label": 1 - i % 2} for i, g in enumerate(GOALS[:4])],
+    )
+    lines(
+        folder / "Rowan" / "hellaswag" / "validation.jsonl",
+        [s | {"label": str(s["label"])} for s in SWAGS],
+    )
+    asked = [
+        {"question": f"Why {a}?", "choices": c, "answerKey": "B"}
+        for a, c in zip(PIECES, CHOICES, strict=True)
+    ]
+    for name, split, records in (
+        ("allenai/ai2_arc/ARC-Easy", "test", asked),
+        (
+            "EleutherAI/wikitext_document_level/wikitext-2-raw-v1",
+            "test",
+            [{"page": PAGES[0].removesuffix("\n")}, {"page": PAGES[1]}],
+        ),
+    ):
+        path = folder / name
+        lines(path / f"{split}.jsonl", records)
+        files = f"  data_files:\n  - split: {split}\n    path: {path.name}/{split}.jsonl\n"
+        (path.parent / "README.md").write_text(
+            f"---\nconfigs:\n- config_name: {path.name}\n{files}---\n"
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Published files, copies of the hub's datasets, and a model of PyTorch."""
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("harness")
+    published(folder / "files")
+    of_the_hub(folder / "hub")
+    config = hf.GPT2Config(
+        vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
+    )
+    torch.manual_seed(0)
+    hf.GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    tokenizer("bytes").save(str(folder / "model" / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps(about))
+    return folder
+
+
+def of_hflm(home, monkeypatch, tasks, **settings):
+    """The harness's own numbers, on copies of the hub's datasets."""
+    hf = pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
+    model = hf.AutoModelForCausalLM.from_pretrained(home / "model")
+    theirs = HFLM(
+        model,
+        tokenizer=hf.AutoTokenizer.from_pretrained(home / "model"),
+        device="cpu",
+        batch_size=8,
+    )
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+    loaded = Benchmarks(home / "hub", few_shot=settings.get("num_fewshot")).load(tasks)
+    every = [task for tasks in loaded.values() for task in tasks]
+    found = lm_eval.simple_evaluate(theirs, tasks=every, bootstrap_iters=BOOTSTRAP, **settings)
+    return found["results"]
+
+
+def assert_same(ours, theirs, tasks):
+    """Accuracies are equal; other numbers are equal within a tolerance, and of perplexities the logarithms."""
+    for task in tasks:
+        for metric, value in theirs[task].items():
+            if not metric.endswith(",none") or isinstance(value, str):
+                continue
+            found = ours[task][metric.removesuffix(",none")]
+            if "perplexity" in metric and "stderr" not in metric:
+                assert math.log(found) == pytest.approx(math.log(value), rel=1e-5), (task, metric)
+            else:
+                assert found == (
+                    value if metric.startswith("acc") else pytest.approx(value, rel=1e-3)
+                ), (task, metric)
+
+
+def test_numbers_on_published_files_are_those_of_the_harness(home, monkeypatch):
+    theirs = of_hflm(home, monkeypatch, TASKS)
+    ours = Benchmarks(home / "files").run(opened(home / "model"), TASKS)
+    assert_same(ours, theirs, TASKS)
+    assert 0 < ours["piqa"]["acc"] < 1 and ours["piqa"]["acc_stderr"] > 0
+    assert ours["wikitext"]["word_perplexity"] > 1
+    assert ours["piqa"]["files"] == [str(home / "files" / "piqa" / "valid.jsonl")]
+
+
+def test_few_shots_come_from_the_training_split(home, monkeypatch):
+    theirs = of_hflm(home, monkeypatch, ["piqa"], num_fewshot=1)
+    ours = Benchmarks(home / "files", few_shot=1).run(opened(home / "model"), ["piqa"])
+    assert_same(ours, theirs, ["piqa"])
+    assert ours["piqa"]["few_shot"] == 1
+    assert len(ours["piqa"]["files"]) == 2
+    with pytest.raises(UserError, match=r"hellaswag needs hellaswag_train.jsonl in"):
+        Benchmarks(home / "files", few_shot=1).load(["hellaswag"])
+
+
+def test_log_likelihoods_are_those_of_the_harness(home):
+    hf = pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    from train.tasks.harness import Harness
+
+    model = hf.AutoModelForCausalLM.from_pretrained(home / "model")
+    theirs = HFLM(model, tokenizer=hf.AutoTokenizer.from_pretrained(home / "model"), device="cpu")
+    pairs = [
+        ("one two", " three"),
+        ("", "the end"),
+        ("a ", "b"),
+        ("x" * 100, " the end"),
+        ("", "y" * 64),
+    ]
+    asked = [SimpleNamespace(args=pair, arguments=pair) for pair in pairs]
+    ours = Harness(home / "model")
+    for (a, greedy), (b, likeliest) in zip(
+        ours.loglikelihood(asked), theirs.loglikelihood(asked), strict=True
+    ):
+        assert a == pytest.approx(b, rel=1e-5) and greedy == likeliest
+    texts = [SimpleNamespace(args=(text,)) for text in ("short", "long text " * 30)]
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(
+        theirs.loglikelihood_rolling(texts), rel=1e-5
+    )
+
+
+# --- the command ---
+
+
+def test_the_command_prints_metrics_with_their_errors(home, monkeypatch, capsys):
+    out = home / "found.json"
+    arguments = [
+        "--tasks",
+        "piqa,wikitext2",
+        "--data",
+        str(home / "files"),
+        "--json",
+        str(out),
+        "--limit",
+        "6",
+    ]
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(home / "model"), *arguments])
+    command.main()
+    said, found = capsys.readouterr().out, json.loads(out.read_text())["tasks"]
+    assert (
+        f"{found['piqa']['acc']:.4f}" in said and "acc stderr" in said and "bits per byte" in said
+    )
+    assert found["wikitext2"]["files"] == [str(home / "files" / "wikitext2" / "wiki.test.raw")]
+
+
+def test_a_task_of_the_users_own_is_run(home, tmp_path):
+    lines(tmp_path / "mine.jsonl", PAIRS)
+    (tmp_path / "mine.yaml").write_text(
+        "task: mine\ndataset_path: json\ndataset_kwargs: {data_files: {test: "
+        + str(tmp_path / "mine.jsonl")
+        + "}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: ''\ndoc_to_target: 0\n"
+        "doc_to_choice: '{{[sentence_good, sentence_bad]}}'\nmetric_list: [{metric: acc}]\n"
+    )
+    model = opened(home / "model")
+    [mine] = Benchmarks(include=tmp_path).run(model, ["mine"]).values()
+    [blimp] = Benchmarks(home / "files").run(model, ["blimp_wh_island"]).values()
+    assert mine["acc"] == blimp["acc"]
+    assert (
+        Benchmarks(home / "files", include=tmp_path).run(model, ["mine"])["mine"]["acc"]
+        == mine["acc"]
+    )
+
+
+@pytest.mark.slow  # 67 tasks
+def test_a_group_has_the_scores_of_its_parts(home, tmp_path):
+    names = [name for name in lm_eval.tasks.TaskManager().all_subtasks if name.startswith("blimp_")]
+    for name in names:
+        lines(tmp_path / f"{name.removeprefix('blimp_')}.jsonl", PAIRS[:3])
+    [found] = Benchmarks(tmp_path).run(opened(home / "model"), ["blimp"]).values()
+    scores = [part["acc"] for part in found["by"].values()]
+    assert len(scores) == 67 and found["acc"] == pytest.approx(sum(scores) / 67)
+
+
+def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
+    config = BERTConfig(**SIZES)
+    orbax.export(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
+    tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
+    model = opened(tmp_path / "bert")
+    scorer = Scorer(model)
+    sentences = [[f" {pair[name]}" for name in ("sentence_good", "sentence_bad")] for pair in PAIRS]
+    scores = scorer([scorer.after([], scorer.encode(text)) for pair in sentences for text in pair])
+    right = [scores[i].loss < scores[i + 1].loss for i in range(0, len(scores), 2)]
+    [found] = Benchmarks(home / "files").run(model, ["blimp_wh_island"]).values()
+    assert found["acc"] == sum(right) / len(right)
+    with pytest.raises(UserError, match="a masked model has no perplexity of running text"):
+        Benchmarks(home / "files").run(model, ["wikitext"])
+
+
+# --- generation ---
+
+
+def test_it_generates_until_a_text(home):
+    from lm_eval.api.instance import Instance
+
+    from train.tasks.harness import Harness
+
+    harness = Harness(home / "model")
+
+    def generated(**settings):
+        return harness.generate_until(
+            [Instance("generate_until", {}, ("one two", {"max_gen_toks": 8} | settings), 0)]
+        )[0]
+
+    whole = generated()
+    [tokens] = generate(*load(home / "model"), [list(b"one two")], max_new=8, end=0)
+    assert whole == tokenizer("bytes").decode(tokens.tolist())
+    assert generated(until=[whole[2]]) == generated(until=whole[2]) == whole.split(whole[2])[0]
+    assert generated(do_sample=True, temperature=1e-6) == whole
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "says"),
+    [
+        ("sudoku", {}, "there is no task 'sudoku'"),
+        ("arc_challenge", {}, r"arc_challenge needs ARC-Challenge-Test.jsonl or .* in .*ai2_arc or .*, or a copy"),
+        ("sciq", {}, "sciq needs a copy of the dataset allenai/sciq at .*allenai/sciq; put it there"),
+        ("piqa", {"few_shot": -1}, "--few-shot is -1, less than 0"),
+        ("piqa", {"limit": 0}, "--limit is 0, less than 1"),
+    ],
+)  # fmt: skip
+def test_tasks_that_cannot_be_run_are_refused(home, task, settings, says):
+    with pytest.raises(UserError, match=says):
+        Benchmarks(home / "files", **settings).load([task])
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "says"),
+    [
+        ("lambada_openai", "lambada_test.jsonl", "{", "line 1 is no JSON"),
+        (
+            "lambada_openai",
+            "lambada_test.jsonl",
+            '{"txt": "a b"}',
+            "line 1: text is missing; there are txt",
+        ),
+        ("lambada_openai", "lambada_test.jsonl", '{"text": "one"}', "line 1 is one word"),
+        (
+            "piqa",
+            "valid.jsonl",
+            '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}',
+            "the label is 2, not 0 or 1",
+        ),
+        (
+            "hellaswag",
+            "hellaswag_val.jsonl",
+            json.dumps(SWAGS[0] | {"label": 4}),
+            "the label is '4', but there are 4",
+        ),
+        ("blimp_wh_island", "wh_island.jsonl", "", "has no records"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, task, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=says):
+        Benchmarks(tmp_path).load([task])
+
+
+def test_every_published_dataset_is_that_of_a_task():
+    manager = lm_eval.tasks.TaskManager()
+    read = {
+        (manager.task_index[name].cfg or {}).get("dataset_path") for name in manager.all_subtasks
+    }
+    assert PUBLISHED.keys() <= read

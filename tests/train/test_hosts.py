@@ -1,0 +1,392 @@
+"""Several processes of two devices: a run with the numbers of one process on one device, that ends and goes on as one."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.operators.ligo import LiGO
+from train import pretrain
+from train.common.errors import UserError
+from train.engine import hosts
+from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim
+from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
+
+GATHER = LayerDrop(execution="gather")
+DROPPING = Scratch(
+    LayerDrop(theta=0.5, time="constant")
+)  # a conditional that all processes must enter together
+METHODS = {
+    "SBLD": Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),
+    "V-cycle": VCycle((Stage(0.25),), (Stage(0.5, drop=GATHER), Stage(0.5)), moments_up="exact"),
+}
+# Experiments one after the other, each a line on stdout: what it came to, in this process.
+DRIVER = """
+import gc, json, os, signal, sys, time
+from train.engine import hosts
+from train.common.errors import Preempted, UserError
+from train.config.experiment import load
+from train.engine.loop import inputs
+from train.engine.loop.trainer import run
+from train.engine.run.checkpoint import Checkpoints
+
+gc.disable()  # as the tests do
+address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+hosts.join(address, 2, process)
+rate, save = inputs.learning_rate, Checkpoints.save
+for job in jobs:
+    calls = 0
+
+    def terminated(*arguments):
+        global calls
+        calls += 1
+        if calls == job.get("term") and process == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if calls == job.get("term"):
+            time.sleep(2)  # JAX looks for it once a second
+        return rate(*arguments)
+
+    def killed(self, step, *rest):
+        save(self, step, *rest)
+        if step == job.get("kill"):
+            self.wait()
+            if process == job.get("who", 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    inputs.learning_rate, Checkpoints.save = terminated, killed
+    try:
+        said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
+    except (Preempted, UserError) as error:
+        said = {type(error).__name__: str(error)}
+    print(json.dumps(said), flush=True)
+"""
+
+
+def processes(
+    command: list[str], last: list[list[str]], variables: Sequence[dict[str, str]] = ({}, {})
+) -> list[subprocess.Popen]:
+    """``command`` once for each of ``last``, its last arguments, and variables; ``{}`` in them is an address for process 0."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = re.sub(
+        "--xla_force_host_platform_device_count=[0-9]+", "", os.environ.get("XLA_FLAGS", "")
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(pretrain.__file__).parent.parent),
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=2",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+    }
+    return [
+        subprocess.Popen(
+            [a.replace("{}", address) for a in [sys.executable, *command, *mine]],
+            env=environment | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for mine, own in zip(last, variables, strict=False)
+    ]
+
+
+def ended(started: list[subprocess.Popen], within: float = 300) -> list[tuple[int, str, str]]:
+    """The code, the output and the errors of each; none outlives this."""
+    end = time.monotonic() + within
+    try:
+        said = [p.communicate(timeout=end - time.monotonic()) for p in started]
+    finally:
+        for p in started:
+            p.kill()
+    return [(p.returncode, *texts) for p, texts in zip(started, said, strict=True)]
+
+
+def driven(*jobs: dict) -> list[tuple[int, str, str]]:
+    return ended(processes(["-c", DRIVER, "{}"], [[str(i), json.dumps(jobs)] for i in range(2)]))
+
+
+def outcomes(end: tuple[int, str, str], code: int = 0) -> list[dict]:
+    assert end[0] == code, end[2]
+    return [json.loads(line) for line in end[1].splitlines() if line.startswith("{")]
+
+
+def experiment(folder: Path, name: str = "SBLD", **changes):
+    values = {"method": METHODS[name], "batch": 16, "accumulate": 2, "optim": Optim(eps=1e-3)}
+    return runs.experiment(folder, **values | changes)
+
+
+def slurm(tasks: int) -> list[dict[str, str]]:
+    """What ``srun`` tells each of its tasks on one host. JAX takes the port from the number of the job: it is free here."""
+    for job in itertools.count(os.getpid()):
+        with suppress(OSError), socket.create_server(("", 61440 + job % 4096)):
+            break
+    step = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+    }
+    return [step | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(tasks)]
+
+
+PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
+
+
+def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_path):
+    """By SIGTERM at one; then finished; then refused; another one by ``kill -9`` of one process, which then goes on alone."""
+    e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
+    alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), alone)
+    again, killed = {"config": config, "folder": folder}, tmp_path / "killed"
+    survivor, dead = ends = driven(
+        again | {"term": 3},
+        again,
+        again,
+        {
+            "config": config,
+            "folder": str(tmp_path / "unlike"),
+            "set1": ["seed=1", "optim.peak_lr=0.5"],
+        },
+        {"config": config, "folder": str(tmp_path / "pmap"), "set0": PMAP, "set1": PMAP},
+        {"config": config, "folder": str(killed), "kill": 2},
+    )
+    mine = outcomes(survivor, os.EX_TEMPFAIL)
+    assert mine == outcomes(dead, -signal.SIGKILL)
+    stopped, loss, finished, unlike, pmap = mine
+    assert re.fullmatch(
+        r"stopped by SIGTERM, saved at step [34] of train large; .*", stopped["Preempted"]
+    )
+    assert loss == finished and "loss" in loss
+    assert unlike["UserError"] == (
+        "processes 0 and 1 have other configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; start all by the same command"
+    ).replace("0.005", repr(e.optim.peak_lr))
+    assert pmap["UserError"] == "pmap is for one process, but this run has 2: set parallel=mesh"
+    runs.assert_close(tmp_path / "run", alone)
+    assert survivor[2].splitlines()[-1] == hosts.LOST
+    said = [
+        [line for line in end[2].splitlines() if re.match("train|resuming|the run", line)]
+        for end in ends
+    ]
+    assert any(line.startswith("resuming at step") for line in said[0]) and said[1] == []
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), killed)
+    runs.assert_close(killed, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path, who):
+    e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
+    job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
+    ends = driven(job | {"kill": 2, "who": who})
+    assert (ends[1 - who][0], ends[who][0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
+    assert hosts.LOST in ends[1 - who][2]
+    one, other = driven(job)
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_alone(tmp_path):
+    e = experiment(tmp_path, "V-cycle", checkpoint_every=2)
+    folder = tmp_path / "run"
+    driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
+    with runs.only(1):
+        pretrain.run(e, tmp_path / "alone")
+    pretrain.run(e, folder)
+    runs.assert_close(folder, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4), Mesh(1, 1, 4), Mesh(2, 1, 2)], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh):
+    """Layers dropped by both executions; ``tensor=4`` spans the processes, which then read the same rows."""
+    e = experiment(tmp_path, method, model=replace(runs.MODEL, heads=4, head_dim=2))
+    with runs.only(1):
+        pretrain.run(e, tmp_path / "alone")
+    config = runs.script(tmp_path, replace(e, mesh=mesh))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "by", [runs.DOUBLED, Learned(LiGO("interleave"), 9)], ids=["operators", "learned maps"]
+)
+def test_two_processes_grow_a_finished_run(tmp_path, by):
+    grown = runs.growing(tmp_path, GrowTo(by=by), optim=Optim(eps=1e-3))
+    with runs.only(1):
+        runs.small(tmp_path)
+        pretrain.run(grown, tmp_path / "alone")
+    config = runs.script(tmp_path, replace(grown, mesh=Mesh(1, 4)))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
+    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000, checkpoint_every=2))
+    command = [
+        "-m",
+        "train.pretrain",
+        config,
+        "--workdir",
+        str(tmp_path / "run"),
+        "--coordinator",
+        "{}",
+        "--processes",
+        "2",
+    ]
+    pair = processes(command, [["--process", "0"], ["--process", "1"]])
+    while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/SHA256SUMS")):
+        assert [p.poll() for p in pair] == [None, None]
+        time.sleep(0.1)
+    pair[0].kill()
+    (_, _, _), (code, _, said) = ended(pair, within=60)
+    assert code == os.EX_TEMPFAIL and hosts.LOST in said
+
+
+def test_processes_that_slurm_starts_find_each_other():
+    """By its variables alone."""
+    code = "import json, jax; from train import hosts; hosts.join()\n"
+    code += (
+        "print(json.dumps({'every': hosts.gathered([jax.process_index(), jax.process_count()])}))"
+    )
+    ends = ended(processes(["-c", code], [[], []], slurm(2)))
+    assert [outcomes(end) for end in ends] == [[{"every": [[0, 2], [1, 2]]}]] * 2
+
+
+@pytest.mark.slow
+def test_processes_that_slurm_starts_train_as_one(tmp_path):
+    e = experiment(tmp_path, "SBLD", mesh=Mesh(2, 2))
+    with runs.only(1):
+        pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
+    command = ["-m", "train.pretrain", runs.script(tmp_path, e), "--workdir", str(tmp_path / "run")]
+    (code, _, said), (other, _, silent) = ended(processes(command, [[], []], slurm(2)))
+    assert (code, other, silent) == (0, 0, "") and "val_loss=" in said
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("process", "says"),
+    [
+        pytest.param("0", "not all of the 2 processes came within 1 s", marks=pytest.mark.slow),
+        ("1", "does not answer within 1 s"),
+    ],
+)
+def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
+    code = "import sys; from train import hosts, pretrain; from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    command = [
+        "-c",
+        f"{code}exits_cleanly(pretrain.main)",
+        config,
+        "--coordinator",
+        "{}",
+        "--processes",
+        "2",
+    ]
+    ((code_, _, said),) = ended(processes(command, [["--process", process]]))
+    assert code_ == 2 and says in said and len(said.splitlines()) == 1
+
+
+# Process 1 needs longer for its first program than XLA's processes wait for each other by default.
+DRIFTING = """
+import sys, time
+from train import pretrain
+from train.engine import hosts
+from train.common.errors import exits_cleanly
+from train.engine.loop import programs
+step, late = programs.step, sys.argv.pop(1) == "1"
+programs.step = lambda *given: (time.sleep(45 * late), step(*given))[1]
+exits_cleanly(pretrain.main)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_drift_apart_at_the_start_wait_for_each_other(tmp_path):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, mesh=Mesh(2, 2)))
+    each = [
+        [str(i), config, "--coordinator", "{}", "--processes", "2", "--process", str(i)]
+        for i in range(2)
+    ]
+    (code, _, said), (other, _, _) = ended(
+        processes(["-c", DRIFTING], [[*a, "--workdir", str(tmp_path / "run")] for a in each])
+    )
+    assert (code, other) == (0, 0), said
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("host:1", None, 0), "--coordinator, --processes and --process belong together"),
+        ((None, 2, 0), "--coordinator, --processes and --process belong together"),
+        (("host", 2, 0), "--coordinator is HOST:PORT of process 0, not 'host'"),
+        (("host:1", 2, 2), "--process of 2 lies between 0 and 1, but is 2"),
+    ],
+)
+def test_what_names_no_process_is_refused(given, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        hosts.join(*given)
+
+
+# What a process finds that is one of a job, and has no others beside it.
+ALONE = {
+    "nothing": {},
+    "srun -n 1": slurm(1)[0],
+    "a shell of salloc -n 4": {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": "node[1-4]",
+        "SLURM_NTASKS": "4",
+    },
+    "salloc's own step": slurm(1)[0] | {"SLURM_NTASKS": "4"},
+    "sbatch -n 4, without srun": {
+        "SLURM_JOB_ID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    },
+    "mpirun -n 1": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+}
+
+
+@pytest.mark.parametrize("found", ALONE.values(), ids=ALONE)
+def test_one_process_stays_alone(monkeypatch, found):
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", None)
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    hosts.join()
+    assert hosts.gathered({"a": np.pi}) == [{"a": np.pi}]
+
+
+def test_one_of_several_stays_alone_only_if_told(monkeypatch):
+    def finds_no_cluster(*_, **__):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", finds_no_cluster)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(
+        UserError, match="JAX does not find them; say where they are by --coordinator"
+    ):
+        hosts.join()
+    hosts.join(processes=1)

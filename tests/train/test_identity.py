@@ -1,0 +1,191 @@
+"""What a run is trained on is part of what it is: other data are refused, however they came to be others; a move is none."""
+
+import json
+import os
+import platform
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+from pictures import picture, tree
+from tokenizers import Tokenizer, models
+
+from train import pretrain
+from train.common.errors import UserError
+from train.data import batches
+from train.data.images import Images
+from train.engine.run.checkpoint import Checkpoints
+
+
+def write(path: Path, offset: int = 0) -> str:
+    Tokenizer(models.BPE(vocab={chr(i): (i + offset) % 256 for i in range(256)}, merges=[])).save(
+        str(path)
+    )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """An experiment, whose run was killed after two steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    experiment = runs.experiment(folder, checkpoint_every=2)
+    experiment = replace(
+        experiment, data=replace(experiment.data, tokenizer=write(folder / "some.json"))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        save = Checkpoints.save
+
+        def killed(self, *rest):
+            save(self, *rest)
+            self.wait()
+            raise runs.Killed
+
+        patch.setattr(Checkpoints, "save", killed)
+        with pytest.raises(runs.Killed):
+            pretrain.run(experiment, folder / "run")
+    return experiment, folder
+
+
+@pytest.fixture
+def run(tmp_path, stopped):
+    """A copy of all that: the experiment and its folder."""
+    shutil.copytree(stopped[1], tmp_path / "all")
+    data = replace(stopped[0].data, **{
+        name: getattr(stopped[0].data, name).replace(str(stopped[1]), str(tmp_path / "all"))
+        for name in ("path", "cache", "tokenizer")
+    })  # fmt: skip
+    return replace(stopped[0], data=data), tmp_path / "all" / "run"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def reverse_lines(data, tmp_path):
+    file = Path(data.path) / "0.txt"
+    file.write_text(file.read_text()[::-1])
+    return {}
+
+
+def add_a_file(data, tmp_path):
+    (Path(data.path) / "8.txt").write_text("another")
+    return {}
+
+
+def swap_two(data, tmp_path):
+    one, two = Path(data.path) / "0.txt", Path(data.path) / "1.txt"
+    one.rename(tmp_path / "x")
+    two.rename(one)
+    (tmp_path / "x").rename(two)
+    return {}
+
+
+def change_the_held_out(data, tmp_path):
+    (Path(data.path) / "3.txt").write_text("a" * 300)
+    return {}
+
+
+def another_tokenizer(data, tmp_path):
+    return {"tokenizer": write(tmp_path / "other.json", offset=1)}
+
+
+def another_corpus(data, tmp_path):
+    shutil.copytree(data.path, tmp_path / "other")
+    (tmp_path / "other" / "0.txt").write_text("another")
+    return {"path": str(tmp_path / "other")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [reverse_lines, add_a_file, swap_two, change_the_held_out, another_tokenizer, another_corpus],
+)
+def test_other_data_are_refused_and_both_named(run, tmp_path, change):
+    experiment, folder = run
+    began = json.loads((folder / "config.json").read_text())["corpus"]
+    data = replace(experiment.data, **change(experiment.data, tmp_path))
+    here = batches.identity(data, runs.MODEL)
+    before = contents(folder)
+    with pytest.raises(
+        UserError, match=r"was begun with other data: there .*, here .*; bring those back"
+    ) as refused:
+        pretrain.run(replace(experiment, data=data), folder)
+    changed = [key for key in ("train", "valid", "tokenizer") if began[key] != here[key]]
+    assert changed and all(
+        c[key][:12] in str(refused.value) for c in (began, here) for key in changed
+    )
+    assert contents(folder) == before
+
+
+def test_another_split_is_refused(run):
+    experiment, folder = run
+    with pytest.raises(UserError, match=r"data.Data.valid_fraction: 0.25 and 0.5"):
+        pretrain.run(replace(experiment, data=replace(experiment.data, valid_fraction=0.5)), folder)
+
+
+def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
+    """Another folder, another name, other times, another cache; then finished, and moved again."""
+    experiment, folder = run
+    elsewhere = Path(shutil.copytree(experiment.data.path, tmp_path / "else" / "where"))
+    for file in elsewhere.iterdir():
+        os.utime(file, ns=(0, 0))
+    tokenizer = str(shutil.copy(experiment.data.tokenizer, tmp_path / "moved.json"))
+    shutil.rmtree(experiment.data.path)
+    moved = replace(
+        experiment.data, path=str(elsewhere), tokenizer=tokenizer, cache=str(tmp_path / "another")
+    )
+    result = pretrain.run(replace(experiment, data=moved), folder)
+    assert result["corpus"] == batches.identity(moved, runs.MODEL) and result["steps"] == 8
+    again = replace(moved, path=str(shutil.copytree(elsewhere, tmp_path / "again")))
+    assert pretrain.run(replace(experiment, data=again), folder) == result
+    reverse_lines(again, tmp_path)
+    with pytest.raises(UserError, match="was begun with other data"):
+        pretrain.run(replace(experiment, data=again), folder)
+
+
+def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):
+    library = tmp_path / "lib"
+    library.mkdir()
+    for i in range(4):
+        (library / f"{i}.py").write_text("pass\n" * (i + 1))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
+    data = replace(runs.experiment(tmp_path).data, source="stdlib", valid_fraction=0.5)
+    found = batches.identity(data, runs.MODEL)
+    assert (found["name"], found["tokenizer"], found["python"]) == (
+        "stdlib",
+        "bytes",
+        platform.python_version(),
+    )
+    (library / "3.py").write_text("another patch")
+    other = batches.identity(data, runs.MODEL)
+    assert other["valid"] != found["valid"] and other["train"] == found["train"]
+
+
+def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
+    def known(path: str, **other):
+        return batches.identity(
+            Images(
+                "folder", path, **{"valid_fraction": 0.25, "cache": str(tmp_path / "c")} | other
+            ),
+            runs.MODEL,
+        )
+
+    def what(identity):
+        return identity["train"], identity["valid"]
+
+    folder = str(tree(tmp_path / "tree"))
+    first = known(folder)
+    moved = Path(shutil.copytree(folder, tmp_path / "moved"))
+    assert first["name"] == "tree" and what(known(str(moved))) == what(first)
+    assert what(known(folder, workers=3, cache=str(tmp_path / "d"))) == what(first)
+    assert what(known(folder, valid_fraction=0.5)) != what(first)
+    assert what(known(folder, size=10)) != what(first)
+    (moved / "ant").rename(moved / "zebra")
+    assert what(known(str(moved))) != what(first)
+    (moved / "zebra").rename(moved / "ant")
+    picture(77).save(moved / "ant" / "0.png")
+    assert what(known(str(moved))) != what(first)
+    assert what(batches.identity(Images(), runs.MODEL)) == what(
+        batches.identity(Images(), runs.MODEL)
+    )

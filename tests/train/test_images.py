@@ -1,0 +1,424 @@
+"""Images: the same from a folder and an archive, decoded once, a part held out; what augmentation does and does not."""
+
+import io
+import json
+import lzma
+import os
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from pictures import CLASSES, picture, tree
+from PIL import Image
+
+from train.common.errors import UserError
+from train.data import images as reading
+from train.data import pixels
+from train.data.augment import DEIT, Augment
+from train.data.images import Images, images
+
+
+@pytest.fixture
+def data(tmp_path):
+    return Images(
+        "folder", str(tree(tmp_path / "tree")), valid_fraction=0.25, cache=str(tmp_path / "cache")
+    )
+
+
+def whole(source) -> list[tuple[bytes, int]]:
+    """Every sample of a source that changes nothing."""
+    samples = (source.sample(i, np.random.default_rng(0)) for i in range(len(source)))
+    return [(x.tobytes(), int(y)) for x, y in samples]
+
+
+# --- reading ---
+
+
+def test_digits_are_there_without_a_file():
+    found = images(Images())
+    assert (len(found.train), len(found.valid)) == (1617, 180)
+    assert (found.shape, len(found.classes)) == ((8, 8, 1), 10)
+    x, y = found.train.sample(0, np.random.default_rng(0))
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((8, 8, 1), np.float32, (), np.int32)
+    assert -1 <= x.min() < 0 < x.max() <= 1
+    assert len({int(found.valid.sample(i, np.random.default_rng(0))[1]) for i in range(180)}) == 10
+    assert images(Images(size=16)).train.sample(0, np.random.default_rng(0))[0].shape == (16, 16, 1)
+
+
+def test_a_sample_is_its_file_normalised(data):
+    found = images(data)
+    assert found.classes == CLASSES and found.shape == (12, 12, 3)
+    expected = {
+        (pixels.normalised(Image.open(file)).tobytes(), CLASSES.index(file.parent.name))
+        for file in Path(data.path).rglob("*.png")
+    }
+    assert set(whole(found.train)) | set(whole(found.valid)) == expected
+    x = pixels.normalised(Image.new("RGB", (1, 1), (255, 0, 128)))
+    np.testing.assert_allclose(
+        x[0, 0], [(1 - 0.485) / 0.229, -0.456 / 0.224, (128 / 255 - 0.406) / 0.225], rtol=1e-6
+    )
+
+
+def archived(data, kind: str, tmp_path) -> str:
+    """The tree in an archive, in another order, below another folder, with files that are none of ours."""
+    root, path = Path(data.path), tmp_path / f"tree.{kind}"
+    files = sorted(root.rglob("*.png"), reverse=True)
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("README.txt", "no image")
+            for file in files:
+                archive.write(file, f"train/{file.relative_to(root)}")
+        return str(path)
+    with tarfile.open(path, f"w:{kind.partition('.')[2]}") as archive:
+        junk = tarfile.TarInfo("train/ant/._0.png")  # as macOS leaves them
+        junk.size = 4
+        archive.addfile(junk, io.BytesIO(b"junk"))
+        for file in files:
+            archive.add(file, f"train/{file.relative_to(root)}")
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.xz", "tar.gz", "zip"])
+def test_an_archive_is_its_folder(data, kind, tmp_path):
+    folder, archive = images(data), images(replace(data, path=archived(data, kind, tmp_path)))
+    assert archive.classes == folder.classes
+    assert whole(archive.train) == whole(folder.train)
+    assert whole(archive.valid) == whole(folder.valid)
+
+
+def test_gray_images_have_one_channel_and_mixed_ones_three(tmp_path, data):
+    gray = replace(data, path=str(tree(tmp_path / "gray", mode="L")))
+    found = images(gray)
+    assert found.shape == (12, 12, 1)
+    expected = {
+        pixels.normalised(Image.open(file)).tobytes() for file in Path(gray.path).rglob("*.png")
+    }
+    assert {x for x, _ in whole(found.train) + whole(found.valid)} == expected
+    picture(0).save(Path(gray.path) / "ant" / "0.png")
+    assert images(gray).shape == (12, 12, 3)
+
+
+def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
+    mixed = replace(data, path=str(tree(tmp_path / "mixed", count=4)))
+    picture(7, (20, 16)).save(Path(mixed.path) / "bee" / "4.png")
+    with pytest.raises(
+        UserError,
+        match=r"bee/4.png in .* 20 x 16 pixels, (but .* 12 x 12|no square); set data.size",
+    ):
+        images(mixed)
+    found = images(replace(mixed, size=10))
+    assert found.shape == (10, 10, 3)
+    assert {len(x) for x, _ in whole(found.train)} == {10 * 10 * 3 * 4}
+
+
+# --- the cache ---
+
+
+def test_images_are_decoded_once_and_again_when_a_file_changes(data, monkeypatch):
+    before = whole(images(data).train)
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "_decode", None)  # would fail if it was called
+        assert whole(images(replace(data, augment=Augment())).train) == before
+    for file in Path(data.path).rglob("*.png"):
+        picture(0).save(file)
+        os.utime(file, ns=(0, 0))
+    assert len(set(whole(images(data).train))) == len(CLASSES)
+
+
+def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "_write_pixels", full)
+        with pytest.raises(OSError, match="No space left"):
+            images(data)
+    assert list(Path(data.cache).iterdir()) == []
+    assert len(images(data).train) == 18
+
+
+# --- held out ---
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.25, 0.1])
+def test_training_and_validation_share_no_image_and_leave_none_out(data, fraction):
+    found = images(replace(data, valid_fraction=fraction))
+    train, valid = set(whole(found.train)), set(whole(found.valid))
+    assert not train & valid
+    assert len(train | valid) == 24
+    assert abs(len(valid) - 24 * fraction) < 1
+
+
+def test_every_class_is_held_out_though_files_are_sorted_by_class(data):
+    found = images(data)
+    assert {y for _, y in whole(found.valid)} == {0, 1, 2}
+    assert whole(images(data).valid) == whole(found.valid)
+
+
+# --- errors ---
+
+
+def test_what_is_absent_or_empty_is_refused(tmp_path, data):
+    with pytest.raises(UserError, match=r"there are no images at .*/absent"):
+        images(replace(data, path=str(tmp_path / "absent")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        UserError, match=r"no images in .*/empty: there is no .jpg, .jpeg or .png file"
+    ):
+        images(replace(data, path=str(tmp_path / "empty")))
+
+
+def test_one_class_is_refused(tmp_path, data):
+    (tmp_path / "one" / "ant").mkdir(parents=True)
+    picture(0).save(tmp_path / "one" / "ant" / "0.png")
+    with pytest.raises(UserError, match="are of one class, 'ant'"):
+        images(replace(data, path=str(tmp_path / "one")))
+
+
+def test_an_image_outside_of_a_class_is_named(data):
+    picture(0).save(Path(data.path) / "stray.png")
+    with pytest.raises(UserError, match=r"stray.png in .* is of no class"):
+        images(data)
+
+
+def test_a_damaged_image_is_named(data):
+    file = Path(data.path) / "bee" / "3.png"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cannot decode bee/3.png in .*/tree"):
+        images(data)
+    assert list(Path(data.cache).iterdir()) == []
+
+
+def test_a_damaged_archive_is_named(tmp_path, data):
+    path = tmp_path / "damaged.tar.xz"
+    path.write_bytes(lzma.compress(b"no archive"))
+    with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
+        images(replace(data, path=str(path)))
+    whole = Path(archived(data, "tar.xz", tmp_path)).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
+        images(replace(data, path=str(path)))
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(UserError, match=r"pip install -e '.\[vision\]'"):
+        images(Images())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"source": "folder"}, "needs data.path"),
+        ({"source": "tfds"}, "needs data.name"),
+        ({"valid_fraction": 0.0}, "valid_fraction lies between 0 and 0.5, but is 0.0"),
+        ({"size": 0}, "size is at least one pixel, but is 0"),
+    ],
+)
+def test_settings_that_cannot_be(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Images(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"erasing": 1.5}, {"smoothing": -0.1}, {"mixup": -1.0}, {"randaugment": -1}]
+)
+def test_augmentation_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} .*{next(iter(wrong.values()))}"):
+        Augment(**wrong)
+
+
+# --- tensorflow-datasets ---
+
+
+class TinyPictures(tfds.core.GeneratorBasedBuilder):
+    """Images of any size, written without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = tfds.features.FeaturesDict(
+            {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(names=CLASSES)}
+        )
+        return tfds.core.DatasetInfo(
+            builder=self, features=features, supervised_keys=("image", "label")
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(6), "test": self._generate_examples(2)}
+
+    def _generate_examples(self, count):
+        for i in range(count):
+            file = io.BytesIO()
+            picture(i, (10 + i, 12)).save(file, "png")
+            yield i, {"image": io.BytesIO(file.getvalue()), "label": i % 3}
+
+
+def test_a_tfds_set_stays_encoded_and_has_its_own_validation_split(tmp_path):
+    data = Images("tfds", str(tmp_path), "tiny_pictures", size=8)
+    found = images(data)
+    assert (len(found.train), len(found.valid), found.classes) == (6, 2, CLASSES)
+    samples = [found.train.sample(i, np.random.default_rng(0)) for i in range(6)]
+    assert {x.shape for x, _ in samples} == {(8, 8, 3)}
+    assert sorted(int(y) for _, y in samples) == [0, 0, 1, 1, 2, 2]
+    expected = {
+        pixels.normalised(pixels.central(picture(i, (10 + i, 12)), 8)).tobytes() for i in range(2)
+    }
+    assert {x for x, _ in whole(found.valid)} == expected
+    with pytest.raises(
+        UserError, match=r"images of tiny_pictures are not all squares of one size; set data.size"
+    ):
+        images(replace(data, size=None))
+
+
+def test_an_unknown_tfds_set_is_refused(tmp_path):
+    with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_pictures'"):
+        images(Images("tfds", str(tmp_path), "no_such_pictures"))
+
+
+# --- augmentation ---
+
+
+def drawn(
+    augment: Augment, count: int = 50, size=(12, 12), seed: int = 0, image=None, to: int = 12
+):
+    image = picture(3, size) if image is None else image
+    rng = np.random.default_rng(seed)
+    return [pixels.changed(image, augment, to, rng) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "augment", [Augment(crop="pad", flip=True), DEIT], ids=["shift and flip", "DeiT"]
+)
+def test_a_sample_is_pure_in_its_generator(data, augment):
+    source = images(replace(data, augment=augment)).train
+
+    def sample(seed):
+        return source.sample(2, np.random.default_rng(seed))
+
+    for one, two in zip(sample(0), sample(0), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert any((sample(0)[0] != sample(seed)[0]).any() for seed in (1, 2))
+
+
+def test_validation_is_never_augmented(data):
+    assert whole(images(replace(data, augment=DEIT)).valid) == whole(images(data).valid)
+
+
+def test_a_flip_is_a_mirror_half_of_the_time():
+    same, found = pixels.normalised(picture(3)), drawn(Augment(flip=True), 400)
+    flipped = [np.array_equal(x, same[:, ::-1]) for x in found]
+    assert all(f or np.array_equal(x, same) for f, x in zip(flipped, found, strict=True))
+    assert 150 < sum(flipped) < 250
+
+
+def test_a_padded_crop_shifts_by_every_offset():
+    same = pixels.normalised(picture(3, (16, 16)))
+    black = pixels.normalised(Image.new("RGB", (20, 20)))
+    black[2:18, 2:18] = same
+    offsets = {(i, j): black[i : i + 16, j : j + 16].tobytes() for i in range(5) for j in range(5)}
+    found = {x.tobytes() for x in drawn(Augment(crop="pad"), 300, (16, 16), to=16)}
+    assert found == set(offsets.values())
+
+
+def test_a_resized_crop_shows_a_part_of_the_image_enlarged():
+    """Of a ramp from left to right, as much as was cut out; areas of 8 % and more, sides of 3/4 to 4/3."""
+    ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (256, 1)))
+    wide = [
+        (x[4, -1, 0] - x[4, 0, 0]) / 2
+        for x in drawn(Augment(crop="resized"), 200, image=ramp, to=32)
+    ]
+    assert 0.2 < min(wide) < 0.4 and 0.9 < max(wide) <= 1.0
+    assert (
+        pixels._rectangle(100, 2, (1.0, 1.0), 1.001, np.random.default_rng(0)) is None
+    )  # none fits
+    strip = drawn(Augment(crop="resized"), 5, (200, 2), to=8)  # .. and the centre is taken
+    assert {x.shape for x in strip} == {(8, 8, 3)}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", pixels.OPERATIONS)
+def test_operations_of_randaugment_keep_size_and_mode(name, mode):
+    image = picture(5, (40, 30), mode).point(lambda v: 40 + v // 2)
+    for level in (-1.0, -0.5, 0.5, 1.0):
+        found = pixels.OPERATIONS[name](image, level)
+        assert (found.size, found.mode) == (image.size, mode)
+        if (name, mode) != ("color", "L"):  # gray has none to change
+            assert found.tobytes() != image.tobytes()
+
+
+def test_operations_by_hand():
+    line = Image.fromarray(np.array([[0, 60, 130, 255]], np.uint8))
+
+    def values(name, level):
+        return np.asarray(pixels.OPERATIONS[name](line, level))[0].tolist()
+
+    assert values("invert", 1.0) == [255, 195, 125, 0]
+    assert values("posterize", 0.5) == [0, 0, 128, 192]  # two bits
+    assert values("solarize", 0.5) == [0, 60, 125, 0]  # from 128 on
+    assert values("solarize_add", 1.0) == [110, 170, 130, 255]  # below 128
+    assert values("brightness", 1.0) == [0, 114, 247, 255]  # times 1.9
+    two = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4))
+    quarter = np.asarray(pixels.OPERATIONS["translate_x"](two, 1 / 0.45 / 4))
+    np.testing.assert_array_equal(quarter[:, :3], np.asarray(two)[:, 1:])
+
+
+def test_randaugment_does_each_of_its_operations_half_of_the_time(monkeypatch):
+    levels = []
+    monkeypatch.setattr(
+        pixels, "OPERATIONS", {"record": lambda image, level: levels.append(level) or image}
+    )
+    drawn(Augment(randaugment=2), 1000)
+    assert 900 < len(levels) < 1100
+    assert abs(np.mean(np.abs(levels)) - 0.9) < 0.01 and 0.03 < np.std(np.abs(levels)) < 0.05
+    assert abs(np.mean(np.sign(levels))) < 0.1 and max(levels) <= 1
+
+
+def test_erasing_makes_noise_of_a_rectangle():
+    gray = Image.new("L", (40, 40), 128)
+    found = drawn(Augment(erasing=0.25), 400, image=gray, to=40)
+    parts = [np.mean(x != x[0, 0]) if (x != found[0][0, 0]).any() else 0.0 for x in found]
+    erased = [p for p in parts if p]
+    assert 60 < len(erased) < 140
+
+
+@pytest.mark.parametrize(
+    "augment", [Augment(mixup=0.8), Augment(cutmix=1.0), DEIT], ids=["mixup", "cutmix", "DeiT"]
+)
+def test_targets_are_probabilities(data, augment):
+    source, rng = images(replace(data, augment=augment)).train, np.random.default_rng(0)
+    for i in range(len(source)):
+        x, y = source.sample(i, rng)
+        assert (x.dtype, y.dtype, y.shape) == (np.float32, np.float32, (3,))
+        assert y.min() >= 0 and abs(y.sum() - 1) < 1e-6
+
+
+def test_mixup_mixes_pixels_and_targets_alike_and_cutmix_as_much_as_it_cuts():
+    zero, one, rng = (
+        np.zeros((20, 30, 3), np.float32),
+        np.ones((20, 30, 3), np.float32),
+        np.random.default_rng(0),
+    )
+    shares = {"mixup": [], "cutmix": []}
+    for name, found in shares.items():
+        for _ in range(200):
+            share, x = pixels.mixed(one, zero, Augment(**{name: 1.0}), rng)
+            np.testing.assert_allclose(x.mean(), share, atol=1e-6)
+            assert len(np.unique(x)) <= (1 if name == "mixup" else 2)
+            found.append(share)
+    assert abs(np.mean(shares["mixup"]) - 0.5) < 0.06  # Beta(1, 1)
+    both = [pixels.mixed(one, zero, Augment(mixup=1.0, cutmix=1.0), rng)[1] for _ in range(400)]
+    cut = sum(set(np.unique(x)) <= {0.0, 1.0} for x in both)
+    assert 150 < cut < 250
+
+
+def test_label_smoothing():
+    np.testing.assert_allclose(pixels.smooth(1, 4, 0.2), [0.05, 0.85, 0.05, 0.05], rtol=1e-6)
+    x, y = pixels.sample((picture(0), 2), None, Augment(), 12, 4, np.random.default_rng(0))
+    assert y == 2 and y.dtype == np.int32
+    assert json.dumps(y.tolist()) == "2"
+    np.testing.assert_array_equal(x, pixels.normalised(picture(0)))

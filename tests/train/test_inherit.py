@@ -1,0 +1,212 @@
+"""Knowledge inheritance: a teacher's weight over time, what its lesson is, what it costs, and resuming in its middle."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+import tiny
+from counting import products
+
+from jaxgrow import flops
+from train import pretrain
+from train.data.batches import next_tokens
+from train.engine.loop.parallel import mapped
+from train.engine.loop.step import StepInputs, train_step
+from train.engine.state.mesh import replicated
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim, transformation
+from train.plan.lifetimes import after, live, shapes
+from train.plan.methods import Inherit, Stage
+from train.plan.modifiers import Teacher, divergence
+from train.plan.training import Train
+
+STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
+METHOD = Inherit(runs.SMALL, "small-seed{seed}", Stage(0.5), temperature=3.0, fraction=0.5)
+
+
+# --- the plan ---
+
+
+def test_a_teacher_is_trained_or_imported_and_then_teaches():
+    def spelled(method):
+        return [
+            f"{p.label} {p.steps if isinstance(p, Train) else ''}"
+            for p in method.plan(runs.LARGE, Optim(), 100)
+        ]
+
+    assert spelled(METHOD) == ["import small ", "train large 50"]
+    trained = replace(METHOD, source=Stage(0.25))
+    assert spelled(trained) == ["train small 25", "train large 50"]
+    small, large = trained.plan(runs.LARGE, Optim(), 100)
+    assert (small.config, small.modifiers) == (runs.SMALL, ())
+    assert (large.config, large.modifiers) == (runs.LARGE, (Teacher("small", 3.0, 0.5),))
+
+
+def test_a_checkpoint_amid_the_lessons_holds_the_teacher_without_its_moments():
+    plan, tx = (
+        replace(METHOD, source=Stage(0.25)).plan(runs.LARGE, Optim(), 100),
+        transformation(Optim()),
+    )
+    assert live(plan, 1) == {"small", "large"}
+    small, large = Model({"w": 1}, {"m": 2}, runs.SMALL), Model({"w": 3}, {"m": 4}, runs.LARGE)
+    assert after(plan, 1, {"small": small}, large) == {
+        "small": replace(small, opt=None),
+        "large": large,
+    }
+    held = shapes(plan, 2, tx)
+    assert (
+        held.keys() == {"small", "large"}
+        and held["small"].opt is None
+        and held["large"].opt is not None
+    )
+
+
+def test_the_weight_falls_from_one_to_zero_in_a_straight_line():
+    assert [Teacher("x", fraction=0.5).weight(i, 8) for i in range(8)] == [
+        1,
+        0.75,
+        0.5,
+        0.25,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert [Teacher("x", fraction=1.0).weight(i, 4) for i in range(5)] == [1, 0.75, 0.5, 0.25, 0]
+    assert (
+        Teacher("x").weight(55, 125) == 0 < Teacher("x").weight(54, 125)
+    )  # the published 55 of 125 thousand steps
+    assert Teacher("x", fraction=0.0).weight(1, 8) == 0
+
+
+# --- the lesson ---
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
+    rng = np.random.default_rng(0)
+    student, teacher = rng.normal(size=(2, 2, 3, 7)).astype(np.float32)
+
+    def softened(logits):
+        p = np.exp(logits.astype(np.float64) / temperature)
+        return p / p.sum(-1, keepdims=True)
+
+    p, q = softened(teacher), softened(student)
+    expected = temperature**2 * (p * np.log(p / q)).sum(-1).mean()
+    assert float(divergence(student, teacher, temperature)) == pytest.approx(
+        expected, rel=1e-5
+    )  # float32
+    assert float(divergence(teacher, teacher, temperature)) == 0
+
+
+def model(config, seed, tx) -> Model:
+    """Far from its beginning, where all say nearly the same."""
+    shapes, rng = (
+        jax.eval_shape(lambda: config.init(jax.random.key(0))),
+        np.random.default_rng(seed),
+    )
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, shapes)
+    return Model(params, tx.init(params), config)
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    """A student, its teacher, and both losses with their gradients for the whole batch, written without the step."""
+    student, teacher = model(STUDENT, 1, optax.identity()), model(TEACHER, 2, optax.identity())
+
+    def log_p(config, params, temperature):
+        return jax.nn.log_softmax(
+            config.module.apply({"params": params}, TOKENS[:, :-1]) / temperature
+        )
+
+    def cross_entropy(params):
+        return -jnp.take_along_axis(log_p(STUDENT, params, 1.0), TOKENS[:, 1:, None], -1).mean()
+
+    def divergence(params):
+        said, says = log_p(TEACHER, teacher.params, 3.0), log_p(STUDENT, params, 3.0)
+        return 9.0 * (jnp.exp(said) * (said - says)).sum(-1).mean()
+
+    both = jax.jit(
+        lambda params: [jax.value_and_grad(f)(params) for f in (cross_entropy, divergence)]
+    )
+    return student, teacher, *jax.device_get(both(student.params))
+
+
+@pytest.fixture(scope="module")
+def step():
+    return mapped(
+        partial(train_step, optax.identity(), 1, (Teacher("", 3.0),)), "mesh", runs.mesh()
+    )
+
+
+@pytest.mark.parametrize("lesson", [1.0, 0.25, 0.0])
+def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracle, step, lesson):
+    student, teacher, (loss, plain), (_, taught) = oracle
+    now = StepInputs(
+        np.float32(0.5),
+        given=((jax.device_put(teacher, replicated(runs.mesh())), np.float32(lesson)),),
+    )
+    found, metrics = step(jax.device_put(student, replicated(runs.mesh())), BATCH, now)
+    expected = jax.tree.map(
+        lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught
+    )
+    chex.assert_trees_all_close(
+        jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5
+    )  # sums in another order
+    assert tiny.distance(plain, taught) > 0.1  # ten thousand tolerances
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_nothing_is_computed_backwards_through_the_teacher():
+    tx = optax.identity()
+    student, teacher = model(STUDENT, 1, tx), model(TEACHER, 2, tx)
+    now = StepInputs(np.float32(0.5), given=((teacher, np.float32(0.5)),))
+    counted = products(
+        jax.make_jaxpr(train_step(tx, 1, (Teacher("", 1.0),)))(student, BATCH, now).jaxpr
+    )
+    assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
+
+
+# --- a run ---
+
+
+@pytest.fixture(scope="module")
+def taught(small_run):
+    """A run beside that of its teacher, which spoke for two steps of four."""
+    e = runs.experiment(
+        small_run.parent,
+        name="taught",
+        model=runs.LARGE,
+        method=METHOD,
+        checkpoint_every=1,
+        log_every=1,
+        eval_every=4,
+    )
+    pretrain.run(e, small_run.parent / "taught")
+    return e
+
+
+@pytest.mark.slow
+def test_stopping_amid_the_lessons_changes_nothing(taught, small_run):
+    runs.stopped(taught, small_run.parent / "taught-stopped", 8 + 1)  # 8 steps were the teacher's
+    runs.assert_same_end(small_run.parent / "taught-stopped", small_run.parent / "taught")
+
+
+def test_a_teacher_is_charged_while_it_speaks(taught, small_run):
+    e = taught
+    lines = [line for line in runs.log(small_run.parent / "taught") if "val_loss" not in line]
+    start = runs.log(small_run.parent / "taught")[0]["flops"]  # the imported teacher's
+    spent = [b - a for a, b in itertools.pairwise([start, *(line["flops"] for line in lines)])]
+    alone, teacher = (
+        f(c, e.batch * 8) for f, c in ((flops.train, runs.LARGE), (flops.forward, runs.SMALL))
+    )
+    assert spent == pytest.approx([alone + teacher, alone + teacher, alone, alone])

@@ -1,0 +1,130 @@
+"""Heads record their tasks, and labels are matched by their names."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finetunings import FAMILIES, checkpoint, cola, tuning
+
+from jaxgrow import checkpoints, operators
+from jaxgrow.checkpoints import open_checkpoint, save
+from jaxgrow.checkpoints.hf.labels import Head, head, named
+from train import finetune as command
+from train.common.errors import UserError
+from train.data.labelled.task import Labelled
+from train.engine.state.heads import keeps, learned, order
+from train.tasks.supervised import score
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    checkpoint(home / "gpt2", FAMILIES["gpt2"])
+    cola(home / "cola")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    """The folder of a fine-tuned GPT-2."""
+    command.finetune(tuning(home / "cola"), home / "gpt2", home / "runs")
+    return home / "runs" / "cola-gpt2-lr0.01-seed0"
+
+
+def published(run: Path, folder: Path, labels: list[str], swapped: bool = False) -> Path:
+    """The fine-tuned model as somebody else publishes it, with other labels; ``swapped``: in the other order."""
+    source = open_checkpoint(run)
+    params = source.params()
+    if swapped:
+        params["classifier"]["kernel"] = params["classifier"]["kernel"][:, ::-1]
+    save(folder, source.config, params, settings=named(labels) | {"pad_token_id": 0xC1})
+    (folder / "tokenizer.json").write_bytes((run / "tokenizer.json").read_bytes())
+    return folder
+
+
+def test_a_run_records_its_task_and_a_transformed_checkpoint_keeps_it(run, tmp_path):
+    expected = Head("cola", ("unacceptable", "acceptable"))
+    assert learned(run) == expected
+    growth = operators.stack(FAMILIES["gpt2"].sizes(), {"layers": 4})
+    for kind in ("orbax", "hf"):
+        checkpoints.transform(run, tmp_path / kind, growth, to=kind)
+        assert learned(tmp_path / kind) == expected
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["label2id"]["acceptable"] == 1
+    grown = operators.stack(FAMILIES["gpt2"].sizes() | {"layers": 4}, {"layers": 8})
+    checkpoints.transform(tmp_path / "hf", tmp_path / "again", grown, to="orbax")
+    assert learned(tmp_path / "again") == expected
+
+
+def test_the_head_of_an_older_run_is_known_by_its_config(run, tmp_path):
+    record = json.loads((run / "jaxgrow.json").read_text())
+    for file in ("config.json", "result.json", "params"):
+        (tmp_path / file).symlink_to(run / file)
+    (tmp_path / "jaxgrow.json").write_text(
+        json.dumps({k: v for k, v in record.items() if k != "head"})
+    )
+    assert learned(tmp_path) == Head("cola")
+
+
+def test_labels_in_another_order_are_matched_by_name(run, home, tmp_path, capsys):
+    data = Labelled("cola", str(home / "cola"), length=14)
+    expected = score(run, data)
+    swapped = published(run, tmp_path / "swapped", ["Acceptable", "Un-acceptable"], swapped=True)
+    assert score(swapped, data) == expected
+    assert capsys.readouterr().err == ""
+    unnamed = published(run, tmp_path / "unnamed", ["LABEL_0", "LABEL_1"])
+    assert score(unnamed, data) == expected
+    assert (
+        "have no names: they are taken in the order unacceptable, acceptable"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_model_of_other_labels_or_of_another_task_is_refused(run, home, tmp_path):
+    other = published(run, tmp_path / "other", ["good", "bad"])
+    with pytest.raises(
+        UserError, match="has the classes good, bad, but the data have unacceptable, acceptable"
+    ):
+        score(other, Labelled("cola", str(home / "cola"), length=14))
+    with pytest.raises(
+        UserError, match="has learned cola, but the data are rte: evaluate it on cola, or fine-tune"
+    ):
+        order(learned(run), Head("rte", ("entailment", "not_entailment")), run)
+
+
+def test_a_head_is_kept_for_its_own_task_alone(run, home):
+    again = tuning(home / "cola").of(run, 1e-3, 0)
+    assert again.method.new_head is False
+    table = home / "table"
+    table.mkdir(exist_ok=True)
+    (table / "train.tsv").write_text("text\tlabel\n" + "aaa\tyes\nbbb\tno\n" * 40)
+    data = Labelled("table", str(table), length=14)
+    assert tuning(home, data=data, name="mine").of(run, 1e-3, 0).method.new_head is True
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "kind", "kept"),
+    [
+        (Head("sst2", ("a", "b")), Head("mrpc", ("c", "d")), "classes", False),
+        (Head("sst2", ("a", "b")), Head("mrpc", ("a", "b")), "classes", False),
+        (Head("sst2"), Head("sst2", ("a", "b")), "classes", True),  # of an older run
+        (Head(None, ("A", "B")), Head("sst2", ("a", "b")), "classes", True),
+        (Head(None, ("b", "a")), Head("sst2", ("a", "b")), "classes", False),
+        (Head(), Head("sst2", ("a", "b")), "classes", False),
+        (Head(), Head("stsb"), "classes", False),
+        (Head(), Head("squad1"), "spans", True),
+        (Head("squad1"), Head("squad2"), "spans", False),
+        (Head(None, ("x", "y")), Head(None, ("x", "y")), "classes", True),
+    ],
+)
+def test_which_heads_are_kept(there, wanted, kind, kept):
+    assert keeps(there, wanted, kind) is kept
+
+
+def test_labels_are_read_by_their_numbers():
+    many = {str(i): f"name {i}" for i in reversed(range(12))}
+    assert head({"id2label": many}).labels == tuple(f"name {i}" for i in range(12))
+    assert head({"id2label": "damaged", "finetuning_task": 3}) == Head()
+    np.testing.assert_array_equal(
+        order(Head(None, ("b", "a")), Head(None, ("A", "B")), Path("m")), [1, 0]
+    )

@@ -1,0 +1,160 @@
+"""The maps that LiGO learned, as a file: described, drawn, applied to another model of the same shape."""
+
+import sys
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow import checkpoints, grow, sizes
+from jaxgrow.operators import ligo
+from train import ligo_maps
+from train.analysis import plots
+from train.common.errors import exits_cleanly
+from train.data.text import tokenizer_of
+from train.engine.run.workdir import load
+from train.plan import learning
+from train.plan.learning import Learn
+from train.pretrain import run
+
+SMALL = runs.SMALL
+AXES = SMALL.axes()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[ligo.LiGO(), pytest.param(ligo.LiGO(shared=False, tied=False), marks=pytest.mark.slow)],
+    ids=["shared", "per layer"],
+)
+def saved(request, tmp_path_factory):
+    """``(file, coefficients)``."""
+    phase = Learn(
+        "maps",
+        1,
+        runs.experiment(tmp_path_factory.mktemp("c")).optim,
+        runs.LARGE,
+        small=SMALL,
+        ligo=request.param,
+    )
+    old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
+    made = jax.jit(lambda key: ligo.init(request.param, AXES, old, phase.target, key))
+    coefficients = jax.device_get(made(jax.random.key(1)))
+    path = tmp_path_factory.mktemp("maps") / "maps.npz"
+    learning.save(path, phase, coefficients)
+    return path, coefficients
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A finished run of a model of another shape."""
+    folder = tmp_path_factory.mktemp("wide")
+    run(runs.experiment(folder, steps=1), folder / "run")
+    return folder / "run"
+
+
+def called(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["maps", *map(str, options)])
+    exits_cleanly(ligo_maps.main)
+
+
+def test_a_file_holds_all_that_growing_needs(saved):
+    path, coefficients = saved
+    found = learning.load(path)
+    assert (found.small, found.large) == (SMALL, runs.LARGE)
+    chex.assert_trees_all_equal(found.coefficients, coefficients)
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_maps_are_described_drawn_and_applied_to_another_model(
+    saved, small_run, monkeypatch, capsys, tmp_path
+):
+    path, coefficients = saved
+    called(
+        monkeypatch,
+        path,
+        "--plot",
+        tmp_path / "maps.png",
+        "--apply",
+        small_run,
+        "--out",
+        tmp_path / "grown",
+    )
+    said = capsys.readouterr().out
+    assert "blocks/attention/query: w (4, 2), row sums" in said
+    assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
+    assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
+    params = load(small_run)
+    expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(
+        coefficients, params
+    )
+    config, found = checkpoints.load(tmp_path / "grown")  # jaxgrow's commands read it
+    assert config == runs.LARGE
+    assert tokenizer_of(tmp_path / "grown").get_vocab_size() == 256
+    chex.assert_trees_all_close(
+        found, jax.device_get(expected), rtol=0, atol=1e-6
+    )  # float32, in another order
+    chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.LARGE))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda path: path.unlink(), "of maps; a run that learns them writes ligo_maps.npz"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "holds no maps that can be read"),
+        (lambda path: path.write_bytes(b""), "holds no maps that can be read"),
+        (lambda path: np.savez(path, x=np.ones(3)), "holds no maps that can be read"),
+    ],
+    ids=["missing", "truncated", "empty", "something else"],
+)
+def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsys, spoil, says):
+    path = tmp_path / "maps.npz"
+    path.write_bytes(saved[0].read_bytes())
+    spoil(path)
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path)
+    assert says in capsys.readouterr().err
+
+
+def test_models_that_do_not_fit_and_results_that_exist_are_refused(
+    saved, small_run, wide, tmp_path, monkeypatch, capsys
+):
+    path, _ = saved
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", wide, "--out", tmp_path / "grown")
+    assert "do not fit" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", small_run, "--out", tmp_path)
+    assert "exists already; give another --out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", small_run)
+    assert "--apply and --out go together" in capsys.readouterr().err
+
+
+def test_every_panel_of_the_plot_is_a_map_with_whole_ticks_and_labels(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+    depth = {"blocks/attention": np.eye(3)[[0, 1, 2, 0, 1, 2]], "blocks/mlp": np.ones((6, 3))}
+    width = {
+        "embed": {"write": np.ones((12, 8))},
+        "heads": {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)},
+    }
+    plots.maps(
+        learning.Maps(SMALL, runs.LARGE, ligo.LiGO(), {"depth": depth, "width": width}),
+        tmp_path / "maps.png",
+    )
+    panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
+    titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
+    assert [
+        axes.get_title() for axes in panels
+    ] == titles  # five, and no sixth to eighth that is empty
+    for axes, kind, old in zip(
+        panels, ["layer", "layer", "unit", "head", "head"], [3, 3, 8, 4, 4], strict=True
+    ):
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (f"old {kind}", f"new {kind}")
+        assert axes.get_xlim() == (-0.5, old - 0.5)  # counted from zero, as --layers 0+1 counts
+        ticks = [*axes.get_xticks(), *axes.get_yticks()]
+        assert all(float(tick).is_integer() for tick in ticks)

@@ -1,0 +1,353 @@
+"""The ledger: what every phase cost, the log that says so, and the stop at the first number that is none."""
+
+import json
+import math
+from itertools import accumulate, pairwise
+
+import jax
+import pytest
+import runs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from jaxgrow import flops
+from train import pretrain
+from train.common.errors import UserError
+from train.engine.loop import inputs
+from train.engine.run import ledger
+from train.engine.run.recorder import Recorder
+from train.engine.run.workdir import load
+from train.plan.training import Train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A V-cycle: its experiment, its folder and its result. It compiles, whatever ran before it."""
+    folder = tmp_path_factory.mktemp("finished")
+    experiment = runs.experiment(folder, method=runs.VCYCLE, log_every=3, checkpoint_every=5)
+    with runs.compiling("made"):
+        return experiment, folder / "run", pretrain.run(experiment, folder / "run")
+
+
+# --- of a run ---
+
+
+def test_totals_are_the_sums_over_phases(finished):
+    _, folder, result = finished
+    assert [p["phase"] for p in result["phases"]] == [
+        "train large", "coalesce large", "train coarse1", "decoalesce coarse1 large", "interpolate large up", "train large",
+    ]  # fmt: skip
+    for unit in ("tokens", "flops", "seconds", "steps"):
+        assert sum(p[unit] for p in result["phases"]) == pytest.approx(result[unit], rel=1e-9), unit
+    assert json.loads((folder / "result.json").read_text()) == result
+
+
+def test_every_phase_is_charged_for_its_own_work(finished):
+    experiment, _, result = finished
+    per_step = experiment.batch * experiment.model.context
+    for phase, cost in zip(experiment.plan, result["phases"], strict=True):
+        assert cost["seconds"] > 0 and cost["flops"] > 0
+        if isinstance(phase, Train):
+            assert (cost["steps"], cost["tokens"]) == (phase.steps, phase.steps * per_step)
+            assert cost["flops"] == pytest.approx(phase.steps * flops.train(phase.config, per_step))
+        else:
+            assert (cost["steps"], cost["tokens"]) == (0, 0)
+            assert cost["flops"] < 0.1 * result["flops"]
+    large = sum(x.size for x in jax.tree.leaves(load(finished[1])))
+    assert [p["parameters"] == large for p in result["phases"]] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+def test_every_line_tells_the_cost_at_its_own_step(finished):
+    experiment, folder, result = finished
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        3,
+        4,
+        4,
+    ]  # of a phase of 4 steps: every 3rd and the last, validation every 4th and last
+    expected = [("train large", s) for s in (2, 2)] + [("coalesce large", 0)]
+    expected += [("train coarse1", s) for s in steps] + [
+        ("decoalesce coarse1 large", 0),
+        ("interpolate large up", 0),
+    ]
+    expected += [("train large", s) for s in steps]
+    assert [(line["phase"], line["step"]) for line in lines] == expected
+    before = [0, *accumulate(p["steps"] for p in result["phases"])]
+    position = 0
+    for i, line in enumerate(lines):
+        position += i > 0 and line["phase"] != lines[i - 1]["phase"]
+        assert (
+            line["tokens"]
+            == (before[position] + line["step"]) * experiment.batch * experiment.model.context
+        )
+        spent = sum(p["flops"] for p in result["phases"][:position])
+        own = result["phases"][position]
+        spent += own["flops"] * (line["step"] / own["steps"] if own["steps"] else 1)
+        assert line["flops"] == pytest.approx(spent)
+        assert ("loss" in line) != ("val_loss" in line)
+    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(lines))
+    assert lines[-1]["seconds"] <= result["seconds"]
+    assert lines[-1]["val_loss"] == result["val_loss"]
+
+
+def test_a_line_of_training_has_loss_gradient_norm_and_learning_rate(finished):
+    _, folder, _ = finished
+    lines = [line for line in runs.log(folder) if "loss" in line]
+    assert all({"loss", "grad_norm", "lr"} <= line.keys() for line in lines)
+    # Steps 3 and 4 of 4, at twice the peak of 0.01: after a warm-up of 2, the top and the middle of
+    # a cosine.
+    assert [line["lr"] for line in lines if line["phase"] == "train coarse1"] == pytest.approx(
+        [0.02, 0.01]
+    )
+    assert 0 < lines[-1]["loss"] < math.log(256)  # it has learned something
+
+
+def points(folder) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a run: ``{tag: [(step, value), ..]}``."""
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_the_same_numbers_by_model_at_steps_of_the_run(finished):
+    _, folder, _ = finished
+    shown, expected, before, last = points(folder), {}, 0, None
+    models = {"train large": "large", "coalesce large": "coarse1", "train coarse1": "coarse1"}
+    models |= {"decoalesce coarse1 large": "up", "interpolate large up": "large"}
+    for line in runs.log(folder):
+        if last is not None and line["phase"] != last["phase"]:
+            before += last["step"]
+        last = line
+        for name, value in line.items():
+            if name not in ("phase", "step"):
+                tag = name if name in ("tokens", "flops") else f"{models[line['phase']]}/{name}"
+                expected.setdefault(tag, []).append(
+                    (before + line["step"], pytest.approx(value, rel=1e-6))
+                )
+    assert {tag: shown[tag] for tag in expected} == expected
+    assert shown.keys() - expected.keys() == {
+        "seconds",
+        "compile_seconds",
+    }  # which differ from run to run
+    assert {
+        "large/loss",
+        "coarse1/loss",
+        "large/val_loss",
+        "large/lr",
+        "coarse1/grad_norm",
+    } <= shown.keys()
+
+
+# --- by itself ---
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+    monkeypatch.setattr(ledger.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path, clock):
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
+    clock.now += 3
+    with book.ledger.paused():
+        clock.now += 50
+    clock.now += 1
+    book.ledger.begin("two", "train", "large", 1)
+    clock.now += 2
+    record = book.record()
+    book.close()
+    assert [p["seconds"] for p in record["phases"]] == [4, 2] and record["seconds"] == 6
+    clock.now += 1000  # away
+    book = Recorder(tmp_path, record)
+    clock.now += 5
+    record = book.record()
+    book.close()
+    assert [p["seconds"] for p in record["phases"]] == [4, 7] and record["seconds"] == 11
+
+
+def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
+    book.log(1, loss=1.0)
+    record = json.loads(json.dumps(book.record()))
+    book.log(2, loss=2.0)
+    book.close()
+    for _ in range(2):  # once more, from a checkpoint that was saved before anything was logged
+        book = Recorder(tmp_path, record)
+        record = json.loads(json.dumps(book.record()))
+        book.log(2, loss=3.0)
+        book.close()
+    assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
+    assert points(tmp_path)["large/loss"] == [(0, 1.0), (0, 3.0)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 3  # one a process
+
+
+def test_a_new_run_and_one_that_lost_its_points_show_none_of_an_earlier_one(tmp_path):
+    for _ in range(2):
+        book = Recorder(tmp_path)
+        book.ledger.begin("one", "train", "large", 1)
+        book.log(1, loss=1.0)
+        record = book.record()
+        book.close()
+    assert points(tmp_path)["large/loss"] == [(0, 1.0)]
+    for path in (tmp_path / "tensorboard").iterdir():
+        path.unlink()
+    book = Recorder(tmp_path, record)
+    book.log(2, loss=2.0)
+    book.close()
+    assert points(tmp_path)["large/loss"] == [(0, 2.0)]
+
+
+def test_a_log_that_lost_lines_is_an_error(tmp_path):
+    """Of a run whose checkpoints have no copy of it: else they restore it."""
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
+    book.log(1, loss=0.5)
+    record = book.record()
+    book.close()
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(
+        UserError,
+        match=rf"metrics.jsonl is damaged: it has {record['bytes'] - 1} bytes, but the .* backup",
+    ):
+        Recorder(tmp_path, record)
+
+
+def test_a_new_run_starts_a_new_log(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("what was logged before the first checkpoint\n")
+    book = Recorder(tmp_path)
+    book.ledger.begin("one", "train", "large", 1)
+    book.log(1, loss=1.0)
+    book.close()
+    assert [line["step"] for line in runs.log(tmp_path)] == [1]
+
+
+# --- numbers that are none ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "at", "says", "last"),
+    [
+        # The update of step 3 is infinite: its checkpoint would hold no good model.
+        (
+            {"log_every": 8, "eval_every": 8, "checkpoint_every": 1},
+            3,
+            "parameter_norm is .* at step 3 of train large",
+            2,
+        ),
+        # The loss of step 4 tells, at the next line or checkpoint.
+        (
+            {"log_every": 1, "eval_every": 8, "checkpoint_every": 2},
+            3,
+            "loss is nan at step 4 of train large",
+            2,
+        ),
+        (
+            {"log_every": 8, "eval_every": 1, "checkpoint_every": 8},
+            1,
+            "val_loss is nan at step 1 of train large",
+            None,
+        ),
+        # The last update of all, which no later loss would show.
+        (
+            {"log_every": 2, "eval_every": 8, "checkpoint_every": 2},
+            8,
+            "val_loss is nan at step 8 of train large",
+            6,
+        ),
+    ],
+)
+def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
+    tmp_path, monkeypatch, changes, at, says, last
+):
+    monkeypatch.setattr(
+        inputs, "learning_rate", lambda optim, steps, i: 3e38 if i + 1 == at else 0.01
+    )
+    experiment = runs.experiment(tmp_path, **changes)
+    with pytest.raises(UserError, match=f"{says}.*; the last good checkpoint is kept in "):
+        pretrain.run(experiment, tmp_path / "run")
+    kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept[-1:] == ([] if last is None else [last])
+    if last is not None:
+        assert all(bool(abs(x).max() < 1e3) for x in jax.tree.leaves(load(tmp_path / "run")))
+    assert not (tmp_path / "run" / "result.json").exists()
+    for line in runs.log(tmp_path / "run"):
+        assert all(math.isfinite(v) for k, v in line.items() if k != "phase")
+
+
+# --- compiling ---
+
+
+def test_compiling_is_told_apart_in_every_phase_and_validation_is_none_of_it(tmp_path, clock):
+    book, event = Recorder(tmp_path), "/jax/core/compile/backend_compile_duration"
+    book.ledger.begin("one", "train", "large", 1)
+    clock.now += 3
+    jax.monitoring.record_event_duration_secs(event, 2.0)
+    with book.ledger.paused():
+        clock.now += 50
+        jax.monitoring.record_event_duration_secs(event, 40.0)
+    assert book.ledger.totals()["compile_seconds"] == 2
+    book.ledger.begin("two", "train", "large", 1)
+    clock.now += 2
+    jax.monitoring.record_event_duration_secs(event, 1.0)
+    jax.monitoring.record_event_duration_secs("/of/another/kind", 1.0)
+    book.ledger.charge(30.0, 10.0)  # an earlier run's
+    record = book.record()
+    book.close()
+    assert [p["compile_seconds"] for p in record["phases"]] == [2, 11] and record[
+        "compile_seconds"
+    ] == 13
+    assert [p["seconds"] for p in record["phases"]] == [3, 32]
+    jax.monitoring.record_event_duration_secs(event, 5.0)  # away
+    book = Recorder(tmp_path, record)
+    assert book.ledger.totals()["compile_seconds"] == 13
+    book.close()
+
+
+def test_what_is_traced_within_a_trace_counts_once(clock):
+    counter, inner = ledger.Compiling(), "/jax/core/compile/jaxpr_trace_duration"
+    clock.now += 2
+    for seconds, later in (
+        (1.0, 3),
+        (2.0, 1),
+    ):  # two within the one that follows, which began before both
+        jax.monitoring.record_event_duration_secs(inner, seconds)
+        clock.now += later
+    jax.monitoring.record_event_duration_secs(inner, 5.5)
+    assert counter.seconds == 5.5
+    clock.now += 4
+    jax.monitoring.record_event_duration_secs(inner, 4.0)  # right after it
+    assert counter.seconds == 9.5
+    counter.close()
+
+
+def test_jax_says_when_it_compiles(tmp_path):
+    """The names of its events are no interface: should they change, compiling would be told as nothing."""
+    counter = ledger.Compiling()
+    jax.jit(lambda x: x * 2 + 1)(jax.numpy.ones(3)).block_until_ready()
+    assert 0 < counter.seconds < 60
+    counter.close()
+
+
+def test_of_a_run_compiling_is_a_part_of_every_phases_time(finished):
+    _, folder, result = finished
+    assert 0 < result["compile_seconds"] < result["seconds"]
+    assert result["compile_seconds"] == pytest.approx(
+        sum(p["compile_seconds"] for p in result["phases"])
+    )
+    assert all(0 <= p["compile_seconds"] <= p["seconds"] for p in result["phases"])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(a["compile_seconds"] <= b["compile_seconds"] for a, b in pairwise(lines))

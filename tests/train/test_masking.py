@@ -1,0 +1,181 @@
+"""Masked windows: what is hidden, how often and how, against counts and exact binomial bounds."""
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.common.errors import UserError
+from train.data.masking import BYTES, MaskedWindows, Vocabulary, vocabulary
+
+MASK, SPECIAL = 4, frozenset({0, 1, 4})
+WORDS = Vocabulary(50, MASK, SPECIAL)
+PIECES = WORDS._replace(whole_word=np.arange(50) >= 30)  # 30 .. 49 continue a word
+
+
+def text(length, seed=0, special=0.0):
+    """Random tokens, with special ones now and then."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(5, 50, length)
+    return np.where(rng.random(length) < special, rng.choice([0, 1], length), tokens).astype(
+        np.uint16
+    )
+
+
+def samples(windows, seed=0):
+    return [windows.sample(i, np.random.default_rng([seed, i])) for i in range(len(windows))]
+
+
+def words(tokens):
+    """The word of each token, by a loop; None: special."""
+    out, word = [], 0
+    for i, token in enumerate(tokens):
+        if token in SPECIAL:
+            out.append(None)
+            continue
+        word += not (i and out[-1] is not None and token >= 30)
+        out.append(word)
+    return out
+
+
+@given(st.integers(1, 90), st.floats(0.01, 1), st.floats(0, 1), st.booleans(), st.integers(0, 99))
+def test_every_window_has_the_same_number_of_places_and_the_rest_is_untouched(
+    length, masked, special, whole, seed
+):
+    tokens = text(3 * length + length // 2, seed, special)
+    windows = MaskedWindows(tokens, length, *(PIECES if whole else WORDS), masked=masked)
+    assert len(windows) == 3
+    for i, (inputs, targets) in enumerate(samples(windows, seed)):
+        before = tokens[i * length : (i + 1) * length]
+        now, places = inputs["tokens"], inputs["places"]
+        assert now.dtype == places.dtype == targets.dtype == np.int32
+        assert len(places) == len(targets) == max(1, round(masked * length))
+        assert (np.diff(places) > 0).all()
+        np.testing.assert_array_equal(targets, before[places])
+        away = np.delete(np.arange(length), places)
+        np.testing.assert_array_equal(now[away], before[away])
+        fixed = np.isin(before, [0, 1])
+        np.testing.assert_array_equal(now[fixed], before[fixed])
+        assert not np.isin(now[~fixed], [0, 1]).any()
+        # Special tokens are asked for only where there is nothing else to ask.
+        assert not fixed[places].any() or set(np.flatnonzero(~fixed)) <= set(places)
+
+
+def within(count, n, p, chance=1e-6):
+    """Whether so few or so many of n happen with a chance of more than that, exactly."""
+    density = [comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+    return sum(density[: count + 1]) > chance and sum(density[count:]) > chance
+
+
+@pytest.mark.parametrize("ids", [WORDS, PIECES], ids=["pieces", "whole words"])
+def test_eight_of_ten_are_masked_one_is_drawn_and_one_is_left(ids):
+    windows = MaskedWindows(text(120 * 40), 40, *ids)
+    found = [(i["tokens"][i["places"]], t) for i, t in samples(windows)]
+    now, was = (np.concatenate(part) for part in zip(*found, strict=True))
+    n = len(now)
+    assert n == 120 * 6
+    ordinary = 50 - len(SPECIAL)  # a random token may be the old one
+    assert within(int((now == MASK).sum()), n, 0.8)
+    assert within(int((now == was).sum()), n, 0.1 + 0.1 / ordinary)
+    assert not within(int((now == MASK).sum()), n, 0.9)  # the bound does refuse
+    drawn = now[(now != MASK) & (now != was)]
+    assert within(len(drawn), n, 0.1 * (1 - 1 / ordinary))
+    assert not set(drawn.tolist()) & SPECIAL
+
+
+def test_every_place_and_every_ordinary_token_may_be_chosen():
+    windows = MaskedWindows(text(400 * 20), 20, *WORDS)
+    found = [i for i, _ in samples(windows)]
+    count = np.bincount(np.concatenate([i["places"] for i in found]), minlength=20)
+    assert all(within(int(c), 400, 3 / 20, 1e-7) for c in count)
+    many = MaskedWindows(text(60 * 100), 100, *WORDS, masked=1.0)
+    drawn = np.concatenate(
+        [i["tokens"][(i["tokens"] != MASK) & (i["tokens"] != t)] for i, t in samples(many)]
+    )
+    assert set(drawn.tolist()) == set(range(50)) - SPECIAL
+
+
+@given(st.integers(2, 60), st.floats(0.05, 0.6), st.integers(0, 99))
+def test_words_are_whole_but_for_what_fills_up(length, masked, seed):
+    """Of the words that are only partly hidden, none would have fitted in the place of all that is partly hidden."""
+    windows = MaskedWindows(text(5 * length, seed, 0.1), length, *PIECES, masked=masked)
+    for i, (inputs, _) in enumerate(samples(windows, seed)):
+        of = words(windows.tokens[i * length : (i + 1) * length])
+        size = {w: of.count(w) for w in of if w is not None}
+        hidden = [of[p] for p in inputs["places"] if of[p] is not None]
+        parts = {w: hidden.count(w) for w in hidden if hidden.count(w) < size[w]}
+        spare = sum(parts.values())
+        assert all(size[w] > spare for w in size if w not in hidden or w in parts)
+
+
+def test_words_of_two_by_hand():
+    """Six words of two pieces each, four places: two whole words. Three places: a word, and half of another one."""
+    tokens = np.array([10, 40] * 6, np.uint8)
+    for masked, whole in ((4 / 12, 2), (3 / 12, 1)):
+        windows = MaskedWindows(tokens, 12, *PIECES, masked=masked)
+        for seed in range(30):
+            places = windows.sample(0, np.random.default_rng(seed))[0]["places"]
+            assert len(places) == round(masked * 12)
+            assert (np.bincount(places // 2, minlength=6) == 2).sum() == whole
+
+
+def test_a_sample_is_a_function_of_its_number_and_generator():
+    windows = MaskedWindows(text(400, special=0.1), 40, *PIECES)
+    one, two, other = (samples(windows, seed) for seed in (1, 1, 2))
+    for (a, ta), (b, tb), (c, _) in zip(one, two, other, strict=True):
+        np.testing.assert_array_equal(a["tokens"], b["tokens"])
+        np.testing.assert_array_equal(a["places"], b["places"])
+        np.testing.assert_array_equal(ta, tb)
+        assert (a["places"] != c["places"]).any() or (a["tokens"] != c["tokens"]).any()
+    np.testing.assert_array_equal(
+        windows.tokens, text(400, special=0.1)
+    )  # a memory-mapped corpus stays as it is
+
+
+# --- tokenizers ---
+
+
+def test_of_wordpiece():
+    from tokenizers import Tokenizer, models
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "##s"]
+    tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[EXTRA]"])
+    found = vocabulary(tokenizer)
+    assert (found.vocab, found.mask_id, found.special) == (9, 4, {0, 1, 2, 3, 4, 8})
+    assert found.whole_word is not None
+    assert found.whole_word.tolist() == [False] * 6 + [True] * 2 + [False]
+
+
+def test_of_byte_level_bpe():
+    from tokenizers import Tokenizer, models
+
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "Ġwalk", "ing", ",", "Ċ", "<mask>"]
+    found = vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
+    assert (found.vocab, found.mask_id, found.special) == (9, 8, {0, 1, 2, 3, 8})
+    assert found.whole_word is not None
+    assert found.whole_word.tolist() == [False] * 5 + [True, True, False, False]
+
+
+def test_of_neither_pieces_are_hidden_one_by_one():
+    from tokenizers import Tokenizer, models
+
+    found = vocabulary(Tokenizer(models.BPE({"a": 0, "b": 1, "<mask>": 2}, [])))
+    assert found == Vocabulary(3, 2, frozenset({2}))
+
+
+def test_without_a_mask_token():
+    from tokenizers import Tokenizer, models
+
+    with pytest.raises(UserError, match=r"no \[MASK\] or <mask>: take that of a BERT"):
+        vocabulary(Tokenizer(models.BPE({"Ġa": 0, "b": 1}, [])))
+
+
+def test_of_bytes_no_utf_8_text_holds_one_that_is_special():
+    every = "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x110000)])).encode()
+    held = set(np.flatnonzero(np.bincount(np.frombuffer(every, np.uint8), minlength=256)).tolist())
+    assert held == set(range(256)) - BYTES.special
+    assert BYTES.mask_id in BYTES.special
+    assert BYTES.vocab == 256

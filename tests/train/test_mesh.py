@@ -1,0 +1,203 @@
+"""Any number of devices: a model that is divided among them is born, trained, grown, saved and read as one that is whole."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+import runs
+import tiny
+from jax.sharding import AbstractMesh
+
+from jaxgrow import sharding
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from train import pretrain
+from train.common.errors import UserError, exits_cleanly
+from train.engine.loop import memory, programs
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import shardings
+from train.engine.state.optim import Optim
+from train.plan.methods import Growing, GrowTo, Scratch, Stage, VCycle
+
+MESHES = {
+    "data": Mesh(4),
+    "fsdp": Mesh(fsdp=4),
+    "tensor": Mesh(tensor=2),
+    "fsdp and tensor": Mesh(1, 2, 2),
+}
+SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
+METHODS = {
+    "from scratch": Scratch(),
+    "SBLD": Scratch(SBLD),
+    "V-cycle, corrected": VCycle(
+        (Stage(0.25),),
+        (Stage(0.5, drop=LayerDrop(execution="gather")), Stage(0.5)),
+        correction=True,
+        moments_up="exact",
+    ),
+    "grown": Growing(
+        runs.SMALL, Stage(0.25), (GrowTo((Stage(0.5),), runs.DOUBLED, moments="exact"),)
+    ),
+}
+
+
+# Of dropping, see also `test_hosts`; of growing, `test_sharding`, and of a run that grows,
+# `test_muon`.
+FAST = {("from scratch", "fsdp and tensor")}
+ODD = replace(runs.MODEL, heads=1, head_dim=8)  # what does not divide stays whole
+
+
+@pytest.fixture(scope="module")
+def one_device(request, tmp_path_factory):
+    """An experiment, and the folder of its run on one device."""
+    folder = tmp_path_factory.mktemp("one")
+    changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "optim": Optim(eps=1e-3)}
+    model = {"grown": runs.LARGE, "from scratch": ODD}.get(request.param, runs.MODEL)
+    e = runs.experiment(folder, model=model, method=METHODS[request.param], **changes)
+    with runs.only(1):
+        pretrain.run(e, folder / "run")
+    return e, folder / "run"
+
+
+methods = pytest.mark.parametrize(
+    "one_device",
+    [pytest.param(m, marks=[pytest.mark.slow] * (m != "from scratch")) for m in METHODS],
+    indirect=True,
+    scope="module",
+)
+
+
+@pytest.mark.parametrize(
+    ("one_device", "mesh"),
+    [
+        pytest.param(method, mesh, marks=[pytest.mark.slow] * ((method, mesh) not in FAST))
+        for method in METHODS
+        for mesh in MESHES
+    ],
+    indirect=["one_device"],
+    scope="module",
+)
+def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(
+    one_device, tmp_path, monkeypatch, mesh
+):
+    e, whole = one_device
+    divided, save = set(), Checkpoints.save
+
+    def looking(self, step, models, *rest):
+        for model in models.values():
+            where = shardings(model, MESHES[mesh].over(jax.devices()))
+            for x, expected in zip(jax.tree.leaves(model), jax.tree.leaves(where), strict=True):
+                assert x.sharding.is_equivalent_to(expected, x.ndim)
+                divided.update(axis for axis in expected.spec if axis is not None)
+        save(self, step, models, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", looking)
+    pretrain.run(replace(e, mesh=MESHES[mesh]), tmp_path / "run")
+    runs.assert_close(tmp_path / "run", whole)
+    assert divided == {name for name in ("fsdp", "tensor") if getattr(MESHES[mesh], name) > 1}
+
+
+@methods
+def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device):
+    e, whole = one_device
+    runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
+    with runs.only(2):
+        pretrain.run(replace(e, mesh=Mesh(1, 2)), tmp_path / "run")
+    runs.assert_close(tmp_path / "run", whole)
+
+
+@methods
+@pytest.mark.slow
+def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
+    e, whole = one_device
+    pretrain.run(replace(e, parallel="pmap"), tmp_path / "run")
+    runs.assert_close(tmp_path / "run", whole)
+
+
+def test_every_leaf_is_divided_by_the_names_of_its_axes():
+    config = tiny.config(layers=2, dtype="float32")
+    params, names = tiny.params(config, dtype="float32"), config.axes()
+    found = sharding.specs(params, names, AbstractMesh((2, 2), ("fsdp", "tensor")))
+    for (path, x, of), spec in zip(
+        names.leaves(params, names), jax.tree.leaves(found), strict=True
+    ):
+        for name, size, over in zip(of, x.shape, spec, strict=True):
+            rule = sharding.RULES.get(names.axis(name))
+            assert over == (rule if size % 2 == 0 else None), (path, spec)
+
+
+def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
+    """Before anything is compiled. That it stays whole, and trains: the one head of the model above."""
+
+    def born(*_):
+        raise runs.Killed
+
+    monkeypatch.setattr(programs, "made", born)
+    model = replace(runs.MODEL, heads=3, head_dim=4)
+    with pytest.raises(runs.Killed):
+        pretrain.run(
+            runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run"
+        )
+    says = "axis 'heads' of 3 does not divide among the 2 devices of tensor: each holds all of it"
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"mesh": Mesh(3)},
+            "a mesh of data=3 x fsdp=1 x tensor=1 does not take 4 devices: set mesh.data",
+        ),
+        ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not take 4 devices"),
+        (
+            {"batch": 6, "mesh": Mesh(2, 2)},
+            "a batch of 6 cannot be divided among 4 devices; use a multiple of 4",
+        ),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
+    with pytest.raises(UserError, match=says):
+        pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+
+
+def test_a_model_too_large_for_its_devices_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    """By hand: parameters, gradients and both moments in float32, 16 bytes a parameter, and Adam's counters."""
+    e = runs.experiment(tmp_path)
+    parameters = sum(x.size for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
+    whole, divided = (
+        memory.state(replace(e, mesh=m), m.over(jax.devices())) for m in (Mesh(), Mesh(fsdp=4))
+    )
+    assert 16 * parameters < whole < 16 * parameters + 200
+    assert whole / 4 < divided < whole / 2
+    monkeypatch.setattr(programs, "made", None)
+    monkeypatch.setattr(memory, "limit", lambda: divided)
+    says = rf"keeps {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, before any activation: "
+    with pytest.raises(UserError, match=says + "with --set mesh.data=1 --set mesh.fsdp=4 it is"):
+        pretrain.run(e, tmp_path / "run")
+    monkeypatch.setattr(memory, "limit", lambda: divided - 1)
+    with pytest.raises(UserError, match="take more devices, or a smaller model"):
+        pretrain.run(e, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_device_without_memory_left_is_one_line(capsys):
+    def full():
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes\nmore"
+        )
+
+    with pytest.raises(SystemExit):
+        exits_cleanly(full)
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("error: a device has no memory left (RESOURCE_EXHAUSTED: Out of memory")
+        and said.count("\n") == 1
+    )
+
+
+def test_pmap_divides_no_model(tmp_path):
+    with pytest.raises(
+        ValueError, match="pmap keeps all of a model on every device: set parallel=mesh"
+    ):
+        runs.experiment(tmp_path, parallel="pmap", mesh=Mesh(fsdp=2))

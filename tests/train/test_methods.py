@@ -1,0 +1,553 @@
+"""Growing and LiGO: the plans that they build, and what such runs do from end to end.
+
+Losses of one model by two programs differ by rounding, below 1e-6 here; 1e-4 is for programs of
+other sizes in float32.
+"""
+
+import json
+import re
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow import grow, grow_optimizer, operators
+from jaxgrow.growth.maps import new_sizes
+from jaxgrow.growth.symmetry import break_symmetry
+from jaxgrow.models import LlamaConfig
+from jaxgrow.operators.ligo import LiGO
+from train import pretrain
+from train.common.errors import UserError
+from train.config import experiment as config
+from train.data.batches import sources, training
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.workdir import imported, load
+from train.engine.state.assembly import ByMaps
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim, transformation
+from train.plan import learning as maps
+from train.plan.learning import Apply, Learn
+from train.plan.lifetimes import after, live, shapes
+from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.training import Train
+from train.plan.transforms import Grow, Import, Transform
+
+BASE = Optim(peak_lr=0.5, warmup=7)
+TX = transformation(BASE)
+SMALL, LARGE = runs.SMALL, runs.LARGE
+DEEPER, WIDER = replace(SMALL, layers=4), replace(SMALL, embed=6, heads=2, mlp=12)
+SIZES = {"layers": 2, "embed": 4, "heads": 1, "mlp": 8, "head_dim": 4, "vocab": 256, "context": 8}
+WIDTHS = {"embed": 8, "heads": 2, "mlp": 16}
+LIGO = Growing(
+    SMALL, "other-seed{seed}", (GrowTo(by=Learned(LiGO("interleave"), 9, lr=3.0, warmup=2)),)
+)
+
+
+# --- what methods build ---
+
+
+def spelled(method, model=LARGE, steps=100):
+    plan = method.plan(model, BASE, steps)
+    return [
+        f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan
+    ]
+
+
+def test_a_small_model_trains_here_and_grows():
+    method = Growing(
+        SMALL,
+        Stage(0.25, lr=2.0),
+        (GrowTo((Stage(0.5), Stage(0.1)), runs.DOUBLED, None, 3, 10.0, "copy"),),
+    )
+    assert spelled(method) == [
+        "train small 25",
+        "grow small > large",
+        "train large 50",
+        "train large 10",
+    ]
+    small, grown, first, second = method.plan(LARGE, BASE, 100)
+    assert (small.config, first.config, second.config) == (SMALL, LARGE, LARGE)
+    assert (small.optim.peak_lr, first.optim.peak_lr) == (1.0, 0.5)
+    assert grown == Grow("small", "large", SMALL, LARGE, runs.DOUBLED, 3, 10.0, "copy")
+
+
+def test_a_small_model_comes_from_another_run():
+    method = Growing(SMALL, "other-seed{seed}", (GrowTo(by=runs.DOUBLED),))
+    assert spelled(method) == ["import small > small", "grow small > large", "train large 50"]
+    assert method.plan(LARGE, BASE, 100)[0] == Import("small", SMALL, "other-seed{seed}")
+
+
+def test_one_layer_becomes_two_and_four():
+    one, two, four = (replace(LARGE, layers=n) for n in (1, 2, 4))
+    method = Growing(
+        one, Stage(0.1), (GrowTo((Stage(0.2),), config=two, moments="exact"), GrowTo((Stage(0.3),)))
+    )
+    assert spelled(method, four) == [
+        "train small 10",
+        "grow small > grown1",
+        "train grown1 20",
+        "grow grown1 > large",
+        "train large 30",
+    ]
+    plan = method.plan(four, BASE, 100)
+    assert [p.config.layers for p in plan] == [1, 2, 2, 4, 4]
+    assert [p.moments for p in plan if isinstance(p, Grow)] == ["exact", "drop"]
+    assert [live(plan, i) for i in range(6)] == [
+        {"small"},
+        {"small"},
+        {"grown1"},
+        {"grown1"},
+        {"large"},
+        {"large"},
+    ]
+
+
+def test_ligo_learns_maps_applies_them_and_trains():
+    assert spelled(LIGO) == [
+        "import small > small",
+        "learn maps 9",
+        "apply maps > large",
+        "train large 50",
+    ]
+    _, learn, applied, large = LIGO.plan(LARGE, BASE, 100)
+    assert isinstance(learn, Learn) and applied == Apply("maps", "large")
+    assert learn.optim == replace(BASE, peak_lr=1.5, warmup=2) and large.optim == BASE
+    assert (learn.source, learn.small, learn.config, learn.ligo) == (
+        "small",
+        SMALL,
+        LARGE,
+        LiGO("interleave"),
+    )
+    assert learn.target == {"layers": 4, **WIDTHS}
+
+
+def test_ways_to_grow_may_follow_each_other():
+    method = Growing(
+        SMALL,
+        Stage(0.1),
+        (GrowTo((), Learned(steps=9), WIDER), GrowTo((Stage(0.3),), Learned(steps=8))),
+    )
+    assert spelled(method) == [
+        "train small 10",
+        "learn maps 9",
+        "apply maps > grown1",
+        "learn maps 8",
+        "apply maps > large",
+        "train large 30",
+    ]
+    plan = method.plan(LARGE, BASE, 100)
+    assert (plan[3].source, plan[3].small) == ("grown1", WIDER)
+    assert [live(plan, i) for i in range(1, 6)] == [
+        {"small"},
+        {"maps"},
+        {"grown1"},
+        {"maps"},
+        {"large"},
+    ]
+
+
+def test_a_checkpoint_amid_learning_holds_the_maps_and_their_base():
+    plan = LIGO.plan(LARGE, BASE, 100)
+    held = shapes(plan, 2, TX)
+    assert held.keys() == {"maps"}
+    found, small = held["maps"], jax.eval_shape(lambda: SMALL.init(jax.random.key(0)))
+    chex.assert_trees_all_equal_shapes_and_dtypes(found.base, small)
+    assert (found.made, found.config) == (ByMaps(SMALL), LARGE)
+    assert found.params["width"]["embed"]["write"].shape == (8, 4)
+    assert found.params["depth"]["blocks/mlp/up"].shape == (4, 2)
+    chex.assert_trees_all_equal_shapes(found.opt[1].mu, found.params)
+    held = shapes(plan, 3, TX)
+    assert held.keys() == {"large"} and held["large"].base is None and held["large"].opt is None
+    chex.assert_trees_all_equal_shapes(
+        held["large"].params, jax.eval_shape(lambda: LARGE.init(jax.random.key(0)))
+    )
+
+
+def test_after_a_phase_only_what_is_still_read_is_kept():
+    plan = LIGO.plan(LARGE, BASE, 100)
+    model, other = Model({}, {}, SMALL), Model({}, None, LARGE)
+    assert after(plan, 0, {}, model) == {"small": model}
+    assert after(plan, 1, {"small": model}, other) == {"maps": other}
+
+
+# --- operators in turn ---
+
+
+@pytest.mark.parametrize(
+    ("by", "takes"),
+    [
+        (("fpi", "stack"), [WIDTHS, {"layers": 4}]),
+        (("interleave", "lemon"), [{"layers": 4}, WIDTHS]),
+        (("aki",), [{"layers": 4, **WIDTHS}]),
+        (("aki", "stack"), [WIDTHS, {"layers": 4}]),
+    ],
+    ids=str,
+)
+def test_operators_in_turn_take_what_they_grow_and_the_last_one_the_rest(by, takes):
+    def changed(growth, before):
+        return {axis: size for axis, size in new_sizes(growth).items() if size != before[axis]}
+
+    found, sizes = [], dict(SIZES)
+    for growth in Grow("small", "large", SMALL, LARGE, by).growths:
+        found.append(changed(growth, sizes))
+        sizes |= found[-1]
+    assert found == takes
+
+
+def test_the_seed_is_that_of_random_operators():
+    def index(seed):
+        return (
+            Grow("small", "large", SMALL, LARGE, ("fpi", "stack"), seed)
+            .growths[0]["mlp"]
+            .write.index[:, 0]
+            .tolist()
+        )
+
+    expected = {
+        seed: operators.fpi(SIZES, WIDTHS, seed)["mlp"].write.index[:, 0].tolist()
+        for seed in (0, 1)
+    }
+    assert index(0) == expected[0] != expected[1] == index(1)
+
+
+@pytest.mark.parametrize(
+    ("by", "small", "says"),
+    [
+        (("fpi", "stck"), SMALL, "there is no operator 'stck', only aki, .*, stack, "),
+        (("fpi",), SMALL, "axis 'layers': fpi grows embed, heads, mlp"),
+        (("stack", "fpi"), replace(SMALL, vocab=128), "axis 'vocab': fpi grows embed, heads, mlp"),
+        (
+            ("fpi", "g_stack"),
+            replace(SMALL, layers=3),
+            "axis 'layers': g_stack needs a multiple of 3, not 4",
+        ),
+        (("fpi", "stack"), replace(SMALL, mlp=32), "axis 'mlp': fpi cannot take 32 to 16"),
+        ((), DEEPER, "do not reach {'embed': 8, 'heads': 2, 'mlp': 16}"),
+    ],
+)
+def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):
+    with pytest.raises(ValueError, match=says):
+        Growing(small, Stage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
+
+
+def test_models_that_differ_in_what_is_no_axis_are_refused():
+    small = LlamaConfig(
+        layers=2, embed=4, heads=2, kv_heads=1, head_dim=2, mlp=8, vocab=256, context=8
+    )
+    with pytest.raises(ValueError, match="axis 'context': stack grows layers"):
+        Grow("small", "large", small, replace(small, layers=4, context=16), ("stack",)).growths  # noqa: B018
+
+
+def test_a_config_with_an_unknown_operator_is_refused_on_one_line(tmp_path):
+    path = runs.script(tmp_path, runs.growing(tmp_path, GrowTo(by=("stck",)), name="typo"))
+    with pytest.raises(UserError, match=f"config {re.escape(path)}: there is no operator 'stck'"):
+        config.load(path)
+    to = GrowTo(by=("hypercloning",), noise=10.0, config=runs.MODEL), GrowTo(by=Learned())
+    fine = runs.growing(tmp_path, *to, name="fine")
+    assert config.load(runs.script(tmp_path, fine)) == fine
+
+
+def test_the_eps_of_lemon_arrives_in_training_and_stays_with_the_model():
+    """Of 4 slots into 6, one tile fits: variances, and so eps, are multiplied by 4 / 6."""
+    shrunk = pytest.approx(1e-5 * 4 / 6)
+    once = Growing(SMALL, Stage(0.5), (GrowTo((Stage(0.2), Stage(0.3)), ("lemon", "llama_pro")),))
+    plan = once.plan(replace(WIDER, layers=4), BASE, 100)
+    assert [p.config.eps for p in plan[2:]] == [shrunk, shrunk]
+    four = replace(WIDER, layers=4)
+    to = (
+        GrowTo(by=("lemon",), config=WIDER),
+        GrowTo(by=("llama_pro",), config=four),
+        GrowTo(by=Learned()),
+    )
+    plan = Growing(SMALL, Stage(0.5), to).plan(replace(WIDER, layers=8), BASE, 100)
+    assert [p.config.eps for p in plan if isinstance(p, Train)] == [1e-5, *[shrunk] * 4]
+    assert isinstance(plan[5], Learn) and plan[5].small.eps == shrunk
+
+
+def test_growths_that_do_not_fit_a_plan_are_refused():
+    for to in ((GrowTo(), GrowTo()), (GrowTo(config=DEEPER),), ()):
+        with pytest.raises(
+            ValueError,
+            match="every growth but the last one has a config; the last one ends at the ex",
+        ):
+            Growing(SMALL, to=to)
+    with pytest.raises(
+        ValueError, match="an imported model has no moments, so moments must be 'drop', not 'exact'"
+    ):
+        Growing(SMALL, "other", (GrowTo(moments="exact"),))
+    with pytest.raises(
+        ValueError, match="noise, moments and fresh are of operators, not of learned maps"
+    ):
+        GrowTo(by=Learned(), noise=10.0)
+    Growing(
+        SMALL, "other", (GrowTo(config=DEEPER), GrowTo(moments="exact"))
+    )  # of what has trained since
+
+
+# --- what a growth does ---
+
+
+def numbers(config, seed=0):
+    """A model with moments of its own after five steps, in NumPy."""
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(
+        lambda x: rng.normal(size=x.shape).astype(np.float32),
+        jax.eval_shape(lambda: config.init(jax.random.key(0))),
+    )
+    clip, adam, born, decay = TX.init(params)
+    mu, nu = (
+        jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
+        for _ in range(2)
+    )
+    five = np.int32(5)
+    born = born._replace(count=five, born=jax.tree.map(lambda _: np.int32(0), params))
+    return Model(params, (clip, adam._replace(count=five, mu=mu, nu=nu), born, decay), config)
+
+
+@pytest.mark.parametrize(
+    "moments", ["asymmetric", *(pytest.param(p, marks=pytest.mark.slow) for p in ("copy", "exact"))]
+)
+def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
+    small, axes = numbers(SMALL), SMALL.axes()
+    phase = Grow("small", "large", SMALL, LARGE, runs.DOUBLED, 3, 10.0, moments)
+    wide, deep = operators.hypercloning(SIZES, WIDTHS), operators.stack(SIZES, {"layers": 4})
+
+    @jax.jit
+    def both(small):
+        once = break_symmetry(grow(wide, small.params, axes), wide, axes, 3, 10.0)
+        opt = grow_optimizer(TX, small.opt, wide, small.params, axes, moments)
+        opt = grow_optimizer(TX, opt, deep, once, axes, moments)
+        return phase.apply({"small": small}, TX), Model(grow(deep, once, axes), opt, LARGE)
+
+    found, expected = both(small)
+    chex.assert_trees_all_equal(found, expected)
+    chex.assert_trees_all_equal_shapes(found.opt[1].mu, found.params)
+    assert found.opt[1].count == 5
+
+
+def test_dropped_moments_are_left_behind():
+    small = numbers(SMALL)
+    found = Grow("small", "large", SMALL, LARGE, ("aki",)).apply({"small": small}, TX)
+    growth = operators.aki(SIZES, {"layers": 4, **WIDTHS})
+    chex.assert_trees_all_equal(found, Model(grow(growth, small.params, SMALL.axes()), None, LARGE))
+
+
+# in the fast suite of the library, `test_preservation`, and of its command, `test_cli`
+@pytest.mark.slow
+def test_noise_tells_copies_apart_and_keeps_the_function():
+    small, tokens = numbers(SMALL), np.random.default_rng(1).integers(0, 256, (2, 8))
+
+    @jax.jit
+    def grown(small):
+        ends = []
+        for noise in (None, 10.0):
+            phase = Grow("small", "large", SMALL, runs.MODEL, ("hypercloning",), noise=noise)
+            ends.append(phase.apply({"small": small}, TX).params)
+        logits = [runs.MODEL.module.apply({"params": params}, tokens) for params in ends]
+        return logits, [params["blocks"]["mlp"]["up"]["kernel"] for params in ends]
+
+    (plain, noisy), up = grown(small)
+    chex.assert_trees_all_close(plain, noisy, atol=1e-4)  # float32, of the order of 10
+    assert (up[0][:, :4] == up[0][:, 4:]).all() and (up[1][:, :4] != up[1][:, 4:]).all()
+
+
+# --- runs ---
+
+
+def validations(folder):
+    """``{phase: [loss, ..]}``, as logged."""
+    found = {}
+    for line in runs.log(folder):
+        if "val_loss" in line:
+            found.setdefault(line["phase"], []).append(line["val_loss"])
+    return found
+
+
+@pytest.mark.slow
+def test_after_lemon_the_loss_is_the_small_models(small_run):
+    model = replace(WIDER, layers=4)
+    e = runs.growing(
+        small_run.parent, GrowTo((Stage(0.0),), ("lemon", "llama_pro")), model=model, name="lemon"
+    )
+    pretrain.run(e, small_run.parent / "lemon")
+    found = validations(small_run.parent / "lemon")
+    before, after = found["import small"][0], found["grow small"][0]
+    assert before < 5  # of the log(256) = 5.5 of a model that knows nothing
+    assert before == pytest.approx(validations(small_run)["train large"][-1], abs=1e-6)
+    assert after == pytest.approx(before, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_growths_carry_training_on(small_run):
+    """Cloned with noise, then stacked: Adam's step count says that its moments went along twice."""
+    to = (
+        GrowTo((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"),
+        GrowTo((Stage(0.25),), moments="copy"),
+    )
+    e = runs.growing(
+        small_run.parent,
+        *to,
+        source=Stage(0.25),
+        name="carried",
+        optim=Optim(peak_lr=0.1, warmup=0),
+    )
+    result, found = (
+        pretrain.run(e, small_run.parent / "carried"),
+        validations(small_run.parent / "carried"),
+    )
+    phases = ["train small", "grow small", "train grown1", "grow grown1", "train large"]
+    assert [p["phase"] for p in result["phases"]] == phases and list(found) == [
+        *phases[:2],
+        *phases[3:],
+    ]
+    (small,), (cloned,), (stacked,), (end,) = found.values()
+    assert cloned == pytest.approx(small, abs=1e-4)
+    assert abs(stacked - cloned) > 1e-2  # a copied layer changes the function
+    assert end < stacked
+    large = restored(e, small_run.parent / "carried")["large"]
+    assert int(large.opt[1].count) == 4 and large.config == LARGE
+
+
+def restored(experiment, folder):
+    data = training(sources(experiment.data, experiment.model)[0], 8, 0)
+    tx = experiment.tx
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        return checkpoints.restore(
+            lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh()
+        )[0]
+
+
+LEARNED = GrowTo((Stage(0.25),), Learned(steps=8, warmup=2))
+
+
+@pytest.fixture(scope="module")
+def learned(small_run):
+    """A run of LiGO, its folder, its result, and the parameters that each transformation made."""
+    experiment = runs.growing(
+        small_run.parent, LEARNED, name="ligo", log_every=3, checkpoint_every=3
+    )
+    made = {}
+
+    def noting(run):
+        def noted(self, context):
+            model = run(self, context)
+            made[self.label] = jax.device_get(model.params)
+            return model
+
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for phase in (Import, Transform):
+            patch.setattr(phase, "run", noting(phase.run))
+        result = pretrain.run(experiment, small_run.parent / "ligo")
+    return experiment, small_run.parent / "ligo", result, made
+
+
+def test_learning_the_maps_lowers_the_loss_of_the_grown_model(learned):
+    _, folder, result, _ = learned
+    found = validations(folder)
+    start, middle, end = found["learn maps"]  # at steps 0, 4 and 8
+    assert end < middle < start
+    assert start - end > 0.03  # nats; letters drawn at random leave no more to gain
+    assert found["apply maps"] == [pytest.approx(end, abs=1e-6)]
+    assert [p["steps"] for p in result["phases"]] == [8, 8, 0, 2]
+
+
+def test_learning_is_charged_for_the_large_models_step_and_for_growing(learned):
+    experiment, _, result, _ = learned
+    learn, tokens = experiment.plan[1], experiment.batch * LARGE.context
+    assert result["phases"][1]["flops"] == pytest.approx(
+        8 * (learn.fixed_flops + experiment.plan[3].flops(tokens))
+    )
+    assert learn.fixed_flops > 0 and result["phases"][1]["tokens"] == 8 * tokens
+
+
+def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
+    _, folder, _, made = learned
+    found = maps.load(folder / "maps.npz")
+    assert (found.small, found.large, found.ligo) == (SMALL, LARGE, LiGO())
+    chex.assert_trees_all_equal(made["import small"], load(small_run))
+    # NumPy and XLA add the same float32 numbers, at most 16, in another order.
+    chex.assert_trees_all_close(
+        found.apply(load(small_run)), made["apply maps"], rtol=1e-5, atol=1e-6
+    )
+    with pytest.raises(ValueError, match="size"):
+        found.apply(load(folder))
+
+
+def test_the_control_begins_where_learning_does_and_learns_nothing(learned, small_run):
+    to = replace(LEARNED, stages=(Stage(0.0),), by=replace(LEARNED.by, steps=0))
+    e = runs.growing(small_run.parent, to, name="control")
+    result = pretrain.run(e, small_run.parent / "control")
+    found = validations(small_run.parent / "control")
+    assert found["learn maps"] == validations(learned[1])["learn maps"][:1]
+    assert found["apply maps"] == [pytest.approx(found["learn maps"][0], abs=1e-6)]
+    assert [
+        p["flops"] for p in result["phases"] if p["phase"] in ("learn maps", "train large")
+    ] == [0, 0]
+    at, after = (
+        maps.load(small_run.parent / name / "maps.npz").coefficients for name in ("control", "ligo")
+    )
+    np.testing.assert_array_equal(at["width"]["embed"]["write"][:4], np.eye(4))
+    assert all(
+        (np.asarray(a) != b).any()
+        for a, b in zip(jax.tree.leaves(at), jax.tree.leaves(after), strict=True)
+    )
+
+
+def test_ligo_killed_while_it_learns_and_while_it_trains_ends_with_the_same_bits(
+    learned, small_run
+):
+    experiment, whole, _, _ = learned
+    again = small_run.parent / "killed"
+    runs.stopped(
+        experiment, again, 8 + 3, 8 + 8
+    )  # 8 steps were the small model's; 8 + 8 is the last of learning
+    runs.assert_same_end(again, whole)
+    assert (again / "maps.npz").read_bytes() == (whole / "maps.npz").read_bytes()
+
+
+# --- a small model from another run ---
+
+
+def test_an_imported_model_is_charged_all_that_its_run_cost(learned, small_run):
+    cost = json.loads((small_run / "result.json").read_text())
+    imported, *rest = learned[2]["phases"]
+    assert {k: imported[k] for k in ("flops", "tokens", "steps")} == {
+        k: cost[k] for k in ("flops", "tokens", "steps")
+    }
+    assert cost["seconds"] <= imported["seconds"] < cost["seconds"] + 60
+    assert imported["layers"] == cost["steps"] * SMALL.layers
+    assert imported["parameters"] == cost["phases"][0]["parameters"]
+    for unit in ("flops", "tokens", "seconds"):
+        assert learned[2][unit] == pytest.approx(imported[unit] + sum(p[unit] for p in rest))
+    first = json.loads((learned[1] / "metrics.jsonl").read_text().splitlines()[0])
+    assert (first["phase"], first["flops"], first["tokens"]) == (
+        "import small",
+        cost["flops"],
+        cost["tokens"],
+    )
+    assert first["seconds"] >= cost["seconds"]
+
+
+def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
+    e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), name="refused", seed=3)
+    missing = small_run.parent / "small-seed3"
+    with pytest.raises(
+        UserError,
+        match=rf"there is no finished run in {missing}, nor another model; run its config first",
+    ):
+        pretrain.run(e, small_run.parent / "refused")
+    (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
+    with pytest.raises(
+        UserError, match=f"there is no finished run in {tmp_path}, nor another model"
+    ):
+        imported(tmp_path, SMALL, runs.mesh())
+    says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
+    with pytest.raises(UserError, match=says):
+        imported(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
+    run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
+    assert imported(small_run, run_otherwise, runs.mesh())[0].config == run_otherwise

@@ -1,0 +1,146 @@
+"""AdamW and its schedules, against optax and against numbers by hand."""
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import MODEL
+
+from train.engine.state.optim import Optim, learning_rate, transformation
+
+SCHEDULES = ("cosine", "linear", "wsd")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [  # of a peak of 4, over 8 steps after a warm-up of 4
+        ("linear", [1, 2, 3, 4, 4, 3.5, 3, 2.5, 2, 1.5, 1, 0.5]),
+        ("cosine", [1, 2, 3, 4, *(2 + 2 * np.cos(np.pi * np.arange(8) / 8))]),
+        ("wsd", [1, 2, 3, 4, 4, 4, 4, 4, 4, 3, 2, 1]),
+    ],
+)
+def test_schedules_by_hand(schedule, expected):
+    optim = Optim(peak_lr=4.0, schedule=schedule, warmup=4, decay=0.5)
+    np.testing.assert_allclose(
+        [learning_rate(optim, 12, i) for i in range(12)], expected, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_floor_is_where_a_schedule_ends(schedule):
+    optim = Optim(peak_lr=4.0, schedule=schedule, warmup=0, floor=0.25)
+    assert learning_rate(optim, 10, 0) == 4.0
+    assert learning_rate(optim, 10, 10) == pytest.approx(1.0)
+
+
+@given(
+    st.sampled_from(SCHEDULES),
+    st.integers(0, 30),
+    st.integers(1, 60),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_every_schedule_rises_through_its_warmup_and_never_after(
+    schedule, warmup, steps, floor, decay
+):
+    optim = Optim(peak_lr=2.0, schedule=schedule, warmup=warmup, floor=floor, decay=decay)
+    rates = [learning_rate(optim, steps, i) for i in range(steps)]
+    assert rates[0] > 0 and max(rates) <= 2.0
+    assert all(a < b for a, b in pairwise(rates[:warmup]))
+    assert all(a >= b for a, b in pairwise(rates[warmup:]))
+    assert min(rates[warmup:], default=2.0) >= 2.0 * floor - 1e-12
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])  # of gradients: below, at and above the clip
+def test_the_transformation_is_optax_adamw_after_clipping(size):
+    optim = Optim(peak_lr=1e-2, b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, clip=2.0)
+    params = {
+        "kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "bias": np.ones(3, np.float32),
+    }
+    axes = {"kernel": ("a.in", "b"), "bias": ("b.bias",)}
+    mine, peer = transformation(optim), optax.chain(
+        optax.clip_by_global_norm(2.0),
+        optax.adamw(1e-2, 0.8, 0.9, 1e-6, weight_decay=0.3, mask={"kernel": True, "bias": False}),
+    )  # fmt: skip
+
+    @jax.jit
+    def stepped(ours, theirs, grads):
+        updates, state = mine.update(grads, ours[1], ours[0], axes=axes)
+        ours = (jax.tree.map(lambda p, u: p - 1e-2 * u, ours[0], updates), state)
+        updates, state = peer.update(grads, theirs[1], theirs[0])
+        return ours, (optax.apply_updates(theirs[0], updates), state)
+
+    ours, theirs = (params, mine.init(params)), (params, peer.init(params))
+    for step in range(5):
+        ours, theirs = stepped(
+            ours, theirs, jax.tree.map(lambda p, step=step: size * np.cos(p + step), params)
+        )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours[0], theirs[0])
+
+
+def test_sgd_by_hand():
+    """Nesterov's momentum of the gradient and the decay: ``m = b m + g``, then ``b m + g``."""
+    tx = transformation(Optim(name="sgd", b1=0.5, weight_decay=0.25, clip=100.0))
+    params, axes = (
+        {"kernel": np.full((1, 1), 8.0, np.float32), "bias": np.ones(1, np.float32)},
+        {
+            "kernel": ("a.in", "b"),
+            "bias": ("b.bias",),
+        },
+    )
+    state, seen = tx.init(params), []
+    for g in (2.0, 4.0):
+        updates, state = tx.update(
+            jax.tree.map(lambda p, g=g: np.full_like(p, g), params), state, params, axes=axes
+        )
+        seen.append((float(updates["kernel"][0, 0]), float(updates["bias"][0])))
+    # Of the kernel, 2 joins each gradient: m = 4, then 2 + 6.
+    assert seen == [(0.5 * 4 + 4, 0.5 * 2 + 2), (0.5 * 8 + 6, 0.5 * 5 + 4)]
+
+
+def test_kernels_and_embeddings_decay_biases_and_norms_do_not():
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
+    tx = transformation(Optim(weight_decay=0.5))
+    axes = MODEL.axes()
+    updates, _ = jax.jit(
+        lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p, axes=axes)
+    )(params)
+    decays = {
+        jax.tree_util.keystr(p, simple=True, separator="/"): float(u.max())
+        for p, u in jax.tree.leaves_with_path(updates)
+    }
+    attention = [f"blocks/attention/{name}/kernel" for name in ("query", "key", "value", "out")]
+    kernels = {
+        "token_embedding",
+        "position_embedding",
+        "blocks/mlp/up/kernel",
+        "blocks/mlp/down/kernel",
+        *attention,
+    }
+    assert {name for name, d in decays.items() if d == 0.5} == kernels
+    assert {name for name, d in decays.items() if d == 0.0} == decays.keys() - kernels
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"schedule": "step"},
+        {"floor": 1.5},
+        {"decay": -1},
+        {"b1": -0.1},
+        {"b2": 1.1},
+        {"peak_lr": 0},
+        {"clip": 0},
+        {"warmup": -1},
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Optim(**wrong)

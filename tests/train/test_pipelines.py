@@ -1,0 +1,173 @@
+"""Exported runs in the pipelines of `transformers`: from raw text and images to the scores that the run reported."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, squad, tuning
+from PIL import Image
+
+from jaxgrow.checkpoints import orbax
+from jaxgrow.models import SwinConfig, ViTConfig
+from train import finetune as command
+from train.config.downstream import FineTuning
+from train.data.images import Images, images
+from train.data.labelled import glue, metrics
+from train.data.labelled.squad import TASKS, from_files
+from train.data.labelled.task import Labelled
+from train.export import export
+
+hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+VISION = dict(patch=4, channels=3, classes=7, mlp=32)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    cola(home / "cola")
+    return home
+
+
+def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, float]]:
+    """The folder of the export, and the scores that the run reported."""
+    (rate,) = tune.rates
+    [scores] = command.finetune(tune, home / model, home / "runs")[rate]
+    folder = home / f"hf-{tune.name}-{model}"
+    export(home / "runs" / f"{tune.name}-{model}-lr{rate:g}-seed0", folder)
+    return folder, next(iter(scores.values()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_raw_texts_are_classified_as_the_run_reported(home, family):
+    config = FAMILIES[family]
+    if family == "modernbert":  # which is stored if its layers are a whole number of periods
+        config = replace(config, layers=3)
+    checkpoint(home / family, config)
+    folder, reported = exported(tuning(home / "cola"), home, family)
+    rows = glue.from_files(glue.TASKS["cola"], home / "cola")["dev"]
+    classify = hf.pipeline("text-classification", model=str(folder), device="cpu", truncation=True)
+    for batch in (1, 16):
+        said = classify(rows.texts[0], batch_size=batch)
+        found = np.array([["unacceptable", "acceptable"].index(one["label"]) for one in said])
+        assert metrics.matthews(found, rows.labels) == pytest.approx(
+            reported["matthews"], abs=1e-12
+        )
+    tokenizer, config = (
+        hf.AutoTokenizer.from_pretrained(folder),
+        hf.AutoConfig.from_pretrained(folder),
+    )
+    assert tokenizer.pad_token_id == config.pad_token_id
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_pairs_and_numbers(home, family):
+    checkpoint(home / family, FAMILIES[family])
+    rng = np.random.default_rng(0)
+    rows = [
+        {"a": "".join(rng.choice([*"abc"], 4)), "b": "".join(rng.choice([*"abc"], 3))}
+        for _ in range(320)
+    ]
+    rows = [row | {"score": row["a"].count("a") / 2} for row in rows]
+    (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = Labelled(
+        "table", str(home / "pairs.jsonl"), text=("a", "b"), label="score", number=True, length=12
+    )
+    folder, reported = exported(
+        tuning(home, name="pairs", data=replace(data, valid_path=data.path), epochs=4), home, family
+    )
+    classify = hf.pipeline("text-classification", model=str(folder), device="cpu")
+    said = classify(
+        [{"text": row["a"], "text_pair": row["b"]} for row in rows], function_to_apply="none"
+    )
+    found = np.array([one["score"] for one in said])
+    assert metrics.pearson(found, np.array([row["score"] for row in rows])) == pytest.approx(
+        reported["pearson"], abs=1e-4
+    )
+
+
+def test_spans_of_raw_questions_are_those_of_the_run(home):
+    """`transformers` 5 has no pipeline for them: its tokenizer and model are used."""
+    checkpoint(home / "bert", FAMILIES["bert"])
+    squad(home / "squad")
+    folder, reported = exported(spans(home), home, "bert")
+    tokenizer, model = (
+        hf.AutoTokenizer.from_pretrained(folder),
+        hf.AutoModelForQuestionAnswering.from_pretrained(folder),
+    )
+    exact = []
+    for q in from_files(TASKS["squad1"], home / "squad")["dev"]:
+        encoded = tokenizer(q.text, q.context, return_tensors="pt", return_offsets_mapping=True)
+        places = encoded.pop("offset_mapping")[0].tolist()
+        inside = [i for i, part in enumerate(encoded.sequence_ids()) if part == 1]
+        with torch.no_grad():
+            begins, ends = (x[0].tolist() for x in model(**encoded)[:2])
+        i, j = max(
+            ((i, j) for i in inside for j in inside if i <= j),
+            key=lambda s: begins[s[0]] + ends[s[1]],
+        )
+        exact.append(metrics.exact_match(q.context[places[i][0] : places[j][1]], q.answers))
+    assert np.mean(exact) == pytest.approx(reported["exact_match"])
+
+
+def pictures(folder: Path) -> Path:
+    """Red and green squares, noisy."""
+    for label, colour in enumerate(("red", "green")):
+        (folder / colour).mkdir(parents=True)
+        for i in range(60):
+            rng = np.random.default_rng([label, i])
+            pixels = rng.integers(0, 160, (16, 16, 3))
+            pixels[..., label] += 20
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{i}.png")
+    return folder
+
+
+MODELS = {
+    "vit": ViTConfig(**VISION, image=16, layers=1, embed=16, heads=2, head_dim=8),
+    "swin": SwinConfig(
+        **VISION | {"mlp": (32,)},
+        image=16,
+        layers=(1,),
+        embed=(16,),
+        heads=(2,),
+        head_dim=8,
+        window=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_raw_images_are_classified_as_the_run_reported(home, family, tmp_path):
+    data = Images(
+        "folder",
+        str(pictures(tmp_path / "colours")),
+        cache=str(tmp_path / "cache"),
+        valid_fraction=0.5,
+    )
+    orbax.export(home / family, MODELS[family], runs.fresh(MODELS[family]))
+    folder, reported = exported(
+        FineTuning("colours", data, 1, 16, (1e-2,), optim=OPTIM), home, family
+    )
+    valid = images(data).valid
+    raw = [valid.kept.store[int(i)][0] for i in valid.chosen]
+    said = hf.pipeline("image-classification", model=str(folder), device="cpu")(raw, top_k=1)
+    right = [one["label"] == valid.kept.classes[valid.label(i)] for i, [one] in enumerate(said)]
+    assert np.mean(right) == pytest.approx(reported["accuracy"])
+    assert json.loads((folder / "preprocessor_config.json").read_text())[
+        "image_mean"
+    ] == pytest.approx([0.485, 0.456, 0.406])
+
+
+def test_a_model_of_gray_images_takes_what_the_pipeline_makes_of_them(home):
+    small = ViTConfig(**VISION | {"channels": 1}, image=8, layers=1, embed=16, heads=2, head_dim=8)
+    orbax.export(home / "gray", small, runs.fresh(small))
+    folder, reported = exported(
+        FineTuning("digits", Images("digits"), 1, 64, (1e-2,), optim=OPTIM), home, "gray"
+    )
+    valid = images(Images("digits")).valid
+    raw = [valid.kept.store[int(i)][0] for i in valid.chosen]
+    said = hf.pipeline("image-classification", model=str(folder), device="cpu")(raw, top_k=1)
+    right = [one["label"] == str(valid.label(i)) for i, [one] in enumerate(said)]
+    assert np.mean(right) == pytest.approx(reported["accuracy"])

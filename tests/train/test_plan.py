@@ -1,0 +1,316 @@
+"""Plans: what methods build, what each phase does, and that checkpoints know what a run holds."""
+
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxgrow import correct, grow, grow_optimizer, sizes
+from jaxgrow.models import GPT2Config
+from jaxgrow.operators import coalesce, decoalesce
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim, transformation
+from train.plan.lifetimes import after, live, shapes
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.training import Train
+from train.plan.transforms import (
+    Coalesce,
+    Correct,
+    Decoalesce,
+    Grouping,
+    Interpolate,
+    Pruning,
+    Transform,
+    smaller,
+)
+
+BASE = Optim(peak_lr=0.5, warmup=7)
+DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)
+THREE = VCycle(
+    down=(Stage(0.1), Stage(0.2, lr=3.0)), up=(Stage(0.3, lr=4.0), Stage(0.4, warmup=2), Stage(0.5))
+)
+
+
+def spelled(method, steps=100):
+    plan = method.plan(DEEP, BASE, steps)
+    return [
+        f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan
+    ]
+
+
+# --- what methods build ---
+
+
+def test_scratch_is_one_training():
+    assert spelled(Scratch()) == ["train large 100"]
+
+
+def test_a_v_cycle_of_two_levels():
+    assert spelled(VCycle()) == [
+        "train large 5",
+        "coalesce large > coarse1",
+        "train coarse1 50",
+        "decoalesce coarse1 large > up",
+        "interpolate large up > large",
+        "train large 50",
+    ]
+
+
+def test_a_v_cycle_of_three_levels():
+    assert spelled(THREE) == [
+        "train large 10",
+        "coalesce large > coarse1",
+        "train coarse1 20",
+        "coalesce coarse1 > coarse2",
+        "train coarse2 30",
+        "decoalesce coarse2 coarse1 > up",
+        "interpolate coarse1 up > coarse1",
+        "train coarse1 40",
+        "decoalesce coarse1 large > up",
+        "interpolate large up > large",
+        "train large 50",
+    ]
+
+
+def test_a_v_cycle_by_correction():
+    assert spelled(replace(THREE, correction=True))[5:] == [
+        "correct coarse1 coarse2 > coarse1",
+        "train coarse1 40",
+        "correct large coarse1 > large",
+        "train large 50",
+    ]
+
+
+def test_without_a_first_training_the_large_model_is_coalesced_as_it_was_born():
+    assert spelled(VCycle(down=(Stage(0.0),)))[:3] == [
+        "train large 0",
+        "coalesce large > coarse1",
+        "train coarse1 50",
+    ]
+    three = spelled(replace(THREE, down=(Stage(0.0), Stage(0.0))))
+    assert three[:4] == [
+        "train large 0",
+        "coalesce large > coarse1",
+        "coalesce coarse1 > coarse2",
+        "train coarse2 30",
+    ]
+
+
+def test_every_level_has_its_own_size_learning_rate_and_warmup():
+    trained = [p for p in THREE.plan(DEEP, BASE, 100) if isinstance(p, Train)]
+    assert [(p.config.layers, p.config.heads, p.config.embed, p.config.mlp) for p in trained] == [
+        (4, 4, 8, 12), (2, 2, 4, 6), (1, 1, 2, 3), (2, 2, 4, 6), (4, 4, 8, 12),
+    ]  # fmt: skip
+    assert [p.optim.peak_lr for p in trained] == [0.5, 1.5, 2.0, 0.5, 0.5]
+    assert [p.optim.warmup for p in trained] == [7, 7, 7, 2, 7]
+    own = Stage(1.0, floor=0.5, schedule="wsd").optim(BASE)
+    assert own == replace(BASE, floor=0.5, schedule="wsd")
+
+
+def test_every_level_may_have_its_own_groups():
+    depth, width = Grouping(heads=None), Grouping(heads="adjacent", layers=None)
+    plan = replace(THREE, groupings=(depth, width)).plan(DEEP, BASE, 100)
+    assert [p.grouping for p in plan if isinstance(p, Coalesce | Decoalesce)] == [
+        depth,
+        width,
+        width,
+        depth,
+    ]
+    assert [(p.config.layers, p.config.heads) for p in plan if isinstance(p, Train)][:3] == [
+        (4, 4),
+        (2, 4),
+        (2, 2),
+    ]
+
+
+def test_stages_and_groups_that_do_not_fit_the_levels_are_refused():
+    with pytest.raises(ValueError, match="a V-cycle of 3 levels needs 3 stages up, but has 2"):
+        VCycle(down=(Stage(0.1), Stage(0.1)))
+    with pytest.raises(ValueError, match="one for each of 1 levels down, not 2"):
+        VCycle(groupings=(Grouping(), Grouping()))
+    with pytest.raises(ValueError, match=r"3 layers stay, but kept names \(0, 1\)"):
+        Pruning(3, kept=(0, 1))
+
+
+# --- what phases do ---
+
+TX = transformation(BASE)
+GROUPING = Grouping()
+
+
+def trained(config, seed: int) -> Model:
+    """A model with moments of its own, as after some steps."""
+    params = tiny.params(config, seed, "float32")
+    grads = jax.tree.map(np.cos, params)
+    opt = jax.jit(lambda: TX.update(grads, TX.init(params), params, axes=config.axes())[1])()
+    return Model(params, opt, config)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {
+        "large": trained(DEEP, 1),
+        "coarse1": trained(smaller(GROUPING, DEEP), 2),
+        "up": trained(DEEP, 3),
+    }
+
+
+def run(phase, models):
+    return jax.jit(lambda models: phase.apply(models, TX))(models)
+
+
+@pytest.mark.parametrize(
+    "policy", ["exact", *(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy"))]
+)
+def test_coalescing_and_decoalescing_with_their_moments(models, policy):
+    axes = DEEP.axes()
+    large, small = models["large"], models["coarse1"]
+    of = sizes(large.params, axes)
+    for phase, source, operator in (
+        (Coalesce("large", "coarse1", GROUPING, policy), large, coalesce),
+        (Decoalesce("coarse1", "up", "large", GROUPING, policy), small, decoalesce),
+    ):
+        growth = operator(of, heads="far", layers="adjacent")
+        found = run(phase, models)
+        expected = jax.jit(lambda params, growth=growth: grow(growth, params, axes))(source.params)
+        chex.assert_trees_all_close(found.params, expected, rtol=1e-6)
+        assert found.config == source.config.resized(growth)
+        if policy == "drop":
+            assert found.opt is None
+        else:
+            args = (growth, source.params, axes, policy)
+            chex.assert_trees_all_close(
+                found.opt,
+                jax.jit(lambda o, a=args: grow_optimizer(TX, o, *a))(source.opt),
+                rtol=1e-6,
+            )
+
+
+def test_fresh_moments_follow_a_drop_and_kept_ones_do_not_restart(models):
+    phase = Train("large", 1, BASE, DEEP)
+    fresh = jax.jit(lambda m: phase.start(m, TX, jax.random.key(0)))(
+        {"large": replace(models["large"], opt=None)}
+    )
+    chex.assert_trees_all_equal(
+        fresh, Model(models["large"].params, TX.init(models["large"].params), DEEP)
+    )
+    kept = jax.jit(lambda m: phase.start(m, TX, jax.random.key(0)))(models)
+    chex.assert_trees_all_equal(kept, models["large"])
+
+
+def test_interpolation_at_its_ends_and_its_middle(models):
+    large, up = models["large"], models["up"]
+    ends = [run(Interpolate("large", "up", alpha), models) for alpha in (0.0, 1.0, 0.25)]
+    chex.assert_trees_all_equal(ends[0].params, large.params)
+    chex.assert_trees_all_equal(ends[1].params, up.params)
+    mix = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, large.params, up.params)
+    chex.assert_trees_all_close(ends[2].params, mix, atol=1e-6)
+    for found in ends:
+        chex.assert_trees_all_equal(found.opt, up.opt)
+
+
+@pytest.mark.parametrize("alpha", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
+def test_correction_is_the_correction_of_the_core(models, alpha):
+    large, small = models["large"], models["coarse1"]
+    growth, axes = GROUPING.up(DEEP), DEEP.axes()
+    found = run(Correct("large", "coarse1", GROUPING, alpha, "exact"), models)
+    expected = jax.jit(lambda a, b: correct(a, b, growth, axes, alpha))(large.params, small.params)
+    chex.assert_trees_all_close(found.params, expected, atol=1e-6)
+    chex.assert_trees_all_equal_shapes(found.opt, large.opt)
+
+
+def test_the_published_tied_head_is_another_growth(models):
+    norm, paper = (
+        run(Decoalesce("coarse1", "up", "large", Grouping(tied=t)), models)
+        for t in ("norm", "paper")
+    )
+    chex.assert_trees_all_equal(norm.params["blocks"], paper.params["blocks"])
+    chex.assert_trees_all_close(norm.params["token_embedding"], 2 * paper.params["token_embedding"])
+    chex.assert_trees_all_close(
+        2 * norm.params["final_norm"]["scale"], paper.params["final_norm"]["scale"]
+    )
+
+
+def test_asymmetric_moments_need_a_growth_and_a_clock(models):
+    with pytest.raises(ValueError, match="needs a growth that copies units, 4 to 2"):
+        jax.eval_shape(
+            lambda m: Coalesce("large", "coarse1", GROUPING, "asymmetric").apply(m, TX), models
+        )
+    adam = optax.scale_by_adam()
+    with pytest.raises(ValueError, match=r"chain jaxgrow\.moments\.rebias"):
+        small = replace(models["coarse1"], opt=jax.eval_shape(adam.init, models["coarse1"].params))
+        phase = Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric")
+        jax.eval_shape(lambda m: phase.apply(m, adam), models | {"coarse1": small})
+    found = run(Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric"), models)
+    mu = found.opt[1].mu[
+        "token_embedding"
+    ]  # head i of the small model is heads i and i + 2 of the large one
+    chex.assert_trees_all_equal(mu[:, :4], models["coarse1"].opt[1].mu["token_embedding"])
+    assert not mu[:, 4:].any()
+
+
+# --- what is kept ---
+
+
+def test_live_models_by_hand():
+    plan = THREE.plan(DEEP, BASE, 100)
+    assert [sorted(live(plan, done)) for done in range(len(plan) + 1)] == [
+        ["large"],
+        ["large"],
+        ["coarse1", "large"],
+        ["coarse1", "large"],
+        ["coarse1", "coarse2", "large"],
+        ["coarse1", "coarse2", "large"],
+        ["coarse1", "large", "up"],
+        ["coarse1", "large"],
+        ["coarse1", "large"],
+        ["large", "up"],
+        ["large"],
+        ["large"],
+    ]
+
+
+AGAIN = ("two", "carried", "unborn")  # of parts that others have
+METHODS = {
+    "scratch": Scratch(),
+    "two": VCycle(),
+    "three": THREE,
+    "carried": VCycle(moments_down="exact", moments_up="asymmetric"),
+    "corrected": VCycle(correction=True, moments_up="copy"),
+    "pruned": VCycle(
+        groupings=(Pruning(2),), correction=True, moments_down="exact", moments_up="asymmetric"
+    ),
+    "unborn": VCycle(down=(Stage(0.0),), moments_down="copy"),
+}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
+        for name, m in METHODS.items()
+    ],
+)
+def test_shapes_tell_what_a_run_holds_after_every_phase(method):
+    plan = method.plan(DEEP, BASE, 100)
+    held: dict[str, Model] = {}
+    for i, phase in enumerate(plan):
+        if isinstance(phase, Train):
+            result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)
+        else:
+            made = phase.apply if isinstance(phase, Transform) else phase.shapes
+            result = jax.eval_shape(lambda m, made=made: made(m, TX), held)
+        held = after(plan, i, held, result)
+        told = shapes(plan, i + 1, TX)
+        assert jax.tree.structure(told) == jax.tree.structure(held)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), told) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), held
+        )
+        assert held.keys() == live(plan, i + 1) & (held.keys() | {phase.writes})
+        trained = {p.name for p in plan[i + 1 :][:1] if isinstance(p, Train)} | {phase.writes}
+        assert all(model.opt is None for name, model in held.items() if name not in trained)
+    assert held.keys() == {"large"} and held["large"].opt is not None

@@ -1,0 +1,571 @@
+"""What is said of a run before its machine is there: memory, exchanges and time, of programs that were compiled for it."""
+
+import json
+import re
+import sys
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+import runs
+
+from jaxgrow import flops
+from jaxgrow.axes import names
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from train import preflight
+from train.aot import estimate, hlo
+from train.aot.compilation import Program, Rehearsal
+from train.aot.estimate import Bound, bound, fits, fitting, smaller
+from train.aot.machines import CHIPS, Machine, described
+from train.aot.roofline import Roofline, kernels, part, roofline
+from train.common.errors import UserError, exits_cleanly
+from train.config.experiment import load
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import Model
+from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
+from train.plan.modifiers import Rewarm
+from train.plan.training import Train
+
+NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=names.is_names)
+FOLDER = Path(tempfile.mkdtemp(prefix="preflight"))
+SBLD = Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2)))
+
+
+@cache
+def rehearsed(devices=4, **changes):
+    """Compiled once, for all tests that look at the same; no data are read."""
+    return Rehearsal(experiment(**changes), described(f"cpu:{devices}")).run()
+
+
+class Steps(Rehearsal):
+    """Compiles nothing but steps."""
+
+    def _compiled(self, program, arguments, what, *rest):
+        if what.startswith("step"):
+            return super()._compiled(program, arguments, what, *rest)
+        with jax.set_mesh(self.mesh):
+            made = program.eval_shape(*arguments)
+        return (self._placed(made) if isinstance(made, Model) else made), 0.0
+
+
+@cache
+def steps(devices=4, **changes):
+    return Steps(experiment(**changes), described(f"cpu:{devices}")).run()
+
+
+def experiment(**changes):
+    return runs.experiment(FOLDER, **changes)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """What is rehearsed below is traced, but not compiled."""
+    nothing = SimpleNamespace(
+        **{f"{n}_size_in_bytes": 0 for n in ("argument", "output", "alias", "temp")}
+    )
+    monkeypatch.setattr(Rehearsal, "_compiled_once", lambda self, lowered: (nothing, ""))
+
+
+def by_name(programs):
+    return {(p.phase, p.what): p for p in programs}
+
+
+def plain_step():
+    """Of the large model on all devices."""
+    return by_name(rehearsed(method=runs.VCYCLE))["train large", "step"]
+
+
+def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "__call__", None)
+    found = by_name(rehearsed(method=runs.VCYCLE))
+    steps = [p for (_, what), p in found.items() if what == "step"]
+    assert {phase for phase, what in found if what == "step"} == {"train large", "train coarse1"}
+    assert all(p.tokens == 8 * 8 and p.flops > 0 and p.temporary > 0 for p in steps)
+    assert ("coalesce large", "coalesce") in found and ("coalesce large", "evaluation") in found
+
+
+def test_parameters_and_moments_are_those_of_the_model_to_the_byte():
+    params = jax.tree.leaves(runs.fresh(runs.MODEL))
+    size = sum(x.nbytes for x in params)
+    whole = plain_step()
+    assert whole.parameters == size
+    assert 2 * size <= whole.moments < 2 * size + 200  # and counters
+    divided = by_name(steps(mesh=Mesh(fsdp=4)))["train large", "step"]
+    narrow = sum(
+        x.nbytes
+        for x, names in zip(params, NAMES, strict=True)
+        if not any("embed" in n for n in names)
+    )
+    assert divided.parameters == (size - narrow) / 4 + narrow
+    assert {c.kind for c in whole.collectives} == {"all-reduce"}
+    assert "all-gather" in {c.kind for c in divided.collectives}
+
+
+def test_what_devices_add_in_a_step_is_every_gradient_once():
+    """Whatever the number of micro-batches: on a mesh that divides no model, gradients are added at the end."""
+    size = sum(x.nbytes for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
+    for step in (plain_step(), by_name(steps(accumulate=2))["train large", "step"]):
+        assert size <= sum(c.times * c.size for c in step.collectives) <= size + 64
+    (alone,) = [p for p in steps(devices=1) if p.what == "step"]
+    assert alone.collectives == ()  # the control
+
+
+@pytest.mark.slow
+def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
+    """Beyond what ``fsdp`` exchanges for each of two micro-batches: the gradients of a device's part, and a few numbers."""
+    sent = []
+    for mesh, devices in (Mesh(2, 2), 4), (Mesh(1, 2), 2):
+        (step,) = [
+            p
+            for p in steps(devices, batch=8 * devices, accumulate=2, mesh=mesh)
+            if p.what == "step"
+        ]
+        sent.append(sum(c.times * c.size for c in step.collectives if c.kind == "all-reduce"))
+    assert step.parameters <= sent[0] - sent[1] < step.parameters + 300
+
+
+@pytest.mark.slow
+def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops():
+    found = steps(method=SBLD, model=replace(runs.MODEL, layers=4))
+    dense, dropping = (
+        next(p for p in found if p.what == what) for what in ("step", "step, dropping")
+    )
+    assert dense.conditionals == 0 and dropping.conditionals == 2
+    assert dropping.flops < dense.flops
+
+
+@pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
+def test_every_step_of_a_plan_is_counted_once(traced, execution):
+    """`gather` has a program for each number of layers."""
+    drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
+    e = experiment(method=Scratch(drop), model=replace(runs.MODEL, layers=6), steps=100)
+    found = [p for p in Rehearsal(e, described("cpu:4")).run() if p.what.startswith("step")]
+    assert sum(p.steps for p in found) == 100
+    dense, dropping = next(p for p in found if p.what == "step"), found[-1]
+    names = {p.what for p in found if p.what != "step"}
+    if execution == "cond":
+        assert names == {"step, dropping"}
+    else:
+        assert len(names) > 1 and all(
+            re.fullmatch(r"step, [1-6] of 6 layers", name) for name in names
+        )
+        assert all(p.steps for p in found) and len({p.flops for p in found}) == len(found)
+    assert dense.steps >= 25
+    flops = sum(p.steps * p.flops for p in found)
+    assert flops == pytest.approx(
+        sum(phase.cost(e.batch) for phase in e.plan), rel=0.05
+    )  # drawn, and expected
+    assert dropping.flops < dense.flops
+
+
+@pytest.mark.slow
+def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
+    """Phases that look at models, and at Adam's count, before they say what a step is given."""
+    small = replace(runs.MODEL, layers=1)
+    again = Stage(0.5, warmup=0, rewarm=Rewarm(steps=2))
+    grown = Growing(small, Stage(0.5), (GrowTo((again,), by=("stack",), moments="asymmetric"),))
+    for method in (Inherit(small, Stage(0.5), Stage(1.0)), grown):
+        e = experiment(method=method, steps=20)
+        found = by_name(Rehearsal(e, described("cpu:4")).run())
+        assert found["train large", "step"].steps > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", re.findall(r"^def (?!_)(\w+)\(", Path("configs/demo.py").read_text(), re.M)
+)
+def test_every_experiment_of_the_demo_is_rehearsed(name):
+    e = load(f"configs/demo.py:{name}")
+    found = Rehearsal(e, described("cpu:4")).run()
+    assert sum(p.steps for p in found if p.what.startswith("step")) == sum(
+        phase.end - phase.begin for phase in e.plan if isinstance(phase, Train)
+    )
+
+
+def test_the_bound_is_the_longest_of_kernels_products_and_links():
+    step = replace(PROGRAM, flops=4 * 989.4e12, roofline=Roofline({"MLP": 2.0, "head": 1.0}))
+    machine = Machine("four", CHIPS["h100"], (None,) * 4)
+    found = bound(step, machine)
+    assert found is not None and found.products == 1.0 and found.links == 0.0
+    assert (found.seconds, found.by, found.utilisation) == (3.0, "MLP", 1 / 3)
+    sending = replace(step, collectives=(hlo.Collective("all-gather", 450e9 * 8, 8, 1),))
+    assert bound(sending, machine) == Bound(step.roofline.parts, 1.0, 7.0)
+    assert Bound({}, 1.0, 7.0).by == "links" and Bound({"MLP": 2.0}, 3.0, 1.0).seconds == 3.0
+    assert bound(step, described("cpu:4")) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "local", "slower"),
+    [
+        (8, 0, 1),  # one host
+        (
+            32,
+            8,
+            450 / 400,
+        ),  # four hosts, whose eight adapters of 50 GB/s share what each device sends
+        (4, 1, 9),  # one device of each of four hosts: its own adapter
+    ],
+)
+def test_exchanges_between_hosts_have_the_speed_of_their_adapters(devices, local, slower):
+    exchange = hlo.Collective(
+        "all-gather", 450e9 * devices / (devices - 1), devices, 1, local=local
+    )
+    found = bound(
+        replace(PROGRAM, collectives=(exchange,)), Machine("h100", CHIPS["h100"], (None,) * 32, 4)
+    )
+    assert found is not None and found.links == pytest.approx(slower)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "local"),
+    [
+        ("replica_groups={{0,1},{2,3}}", 2, 0),
+        ("replica_groups={{0,2},{1,3}}", 2, 1),
+        ("replica_groups={{0,1,2,3}}", 4, 2),
+        ("replica_groups=[2,2]<=[4]", 2, 0),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", 2, 1),
+        ("replica_groups=[1,4]<=[4]", 4, 2),
+    ],
+)
+def test_how_many_of_a_group_one_of_two_hosts_has(groups, size, local):
+    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  %r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add\n}}\n"
+    (found,) = hlo.collectives(text, 4, 2)
+    assert (found.devices, found.local) == (size, local)
+
+
+@pytest.mark.parametrize(("pairs", "local"), [("{0,1},{1,0}", 0), ("{0,2},{2,0}", 1)])
+def test_a_permutation_between_hosts(pairs, local):
+    text = f"ENTRY %m (p: f32[8]) -> f32[8] {{\n  %r = f32[8] collective-permute(%p), source_target_pairs={{{pairs}}}\n}}\n"
+    (found,) = hlo.collectives(text, 4, 2)
+    assert found.local == local
+
+
+def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
+    """Of programs of which these numbers are said: state is divided by the mesh, activations by micro-batches and remat."""
+
+    class Said:
+        def __init__(self, e, machine):
+            devices = len(machine.devices)
+            data = devices // e.mesh.fsdp
+            temporary = (
+                64 / e.accumulate / {"products": 1, "projections": 2, "full": 4}[e.model.remat]
+            )
+            self.memory = 32 / (devices / data) + temporary
+
+        def run(self):
+            return [replace(PROGRAM, parameters=self.memory)]
+
+    monkeypatch.setattr(estimate, "Rehearsal", Said)
+    e, four = experiment(batch=64), described("cpu:4")
+    for memory, changes in [
+        (95, ["accumulate=4"]),
+        (47, ["accumulate=16"]),
+        (35, ["model.remat=projections", "accumulate=16"]),
+        (32, ["mesh.data=1 mesh.fsdp=4", "accumulate=4"]),
+        (10, ["mesh.data=1 mesh.fsdp=4", "model.remat=projections", "accumulate=16"]),
+        (9, ["mesh.data=1 mesh.fsdp=4", "model.remat=full", "accumulate=16"]),
+        (8, None),
+    ]:
+        machine = replace(four, chip=replace(four.chip, memory=memory))
+        assert fitting(e, machine, lambda _: None) == changes, memory
+    assert fits([replace(PROGRAM, parameters=8.0)], machine) and not fits(
+        [replace(PROGRAM, parameters=9.0)], machine
+    )
+
+
+PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, (), 0, (), Roofline())
+
+
+def test_a_pipelined_loop_turns_as_often_as_its_condition_compares():
+    """XLA for GPUs runs a turn before the loop, and its condition is a fusion."""
+    text = """
+%compared (p: s32[]) -> pred[] {
+  %p = s32[] parameter(0)
+  %end = s32[] constant(128)
+  ROOT %less = pred[] compare(%p, %end), direction=LT
+}
+
+%condition (c: (s32[], f32[4])) -> pred[] {
+  %c = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  ROOT %fused = pred[] fusion(%i), kind=kLoop, calls=%compared
+}
+
+%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %b = (s32[], f32[4]) parameter(0)
+  %x = f32[4]{0} get-tuple-element(%b), index=1
+  %sum = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+  ROOT %next = (s32[], f32[4]) fusion(%b), kind=kLoop, calls=%grown
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %one = s32[] constant(1)
+  %first = s32[] copy(%one)
+  %begin = (s32[], f32[4]) tuple(%first, %x)
+  %loop = (s32[], f32[4]) while(%begin), condition=%condition, body=%body
+  ROOT %out = f32[4]{0} get-tuple-element(%loop), index=1
+}
+"""
+    (found,) = hlo.collectives(text, 2)
+    assert (found.kind, found.times) == ("all-reduce", 127)
+
+
+def test_auto_takes_the_first_choice_that_fits(monkeypatch):
+    """Of experiments whose programs take these many bytes."""
+    memory = {"none": 40, "products": 20, "projections": 18, "full": 10}
+
+    def compiled(e):
+        once = 15 if e.mesh.gradients == "step" else 0
+        return [
+            SimpleNamespace(memory=memory[e.model.remat] + once - e.model.scan_layers, once=once)
+        ]
+
+    def chosen(has, faster="step", **changes):
+        monkeypatch.setattr(
+            estimate,
+            "days",
+            lambda programs, _: float((programs[0].once > 0) == (faster == "layer")),
+        )
+        e = experiment(model=replace(runs.MODEL, remat="auto"), **changes)
+        lines = []
+        found, _ = estimate.settled(
+            e, Machine("m", CHIPS["h100"], (), limit=has), lines.append, compiled
+        )
+        return found.model.remat, found.model.scan_layers, found.mesh.gradients, lines
+
+    assert chosen(40)[:3] == ("none", False, "layer")  # nothing to add over devices of fsdp
+    assert chosen(39)[:3] == ("products", False, "layer")
+    assert chosen(19)[:3] == ("products", True, "layer")
+    assert chosen(1)[:3] == ("full", True, "layer")
+    assert chosen(55, mesh=Mesh(fsdp=4))[:3] == ("none", False, "step")
+    remat, _, gradients, lines = chosen(41, mesh=Mesh(fsdp=4))
+    assert (remat, gradients) == ("none", "layer") and "once a step does not fit" in lines[-1]
+    _, _, gradients, lines = chosen(55, faster="layer", mesh=Mesh(fsdp=4))
+    assert gradients == "layer" and "once a step would take longer" in lines[-1]
+    assert chosen(55, mesh=Mesh(fsdp=4, gradients="layer"))[2] == "layer"
+
+
+def test_auto_is_products_on_a_machine_without_a_limit():
+    e = experiment(model=replace(runs.MODEL, remat="auto"), mesh=Mesh(fsdp=4))
+    found, programs = estimate.settled(e, described("cpu:4"), print)
+    assert (found.model.remat, found.model.scan_layers, found.mesh.gradients) == (
+        "products",
+        True,
+        "layer",
+    )
+    assert not programs
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_told_and_what_would():
+    e = experiment(
+        batch=64, model=replace(runs.MODEL, layers=4, embed=64, heads=4, head_dim=16, mlp=256)
+    )
+    most = {}
+    for name, changed in {"as it is": e, "divided": replace(e, mesh=Mesh(1, 4))}.items():
+        most[name] = max(p.memory for p in Rehearsal(changed, described("cpu:4")).run())
+    assert most["divided"] < most["as it is"]
+    limit = (most["divided"] + most["as it is"]) / 2
+    machine = replace(described("cpu:4"), chip=replace(CHIPS["cpu"], memory=limit))
+    assert not fits(Rehearsal(e, machine).run(), machine)
+    changes = fitting(e, machine, lambda _: None)
+    assert changes is not None
+    tried = dict((tuple(c), other) for c, other in smaller(e, 4))
+    assert fits(Rehearsal(tried[tuple(changes)], machine).run(), machine)
+    nothing = replace(machine, chip=replace(machine.chip, memory=1.0))
+    assert fitting(replace(e, batch=4), nothing, lambda _: None) is None
+
+
+def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, steps=4))
+    options = [
+        "--on",
+        "cpu:4",
+        "--json",
+        str(tmp_path / "all.json"),
+        "--plot",
+        str(tmp_path / "memory.png"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["preflight", script, *options])
+    preflight.main()
+    out = capsys.readouterr().out
+    assert "train large" in out and "the manufacturer states no figures for this machine" in out
+    assert "train large, evaluation" in out and "1 devices" not in out
+    everything = json.loads((tmp_path / "all.json").read_text())
+    (programs,) = everything["configs"].values()
+    assert {p["what"] for p in programs} == {"born", "step", "evaluation"} and everything[
+        "devices"
+    ] == 4
+    assert (tmp_path / "memory.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("on", "says"),
+    [
+        ("b200:8", "--on takes kind:size, as h100:8"),
+        ("h100:many", "--on takes kind:size, as h100:8"),
+        ("cpu:64", "this process has 4 CPU devices already, and cannot have 64"),
+    ],
+)
+def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, on, says):
+    monkeypatch.setattr(
+        sys, "argv", ["preflight", runs.script(tmp_path, runs.experiment(tmp_path)), "--on", on]
+    )
+    with pytest.raises(SystemExit):
+        exits_cleanly(preflight.main)
+    assert says in capsys.readouterr().err
+
+
+def test_a_mesh_that_does_not_fit_the_machine_is_refused():
+    with pytest.raises(
+        UserError, match="cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not take 4 devices"
+    ):
+        rehearsed(mesh=Mesh(fsdp=3))
+
+
+# --- XLA's text ---
+
+
+TEXT = """HloModule jit_step
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%body (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %g = ((bf16[2,4]{1,0}, f32[1]), (bf16[8,4]{1,0}, f32[4])) all-gather-start(%a, %b), replica_groups=[2,4]<=[8], dimensions={0}
+  %gd = (bf16[8,4]{1,0}, f32[4]) all-gather-done(%g)
+}
+
+ENTRY %main (p: f32[100]) -> f32[100] {
+  %w = (s32[], bf16[8,4]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"12"}}
+  %r = f32[100]{0} all-reduce(%p), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+  %s = bf16[10]{0} reduce-scatter(%q), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+}
+"""
+
+
+# .. for a TPU.
+TPU = """HloModule jit_step
+
+%cond (p: (s32[], f32[8])) -> pred[] {
+  %n = s32[]{:T(128)} constant(6), metadata={op_name="scan"}
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT, metadata={op_name="scan"}
+}
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %two = s32[]{:T(128)} constant(2)
+  %p = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %next = s32[]{:T(128)} add(%i, %two), metadata={op_name="scan"}
+  %s = (bf16[2,4]{1,0:T(8,128)(2,1)}, bf16[2,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%a)
+  %g = f32[8]{0} all-gather(%b), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  ROOT %out = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(128)}) tuple(%next, %g)
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %w = (s32[], f32[8]) while(%t), condition=%cond, body=%body, metadata={op_name="scan"}
+  %r = f32[8]{0} all-reduce(%p), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1':(1)2}, to_apply=%add
+}
+"""
+
+
+def test_a_tpus_collectives_are_read_with_its_ways_to_write_loops_and_groups():
+    gather, reduce, permute = sorted(hlo.collectives(TPU, 8), key=lambda c: c.kind)
+    assert gather == hlo.Collective("all-gather", 32, 4, 3)
+    assert reduce == hlo.Collective("all-reduce", 32, 4, 1)
+    assert permute == hlo.Collective("collective-permute", 16, 8, 3, True)
+
+
+def test_kernels_are_read():
+    text = 'x = f32[] custom-call(y), custom_call_target="b"\nz = (f32[]) custom-call(), custom_call_target="a", x={}\n'
+    assert hlo.kernels(text + text) == ("a", "b")
+
+
+def test_collectives_are_read_with_sizes_groups_and_turns_of_loops():
+    gather, reduce, scatter = sorted(hlo.collectives(TEXT, 8), key=lambda c: c.kind)
+    assert gather == hlo.Collective("all-gather", 8 * 4 * 2 + 16, 4, 12, True)
+    assert gather.sent == 12 * 80 * 3 / 4
+    assert reduce == hlo.Collective("all-reduce", 400, 8, 1) and reduce.sent == 2 * 400 * 7 / 8
+    assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20
+
+
+# Kernels of a program: a loop of three turns with a product and an update in place, and a fusion
+# that slices.
+KERNELS = """HloModule jit_step
+
+%sliced (a: f32[3,100], i: s32[]) -> f32[100] {
+  %a = f32[3,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[1,100]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,100}
+  ROOT %b = f32[100]{0} bitcast(%s)
+}
+
+%updated (c: f32[3,100], u: f32[1,100], j: s32[]) -> f32[3,100] {
+  %c = f32[3,100]{1,0} parameter(0)
+  %u = f32[1,100]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  ROOT %d = f32[3,100]{1,0} dynamic-update-slice(%c, %u, %j, %j)
+}
+
+%body (p: (s32[], bf16[4,8], bf16[8,16])) -> (s32[], bf16[4,8], bf16[8,16]) {
+  %p = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) parameter(0)
+  %x = bf16[4,8]{1,0} get-tuple-element(%p), index=1
+  %w = bf16[8,16]{1,0} get-tuple-element(%p), index=2
+  %y = bf16[4,16]{1,0} dot(%x, %w), lhs_contracting_dims={1}, metadata={op_name="jit(step)/Block/mlp/up/dot"}
+  ROOT %t = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) tuple(%n, %x, %w)
+}
+
+ENTRY %main (q: f32[3,100]) -> f32[3,100] {
+  %q = f32[3,100]{1,0} parameter(0)
+  %n = s32[] constant(1)
+  %v = (s32[], bf16[4,8], bf16[8,16]) while(%z), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %f = f32[100]{0} fusion(%q, %n), kind=kLoop, calls=%sliced, metadata={op_name="jit(step)/optimizer/mul"}
+  %r = f32[1,100]{1,0} reshape(%f)
+  ROOT %g = f32[3,100]{1,0} fusion(%q, %r, %n), kind=kLoop, calls=%updated, metadata={op_name="while/dynamic_update_slice"}
+}
+"""
+
+
+def test_kernels_have_the_bytes_that_they_touch_and_the_flops_of_their_products():
+    product, sliced, reshaped, updated = kernels(KERNELS)
+    assert (product.flops, product.moved, product.times) == (
+        2 * 4 * 8 * 16,
+        2 * (4 * 8 + 8 * 16 + 4 * 16),
+        3,
+    )
+    assert product.narrow and part(product.path) == "MLP"
+    assert (sliced.flops, sliced.moved, sliced.times) == (0, 4 + 400 + 400, 1) and part(
+        sliced.path
+    ) == "optimizer"
+    assert reshaped.moved == 800
+    assert (
+        updated.moved == 400 + 4 + 400 and part(updated.path) == "copies of scans"
+    )  # not of the array that it updates
+
+
+def test_a_roofline_adds_the_slower_of_compute_and_memory_of_every_kernel():
+    found = roofline(kernels(KERNELS), peak=1024.0, bandwidth=800.0)
+    assert found.parts == pytest.approx(
+        {"MLP": 3 * 1.0, "optimizer": 804 / 800, "other": 1.0, "copies of scans": 804 / 800}
+    )
+    assert found.seconds == pytest.approx(sum(found.parts.values())) and found.compute == 3.0
+
+
+def test_the_kernels_of_a_compiled_step_have_all_its_products():
+    """The control is the count of the traced program: nothing is left out, and nothing counts twice."""
+
+    def step(x, w):
+        return jax.lax.scan(lambda x, w: (jax.numpy.tanh(x @ w), None), x, w)[0].sum()
+
+    traced = jax.jit(jax.grad(step, 1)).trace(
+        jax.ShapeDtypeStruct((32, 64), "float32"), jax.ShapeDtypeStruct((5, 64, 64), "float32")
+    )
+    found = kernels(traced.lower().compile().as_text())
+    assert sum(k.times * k.flops for k in found) == flops.counted(traced.jaxpr.jaxpr).products

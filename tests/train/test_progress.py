@@ -1,0 +1,74 @@
+"""The bar of a run: where it is, and how fast it goes when it does not compile."""
+
+import io
+import re
+import sys
+from contextlib import closing
+
+from train.engine.run import recorder
+from train.engine.run.recorder import Progress
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def last(screen: Screen) -> str:
+    return screen.getvalue().split("\r")[-1].strip()
+
+
+def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    with closing(Progress(total=100.0, done=0.0)) as bar:
+        bar.phase("tiny: train large")
+        bar.show(
+            5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.14159
+        )  # 90 seconds of compiling
+        assert last(screen).startswith("tiny: train large  25%|") and last(screen).endswith(
+            ", step 5, loss 3.142"
+        )
+        bar.show(15, {"flops": 50.0, "tokens": 1500, "seconds": 99.0, "compile_seconds": 85.0}, 2.0)
+        assert last(screen).endswith(", step 15, loss 2.000, 250 tokens/s")
+        bar.phase("tiny: train coarse1")
+        bar.show(
+            5, {"flops": 60.0, "tokens": 1600, "seconds": 194.0, "compile_seconds": 170.0}, 2.5
+        )  # compiling again
+        assert last(screen).endswith(", step 5, loss 2.500")
+        bar.show(
+            25, {"flops": 75.0, "tokens": 61_600, "seconds": 209.0, "compile_seconds": 175.0}, 2.25
+        )
+        assert "  75%|" in last(screen) and last(screen).endswith(
+            ", step 25, loss 2.250, 6,000 tokens/s"
+        )
+    assert ", ," not in screen.getvalue()
+
+
+def test_where_nobody_looks_there_is_none(capsys):
+    with closing(Progress(100.0, 0.0)) as bar:
+        bar.phase("tiny: train large")
+        bar.show(5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_terminal_a_line_says_where_the_run_is(capsys, monkeypatch):
+    """With a validation, and when a minute has passed without a line."""
+    now = [0.0]
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+    spent = {"flops": 20.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}
+    later = {"flops": 40.0, "tokens": 2500, "seconds": 110.0, "compile_seconds": 90.0}
+    with closing(Progress(100.0, 0.0, {"run": "demo", "seed": 3})) as progress:
+        progress.phase("train large", 400)
+        progress.show(10, spent, 3.14159)
+        assert capsys.readouterr().err == ""
+        progress.say(10, spent, val_loss=3.5)
+        progress.show(20, later, 2.0)  # silent: the last line is not a minute old
+        now[0] = 60.0
+        progress.show(30, later, 2.25)
+    first, second = capsys.readouterr().err.splitlines()
+    time = r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+    head = time + ' run=demo seed=3 phase="train large"'
+    assert re.fullmatch(
+        head + r" step=10/400 loss=3\.1416 val_loss=3\.5000 tokens/s=- eta=-", first
+    )
+    assert re.fullmatch(head + r" step=30/400 loss=2\.2500 tokens/s=200 eta=0:00:30", second)

@@ -1,0 +1,214 @@
+"""Races: one checkpoint, several operators, some steps of each."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import runs
+
+from train import race
+from train.analysis import operator_ranking, plots
+from train.analysis.runs import Run
+from train.common.errors import exits_cleanly
+from train.plan.methods import Scratch
+from train.pretrain import run
+
+SMALL, LARGE = runs.MODEL, runs.LARGE
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With a finished run of the small model in ``small``, and the large model's config in ``large.py``."""
+    here = tmp_path_factory.mktemp("race")
+    run(runs.experiment(here, name="small", model=SMALL), here / "small")
+    runs.script(here, runs.experiment(here, name="large", model=LARGE, method=Scratch()))
+    return here
+
+
+def raced(folder, monkeypatch, *options):
+    arguments = [
+        "race",
+        str(folder / "large.py"),
+        str(folder / "small"),
+        "--workdir",
+        str(folder / "race"),
+        *options,
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    exits_cleanly(race.main)
+
+
+def test_a_race_grows_one_checkpoint_by_each_operator_and_trains_it(folder, monkeypatch, capsys):
+    raced(
+        folder,
+        monkeypatch,
+        "--by",
+        "stack,llama_pro,interleave,hypercloning",
+        "--steps",
+        "20",
+        "--seeds",
+        "0,1",
+    )
+    text = (folder / "race" / "race.md").read_text()
+    assert text in capsys.readouterr().out
+    everything = json.loads((folder / "race" / "race.json").read_text())
+    found = everything["ranked"]
+    assert {row["by"] for row in found} == {"stack", "llama_pro", "interleave"}
+    ends = [sum(row["loss"][-1]) for row in found]
+    assert ends == sorted(ends)  # the best one first
+    small = Run("small", 0, folder / "small")
+    for row in found:
+        assert row["flops"] == found[0]["flops"]
+        assert all(len(losses) == 2 for losses in row["loss"]) and len(row["loss"]) == 1 + len(
+            row["flops"]
+        )
+        if (
+            row["by"] == "llama_pro"
+        ):  # keeps the function: the race begins where the small model ended
+            assert row["loss"][0] == pytest.approx(
+                [small.loss] * 2, abs=1e-5
+            )  # float32, other programs
+        finished = Run("", 0, folder / "race" / f"race_{row['by']}-seed0")
+        assert finished.loss == pytest.approx(
+            row["loss"][-1][0], rel=1e-3
+        )  # growing costs next to nothing
+        assert finished.result["flops"] - small.result["flops"] == pytest.approx(
+            row["flops"][-1], rel=1e-2
+        )
+    assert (folder / "race" / "race.png").stat().st_size > 1000
+    assert "Rank correlation" in text
+    # the race goes on past what cannot reach the sizes
+    why = "axis 'layers': hypercloning grows embed, heads, mlp"
+    assert why in everything["impossible"]["hypercloning"]
+    assert [
+        line
+        for line in text.splitlines()
+        if line.startswith("| hypercloning") and f"impossible: {why}" in line
+    ]
+
+
+def made(
+    folder, name: str, losses: list[float], costs: list[float], learning: float | None = None
+) -> Run:
+    """A finished run that grew a small model, imported for 1000 FLOPs; then losses at costs, counted from there."""
+    folder = folder / name
+    folder.mkdir()
+    lines = [("import small", 0, 0.0, 5.0)] + (
+        [("learn maps", 1, learning / 2, 9.0)] if learning else []
+    )
+    lines += [("grow small", 0, learning or 0.0, losses[0])]
+    lines += [
+        ("train large", i + 1, c, v) for i, (c, v) in enumerate(zip(costs, losses[1:], strict=True))
+    ]
+    keys = ("phase", "step", "flops", "val_loss")
+    log = [dict(zip(keys, (p, s, 1000 + c, v), strict=True)) for p, s, c, v in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    result = {
+        "phases": [{"phase": "import small", "model": "small", "flops": 1000}],
+        "val_loss": losses[-1],
+        "model": {},
+        "compile_seconds": 0.0,
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    return Run(name, 0, folder)
+
+
+def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch):
+    """By hand. ``dear`` is the best at its end, but at the 80 FLOPs that ``cheap`` has spent at its own it is behind."""
+    finished = {
+        "dear": [made(tmp_path, "dear", [6.0, 4.0, 2.0], [80.0, 160.0])],
+        "late": [made(tmp_path, "late", [5.0, 1.0], [130.0], learning=90.0)],
+        "cheap": [made(tmp_path, "cheap", [6.0, 5.0, 3.0], [40.0, 80.0])],
+        "ligo": [made(tmp_path, "ligo", [5.0, 3.0], [130.0], learning=30.0)],
+    }
+    found = {row["by"]: row for row in operator_ranking.rows(finished)}
+    assert list(found) == ["cheap", "dear", "ligo", "late"]
+    assert found["cheap"]["flops"] == [20, 40, 80]
+    assert found["cheap"]["loss"] == [[6.0], [5.5], [5.0], [3.0]]
+    assert found["dear"]["loss"] == [[6.0], [5.5], [5.0], [4.0]]
+    assert found["ligo"]["loss"] == [[5.0], [None], [4.8], [4.0]]
+    assert found["late"]["loss"] == [[5.0], [None], [None], [None]]
+    text = operator_ranking.table(list(found.values()), {}, [0])
+    assert "at 80 FLOPs" in text and text.count("not yet grown") == 4 and "Rank correlation" in text
+
+    figures = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+    plots.race(
+        {
+            by: [(r, operator_ranking.after_growing(r)) for r in some]
+            for by, some in finished.items()
+        },
+        tmp_path / "race.png",
+    )
+    (axes,) = figures[0].axes
+    assert axes.get_xscale() == "symlog" and axes.get_xlabel() and axes.get_ylabel()
+    assert axes.lines[0].get_xdata().tolist() == [0, 80, 160]
+
+
+WIDE = {"embed": 16, "heads": 4, "mlp": 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layers": 4}, ["stack", "interleave"]),
+        (WIDE, ["fpi", "aki"]),
+        ({"layers": 4} | WIDE, ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"]),
+        (
+            {"layers": 4, "embed": 12, "heads": 3, "mlp": 24},
+            ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"],
+        ),
+    ],
+)
+def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes, expected):
+    base = runs.experiment(folder, name="large", model=replace(SMALL, **changes), method=Scratch())
+    assert race.defaults(base, folder / "small") == expected
+    for by in expected:
+        assert race.entrant(base, folder / "small", by, 20).name == f"race_{by}"
+
+
+def test_rank_correlation_by_hand():
+    assert operator_ranking.rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == pytest.approx(
+        1
+    )
+    assert operator_ranking.rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1)
+    assert operator_ranking.rank_correlation([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--by", "stak"), "race: there is no operator 'stak'"),
+        (
+            ("--by", "hypercloning"),
+            "race: no operator fits: hypercloning: axis 'layers': hypercloning grows embed, heads, mlp",
+        ),
+        (("--steps", "3"), "--steps must be at least 20, but is 3"),
+        (("--by", ""), "a race needs at least one operator"),
+        (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
+    ],
+)
+def test_bad_input(folder, monkeypatch, capsys, options, says):
+    with pytest.raises(SystemExit):
+        raced(folder, monkeypatch, *options)
+    assert says in capsys.readouterr().err
+
+
+def test_a_race_needs_a_run_of_the_small_model(folder, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "race",
+            str(folder / "large.py"),
+            str(folder / "nothing"),
+            "--workdir",
+            str(folder / "none"),
+        ],
+    )
+    with pytest.raises(SystemExit):
+        exits_cleanly(race.main)
+    assert "give the work directory of the small model's run" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""Residual branches that come in by and by: by how much, exact at birth where new layers begin at zero, plain after."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import runs
+import tiny
+
+from jaxgrow import grow, operators
+from jaxgrow.layerdrop import LayerDrop, TokenDrop
+from train.data.batches import next_tokens
+from train.engine.loop.step import gradients
+from train.engine.loop.trainer import run
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim
+from train.plan.methods import Scratch, Stage
+from train.plan.modifiers import NOTHING, DropLayers, DropTokens, Ramp, Setting
+from train.plan.training import Train
+
+OPTIM = Optim(warmup=1)
+SETTING = Setting({}, 0, 8, 1, 0)
+
+
+def given(steps, at):
+    config = replace(runs.MODEL, layers=len(steps))
+    phase = Train("large", 100, OPTIM, config, (Ramp(steps),))
+    return phase.modifiers[0].begin(phase, Model(None, None, config), SETTING)(at)
+
+
+def test_the_branches_of_each_layer_by_hand():
+    """ProRes: ``min(1, t / (T l))``; a layer of 0 steps is whole at once."""
+    at = given((4, 8, 12, 0), 6)
+    np.testing.assert_allclose(at.inputs.scale, [1, 6 / 8, 6 / 12, 1])
+    assert (
+        at.inputs.layers is None
+        and at.inputs.scaling == "sublayer"
+        and at.layers is None
+        and at.flops == 0
+    )
+    np.testing.assert_allclose(given((4, 8, 12, 0), 0).inputs.scale, [0, 0, 0, 1])
+    assert given((4, 8, 12, 0), 12) is NOTHING  # the plain step, without any scale
+
+
+def test_a_model_that_grew_is_the_old_one_when_it_is_born_and_all_of_it_trains():
+    small, batch = (
+        runs.MODEL,
+        next_tokens(np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)),
+    )
+    growth = operators.mslt(small.sizes(), {"layers": 4})
+    params, large = runs.fresh(small), small.resized(growth)
+    grown = grow(growth, params, small.axes())
+
+    @partial(jax.jit, static_argnums=(0, 2))
+    def loss(config, params, modifier=None, inputs=None):
+        pairs = [(modifier, inputs)] if modifier else []
+        return gradients(Model(params, None, config), batch, np.arange(8), np.uint32(0), 1, pairs)
+
+    ramp = Ramp((0, 0, 5, 5))
+    at = ramp.begin(Train("large", 100, OPTIM, large, (ramp,)), Model(None, None, large), SETTING)
+    before, _ = loss(small, params)
+    born, _ = loss(large, grown, ramp, at(0).inputs)
+    whole, _ = loss(large, grown)
+    np.testing.assert_allclose(born, before, rtol=1e-6)
+    assert abs(whole - before) > 1e-5  # the control: copies that are whole at once
+    _, moved = loss(large, grown, ramp, at(1).inputs)
+    for name, g, _ in tiny.pairs(moved, moved):
+        if (
+            "blocks" in name and "key/bias" not in name
+        ):  # whose gradient is zero, whatever the rest is
+            assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_plain_program_and_costs_what_it_would(tmp_path):
+    ramped = runs.experiment(tmp_path, method=Scratch(ramp=(2, 4)))
+    result = run(ramped, tmp_path / "ramped")
+    plain = replace(ramped, method=Scratch())
+    assert result["flops"] == plain.plan[0].cost(plain.batch) and np.isfinite(result["val_loss"])
+    [stage] = Stage(0.5, ramp=(0, 3)).train("large", runs.MODEL, OPTIM, 8)
+    assert stage.modifiers == (Ramp((0, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "says"),
+    [
+        ((Ramp((1,)),), r"a number of steps for each of 2 layers, not \(1,\)"),
+        ((Ramp((1, -1)),), "a number of steps for each of 2 layers"),
+        ((Ramp((1, 2)), DropLayers(LayerDrop())), "not together with dropped layers"),
+        (
+            (Ramp((1, 2)), DropTokens(TokenDrop(0.5, 1, 0))),
+            "not together with dropped layers or tokens",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(modifiers, says):
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, OPTIM, runs.MODEL, modifiers)

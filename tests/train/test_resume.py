@@ -1,0 +1,321 @@
+"""A run that was stopped, however, continues with the same command and ends as if it had never been stopped."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import runs
+
+from train import pretrain
+from train.common.errors import UserError
+from train.engine.loop import inputs, programs, trainer
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.stop import Stop
+
+METHOD = replace(runs.VCYCLE, moments_up="exact")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An experiment, and the folder of its run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    # Lines, validations and checkpoints fall on different steps, so that a checkpoint has lines
+    # half way.
+    experiment = runs.experiment(
+        folder, method=METHOD, log_every=3, eval_every=4, checkpoint_every=1
+    )
+    pretrain.run(experiment, folder / "run")
+    return experiment, folder / "run"
+
+
+def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
+    pretrain.run(
+        replace(whole[0], checkpoint_every=100), tmp_path
+    )  # how often it saves decides nothing
+    runs.assert_same_end(tmp_path, whole[1])
+
+
+def test_a_run_stopped_at_each_end_of_every_phase_ends_with_the_same_bits(
+    tmp_path, monkeypatch, whole
+):
+    """Before a checkpoint or after it, on each side of every phase, until nothing is left to stop."""
+    stops = {1: "before", 2: "after", 3: "before", 6: "after", 7: "before", 10: "after"}
+    save, reached = Checkpoints.save, []
+
+    def stopping(self, step, models, data, record):
+        stop = None if step in reached else stops.get(step)
+        if stop == "before":
+            reached.append(step)
+            raise runs.Killed
+        save(self, step, models, data, record)
+        if stop == "after":
+            reached.append(step)
+            self.wait()
+            raise runs.Killed
+
+    monkeypatch.setattr(Checkpoints, "save", stopping)
+    for _ in stops:
+        with pytest.raises(runs.Killed):
+            pretrain.run(whole[0], tmp_path)
+    pretrain.run(whole[0], tmp_path)
+    assert reached == list(stops)
+    runs.assert_same_end(tmp_path, whole[1])
+
+
+def test_a_finished_run_is_not_run_again_and_says_so(monkeypatch, capsys, whole):
+    monkeypatch.setattr(programs, "step", None)
+    assert pretrain.run(*whole)["steps"] == 10
+    assert capsys.readouterr().err == f"the run in {whole[1]} has finished: nothing is left to do\n"
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
+    """A job that is started again while the one before still saves."""
+    experiment, inner = runs.experiment(tmp_path, checkpoint_every=4), []
+    save = Checkpoints.save
+
+    def again(self, step, *rest):
+        save(self, step, *rest)
+        with pytest.raises(
+            UserError,
+            match=r"another process runs in .*run; wait until it has saved, or give another",
+        ):
+            pretrain.run(experiment, tmp_path / "run")
+        inner.append(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", again)
+        assert pretrain.run(experiment, tmp_path / "run")["steps"] == 8
+    assert inner == [4, 8]
+
+
+# --- signals ---
+
+COMMAND = [sys.executable, "-m", "train.pretrain"]
+# Killed between the last write of Orbax and the checksums of the 2nd checkpoint, of whatever: it is
+# never read.
+MID_SAVE = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+import jax.numpy as jnp
+from train.engine.run import checkpoint
+from train.engine.state.model import Model
+checkpoint.seal = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]))
+checkpoints.save(2, {"large": Model({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), {})
+checkpoints.wait()
+"""
+
+
+def spawn(command: list[str], folder: Path) -> subprocess.Popen:
+    root = Path(pretrain.__file__).parent.parent
+    environment = os.environ | {
+        "PYTHONPATH": str(root),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+    }  # fmt: skip
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def until(process: subprocess.Popen, reached) -> None:
+    for _ in range(1200):
+        if reached():
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def test_kill_9_in_a_save(tmp_path, capsys, whole):
+    run = tmp_path / "run"
+    runs.killed(whole[0], run, 1)
+    process = spawn([sys.executable, "-c", MID_SAVE, str(run / "checkpoints")], tmp_path)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [".saving-2", "1"]
+    capsys.readouterr()
+    pretrain.run(whole[0], run)
+    assert capsys.readouterr().err.startswith(
+        "checkpoint 2 is incomplete: its save was interrupted; deleted it\n"
+    )
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["10", "9"]
+    runs.assert_same_end(run, whole[1])
+
+
+@pytest.mark.slow
+def test_kill_9_between_phases_and_at_random(tmp_path, whole):
+    run = tmp_path / "run"
+    process = spawn([*COMMAND, runs.script(tmp_path, whole[0]), "--workdir", str(run)], tmp_path)
+    log = run / "metrics.jsonl"
+    until(process, lambda: log.exists() and '"decoalesce' in log.read_text())
+    time.sleep(random.random())
+    process.kill()
+    process.communicate()
+
+    pretrain.run(whole[0], run)
+    runs.assert_same_end(run, whole[1])
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [(signal.SIGTERM, "SIGTERM", 75), (signal.SIGINT, "Ctrl-C", 130)],
+    ids=["sigterm", "ctrl-c"],
+)
+def test_a_signal_saves_says_so_and_exits_with_its_code(
+    tmp_path, monkeypatch, capsys, whole, number, name, code
+):
+    """75 is EX_TEMPFAIL of sysexits.h, which wrong input never gives: the run is to be started again."""
+    rate, calls, before = inputs.learning_rate, count(1), signal.getsignal(number)
+
+    def interrupted(*arguments):
+        if next(calls) == 4:  # the second step of the second phase: no step that is logged
+            signal.raise_signal(number)
+        return rate(*arguments)
+
+    experiment = replace(whole[0], checkpoint_every=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs, "learning_rate", interrupted)
+        patch.setattr(
+            sys,
+            "argv",
+            ["pretrain", runs.script(tmp_path, experiment), "--workdir", str(tmp_path / "run")],
+        )
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            pretrain.exits_cleanly(pretrain.main)
+    assert exit.value.code == code
+    assert signal.getsignal(number) == before
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert (
+        said == f"stopped by {name}, saved at step 2 of train coarse1; the same command continues"
+    )
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
+    pretrain.run(experiment, tmp_path / "run")
+    runs.assert_same_end(tmp_path / "run", whole[1])
+
+
+def test_a_second_ctrl_c_ends_at_once_and_an_ignored_one_stays_ignored(monkeypatch, capfd):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with Stop() as stop:
+        assert not stop.asked(1)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked(2) and codes == []
+        assert "a second Ctrl-C ends at once" in capfd.readouterr().err
+        signal.raise_signal(signal.SIGINT)
+        assert codes == [130] and "ended without saving" in capfd.readouterr().err
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # as nohup and shells do for processes in the background
+    try:
+        with Stop() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.asked(1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
+    """Every look at the clock takes a minute, and every save begins with one."""
+    experiment, minutes, saved = (
+        runs.experiment(tmp_path, checkpoint_every=100, checkpoint_minutes=2.0),
+        count(),
+        [],
+    )
+    save = Checkpoints.save
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: 60.0 * next(minutes)))
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, step, *rest: (saved.append(step), save(self, step, *rest))
+    )
+    pretrain.run(experiment, tmp_path / "run")
+    assert saved == [2, 4, 6, 8]
+    with pytest.raises(
+        ValueError, match="checkpoint_minutes must be 0 or a number of minutes, but is -1"
+    ):
+        replace(experiment, checkpoint_minutes=-1.0)
+
+
+# --- damage ---
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, whole):
+    """The folder of a run that was stopped after its 5th checkpoint."""
+    folder = tmp_path_factory.mktemp("stopped")
+    save = Checkpoints.save
+
+    def stopping(self, step, *rest):
+        save(self, step, *rest)
+        if step == 5:
+            self.wait()
+            raise runs.Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stopping)
+        with pytest.raises(runs.Killed):
+            pretrain.run(whole[0], folder / "run")
+    return folder / "run"
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, pytest.param(Path.unlink, marks=pytest.mark.slow)], ids=["truncated", "deleted"]
+)
+def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(
+    tmp_path, capsys, whole, stopped, damage
+):
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    for path in files(run / "checkpoints" / "5"):
+        if path.name != "SHA256SUMS":  # without it, the checkpoint would be incomplete
+            damage(path)
+    capsys.readouterr()
+    # What decides nothing may change: how often a line is written is seen in the log alone, the
+    # rest nowhere.
+    changed = {"log_every": 1} if damage is cut else {"parallel": "mesh", "checkpoint_every": 7}
+    pretrain.run(replace(whole[0], **changed), run)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("checkpoint 5 is damaged") and said[0].endswith("; using 4")
+    assert said[1] == "resuming at step 2 of train coarse1"
+    if damage is cut:
+        finer, coarser = (
+            [(line["phase"], line["step"]) for line in runs.log(folder)]
+            for folder in (run, whole[1])
+        )
+        assert (
+            set(finer) > set(coarser) and runs.log(run)[-1] == runs.log(whole[1])[-1]
+        )  # the same loss in the end
+    else:
+        runs.assert_same_end(run, whole[1])
+    assert json.loads((run / "config.json").read_text()).items() >= changed.items()
+    assert (run / "checkpoints" / "damaged-5").is_dir()  # kept
+
+
+def test_without_a_whole_checkpoint_the_run_stops_with_one_line(tmp_path, whole, stopped):
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    for path in files(run / "checkpoints"):
+        cut(path)
+    before = runs.log(run)
+    with pytest.raises(
+        UserError, match=r"no checkpoint in .* is whole \(5: .*; 4: .*\); move the folder away"
+    ):
+        pretrain.run(whole[0], run)
+    assert runs.log(run) == before

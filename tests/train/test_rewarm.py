@@ -1,0 +1,174 @@
+"""A second warm-up for new entries alone: its rate, which entries take it, resuming in its middle."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+import tiny
+
+from jaxgrow.growth.moments import clock
+from train import pretrain
+from train.data.batches import next_tokens
+from train.engine.loop import programs
+from train.engine.loop.parallel import mapped
+from train.engine.loop.step import StepInputs, train_step
+from train.engine.state.mesh import replicated
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim, learning_rate, transformation
+from train.plan.methods import GrowTo, Stage
+from train.plan.modifiers import Rewarm
+from train.plan.training import Train
+from train.plan.transforms import Grow
+
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
+TX = transformation(Optim())
+REWARM = Stage(0.5, warmup=0, rewarm=Rewarm(peak=2.0, steps=2))
+
+
+# --- the rate ---
+
+
+def test_the_rate_by_hand():
+    optim, rewarm = (
+        Optim(peak_lr=4.0, warmup=0, floor=0.25, schedule="linear"),
+        Rewarm(peak=1.5, steps=4),
+    )
+    rates = [rewarm.rate(optim, 12, i) for i in range(13)]
+    cosine = (
+        1 + 5 * (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
+    )  # from 1.5 times the first rate to the floor, in 8 steps
+    np.testing.assert_allclose(rates, [4.5, 5, 5.5, 6, *cosine], atol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+@pytest.mark.parametrize(
+    ("peak", "steps", "floor"), [(1.3, 250, 0.0), (1.0, 1, 0.1), (2.0, 999, 1.0), (3.0, 0, 0.5)]
+)
+def test_the_rate_rises_to_its_peak_and_falls_to_the_floor_of_the_phase(
+    schedule, peak, steps, floor
+):
+    optim = Optim(peak_lr=2.0, warmup=0, floor=floor, schedule=schedule)
+    rates = [Rewarm(peak, steps).rate(optim, 1000, i) for i in range(1001)]
+    assert all(learning_rate(optim, 1000, 0) <= a <= b for a, b in pairwise(rates[:steps]))
+    assert all(a >= b for a, b in pairwise(rates[steps:]))
+    assert max(rates) == pytest.approx(peak * 2.0) == rates[steps]
+    assert rates[-1] == pytest.approx(floor * 2.0)
+
+
+def test_a_warmup_of_the_whole_model_is_refused_beside_it():
+    says = "what is new warms up again by itself: set warmup to 0, not 100"
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
+    with pytest.raises(ValueError, match=says):
+        Stage(0.5, rewarm=Rewarm()).train("large", runs.LARGE, Optim(), 8)
+
+
+# --- the step ---
+
+
+def grown() -> Model:
+    """A large model after a growth at step 5 that gave the second copies moments of their own."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: runs.SMALL.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
+    clip, adam, born, decay = TX.init(params)
+    mu = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+    adam, born = (
+        adam._replace(count=np.int32(5), mu=mu, nu=jax.tree.map(np.square, mu)),
+        born._replace(count=np.int32(5)),
+    )
+    small = Model(params, (clip, adam, born, decay), runs.SMALL)
+    phase = Grow(
+        "small", "large", runs.SMALL, runs.LARGE, runs.DOUBLED, noise=10.0, moments="asymmetric"
+    )
+    return jax.device_get(jax.jit(lambda m: phase.apply({"small": m}, TX))(small))
+
+
+def test_entries_born_at_the_growth_move_by_the_second_rate_and_the_old_ones_by_the_first():
+    start, run = grown(), mapped(partial(train_step, TX, 1, (Rewarm(),)), "mesh", runs.mesh())
+    born = clock(start.opt).born
+    assert {int(x) for b in jax.tree.leaves(born) for x in np.unique(b)} == {0, 5}
+    at = jax.device_put(start, replicated(runs.mesh()))
+
+    def after(lr, new, birth):
+        inputs = StepInputs(np.float32(lr), given=((np.float32(new), np.int32(birth)),))
+        return jax.device_get(run(at, BATCH, inputs)[0].params)
+
+    slow, fast, both = after(0.25, 0.25, 5), after(0.5, 0.5, 5), after(0.25, 0.5, 5)
+    expected = jax.tree.map(lambda b, f, s: np.where(b == 5, f, s), born, fast, slow)
+    chex.assert_trees_all_equal(both, expected)
+    chex.assert_trees_all_equal(after(0.25, 0.5, 6), slow)  # all are older
+    chex.assert_trees_all_equal(after(0.25, 0.5, 0), fast)  # all are new
+    # Twice the rate is twice the way, up to the rounding of numbers of order one.
+    for name, p, s, f in ((n, *x) for (n, *x) in three(start.params, slow, fast)):
+        np.testing.assert_allclose(f - p, 2 * (s - p), rtol=1e-4, atol=1e-6, err_msg=name)
+        assert (s != p).any(), name
+
+
+def three(a, b, c):
+    return (
+        (name, x, y, z)
+        for (name, x, y), (_, _, z) in zip(tiny.pairs(a, b), tiny.pairs(a, c), strict=True)
+    )
+
+
+# --- a run ---
+
+
+@pytest.mark.slow
+def test_a_run_stopped_amid_the_second_warmup_ends_with_the_same_bits(small_run):
+    """2 steps of the small model, then 4: killed after the first and the third of these."""
+    to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
+    e = runs.growing(
+        small_run.parent, to, source=Stage(0.25), name="rewarm", checkpoint_every=1, log_every=3
+    )
+    pretrain.run(e, small_run.parent / "rewarm")
+    runs.stopped(e, small_run.parent / "rewarm-stopped", 3, 5)
+    runs.assert_same_end(small_run.parent / "rewarm-stopped", small_run.parent / "rewarm")
+
+
+def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_path, monkeypatch):
+    """As where a schedule is cut to measure layers: its second phase begins when the new entries are not so new."""
+    seen = []
+
+    def counting(state, batch, inputs):
+        """A step that is none, but for the clocks."""
+        if inputs.given:
+            seen.append((float(inputs.given[0][0]), int(inputs.given[0][1])))
+        opt = [
+            s._replace(count=s.count + 1) if "count" in getattr(s, "_fields", ()) else s
+            for s in state.opt
+        ]
+        return replace(state, opt=tuple(opt)), {"loss": np.float32(1), "grad_norm": np.float32(1)}
+
+    e = runs.experiment(tmp_path, model=runs.MODEL, checkpoint_every=8)
+    optim, rewarm = Optim(peak_lr=1.0, warmup=0), Rewarm(2.0, 2)
+    large = Train("large", 4, optim, runs.MODEL, (rewarm,), until=1)
+    plan = (
+        Train("small", 2, optim, runs.SMALL),
+        Grow("small", "large", runs.SMALL, runs.MODEL, ("hypercloning",), moments="asymmetric"),
+        large,
+        replace(large, begin=1, until=4),
+    )
+    monkeypatch.setattr(type(e), "plan", plan)
+    monkeypatch.setattr(
+        programs,
+        "mapped",
+        lambda f, how, mesh, *, donate=False: (
+            counting
+            if donate
+            else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
+        ),
+    )
+    with runs.compiling("step", "evaluation"):
+        pretrain.run(e, tmp_path / "run")
+    assert [birth for _, birth in seen] == [2] * 4
+    assert (
+        [rate for rate, _ in seen] == [rewarm.rate(optim, 4, i) for i in range(4)] == [1.5, 2, 2, 1]
+    )

@@ -1,0 +1,137 @@
+"""Fits of savings over sizes and budgets."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from train import scaling
+from train.analysis.fits import Measured, fit
+from train.common.errors import UserError, exits_cleanly
+from train.scaling import measured
+
+
+def plane(parameters, tokens):
+    return 0.1 + 0.02 * np.log2(parameters / 1e5) + 0.03 * np.log2(tokens / 20)
+
+
+def test_a_plane_is_found_and_continued():
+    points = [
+        Measured(at, (plane(*at),) * 2, 0)
+        for at in ((1e5, 20.0), (2e5, 20.0), (2e5, 50.0), (4e5, 20.0))
+    ]
+    found = fit(points)
+    for axis, slope in (("parameters", 0.02), ("tokens per parameter", 0.03)):
+        assert found.slope(axis) == pytest.approx((slope, 0), abs=1e-9)
+    assert found.expected((1e9, 100.0)) == pytest.approx((plane(1e9, 100), 0), abs=1e-9)
+
+
+def test_intervals_are_those_of_a_regression():
+    rng = np.random.default_rng(0)
+    sizes = [1e5, 2e5, 5e5]
+    points = [Measured((size, 20.0), tuple(rng.normal(0.15, 0.02, 3)), 0) for size in sizes]
+    x, y = np.repeat(np.log2(sizes), 3), np.concatenate([p.saved for p in points])
+    oracle = stats.linregress(x, y)
+    t = stats.t.ppf(0.975, len(y) - 2)
+    found = fit(points)
+    assert found.slope("parameters") == pytest.approx((oracle.slope, t * oracle.stderr))
+    value, half = found.expected((1.0, 20.0))  # log2 is 0: the intercept
+    assert (value, half) == pytest.approx((oracle.intercept, t * oracle.intercept_stderr))
+
+
+def test_what_is_alike_everywhere_does_not_change_and_nearer_is_surer():
+    points = [Measured((size, 20.0), (0.1, 0.2), 0) for size in (1e5, 2e5)]
+    found = fit(points)
+    slope, half = found.slope("parameters")
+    assert slope == pytest.approx(0, abs=1e-12) and half > 0.1
+    widths = [found.expected((size, 20.0))[1] for size in (1.4e5, 1e6, 1e9)]
+    assert widths == sorted(widths) and list(found.slopes) == ["parameters"]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((1e5, 20.01), (0.1, 0.2), 0)],
+        [
+            Measured((1e5, 20.0), (0.1, 0.2), 0),
+            Measured((2e5, 40.0), (0.1, 0.2), 0),
+        ],  # which of the two is it?
+        [
+            Measured((1e5, 20.0), (0.1,), 0),
+            Measured((2e5, 20.0), (0.2,), 0),
+        ],  # a line through two points always fits
+    ],
+)
+def test_what_tells_nothing_is_refused(points):
+    with pytest.raises(UserError, match="do not tell how a saving changes"):
+        fit(points)
+
+
+def compared(folder, name, parameters, saved, below):
+    rows = [
+        {
+            "run": "scratch",
+            "parameters": parameters,
+            "tokens_per_parameter": 20.0,
+            "saved_frontier": [0.0] * len(saved),
+        },
+        {
+            "run": "half",
+            "parameters": parameters,
+            "tokens_per_parameter": 15.0,
+            "saved_frontier": saved,
+        },
+    ]
+    for row in rows:
+        row["below_frontier"] = [below and row["run"] == "half"] * len(saved)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"rows": rows}))
+    return f"half={path}"
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    small = compared(tmp_path, "small", 100_000, [0.10, 0.12], below=False)
+    large = compared(tmp_path, "large", 200_000, [0.13, 0.15], below=True)
+    assert measured(large) == Measured(
+        (200_000, 20.0), (0.13, 0.15), 2
+    )  # the tokens of what it saves of
+    monkeypatch.setattr(sys, "argv", ["scaling", large, small, "--at", "400000:20"])
+    exits_cleanly(scaling.main)
+    text = capsys.readouterr().out
+    assert text.index("| 100,000 ") < text.index("| 200,000 ")
+    assert "A doubling of parameters adds 3.0 % ± 6.1." in text
+    assert "Expected at 4e+05 parameters, 20 tokens each: 17.0 % ±" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("half", "is no RUN=compare.json"),
+        ("half=nowhere.json", "is no RUN=compare.json"),
+        ("other={}", "has no run 'other', only scratch, half"),
+        ("half={}", "has no saving against the frontier for each seed"),
+        (f"half={__file__}", "is no compare.json of python -m train.compare: JSONDecodeError"),
+    ],
+)
+def test_bad_comparisons(tmp_path, text, says):
+    path = compared(tmp_path, "one", 1000, [0.1, None], below=False).partition("=")[2]
+    with pytest.raises(UserError, match=says):
+        measured(text.format(path))
+
+
+def test_one_comparison_does_not_count_twice(tmp_path, monkeypatch, capsys):
+    one = compared(tmp_path, "one", 1000, [0.1, 0.2], below=False)
+    monkeypatch.setattr(sys, "argv", ["scaling", one, one])
+    with pytest.raises(SystemExit):
+        exits_cleanly(scaling.main)
+    assert "a comparison is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at", ["1e9", "1e9:-1", "large:20"])
+def test_a_bad_place_is_refused(at, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scaling", "half=x.json", "--at", at])
+    with pytest.raises(SystemExit):
+        exits_cleanly(scaling.main)
+    assert "--at takes parameters and tokens of each" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Samples that are cut into windows: each is a sample of its own, and costs what it does."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow import flops
+from jaxgrow.layerdrop import TokenDrop
+from train.data.batches import next_tokens
+from train.engine.loop.inputs import step_plans
+from train.engine.loop.step import gradients
+from train.engine.loop.trainer import run
+from train.engine.state.model import Model
+from train.engine.state.optim import Optim
+from train.plan.methods import Growing, GrowTo, Stage
+from train.plan.modifiers import DropTokens, Setting, ShortContext
+from train.plan.training import Train
+
+OPTIM = Optim(warmup=1)
+
+
+def test_a_step_is_that_of_the_windows_as_samples():
+    tokens = np.random.default_rng(0).integers(0, 256, (4, runs.MODEL.context + 1)).astype(np.int32)
+    inputs, targets = next_tokens(tokens)
+    model = Model(runs.fresh(runs.MODEL), None, runs.MODEL)
+    shorter = tuple(
+        np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets)
+    )  # in another order
+
+    def of(batch, *modifiers):
+        pairs, rows = [(m, None) for m in modifiers], np.arange(len(batch[0]))
+        return jax.jit(lambda model, batch: gradients(model, batch, rows, np.uint32(0), 1, pairs))(
+            model, batch
+        )
+
+    found, moved = of((inputs, targets), ShortContext(4))
+    expected, by = of(shorter)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), moved, by)
+    assert abs(found - of((inputs, targets))[0]) > 1e-5  # the control: whole samples
+
+
+def test_a_run_costs_what_its_windows_do(tmp_path):
+    to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
+    method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
+    e = runs.experiment(tmp_path, method=method)
+    each = e.batch * runs.MODEL.context
+    short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
+    trained = [p for p in e.plan if isinstance(p, Train)]
+    assert [p.cost(e.batch) for p in trained] == [
+        short * e.steps / 2,
+        whole * e.steps / 2,
+    ] and short < whole
+    counted = step_plans(trained[0], Model(None, None, runs.MODEL), Setting({}, 0, e.batch, 1, 0))(
+        0, 0
+    )
+    assert counted.flops == short
+
+
+@pytest.mark.slow
+def test_a_run_on_four_devices_is_that_of_one_and_is_judged_by_whole_samples(tmp_path):
+    to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
+    method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
+    e = runs.experiment(tmp_path, method=method, accumulate=2)
+    result = run(e, tmp_path / "run")
+    with runs.only(1):
+        run(e, tmp_path / "alone")
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+    each = e.batch * runs.MODEL.context
+    short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
+    assert [p["flops"] for p in result["phases"] if p["steps"]] == [
+        short * e.steps / 2,
+        whole * e.steps / 2,
+    ]
+    assert result["tokens"] == e.steps * each and np.isfinite(result["val_loss"])
+
+
+@pytest.mark.parametrize(
+    ("config", "modifiers", "says"),
+    [
+        (runs.MODEL, (ShortContext(3),), "cannot be cut into 3 equal windows"),
+        (
+            replace(runs.MODEL, head="classes"),
+            (ShortContext(2),),
+            "not for a GPT2Config that predicts classes",
+        ),
+        (runs.LARGE, (DropTokens(TokenDrop(0.5)), ShortContext(2)), "dropped from whole samples"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(config, modifiers, says):
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, OPTIM, config, modifiers)

@@ -1,0 +1,451 @@
+"""Pictures: of growths, which old unit goes where; of plans, what trains when. What is drawn are the arrays themselves."""
+
+import itertools
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+import runs
+import tiny
+from checkpoints import saved
+from test_laws import OPERATORS
+
+from jaxgrow import AxisMap, operators, plot, sizes
+from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.growth.maps import Rule, Rules, identity, select, tile
+from jaxgrow.growth.matrices import Rows, dense, is_identity
+from jaxgrow.models import Config, GPT2Config, LlamaConfig, SwinConfig
+from jaxgrow.operators import ligo
+from train import show as plans
+from train.analysis import plots
+from train.common.errors import exits_cleanly
+from train.config.experiment import load
+from train.engine.run.workdir import Workdir
+from train.plan.methods import Scratch
+
+CONFIG = tiny.config()
+SHAPES, AXES = tiny.shapes_by_name(CONFIG), tiny.axes(CONFIG)
+GPT = GPT2Config(vocab=50257, context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072)
+
+
+def titles(panels) -> list[str]:
+    return [panel.title.replace("\n", "; ") for panel in panels]
+
+
+def placed(figure) -> list:
+    """The panels of a figure, without its bar of colours."""
+    return [place for place in figure.axes if place.get_label() != "<colorbar>"]
+
+
+# --- growths ---
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_is_drawn_each_matrix_that_acts_once(name):
+    """Held against the maps themselves: what is drawn is what the growth holds, and all that it holds of what changes."""
+    growth = OPERATORS[name].growth
+    panels = plot.panels(growth, SHAPES, AXES)
+    terms = (
+        [term for rule in growth.rules for term in rule.terms]
+        if isinstance(growth, Rules)
+        else [growth]
+    )
+    keyed = [
+        (key if isinstance(key, tuple) else (key,), m) for term in terms for key, m in term.items()
+    ]
+    for panel in panels:
+        held = [m.write if role == "write" else m.read for axes, m in keyed if axes == panel.axes
+                for role in panel.title.split("\n")[1].split(" and ")]  # fmt: skip
+        assert any(np.array_equal(dense(panel.matrix), dense(m)) for m in held) and not is_identity(
+            panel.matrix
+        )
+    assert len({(p.axes, dense(p.matrix).tobytes()) for p in panels}) == len(panels)
+    changed = {
+        axis
+        for axes, m in keyed
+        for axis in axes
+        if not (is_identity(m.write) and is_identity(m.read))
+    }
+    assert {axis for panel in panels for axis in panel.axes} == changed
+    if not isinstance(growth, Rules):
+        both = {
+            (axis, role)
+            for axis in growth
+            for role in ("write", "read")
+            if axis != "layers" or role == "write"
+        }
+        assert {
+            (p.axes[0], r) for p in panels for r in p.title.split("\n")[1].split(" and ")
+        } == both
+
+
+def test_two_panels_an_axis_by_hand_and_one_where_write_and_read_are_equal():
+    growth = {"mlp": select([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], 9), "heads": AxisMap(*[np.full((3, 3), 0.25)] * 2),
+              "embed": identity(6)}  # fmt: skip
+    panels = plot.panels(growth, SHAPES, AXES)
+    assert titles(panels) == [
+        "heads 3 → 3; write and read",
+        "mlp 9 → 10; write",
+        "mlp 9 → 10; read",
+    ]
+    assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [
+        1,
+        0.5,
+    ]  # the copy is whole, and read in halves
+    figure = plot.growth(growth, SHAPES, AXES)
+    assert (
+        figure.get_supxlabel() == "as they are: layers 2, head_dim 5, embed 6, context 7, vocab 11"
+    )
+    labels = [(place.get_xlabel(), place.get_ylabel()) for place in placed(figure)]
+    assert labels == [("old head", "new head")] + [("old unit", "new unit")] * 2
+
+
+def test_rules_are_numbered_listed_and_told_by_their_terms():
+    figure = plot.growth(OPERATORS["staged"].growth, SHAPES, AXES)
+    said = [place.get_title().replace("\n", "; ") for place in placed(figure)]
+    assert said[:3] == [
+        "embed 6 → 12; write and read; rules 1.1, 2.1, 3.1, 4.1",
+        "embed 6 → 12; write and read; rules 1.2, 2.2, 3.2, 4.2",
+        "embed 6 → 12; write; rule 5",
+    ]
+    lines = figure.get_supxlabel().split("\n")
+    assert lines[0] == "rule 1: leaves of axes layers, heads.in, embed.out, that are kernel"
+    assert lines[4:] == [
+        "rule 5: all leaves",
+        "as they are: layers 2, head_dim 5, context 7, vocab 11",
+    ]
+    both = Rules(
+        (Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),)
+    )  # twice the same: all terms of the rule
+    assert titles(plot.panels(both, SHAPES, AXES)) == [
+        "mlp 9 → 18; write; rule 1",
+        "mlp 9 → 18; read; rule 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "target", "expected"),
+    [
+        (LlamaConfig(vocab=11, context=6, layers=2, embed=8, heads=4, kv_heads=2, head_dim=2, mlp=12),
+         {"heads": 8, "kv_heads": 4}, ["heads 4 → 8; write", "heads 4 → 8; read", "kv_heads 2 → 4; write"]),
+        (SwinConfig(layers=(2, 2), embed=(8, 12), heads=(4, 2), head_dim=2, mlp=(12, 16), image=8, patch=1, channels=1,
+                    classes=3, window=3, position_mlp=3),
+         {"mlp.1": 32}, ["mlp.1 16 → 32; write", "mlp.1 16 → 32; read"]),
+    ],
+    ids=["grouped queries", "stages"],
+)  # fmt: skip
+def test_axes_of_others_are_drawn_by_their_names(config: Config, target, expected):
+    shapes, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
+    growth = operators.hypercloning(sizes(shapes, axes), target)
+    assert titles(plot.panels(growth, shapes, axes)) == expected
+
+
+def test_learned_maps_over_two_axes_are_drawn():
+    old = sizes(SHAPES, AXES)
+    coefficients = ligo.init(ligo.LiGO(), AXES, old, {"heads": 5, "layers": 3}, jax.random.key(0))
+    panels = plot.panels(ligo.growth(coefficients, AXES, old), SHAPES, AXES)
+    found = [
+        p
+        for p in panels
+        if np.array_equal(dense(p.matrix), coefficients["width"]["query"]["write"])
+    ]
+    (query,) = titles(found)
+    assert query.startswith("heads x head_dim 3 x 5 → 5 x 5; write; rules ")
+    assert {p.axes for p in panels} == {("layers",), ("heads", "head_dim")}
+
+
+def test_the_arrays_of_a_figure_are_the_matrices_in_one_scale_with_white_at_zero():
+    panels = plot.panels(OPERATORS["lemon, ragged"].growth, SHAPES, AXES)
+    figure = plot.figure(panels)
+    most = max(np.abs(dense(p.matrix)).max() for p in panels)
+    for place, panel in zip(placed(figure), panels, strict=True):
+        (picture,) = place.images
+        np.testing.assert_array_equal(picture.get_array(), dense(panel.matrix))
+        assert (picture.norm.vmin, picture.norm.vmax) == (-most, most) and picture.norm(0.0) == 0.5
+        assert np.allclose(picture.cmap(picture.norm(0.0))[:3], 0.97, atol=0.01)
+        new, old = panel.matrix.shape
+        assert place.get_xlim() == (-0.5, old - 0.5) and place.get_ylim() == (
+            new - 0.5,
+            -0.5,
+        )  # row 0 is above
+        assert all(float(tick).is_integer() for tick in [*place.get_xticks(), *place.get_yticks()])
+    figure.draw_without_rendering()
+    texts = [
+        t
+        for place in figure.axes
+        for t in [place.title, place.xaxis.label, *place.get_xticklabels()]
+    ]
+    assert all(t.get_fontsize() >= 8 for t in texts) and figure.get_figwidth() <= 8.7
+
+
+def test_a_cell_of_many_units_is_the_largest_entry_of_its_square():
+    rng = np.random.default_rng(0)
+    m = rng.normal(size=(300, 257)) * (rng.random((300, 257)) < 0.02)
+    drawn = plot.cells(m)  # 3 units a cell
+    assert drawn.shape == (100, 86)
+    padded = np.pad(m, ((0, 0), (0, 1)))
+    squares = padded.reshape(100, 3, 86, 3).swapaxes(1, 2).reshape(100, 86, 9)
+    largest = np.take_along_axis(squares, np.abs(squares).argmax(-1)[..., None], -1)[..., 0]
+    np.testing.assert_array_equal(drawn, largest)
+    few = rng.normal(size=(plot.CELLS, 5))
+    np.testing.assert_array_equal(plot.cells(few), few)
+    twice = Rows(np.array([[1, 1]]), np.array([[0.5, 0.5]]), old=2)  # one entry in two terms
+    assert plot.cells(twice).tolist() == [[0, 1]]
+
+
+def test_real_sizes_make_a_readable_picture_and_nothing_dense():
+    """Dense, the map of the vocabulary alone would be 40 GB; all that is copied in place is one straight line."""
+    shapes, axes = jax.eval_shape(GPT.init, jax.random.key(0)), GPT.axes()
+    growth = {
+        "vocab": select([*range(50257), *range(50257)], 50257),
+        "embed": select([*range(768), *[7] * 256], 768),
+    }
+    embed, vocab = (
+        p for p in plot.panels(growth, shapes, axes) if "write" in p.title.split("\n")[1]
+    )
+    drawn = plot.cells(vocab.matrix)
+    assert (
+        drawn.shape == (128, 64)
+        and (drawn[:64].diagonal() == 1).all()
+        and drawn.sum() <= 64 * 2 + 64
+    )
+    drawn = plot.cells(embed.matrix)
+    assert (
+        drawn.shape == (128, 96)
+        and (drawn[:96] == np.eye(96)).all()
+        and drawn[96:, 0].all()
+        and drawn.sum() == 128
+    )
+    place, *_ = placed(plot.growth(growth, shapes, axes))
+    assert place.get_xlabel() == "old unit, 8 a cell"
+    figure = plot.figure([vocab])
+    figure.draw_without_rendering()
+    (place,) = placed(figure)
+    boxes = [
+        t.get_window_extent()
+        for t in place.get_xticklabels()
+        if t.get_text() and 0 <= t.get_position()[0] <= 50257
+    ]
+    assert len(boxes) > 2 and all(
+        a.x1 < b.x0 for a, b in itertools.pairwise(boxes)
+    )  # no number lies over another
+
+
+def test_a_growth_that_fits_no_axis_or_changes_nothing_is_refused():
+    with pytest.raises(ValueError, match="axis 'mlp' has size 9, but its map takes 4 to 8"):
+        plot.growth({"mlp": tile(4, 2)}, SHAPES, AXES)
+    with pytest.raises(
+        ValueError, match="nothing to draw: the growth leaves all axes of the model as they are"
+    ):
+        plot.growth({"mlp": identity(9)}, SHAPES, AXES)
+
+
+# --- jaxgrow show ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("source") / "gpt")
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure)
+    )
+    return found
+
+
+def test_show_draws_what_grow_does_and_writes_nothing_else(folder, tmp_path, capsys):
+    before = sorted(folder.iterdir())
+    asked = ["--method", "net2net", "--embed", "18", "--heads", "6", "--mlp", "30", "--seed", "3"]
+    assert main(["show", str(folder), *asked, "--out", str(tmp_path / "maps.png")]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["maps.png"] and sorted(
+        folder.iterdir()
+    ) == before
+    assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
+    assert "embed=18" in (said := capsys.readouterr().out) and "the function is changed" in said
+    assert main(["show", str(folder), *asked, "--out", str(tmp_path / "maps.svg"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["sizes"]["mlp"] == 30 and said["arguments"]["seed"] == 3 and not said["keeps"]
+
+
+def test_show_draws_the_seed_that_is_asked_for(folder, tmp_path, figures):
+    for seed in (3, 4, 3):
+        main(
+            [
+                "show",
+                str(folder),
+                "--method",
+                "net2net",
+                "--mlp",
+                "30",
+                "--seed",
+                str(seed),
+                "--out",
+                "x.png",
+            ]
+        )
+    drawn = [
+        [np.asarray(place.images[0].get_array()) for place in placed(figure)] for figure in figures
+    ]
+    m = operators.net2net({"layers": 4, "embed": 12, "heads": 4, "mlp": 20}, {"mlp": 30}, 3)["mlp"]
+    for array, matrix in zip(drawn[0], (m.write, m.read), strict=True):
+        np.testing.assert_array_equal(array, dense(matrix))
+    assert all(np.array_equal(a, b) for a, b in zip(drawn[0], drawn[2], strict=True))
+    assert not np.array_equal(drawn[0][0], drawn[1][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--layers", "8", "--out", "{}/none/x.png"], "No such file or directory"),
+        (["--layers", "8", "--out", "{}/x.maps"], "Format 'maps' is not supported"),
+        (["--layers", "8", "--out", "{}"], "Is a directory"),
+        (["--layers", "4", "--out", "{}/x.png"], "nothing to draw"),
+        (["--out", "{}/x.png"], "nothing to show: give the new size of an axis"),
+        (["--layers", "2", "--out", "{}/x.png"], "stack cannot take 4 to 2"),
+        (["--layers", "8", "--seed", "1", "--out", "{}/x.png"], "--seed: stack draws nothing"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(folder, tmp_path, capsys, arguments, says):
+    assert main(
+        ["show", str(folder), "--method", "stack", *(a.format(tmp_path) for a in arguments)]
+    ) == (
+        2
+        if says.startswith(("nothing to show", "--seed"))
+        else 1  # arguments that are wrong whatever the files hold
+    )
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says.format(tmp_path) in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_line_says_what_to_install(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = str(tmp_path / "x.png")
+    assert main(["show", str(folder), "--method", "stack", "--layers", "8", "--out", out]) == 1
+    assert capsys.readouterr().err == (
+        "error: a picture needs matplotlib, which is not installed: pip install matplotlib\n"
+    )
+
+
+# --- plans ---
+
+
+def shown(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["show", *map(str, arguments)])
+    exits_cleanly(plans.main)
+
+
+def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
+    """A control: the same plan from both sides."""
+    ledger = Workdir(small_run).result["phases"]
+    (expected,) = plans.planned(runs.experiment(small_run.parent, name="small", model=runs.SMALL))
+    assert plans.row(str(small_run)) == (small_run.name, ledger)
+    assert {k: ledger[0][k] for k in ("phase", "parameters")} == {
+        k: expected[k] for k in ("phase", "parameters")
+    }
+    assert expected["flops"] == pytest.approx(ledger[0]["flops"])
+
+
+def test_bars_are_as_wide_as_flops_and_as_high_as_models_are_large(tmp_path):
+    scratch, cycle = (
+        runs.experiment(tmp_path, name="x", method=m) for m in (Scratch(), runs.VCYCLE)
+    )
+    rows = [("scratch", plans.planned(scratch)), ("cycle", plans.planned(cycle))]
+    phases = [p["phase"] for p in rows[1][1]]
+    assert (
+        phases[:3] == ["train large", "coalesce large", "train coarse1"]
+        and phases[-1] == "train large"
+    )
+    first, second = plots.timeline(rows).axes
+    (whole,), bars = first.patches, second.patches
+    trained = [p for p in rows[1][1] if p["flops"]]
+    assert whole.get_width() == whole.get_height() == 1 and len(bars) == len(trained) == 3
+    total = rows[0][1][0]["flops"]
+    assert [b.get_width() for b in bars] == pytest.approx([p["flops"] / total for p in trained])
+    sizes = [p["parameters"] / rows[0][1][0]["parameters"] for p in trained]
+    assert [b.get_height() for b in bars] == pytest.approx(sizes) and sizes[1] < 1
+    starts = np.cumsum([0, *(b.get_width() for b in bars)])
+    assert [b.get_x() for b in bars] == pytest.approx(starts[:-1])
+    assert second.get_title(loc="left") == f"cycle: {starts[-1]:.0%}"
+    marks = {
+        text.get_text().strip(): text.get_position()[0]
+        for text in second.texts
+        if text.get_position()[1] > 1
+    }
+    assert marks["coalesce"] == pytest.approx(
+        starts[1]
+    )  # what costs hardly anything is a line with its name
+    colours = [b.get_facecolor() for b in bars]
+    assert colours[0] == colours[2] == whole.get_facecolor() != colours[1]
+    assert all(text.get_fontsize() >= 8 for text in [*first.texts, *second.texts])
+
+
+def phases(*parts):
+    return [{"phase": name, "flops": cost, "parameters": size} for name, cost, size in parts]
+
+
+@pytest.mark.parametrize("scale", [1, 1e9])
+def test_labels_of_small_plans_do_not_overlap(scale):
+    cycle = [("train large", 5, 100), ("coalesce large", 0, 50), ("train coarse1", 0.7, 50), ("coalesce coarse1", 0, 20),
+             ("train coarse2", 0.9, 20), ("decoalesce coarse2", 0, 50), ("interpolate coarse1", 0, 50),
+             ("train coarse1", 7, 50), ("decoalesce coarse1", 0, 100), ("train large", 86, 100)]  # fmt: skip
+    tail = [
+        ("train small", 97, 30),
+        ("grow small", 0, 100),
+        ("learn maps", 0.3, 100),
+        ("train large", 2, 100),
+    ]
+    rows = [
+        ("one", phases(("train large", 100 * scale, 100))),
+        ("cycle", phases(*cycle)),
+        ("tail", phases(*tail)),
+    ]
+    figure = plots.timeline(rows)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        texts = [t for t in axes.texts if t.get_text().strip()]
+        boxes = [t.get_window_extent().shrunk(1, 0.9) for t in texts]
+        clashes = [
+            (a.get_text(), b.get_text())
+            for i, a in enumerate(texts)
+            for j, b in enumerate(texts)
+            if i < j and boxes[i].overlaps(boxes[j])
+        ]
+        assert not clashes
+        assert max(box.x1 for box in boxes) <= figure.bbox.x1
+
+
+def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE))
+    shown(monkeypatch, script, small_run, "--out", tmp_path / "plans.png")
+    said = capsys.readouterr().out
+    assert "| cycle " in said and f"| {small_run.name} " in said and "| of cycle |" in said
+    assert (tmp_path / "plans.png").read_bytes()[:4] == b"\x89PNG"
+    assert load(script).name == "cycle"
+
+
+@pytest.mark.parametrize(
+    ("plan", "out", "says"),
+    [
+        ("{}/nothing", "x.png", "there is no config {}/nothing: a Python file, .py"),
+        (
+            "{}",
+            "x.png",
+            "there is no finished run in {}: its config, FILE.py:NAME, is shown without one",
+        ),
+        ("{}/tiny.py", "none/x.png", "No such file or directory"),
+        ("{}/tiny.py", "x.plan", "Format 'plan' is not supported"),
+    ],
+)
+def test_plans_that_cannot_be_shown_are_one_line(tmp_path, monkeypatch, capsys, plan, out, says):
+    runs.script(tmp_path, runs.experiment(tmp_path))
+    with pytest.raises(SystemExit):
+        shown(monkeypatch, plan.format(tmp_path), "--out", tmp_path / out)
+    error = capsys.readouterr().err
+    assert says.format(tmp_path) in error and error.count("\n") == 1

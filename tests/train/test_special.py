@@ -1,0 +1,420 @@
+"""Special tokens of published tokenizers: `transformers` and the lm-evaluation-harness are the references.
+
+Vocabularies are tiny. Names of special tokens, post-processors and the files next to the tokenizer
+are as published.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import runs
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from jaxgrow.checkpoints import save
+from jaxgrow.models import BERTConfig, GPT2Config
+from train import export as exporting
+from train import pretrain
+from train.common.errors import UserError
+from train.data import text
+from train.data.special import frame, special_tokens
+from train.engine.state.pretrained import opened
+
+TEXTS = ("Once upon a time", "a", " b c", "the end.\n")
+PAIRS = (
+    ("", "Once upon"),
+    ("", " a time"),
+    ("Once upon", " a time"),
+    ("Once upon ", "a time"),
+    ("a\n\n", "b"),
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A tokenizer: its kind, special tokens, post-processor, and the files next to it.
+
+    Tokens of ``model`` are names here; they are written as numbers.
+    """
+
+    special: tuple[str, ...]
+    settings: dict[str, Any]  # tokenizer_config.json
+    model: dict[str, Any]  # generation_config.json
+    begin: str | None = None  # token that the post-processor puts before a text
+    pieces: bool = False  # a vocabulary of SentencePiece, not of bytes
+    after: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)  # config.json
+    as_files: bool = False  # vocab.json and merges.txt, not tokenizer.json
+
+
+LLAMA2 = {
+    "tokenizer_class": "LlamaTokenizer",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
+LLAMA2 |= {"add_bos_token": True, "add_eos_token": False, "legacy": False}
+LLAMA3 = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>"}
+LLAMA3_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
+QWEN = {
+    "tokenizer_class": "Qwen2Tokenizer",
+    "bos_token": None,
+    "add_bos_token": False,
+    "pad_token": "<|endoftext|>",
+}
+QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+GEMMA = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "add_eos_token": False}
+GEMMA |= {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+GPT2 = {
+    "tokenizer_class": "GPT2Tokenizer",
+    "bos_token": "<|endoftext|>",
+    "eos_token": "<|endoftext|>",
+}
+PUBLISHED = {
+    "gpt2": Published(
+        ("<|endoftext|>",),
+        {"model_max_length": 1024, "tokenizer_class": "GPT2Tokenizer"},
+        {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
+        config={"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
+    ),
+    "pythia": Published(
+        ("<|endoftext|>", "<|padding|>"),
+        {**GPT2, "tokenizer_class": "GPTNeoXTokenizer"},
+        {"eos_token_id": "<|endoftext|>"},
+    ),
+    "llama 2": Published(
+        ("<unk>", "<s>", "</s>"), LLAMA2, {"eos_token_id": "</s>"}, "<s>", pieces=True
+    ),
+    "llama 3": Published(
+        LLAMA3_TOKENS,
+        {**LLAMA3, "eos_token": "<|end_of_text|>"},
+        {"eos_token_id": "<|end_of_text|>"},
+        LLAMA3_TOKENS[0],
+    ),
+    "llama 3 instruct": Published(
+        LLAMA3_TOKENS,
+        {**LLAMA3, "eos_token": "<|eot_id|>"},
+        {"eos_token_id": [*LLAMA3_TOKENS[1:]]},
+        LLAMA3_TOKENS[0],
+    ),
+    "mistral instruct": Published(
+        ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"),
+        LLAMA2,
+        {"eos_token_id": "</s>"},
+        "<s>",
+        pieces=True,
+    ),
+    "qwen 2.5": Published(
+        QWEN_TOKENS, {**QWEN, "eos_token": "<|endoftext|>"}, {"eos_token_id": "<|endoftext|>"}
+    ),
+    "qwen 2.5 instruct": Published(
+        QWEN_TOKENS,
+        {**QWEN, "eos_token": "<|im_end|>"},
+        {"eos_token_id": ["<|im_end|>", "<|endoftext|>"]},
+    ),
+    "gemma 2": Published(
+        ("<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"),
+        GEMMA,
+        {"eos_token_id": ["<eos>", "<end_of_turn>"]},
+        "<bos>",
+        pieces=True,
+    ),
+    "phi 3": Published(
+        ("<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|end|>"),
+        {
+            **LLAMA2,
+            "add_bos_token": False,
+            "eos_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+        },
+        {"eos_token_id": ["<|endoftext|>", "<|assistant|>", "<|end|>"]},
+        pieces=True,
+    ),
+    "olmo 2": Published(
+        ("<|endoftext|>", "<|pad|>"),
+        {**GPT2, "pad_token": "<|pad|>"},
+        {"eos_token_id": "<|endoftext|>"},
+    ),
+    "smollm 2 instruct": Published(
+        QWEN_TOKENS,
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+        },
+        {"eos_token_id": "<|im_end|>"},
+    ),
+    "gpt2 with a begin": Published(
+        ("<|endoftext|>", "</s>"),
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "bos_token": "</s>",
+            "eos_token": "</s>",
+            "add_bos_token": True,
+        },
+        {"eos_token_id": "</s>"},
+        as_files=True,
+    ),
+}
+
+
+def made(published: Published) -> Tokenizer:
+    """A tokenizer of single letters, with a few merges."""
+    if published.pieces:
+        letters = [*(chr(i) for i in range(33, 127)), "\n", "▁"]
+        vocab = {token: i for i, token in enumerate([*published.special, *letters, "▁a", "on"])}
+        out = Tokenizer(
+            models.BPE(
+                vocab,
+                [("▁", "a"), ("o", "n")],
+                unk_token="<unk>",
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        gemma = "Gemma" in published.settings["tokenizer_class"]
+        if gemma:
+            out.normalizer = normalizers.Replace(" ", "▁")
+            out.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        else:
+            out.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        out.decoder = decoders.Sequence(parts if gemma else [*parts, decoders.Strip(" ", 1, 0)])
+    else:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocab = {token: i for i, token in enumerate([*published.special, *letters, "Ġa", "on"])}
+        out = Tokenizer(models.BPE(vocab, [("Ġ", "a"), ("o", "n")]))
+        out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        out.decoder = decoders.ByteLevel()
+        out.post_processor = processors.ByteLevel(trim_offsets=False)
+    out.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in published.special]
+    )
+    if published.begin is not None:
+        ids = [(published.begin, out.token_to_id(published.begin))]
+        out.post_processor = processors.TemplateProcessing(
+            single=f"{published.begin} $A", special_tokens=ids
+        )
+    elif published.pieces:
+        out.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    return out
+
+
+def numbered(tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, Any]:
+    """Names of tokens as numbers."""
+
+    def number(name):
+        return (
+            [tokenizer.token_to_id(n) for n in name]
+            if isinstance(name, list)
+            else tokenizer.token_to_id(name)
+        )
+
+    return {key: number(value) for key, value in settings.items()}
+
+
+def written(folder, published: Published):
+    """A folder of a small model with this tokenizer."""
+    tokenizer = made(published)
+    sizes = dict(context=64, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+    config = GPT2Config(vocab=tokenizer.get_vocab_size(), **sizes)
+    save(folder, config, runs.fresh(config))
+    if published.as_files:
+        tokenizer.model.save(str(folder))
+    else:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(published.settings))
+    (folder / "generation_config.json").write_text(json.dumps(numbered(tokenizer, published.model)))
+    file = folder / "config.json"
+    about = {"bos_token_id": None, "eos_token_id": None} | numbered(tokenizer, published.config)
+    file.write_text(json.dumps(json.loads(file.read_text()) | about))
+    return folder
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_of_published_tokenizers_as_transformers_reads_them(name, tmp_path):
+    hf = pytest.importorskip("transformers")
+    folder = written(tmp_path / "model", PUBLISHED[name])
+    model, theirs = opened(folder), hf.AutoTokenizer.from_pretrained(folder)
+    for each in TEXTS:
+        assert model.tokenizer.encode(each).ids == theirs(each)["input_ids"]
+        assert model.tokenizer.decode(model.tokenizer.encode(each).ids) == theirs.decode(
+            theirs(each)["input_ids"], skip_special_tokens=True
+        )
+    special = model.special
+    assert special.end == theirs.eos_token_id
+    assert special.begin == (
+        theirs.eos_token_id if theirs.bos_token_id is None else theirs.bos_token_id
+    )
+    ends = hf.GenerationConfig.from_pretrained(folder).eos_token_id
+    assert special.ends == tuple(ends if isinstance(ends, list) else [ends])
+    assert frame(model.tokenizer) == (
+        [] if not theirs("a")["input_ids"][:-1] else theirs("a")["input_ids"][:1],
+        [],
+    )
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monkeypatch):
+    """The same tokens are scored after the same contexts."""
+    hf = pytest.importorskip("transformers")
+    pytest.importorskip("lm_eval")
+    from lm_eval.models.huggingface import HFLM
+
+    from train.tasks.harness import Harness
+
+    folder = written(tmp_path / "model", PUBLISHED[name])
+    ours = Harness(folder)
+    theirs = HFLM(
+        hf.AutoModelForCausalLM.from_pretrained(folder),
+        tokenizer=hf.AutoTokenizer.from_pretrained(folder),
+        device="cpu",
+    )
+    asked = {}
+
+    def keep(self, requests, **_):
+        pairs = [(list(context), list(tokens)) for _, context, tokens in requests]
+        asked.setdefault(type(self).__name__, []).extend(
+            pairs
+        )  # HFLM scores windows one after the other
+        return [(0.0, True)] * len(requests)
+
+    for model in (ours, theirs):
+        monkeypatch.setattr(type(model), "_loglikelihood_tokens", keep)
+        model.loglikelihood([SimpleNamespace(args=pair) for pair in PAIRS], disable_tqdm=True)
+    assert asked["Harness"] == asked["HFLM"]
+    for model in (ours, theirs):
+        model.loglikelihood_rolling(
+            [SimpleNamespace(args=("Once upon a time " * 9,))], disable_tqdm=True
+        )
+    assert asked["Harness"] == asked["HFLM"]
+
+
+def test_without_other_files_the_names_of_tokens_decide(tmp_path):
+    tokenizer = made(PUBLISHED["llama 3"])
+    special = special_tokens(tokenizer, None)
+    ids = [tokenizer.token_to_id(name) for name in LLAMA3_TOKENS]
+    assert (special.begin, special.end, special.ends) == (ids[0], ids[1], (ids[1],))
+    assert special_tokens(tokenizer, tmp_path) == special
+
+
+def test_numbers_of_tokens_that_a_tokenizer_does_not_have_end_nothing(tmp_path):
+    folder = written(tmp_path / "model", PUBLISHED["gpt2"])
+    (folder / "generation_config.json").write_text('{"eos_token_id": [50256, null, -1]}')
+    assert opened(folder).special.ends == (0,)  # of config.json
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    folder = written(tmp_path / "model", PUBLISHED["gpt2"])
+    for content in ("{", "[]"):
+        (folder / "tokenizer_config.json").write_text(content)
+        with pytest.raises(UserError, match=r"tokenizer_config.json is damaged: .*; get it again"):
+            _ = opened(folder).special
+
+
+def test_a_masked_model_reads_texts_between_the_tokens_of_the_post_processor(tmp_path):
+    tokenizer = made(
+        replace(PUBLISHED["gpt2"], special=("<s>", "</s>", "<pad>", "<mask>", "<unk>"))
+    )
+    assert frame(tokenizer) == ([], [])
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", 1), ("<s>", 0), add_prefix_space=False
+    )
+    assert frame(tokenizer) == ([0], [1])
+
+
+# --- runs and exports ---
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on tokens of ``vocab.json`` and ``merges.txt``, whose documents end with ``</s>`` by tokenizer_config.json."""
+    home = tmp_path_factory.mktemp("special")
+    source = written(home / "source", PUBLISHED["gpt2 with a begin"])
+    data = replace(runs.experiment(home).data, tokenizer=str(source))
+    model = replace(runs.MODEL, vocab=made(PUBLISHED["gpt2 with a begin"]).get_vocab_size())
+    experiment = runs.experiment(
+        home, steps=2, eval_every=2, checkpoint_every=2, model=model, data=data
+    )
+    pretrain.run(experiment, home / "run")
+    return experiment, home / "run"
+
+
+def test_documents_end_as_the_files_beside_the_tokenizer_say(run):
+    experiment, _ = run
+    end = text.tokenizer(experiment.data.tokenizer).token_to_id("</s>")
+    found = text.tokens(experiment.data)
+    assert end in found.train and 0 not in found.train
+
+
+def test_a_run_keeps_the_special_tokens_of_its_tokenizer(run):
+    _, folder = run
+    special = opened(folder).special
+    assert special.ends == (special.end,) == (special.begin,)
+    assert opened(folder).tokenizer.id_to_token(special.end) == "</s>"
+
+
+def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
+    _, folder = run
+    exporting.export(folder, tmp_path / "out")
+    ours = opened(tmp_path / "out")
+    assert ours.special.end == opened(folder).special.end
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"]
+        == ours.special.end
+    )
+    assert (
+        ours.tokenizer.decode(ours.tokenizer.encode("Once upon a time").ids) == "Once upon a time"
+    )
+    hf = pytest.importorskip("transformers")
+    theirs = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = theirs("Once upon a time")["input_ids"]
+    assert ids == ours.tokenizer.encode("Once upon a time").ids
+    assert theirs.decode(ids, skip_special_tokens=True) == "Once upon a time"
+    assert theirs.eos_token_id == ours.special.end
+
+
+def test_a_chat_is_that_of_transformers(tmp_path):
+    pytest.importorskip("jinja2")
+    hf = pytest.importorskip("transformers")
+    from train.data.chat import rendered
+
+    template = """{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}
+<|user|>{{ m['content'] | trim }}{{ eos_token }}
+{% else %}{% generation %}{{ m['content'] | tojson }}{% endgeneration %}{% break %}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+    folder = written(tmp_path / "model", PUBLISHED["phi 3"])
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {
+        "chat_template": template
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    for messages in (
+        [{"role": "user", "content": " hi "}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "<b>ä"},
+            {"role": "user", "content": "c"},
+        ],
+    ):
+        theirs = hf.AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        assert rendered(opened(folder).special, messages) == theirs
+
+
+def test_bert_is_left_as_it_was(tmp_path):
+    config = BERTConfig(vocab=256, context=16, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+    save(tmp_path / "bert", config, runs.fresh(config))
+    text.tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
+    assert opened(tmp_path / "bert").special.begin == opened(tmp_path / "bert").special.end == 0

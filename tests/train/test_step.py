@@ -1,0 +1,369 @@
+"""The train step: one pure function, mapped by pmap or over a mesh, equal to plain full-batch arithmetic on one device."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import runs
+
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from train import pretrain
+from train.data.batches import next_tokens
+from train.engine.loop import programs, step
+from train.engine.loop.parallel import mapped, over_mesh
+from train.engine.loop.step import StepInputs, eval_step, train_step
+from train.engine.state.mesh import AXIS, Mesh, put, rows
+from train.engine.state.model import Model, logits, loss, scores, shardings
+from train.engine.state.optim import Optim, transformation
+from train.plan.methods import Scratch
+
+LR = np.float32(0.5)
+TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
+WAYS = [
+    ("pmap", 1)
+]  # and micro-batches; on the mesh see `test_inherit`, with micro-batches `test_drop_training`
+OTHERS = [("pmap", 4), ("mesh", 1), ("mesh", 4)]
+
+
+@jax.jit
+@jax.value_and_grad
+def first(params, tokens):
+    return loss(Model(params, None, runs.MODEL), tokens)
+
+
+@cache
+def reference(tx, steps: int):
+    """Plain full-batch training on one device, written without anything of `train.engine.loop.step` but the loss."""
+    params = runs.fresh(runs.MODEL)
+    tx, state = optax.with_extra_args_support(tx), tx.init(params)
+    update = jax.jit(
+        lambda grads, state, params: tx.update(grads, state, params, axes=runs.MODEL.axes())
+    )
+    for _ in range(steps):
+        value, grads = first(params, BATCH)
+        updates, state = update(grads, state, params)
+        params = jax.tree.map(lambda p, u: p - LR * u, params, jax.device_get(updates))
+    norm = np.sqrt(
+        sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(jax.device_get(grads)))
+    )
+    return params, state, {"loss": float(value), "grad_norm": norm}
+
+
+def test_there_are_several_devices():
+    assert jax.device_count() == 4
+
+
+# Plain descent keeps the scale of the gradient, which Adam forgets: a sum over 4 devices where a
+# mean belongs shows.
+@pytest.mark.parametrize(
+    ("how", "accumulate"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in OTHERS)]
+)
+def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, accumulate):
+    tx = optax.identity()
+    params, _, expected = reference(tx, steps=3)
+    run, found = (
+        mapped(partial(train_step, tx, accumulate), how, runs.mesh()),
+        runs.model(runs.MODEL, tx),
+    )
+    for _ in range(3):
+        found, metrics = run(found, BATCH, StepInputs(LR))
+    # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the
+    # first digit.
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
+    chex.assert_trees_all_close(
+        jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh(fsdp=4), pytest.param(Mesh(2, 2), marks=pytest.mark.slow)], ids=str
+)
+def test_gradients_that_are_added_once_a_step_are_those_of_one_full_batch(mesh):
+    tx = optax.identity()
+    params, _, expected = reference(tx, steps=3)
+    lies = mesh.over(jax.devices())
+    run, found = (
+        mapped(partial(train_step, tx, 2, once=True), "mesh", lies),
+        runs.model(runs.MODEL, tx),
+    )
+    found = jax.device_put(found, shardings(found, lies))
+    for _ in range(3):
+        found, metrics = run(found, BATCH, StepInputs(LR))
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
+    chex.assert_trees_all_close(
+        jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
+    )
+    kernel = found.params["blocks"]["mlp"]["up"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape)[1] == kernel.shape[1] // mesh.fsdp
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(context=4),
+        *(
+            pytest.param(m, marks=pytest.mark.slow)
+            for m in (Mesh(1, 2, context=2), Mesh(replica=2, fsdp=2))
+        ),
+    ],
+    ids=str,
+)
+def test_divided_sequences_and_replicas_give_the_numbers_of_one_full_batch(mesh):
+    tx = optax.identity()
+    params, _, expected = reference(tx, steps=3)
+    lies = mesh.over(jax.devices())
+    run, found = mapped(partial(train_step, tx, 2), "mesh", lies), runs.model(runs.MODEL, tx)
+    found = jax.device_put(found, shardings(found, lies))
+    for _ in range(3):
+        found, metrics = run(found, BATCH, StepInputs(LR))
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
+    chex.assert_trees_all_close(
+        jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_replicas_are_whole_hosts():
+    devices = [
+        SimpleNamespace(id=i, process_index=i % 4) for i in range(8)
+    ]  # two devices of each of four hosts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.sharding, "Mesh", lambda devices, names, **_: devices)
+        found: Any = Mesh(replica=2, fsdp=4).over(devices)
+        assert [sorted({d.process_index for d in group.flat}) for group in found] == [
+            [0, 1],
+            [2, 3],
+        ]
+        with pytest.raises(
+            ValueError, match=r"mesh\.replica=8 divides the devices of a host: 4 hosts"
+        ):
+            Mesh(replica=8).over(devices)
+
+
+def test_gradients_are_added_once_a_step_in_float32_or_for_each_layer():
+    """Of two layers and two micro-batches, in bfloat16."""
+    config, tx, mesh = (
+        replace(runs.MODEL, dtype="bfloat16"),
+        optax.identity(),
+        Mesh(fsdp=4).over(jax.devices()),
+    )
+    at = runs.model(config, tx)
+    at = jax.device_put(at, shardings(at, mesh))
+    text = {}
+    for once in (True, False):
+        program = over_mesh(partial(train_step, tx, 2, once=once), mesh)
+        with jax.set_mesh(mesh):
+            text[once] = str(program.trace(at, put(BATCH, mesh), StepInputs(LR)).jaxpr)
+    assert "reduce_scatter" in text[True] and "reduce_scatter" not in text[False]  # which XLA adds
+    assert not re.search(r"bf16\[[^]]*\] = reduce_scatter", text[True])
+
+
+@pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
+def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh(how):
+    tx = transformation(
+        Optim(clip=0.1, eps=1e-3)
+    )  # large, or Adam blows up the rounding where gradients vanish
+    params, state, _ = reference(tx, steps=3)
+    run, found = (
+        mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True),
+        runs.model(runs.MODEL, tx),
+    )
+    for _ in range(3):
+        found, _ = run(found, BATCH, StepInputs(LR))
+    found, expected = jax.device_get(((found.params, found.opt), (params, state)))
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [pytest.param("pmap", marks=pytest.mark.slow), "mesh"])
+def test_validation_is_the_mean_over_the_whole_batch(how):
+    at = replace(runs.model(runs.MODEL, optax.identity()), opt=None)
+    said = jax.jit(logits)(at, BATCH[0]).argmax(-1)
+    targets = np.where(np.arange(8) % 3 == 0, said, (said + 1) % 256).astype(
+        np.int32
+    )  # three of eight as the model says
+    found = mapped(partial(eval_step, 1), how, runs.mesh())(at, (BATCH[0], targets))
+    assert float(found["val_loss"]) == pytest.approx(
+        float(jax.jit(loss)(at, (BATCH[0], targets))), rel=1e-6
+    )
+    assert float(found["val_accuracy"]) == pytest.approx(3 / 8)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_next_token():
+    at = replace(runs.model(runs.MODEL, optax.identity()), opt=None)
+    found = np.asarray(
+        jax.jit(runs.MODEL.module.apply)({"params": at.params}, TOKENS[:, :-1]), np.float64
+    )
+    p = np.exp(found) / np.exp(found).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(p, TOKENS[:, 1:, None], -1)).mean()
+    assert float(jax.jit(loss)(at, BATCH)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_batch_that_devices_cannot_share_is_refused():
+    assert rows(8, runs.mesh()).tolist() == list(range(8))
+    with pytest.raises(
+        ValueError, match="a batch of 6 cannot be divided among 4 devices; use a multiple of 4"
+    ):
+        rows(6, runs.mesh())
+
+
+def test_the_step_is_pure_and_never_calls_the_host():
+    tx = transformation(Optim())
+    at = runs.model(runs.MODEL, tx)
+    jaxpr = jax.make_jaxpr(train_step(tx, 2, axis=AXIS), axis_env=[(AXIS, 4)])(
+        at, next_tokens(TOKENS[:4]), StepInputs(LR)
+    )
+    assert {type(effect).__name__ for effect in jaxpr.effects} == {
+        "NamedAxisEffect"
+    }  # the mean over devices
+    assert "callback" not in str(jaxpr)
+
+
+# --- in the loop ---
+
+
+@pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
+def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeypatch, caplog, how):
+    traces, compiled = Counter(), []
+
+    def counted(model, batch, **passes):
+        traces[model.config.layers, model.opt is None] += 1
+        return scores(model, batch, **passes)
+
+    def noting(function, how, mesh, *, donate=False):
+        run = mapped(function, how, mesh, donate=donate)
+
+        def train(*arguments):
+            caplog.clear()
+            with jax.log_compiles():
+                result = run(*arguments)
+            compiled.append(sum(r.message.startswith("Compiling") for r in caplog.records))
+            return result
+
+        return train if donate else run
+
+    monkeypatch.setattr(step, "scores", counted)
+    monkeypatch.setattr(programs, "mapped", noting)
+    with runs.compiling("step", "evaluation"):  # what is patched, not to be used by other tests
+        pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
+    # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is
+    # still there.
+    assert compiled == [1, 0, *[1, 0, 0, 0], *[0, 0, 0, 0]]
+    assert traces == {(layers, validated): 1 for layers in (1, 2) for validated in (False, True)}
+
+
+class Watched:
+    """A metric on the device that tells when the host reads it."""
+
+    def __init__(self, value, note):
+        self.value, self.note = value, note
+
+    def __float__(self):
+        self.note()
+        return float(self.value)
+
+
+def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path, monkeypatch):
+    events, step = [], programs.step
+
+    def watching(*of):
+        run = step(*of)
+
+        def train(*arguments):
+            number = sum(kind == "sent" for kind, _ in events) + 1
+            events.append(("sent", number))
+            result, metrics = run(*arguments)
+            return result, {
+                k: Watched(v, lambda: events.append(("read", number))) for k, v in metrics.items()
+            }
+
+        return train
+
+    monkeypatch.setattr(programs, "step", watching)
+    changes = {"steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 8}
+    pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+    order = list(dict.fromkeys(events))
+    expected = [
+        "sent 1",
+        "sent 2",
+        "sent 3",
+        "sent 4",
+        "read 2",
+        "sent 5",
+        "sent 6",
+        "read 4",
+        "sent 7",
+        "sent 8",
+        "read 6",
+    ]
+    assert [f"{kind} {number}" for kind, number in order] == [*expected, "read 8"]
+
+
+# --- shared by runs ---
+
+
+def compilations(experiment, folder) -> int:
+    """How many programs XLA was given while it ran."""
+    seen = []
+
+    def note(event, seconds, **_):
+        seen.append(event) if event.endswith("backend_compile_duration") else None
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        pretrain.run(experiment, folder)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return len(seen)
+
+
+@pytest.fixture
+def anew():
+    """What other tests have compiled is compiled again."""
+    with runs.compiling():
+        yield
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.slow
+def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
+    """With layer dropping: what starts, steps dense and dropped, draws, measures, judges."""
+    drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
+    once = runs.experiment(tmp_path, method=Scratch(drop))
+    assert compilations(once, tmp_path / "one") > 10  # the control: it does count
+    copy = replace(once, name="again")
+    assert compilations(copy, tmp_path / "two") == 0
+    runs.assert_same_end(tmp_path / "two", tmp_path / "one")
+    lines = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
+    assert lines[0]["compile_seconds"] > 10 * lines[1]["compile_seconds"]
+
+
+def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numbers(tmp_path):
+    once = runs.experiment(tmp_path)
+    pretrain.run(once, tmp_path / "one")
+    others = [
+        replace(once, seed=1),
+        replace(once, optim=replace(once.optim, peak_lr=2e-2, warmup=1, schedule="linear")),
+        replace(once, steps=6),
+    ]
+    for i, other in enumerate(others):
+        assert compilations(other, tmp_path / str(i)) == 0, other
+        assert runs.log(tmp_path / str(i))[-1] != runs.log(tmp_path / "one")[-1]
+    with runs.compiling("evaluation"):  # the control
+        assert compilations(replace(once, name="again"), tmp_path / "again") > 0
+
+
+@pytest.mark.slow
+def test_what_is_in_the_program_is_compiled_anew(tmp_path):
+    once = runs.experiment(tmp_path)
+    pretrain.run(once, tmp_path / "one")
+    decayed = replace(once, optim=replace(once.optim, weight_decay=0.5))
+    assert compilations(decayed, tmp_path / "decayed") > 0

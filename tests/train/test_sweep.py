@@ -1,0 +1,200 @@
+"""Sweeps: every combination of settings, the best first, and a warning where it lies at the edge."""
+
+import json
+import sys
+
+import pytest
+import runs
+
+from train import sweep
+from train.analysis.settings import Tried, edges, table
+from train.common.errors import exits_cleanly
+from train.engine.loop import inputs, programs
+from train.sweep import combinations, named, values
+
+
+def swept(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
+    exits_cleanly(sweep.main)
+
+
+def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatch, capsys):
+    rate = inputs.learning_rate
+    # At 0.04 the last update is infinite: that run diverges, and the sweep goes on.
+    monkeypatch.setattr(
+        inputs,
+        "learning_rate",
+        lambda o, n, i: 3e38 if o.peak_lr == 0.04 and i == n - 1 else rate(o, n, i),
+    )
+    script, folder = (
+        runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8)),
+        tmp_path / "sweep",
+    )
+    rates, warmups = ["1e-5", "0.02", "0.04"], ["1", "3"]
+    options = [
+        "--set",
+        f"optim.peak_lr={','.join(rates)}",
+        "--set",
+        f"optim.warmup={','.join(warmups)}",
+    ]
+    options += [
+        "--set",
+        "eval_batches=1",
+        "--frontier",
+        "0.5",
+        "--seeds",
+        "0,1",
+        "--workdir",
+        folder,
+    ]
+    swept(monkeypatch, script, *options)
+    text = (folder / "tiny-x0.5.md").read_text()
+    assert text in capsys.readouterr().out
+    rows = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
+    ][2:]
+    assert {tuple(row[:2]) for row in rows} == {(r, w) for r in rates for w in warmups}
+    found = json.loads((folder / "tiny-x0.5.json").read_text())
+    assert [tuple(f["settings"].values()) for f in found] == [tuple(row[:2]) for row in rows]
+    means = [sum(f["loss"]) / 2 for f in found[:4]]
+    assert means == sorted(means) and [f["loss"] for f in found[4:]] == [[None, None]] * 2
+    assert [row[2] == "diverged" for row in rows] == [False] * 4 + [True] * 2
+    assert [row[-1] for row in rows] == ["best"] + [""] * 5 and rows[0][
+        0
+    ] == "0.02"  # 1e-5 learns nothing in 4 steps
+    ended = [json.loads(p.read_text()) for p in folder.glob("*/result.json")]
+    assert len(ended) == 8 and all(r["steps"] == 4 for r in ended)
+    assert f"All 8 runs that ended: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
+    assert "WARNING: the best optim.warmup" in text  # of two values, either is an edge
+    assert "optim.peak_lr, 0.02, is" not in text
+    assert "eval_batches" not in text + "".join(
+        p.name for p in folder.iterdir()
+    )  # it has one value
+
+    monkeypatch.setattr(
+        programs, "step", None
+    )  # what ended is not run again; what diverged would be
+    with pytest.raises(TypeError):
+        swept(monkeypatch, script, *options)
+
+
+def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8))
+    rates, folder = ["1e-5", "0.005", "0.02", "0.03"], tmp_path / "sweep"
+    options = [
+        "--set",
+        f"optim.peak_lr={','.join(rates)}",
+        "--halving",
+        "0.25,0.5",
+        "--workdir",
+        folder,
+    ]
+    swept(monkeypatch, script, *options)
+    found = json.loads((folder / "tiny.json").read_text())
+    assert [f.get("of the steps") for f in found] == [None, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
+    tried = [f["settings"]["optim.peak_lr"] for f in found]
+    assert (
+        set(tried[3:]) == set(rates) and set(tried[1:3]) == set(tried[3:5]) and tried[0] == tried[1]
+    )
+    steps = {json.loads(p.read_text())["steps"] for p in folder.glob("*/result.json")}
+    assert steps == {2, 4, 8} and len(list(folder.glob("*/result.json"))) == 7
+    assert (
+        "| of the steps |" in (text := capsys.readouterr().out) and "All 7 runs that ended" in text
+    )
+
+    monkeypatch.setattr(programs, "step", None)  # what ended is not run again
+    swept(monkeypatch, script, *options)
+
+
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        ({"lr": "1e-2", "by": "b"}, []),
+        (
+            {"lr": "2e-2", "by": "a"},
+            ["WARNING: the best lr, 2e-2, is the highest tried: sweep above it, too"],
+        ),
+        (
+            {"lr": "5e-3", "by": "b"},
+            ["WARNING: the best lr, 5e-3, is the lowest tried: sweep below it, too"],
+        ),
+    ],
+)
+def test_the_edge_of_a_sweep(best, says):
+    assert (
+        edges(
+            {**best, "one": "3"}, {"lr": ["2e-2", "1e-2", "5e-3"], "by": ["a", "b"], "one": ["3"]}
+        )
+        == says
+    )
+
+
+def test_a_sweep_without_a_run_that_ended_says_so():
+    whole, short = Tried({"lr": "1"}, [None]), Tried({"lr": "1"}, [None], 0.5)
+    assert table([whole], {"lr": ["1"]}).endswith("WARNING: every run diverged\n")
+    assert table([whole, short], {"lr": ["1"]}).endswith(
+        "WARNING: every run of all steps diverged\n"
+    )
+
+
+def test_tuples_are_swept_in_brackets():
+    assert values(["model.layers=(1, 2),(2,2)", "steps=4"]) == {
+        "model.layers": ["(1, 2)", "(2,2)"],
+        "steps": ["4"],
+    }
+    assert values(["data.path=a,b,"]) == {"data.path": ["a", "b"]}
+
+
+def test_every_combination_of_tuples_is_an_experiment():
+    made = combinations(
+        "configs/cifar10.py:swin_scratch", values(["model.layers=(1,2),(2,2)", "steps=4"]), None
+    )
+    assert [settings for settings, _ in made] == [
+        {"model.layers": "(1,2)"},
+        {"model.layers": "(2,2)"},
+    ]
+    assert [e.model.layers for _, e in made] == [(1, 2), (2, 2)] and {e.steps for _, e in made} == {
+        4
+    }
+
+
+def test_names_of_runs_fit_into_a_folder():
+    assert named("tiny", {}) == "tiny" and named("tiny", {"a.b": "x/y"}) == "tiny-a.b=x_y"
+    long = [named("tiny", {"data.path": f"{'long/' * 60}{i}", "steps": "4"}) for i in range(2)]
+    assert len(set(long)) == 2 and all(
+        len(name.encode()) <= 200 and "/" not in name for name in long
+    )
+    assert (
+        named("é" * 120, {}) == named("é" * 120, {}) and len(named("é" * 120, {}).encode()) <= 200
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--set", "optim.warmup=1", "--seeds", "0,0"), "--seeds names 0 more than once"),
+        ((), "a sweep needs --set with a field and values"),
+        (("--set", "optim.peak_lr"), "a sweep needs --set with a field and values"),
+        (
+            ("--set", "optim.peak_lr=1e-2,fast"),
+            "--set optim.peak_lr: expected float, but got 'fast'",
+        ),
+        (
+            ("--set", "optim.warmup=1", "--frontier", "2"),
+            "--frontier takes fractions between 0 and 1, not 2",
+        ),
+        (
+            ("--set", "optim.warmup=1", "--halving", "0.5,0.25"),
+            "--halving takes fractions that rise, not 0.5,0.25",
+        ),
+        (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_runs(
+    tmp_path, monkeypatch, capsys, options, says
+):
+    script = runs.script(tmp_path, runs.experiment(tmp_path))
+    with pytest.raises(SystemExit):
+        swept(monkeypatch, script, *options, "--workdir", tmp_path / "sweep")
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()

@@ -1,0 +1,293 @@
+"""Labelled rows of the user: every format gives the same examples, and errors name the file and the row."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from finetunings import FAMILIES, checkpoint, tuning
+from pyarrow import parquet
+from test_tasks import BERT, GPT2, saved
+
+from train import finetune, predict
+from train.common.errors import UserError
+from train.config.overrides import overridden
+from train.data.labelled import metrics, table
+from train.data.labelled.task import Labelled, task
+
+ROWS = [
+    {"title": 'The "cat", sat', "kind": "good"},
+    {"title": "a dög", "kind": "bad"},
+    {"title": "nobody", "kind": "ugly"},
+    {"title": "a cat", "kind": "good"},
+]
+
+
+def tsv(rows) -> str:
+    return "".join(
+        "\t".join(map(str, row)) + "\n" for row in [[*rows[0]], *(row.values() for row in rows)]
+    )
+
+
+def csv(rows) -> str:
+    cells = [[*rows[0]], *(row.values() for row in rows)]
+    return "".join(
+        ",".join('"' + str(c).replace('"', '""') + '"' for c in line) + "\r\n" for line in cells
+    )
+
+
+def jsonl(rows) -> str:
+    return "".join(json.dumps(row) + "\n\n" for row in rows)
+
+
+def dataset(folder: Path, rows, names: list[str] | None = None) -> Path:
+    """As Hugging Face `datasets` saves it; ``names``: of the classes, whose numbers are stored."""
+    folder.mkdir(parents=True)
+    kinds = [names.index(row["kind"]) if names else row["kind"] for row in rows]
+    data = pa.table({"title": [row["title"] for row in rows], "kind": kinds})
+    with (
+        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, data.schema) as out,
+    ):
+        out.write_table(data)
+    features = {"title": {"dtype": "string", "_type": "Value"}}
+    features["kind"] = (
+        {"names": names, "_type": "ClassLabel"} if names else {"dtype": "string", "_type": "Value"}
+    )
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]})
+    )
+    return folder
+
+
+def written(folder: Path, kind: str) -> Path:
+    """The rows as the splits ``train`` and ``dev`` of a folder."""
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "dev"):
+        if kind in ("tsv", "csv", "jsonl"):
+            (folder / f"{split}.{kind}").write_text(
+                {"tsv": tsv, "csv": csv, "jsonl": jsonl}[kind](ROWS)
+            )
+        elif kind == "tsv.gz":
+            (folder / f"{split}.tsv.gz").write_bytes(gzip.compress(tsv(ROWS).encode()))
+        elif kind == "parquet":
+            parquet.write_table(pa.Table.from_pylist(ROWS), folder / f"{split}.parquet")
+        else:
+            dataset(folder / split, ROWS, ["bad", "good", "ugly"] if kind == "classes" else None)
+            (folder / "dataset_dict.json").write_text('{"splits": ["train", "dev"]}')
+    return folder
+
+
+def data(path, **changes) -> Labelled:
+    return Labelled(
+        "table", str(path), **{"text": ("title",), "label": "kind", "length": 32} | changes
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["tsv", "csv", "jsonl", "tsv.gz", "parquet", "datasets", "classes"]
+)
+def test_every_format_gives_the_same_examples(tmp_path, kind):
+    made = task(data(written(tmp_path / kind, kind)), BERT)
+    assert (made.labels, made.classes, [*made.valid]) == (("bad", "good", "ugly"), 3, ["dev"])
+    assert [int(made.train.sample(i, None)[1]) for i in range(4)] == [1, 0, 2, 1]
+    assert (
+        bytes(made.train.sample(0, None)[0]["tokens"].astype(np.uint8))[1:15] == b'The "cat", sat'
+    )
+    plain = task(data(written(tmp_path / "plain", "tsv")), BERT)
+    assert {**made.identity, "name": ""} == {**plain.identity, "name": ""}
+
+
+def test_scores_are_accuracy_and_macro_f1_or_correlations(tmp_path):
+    made = task(data(written(tmp_path / "d", "tsv")), BERT)
+    right = np.eye(3)[[1, 0, 2, 1]]
+    assert made.score("dev", right) == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert made.score("dev", np.eye(3)[[1, 1, 1, 1]]) == {
+        "accuracy": 0.5,
+        "macro_f1": pytest.approx((0 + 2 / 3 + 0) / 3),
+    }
+    rows = [{"a": f"text {i}", "b": "x", "score": i / 7} for i in range(20)]
+    (tmp_path / "numbers.csv").write_text(csv(rows))
+    numbers = task(
+        data(tmp_path / "numbers.csv", text=("a", "b"), label="score", number=True), GPT2
+    )
+    assert (numbers.classes, len(numbers.train), len(numbers.valid["valid"])) == (1, 18, 2)
+    assert [*numbers.score("valid", np.array([[1.0], [2.0]]))] == ["pearson", "spearman"]
+
+
+def test_macro_f1_is_that_of_scikit_learn():
+    theirs = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    said, gold = rng.integers(0, 4, (2, 50))
+    assert metrics.macro_f1(said, gold) == pytest.approx(
+        theirs.f1_score(gold, said, average="macro")
+    )
+
+
+def test_labels_of_any_kind(tmp_path):
+    for name, values, expected in (
+        ("numbers", [10, 9, 2], ("2", "9", "10")),
+        ("truth", [True, False, True], ("false", "true")),
+        ("mixed", ["b", "1", "a"], ("1", "a", "b")),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(
+            jsonl([{"title": "x", "kind": v} for v in values * 4])
+        )
+        assert task(data(tmp_path / f"{name}.jsonl"), BERT).labels == expected
+    ordered = data(written(tmp_path / "d", "tsv"), labels=("ugly", "bad", "good"))
+    assert task(ordered, BERT).train.targets.tolist() == [2, 1, 0, 2]
+
+
+def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
+    written(tmp_path / "d", "tsv")
+    (tmp_path / "other.csv").write_text(csv(ROWS[:2]))
+    assert (
+        len(task(data(tmp_path / "d", valid_path=str(tmp_path / "other.csv")), BERT).valid["valid"])
+        == 2
+    )
+    (tmp_path / "many.tsv").write_text(tsv(ROWS * 25))
+    held = task(data(tmp_path / "many.tsv", valid_fraction=0.2), BERT)
+    assert (len(held.train), len(held.valid["valid"])) == (80, 20)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("a.tsv", "title\tkind\nx\n", "line 2 has 1 cells, but the first line names 2 columns"),
+        (
+            "a.tsv",
+            "titel\tkind\nx\ty\nz\tw\n",
+            r"has no column 'title', only 'titel', 'kind'; set data\.text",
+        ),
+        (
+            "a.csv",
+            "title,label\nx,y\nz,w\n",
+            r"has no column 'kind', only 'title', 'label'; set data\.label",
+        ),
+        ("a.csv", "title,kind\nx,\n", r"line 2 has no label in column 'kind'; delete the row"),
+        (
+            "a.jsonl",
+            '{"title": "x", "kind": "a"}\n[1]\n',
+            "line 2 is a list, but should be a JSON object",
+        ),
+        (
+            "a.jsonl",
+            '{"title": 3, "kind": "a"}\n{"title": "x", "kind": "b"}\n',
+            "line 1: column 'title' has 3",
+        ),
+        ("a.jsonl", "{\n", r"line 1 is not JSON"),
+        ("a.csv", "title,kind\nx,y\nz,y\n", "all rows of .* have the label y"),
+        ("a.txt", "x", "is not a table: it should be .tsv, .csv"),
+        (
+            "a.tsv",
+            "title\tkind\n" + "".join(f"x\t{i}.5\n" for i in range(50)),
+            r"50 different labels.*data.number=true",
+        ),
+    ],
+)
+def test_errors_name_the_place_in_the_file(tmp_path, file, content, says):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=says) as error:
+        task(data(tmp_path / file), BERT)
+    assert "\n" not in str(error.value)
+
+
+def test_folders_and_settings_that_mean_nothing(tmp_path):
+    (tmp_path / "test.tsv").write_text(tsv(ROWS))
+    with pytest.raises(
+        UserError, match=r"has no split train .*, only test.tsv; name a file in data.path"
+    ):
+        task(data(tmp_path), BERT)
+    with pytest.raises(UserError, match=r"the file or folder .*nowhere does not exist"):
+        task(data(tmp_path / "nowhere"), BERT)
+    with pytest.raises(ValueError, match="text names one column or two"):
+        data(tmp_path, text=())
+    with pytest.raises(UserError, match="line 4: the label 'ugly' is not one of good, bad"):
+        task(data(tmp_path / "test.tsv", labels=("good", "bad")), BERT)
+
+
+def test_the_command_line_names_columns(tmp_path):
+    said = overridden(data("x", text=("a",)), ["text=a,b", "label=c", "labels=yes,no"])
+    assert (said.text, said.label, said.labels) == (("a", "b"), "c", ("yes", "no"))
+    assert overridden(data("x"), ["text=premise"]).text == ("premise",)
+
+
+# --- predictions ---
+
+
+def test_rows_without_labels_are_predicted_from_the_command_line(tmp_path, monkeypatch, capsys):
+    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
+    rows = [{"title": "ab"[i % 2] * 4, "kind": ("good", "bad")[i % 2]} for i in range(160)]
+    (tmp_path / "train.csv").write_text(csv(rows))
+    own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
+    [scores] = finetune.finetune(replace(own, epochs=3), tmp_path / "gpt2", tmp_path / "runs")[1e-2]
+    assert scores["valid"]["accuracy"] == 1.0
+    (tmp_path / "new.jsonl").write_text(
+        jsonl([{"title": "aaaa"}, {"title": "bbbb", "kind": "bad"}])
+    )
+    run = tmp_path / "runs" / "mine-gpt2-lr0.01-seed0"
+    monkeypatch.setattr(
+        "sys.argv",
+        ["predict", str(run), str(tmp_path / "new.jsonl"), "--out", str(tmp_path / "out.tsv")],
+    )
+    predict.main()
+    lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+    assert [line[0] for line in lines] == ["prediction", "good", "bad"]
+    assert lines[0][1:] == ["bad", "good"]
+    assert float(lines[1][2]) > 0.5
+    assert "accuracy: 1.0000" in capsys.readouterr().err
+    with pytest.raises(UserError, match="is not the folder of a finished fine-tuning"):
+        predict.predict(tmp_path / "gpt2", tmp_path / "new.jsonl")
+
+
+# --- encodings ---
+
+
+@pytest.mark.parametrize("name", ["table", "sst2", "squad1"])
+@pytest.mark.parametrize(
+    ("encoding", "says"),
+    [
+        ("latin-1", r"line \d is not UTF-8 \(byte 0xe4\); the file may be latin-1: convert it"),
+        ("utf-16", "is UTF-16, not UTF-8; convert it"),
+        ("utf-16-le", r"line \d has a NUL character; the file may be UTF-16"),
+    ],
+)
+def test_files_of_another_encoding_are_refused_and_named(tmp_path, name, encoding, says):
+    file = {"table": "a.tsv", "sst2": "train.tsv", "squad1": "train-v1.1.json"}[name]
+    content = '{"data": ["ä"]}' if name == "squad1" else "sentence\tlabel\nä b\t1\nc\t0\n"
+    for other in (file, "dev.tsv", "dev-v1.1.json"):
+        (tmp_path / other).write_bytes(content.encode(encoding))
+    path = tmp_path / file if name == "table" else tmp_path
+    with pytest.raises(UserError, match=says) as error:
+        task(Labelled(name, str(path), text=("sentence",)), BERT)
+    assert file in str(error.value)
+
+
+def test_a_line_of_names_in_cola_is_explained(tmp_path):
+    header = "source\tlabel\toriginal\tsentence"
+    with pytest.raises(
+        UserError,
+        match=r"train.tsv, line 1: the label 'label' is not 0 or 1; the files of CoLA have no line",
+    ):
+        task(Labelled("cola", saved(tmp_path, "cola", [header, "gj04\t1\t\tThe cat sat."])), BERT)
+    with pytest.raises(
+        UserError,
+        match=r"line 1 has 2 columns.*; its first line looks like column names, but the files",
+    ):
+        task(
+            Labelled(
+                "cola", saved(tmp_path, "cola", ["sentence\tlabel", "gj04\t1\t\tThe cat sat."])
+            ),
+            BERT,
+        )
+
+
+def test_rows_of_a_table_say_where_they_are(tmp_path):
+    (tmp_path / "a.tsv").write_text(tsv(ROWS))
+    assert [row.where.rpartition(", ")[2] for row in table.rows(tmp_path / "a.tsv")] == [
+        f"line {n}" for n in (2, 3, 4, 5)
+    ]

@@ -1,0 +1,921 @@
+"""Tasks: metrics against public implementations, files as they were published, what a model reads, answers found back."""
+
+import gzip
+import json
+import lzma
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow_datasets as tfds
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from jaxgrow import checkpoints
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig
+from train.common.errors import UserError
+from train.data.labelled import glue, metrics, squad
+from train.data.labelled.encoding import Encoder, truncated
+from train.data.labelled.task import NAMES, Labelled, Prepared, task
+from train.data.text import Data, tokens
+
+SIZES = dict(vocab=400, layers=1, embed=8, heads=2, head_dim=4, mlp=8)
+BERT = BERTConfig(**SIZES, context=512)
+MODERNBERT = ModernBERTConfig(**SIZES, kv_heads=SIZES["heads"], context=512)
+ROBERTA = BERTConfig(**SIZES, context=514, types=1, first_position=2)
+GPT2 = GPT2Config(**SIZES, context=512)
+LLAMA = LlamaConfig(**SIZES, context=512, kv_heads=1)
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+published = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="no published files beside the repository"
+)
+quick = settings(max_examples=60, deadline=None)
+
+
+# --- metrics ---
+
+binary = st.integers(0, 40).flatmap(
+    lambda n: st.tuples(*[arrays(np.int64, n + 1, elements=st.integers(0, 1))] * 2)
+)
+numbers = st.integers(2, 40).flatmap(
+    lambda n: st.tuples(*[arrays(np.int64, n, elements=st.integers(-9, 9))] * 2)
+)
+
+
+@quick
+@given(binary)
+def test_of_classes_as_scikit_learn(pair):
+    sklearn = pytest.importorskip("sklearn.metrics")
+    predictions, labels = pair
+    assert metrics.accuracy(predictions, labels) == pytest.approx(
+        sklearn.accuracy_score(labels, predictions)
+    )
+    assert metrics.f1(predictions, labels) == pytest.approx(
+        sklearn.f1_score(labels, predictions, zero_division=0)
+    )
+    both = len({*predictions, *labels}) > 1  # else it warns that there is one class
+    expected = sklearn.matthews_corrcoef(labels, predictions) if both else 0
+    assert metrics.matthews(predictions, labels) == pytest.approx(expected, abs=1e-12)
+
+
+@quick
+@given(numbers, st.sampled_from([1e-200, 1.0, 1e200]))
+def test_correlations_as_scipy(pair, scale):
+    stats = pytest.importorskip("scipy.stats")
+    a, b = pair[0] * scale, pair[1].astype(np.float32)
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        assert metrics.pearson(a, b) == metrics.spearman(a, b) == 0
+        return
+    assert metrics.pearson(a, b) == pytest.approx(
+        stats.pearsonr(pair[0], pair[1]).statistic, abs=1e-9
+    )
+    assert metrics.spearman(a, b) == pytest.approx(
+        stats.spearmanr(pair[0], pair[1]).statistic, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "golds", "exact", "f1"),
+    [
+        ("The  Cat.", ["a cat"], 1, 1),
+        ("cat sat", ["the cat", "dog"], 0, 2 / 3),
+        ("an-other", ["another"], 1, 1),  # punctuation goes before articles are looked for
+        ("theatre", ["atre"], 0, 0),
+        ("cat cat", ["cat"], 0, 2 / 3),
+        ("", [], 1, 1),
+        ("cat", [], 0, 0),
+        ("", ["cat"], 0, 0),
+        ("the", ["A"], 1, 1),
+        ("ÄPFEL", ["äpfel"], 1, 1),
+        ("1 000", ["1,000", "1 000 km"], 0, 4 / 5),
+        ("dog", ["cat", "the dog!"], 1, 1),
+    ],
+)
+def test_answers_by_hand(said, golds, exact, f1):
+    assert metrics.exact_match(said, golds) == exact
+    assert metrics.answer_f1(said, golds) == pytest.approx(f1)
+
+
+words = st.lists(
+    st.sampled_from(["the", "a", "cat", "Cat,", "-", "an", "ä", " ", "\n", "dog's", "No."]),
+    max_size=6,
+)
+
+
+@quick
+@given(words.map(" ".join), words.map(" ".join))
+def test_answers_as_the_official_script(said, gold):
+    """As `transformers` has it, where it still does."""
+    theirs = pytest.importorskip("transformers.data.metrics.squad_metrics")
+    assert metrics.normalised(said) == theirs.normalize_answer(said)
+    golds = [gold] if theirs.normalize_answer(gold) else [""]
+    assert metrics.exact_match(said, [gold]) == theirs.compute_exact(golds[0], said)
+    assert metrics.answer_f1(said, [gold]) == pytest.approx(theirs.compute_f1(golds[0], said))
+
+
+# --- tokenizers ---
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory) -> dict[str, str]:
+    """BERT's WordPiece, RoBERTa's byte-level BPE, one with an end of text alone, and one with none: trained on a few words."""
+    folder, made = tmp_path_factory.mktemp("tokenizers"), {}
+    text = ["the cat sat on the mat, said a dog", "who sat where? ä € 😀", *map(str, range(20))]
+    bpe = {
+        "bert": 0,
+        "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        "gpt2": ["<|endoftext|>"],
+        "none": [],
+    }
+    for name, special in bpe.items():
+        if name == "bert":
+            made[name] = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+            made[name].pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=150,
+                special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+                show_progress=False,
+            )
+        else:
+            made[name] = Tokenizer(models.BPE())
+            made[name].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            made[name].decoder = decoders.ByteLevel()
+            alphabet = pre_tokenizers.ByteLevel.alphabet()
+            trainer = trainers.BpeTrainer(
+                vocab_size=330,
+                special_tokens=special,
+                initial_alphabet=alphabet,
+                show_progress=False,
+            )
+        made[name].train_from_iterator(text, trainer)
+    made["bert"].post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made["roberta"].post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), add_prefix_space=False
+    )
+    for name, tokenizer in made.items():
+        tokenizer.save(str(folder / f"{name}.json"))
+    return {name: str(folder / f"{name}.json") for name in made} | {"bytes": "bytes"}
+
+
+# --- GLUE's files ---
+
+HEADERS = {
+    "sst2": "sentence\tlabel",
+    "mrpc": "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+    "stsb": "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+    "qqp": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+    "mnli": "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
+    "sentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
+    "qnli": "index\tquestion\tsentence\tlabel",
+    "rte": "index\tsentence1\tsentence2\tlabel",
+    "wnli": "index\tsentence1\tsentence2\tlabel",
+}
+ROWS = {
+    "cola": ['gj04\t1\t\tThe cat "sat.', "gj04\t0\t*\tCat the sat."],
+    "sst2": ["the cat \t1", "a dog \t0"],
+    "mrpc": ['1\t10\t20\tThe cat "sat.\tA cat sat.', "0\t11\t21\tDogs\tCats"],
+    "stsb": [
+        "0\tnews\tf\t2012\t7\ta\tb\tThe cat\tA cat\t4.250",
+        "1\tnews\tf\t2012\t8\ta\tb\tDogs\tCats\t0.000",
+    ],
+    "qqp": ["5\t1\t2\tWho sat?\tWho was sitting?\t1", "6\t3\t4\tWho?\tWhere?\t0"],
+    "mnli": [
+        "0\t1\t1n\tfiction\tb\tb\tp\tp\tThe cat sat.\tA cat sat.\tentailment\tentailment",
+        "1\t2\t2c\tfiction\tb\tb\tp\tp\tDogs\tNo dogs\tneutral\tcontradiction",
+    ],
+    "qnli": ["0\tWho sat?\tThe cat sat.\tentailment", "1\tWhere?\tA dog.\tnot_entailment"],
+    "rte": ["0\tThe cat sat.\tA cat sat.\tentailment", "1\tDogs\tCats\tnot_entailment"],
+    "wnli": ["0\tThe cat sat.\tIt sat.\t1", "1\tDogs\tCats\t0"],
+}
+LABELS = {"stsb": [4.25, 0], "mnli": [0, 2], "qnli": [0, 1], "rte": [0, 1]}
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda b: pa.compress(b, "zstd", True),
+}
+
+
+def saved(
+    folder: Path, name: str, rows: list[str] | None = None, suffix: str = "", end: str = "\n"
+) -> str:
+    """A task's files, each with the same rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ([HEADERS[name]] if name in HEADERS else []) + (ROWS[name] if rows is None else rows)
+    for file in glue.TASKS[name].files[0].values():
+        content = "".join(line + end for line in lines).encode()
+        (folder / (file + suffix)).write_bytes(COMPRESS[suffix](content))
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_files(tmp_path, name):
+    about = glue.TASKS[name]
+    found = glue.from_files(about, Path(saved(tmp_path / about.title, name)).parent)
+    assert list(found) == about.splits and found["train"].labels.dtype == (
+        np.float32 if name == "stsb" else np.int32
+    )
+    for rows in found.values():
+        np.testing.assert_allclose(rows.labels, LABELS.get(name, [1, 0]))
+        texts = [text for part in zip(*rows.texts, strict=True) for text in part]
+        line = ROWS[name][0].split("\t")
+        assert texts[0] in line and len(texts) == 2 * len(rows.texts) and texts[0] != texts[-1]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_compressed_files_of_other_systems_hold_the_same(tmp_path, suffix, end):
+    rows = ["a \u2028\x0b\x85 line\t1", 'unclosed " quote\t0']
+    plain = task(Labelled("sst2", saved(tmp_path / "a", "sst2", rows)), BERT)
+    other = task(Labelled("sst2", saved(tmp_path / "b", "sst2", rows, suffix, end)), BERT)
+    assert len(plain.train) == 2 and plain.identity == other.identity
+
+
+def test_colas_own_file_names(tmp_path):
+    saved(tmp_path, "cola")
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.tsv").rename(tmp_path / f"in_domain_{part}.tsv")
+    assert task(Labelled("cola", str(tmp_path)), BERT).labels == ("unacceptable", "acceptable")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("sst2", ["good\t1", "bad"], r"train.tsv, line 3 has 1 columns, but SST-2 has at least 2"),
+        ("sst2", ["good\t2"], r"train.tsv, line 2: the label '2' is not one of 0, 1"),
+        ("sst2", ["good\t-1"], r"the label '-1' is not one of 0, 1"),
+        (
+            "mnli",
+            [ROWS["mnli"][0][:-10] + "-"],
+            r"the label '-' is not one of entailment, neutral, contradiction",
+        ),
+        ("stsb", [ROWS["stsb"][0][:-5] + "good"], r"line 2: the label 'good' is not a number"),
+        ("stsb", [ROWS["stsb"][0][:-5] + "nan"], r"the label 'nan' is not a number"),
+        ("cola", ["one sentence"], r"train.tsv, line 1 has 1 columns, but CoLA has at least 4"),
+        ("cola", [], "train.tsv has no rows"),
+        ("rte", [], "train.tsv has no rows"),
+        ("qqp", ["5\t1\t2\tWho", *ROWS["qqp"]], "line 2 has 4 columns, but QQP has at least 6"),
+    ],
+)
+def test_rows_that_are_no_examples_are_named(tmp_path, name, rows, message):
+    with pytest.raises(UserError, match=message) as error:
+        glue.from_files(glue.TASKS[name], Path(saved(tmp_path, name, rows)))
+    assert "\n" not in str(error.value)
+
+
+def test_the_few_torn_rows_of_the_published_qqp_are_left_out(tmp_path):
+    rows = [*ROWS["qqp"] * 100, "7\t1\t2\tWho"]
+    assert (
+        len(glue.from_files(glue.TASKS["qqp"], Path(saved(tmp_path, "qqp", rows)))["train"].labels)
+        == 200
+    )
+
+
+def test_files_that_lack_or_are_others(tmp_path):
+    about = glue.TASKS["cola"]
+    with pytest.raises(
+        UserError,
+        match=r"no train.tsv in .*/none or .*download CoLA .* train.tsv and dev.tsv or in_domain",
+    ):
+        glue.from_files(about, tmp_path / "none")
+    saved(tmp_path, "cola")
+    (tmp_path / "dev.tsv").unlink()
+    with pytest.raises(UserError, match=r"train.tsv is there, but no dev.tsv in"):
+        glue.from_files(about, tmp_path)
+    saved(tmp_path, "sst2")
+    with pytest.raises(
+        UserError,
+        match=r"train.tsv has no column 'sentence1' in its first line, only 'sentence', 'label'",
+    ):
+        glue.from_files(glue.TASKS["rte"], tmp_path)
+    (tmp_path / "train.tsv").unlink()
+    (tmp_path / "train.tsv.xz").write_bytes(b"no xz")
+    with pytest.raises(UserError, match=r"cannot read .*train.tsv.xz"):
+        glue.from_files(glue.TASKS["sst2"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "colla"}, "there is no task 'colla', only cola, .*, squad2"),
+        ({"path": None}, "data.source=files needs data.path"),
+        ({"length": 0}, "length is at least 1, but is 0"),
+        ({"examples": 0}, "examples is at least 1"),
+    ],
+)
+def test_settings_that_mean_nothing(values, message):
+    with pytest.raises(ValueError, match=message):
+        Labelled(**{"task": "cola", "path": "x"} | values)
+
+
+# --- tensorflow-datasets ---
+
+
+class TinyGlue(tfds.core.GeneratorBasedBuilder):
+    """Two tasks at once, written without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = {name: tfds.features.Text() for name in ("sentence", "premise", "hypothesis")}
+        features = tfds.features.FeaturesDict(
+            text | {"label": tfds.features.ClassLabel(num_classes=3)}
+        )
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        splits = ("train", "validation", "validation_matched", "validation_mismatched")
+        return {name: self._generate_examples(name) for name in splits}
+
+    def _generate_examples(self, name):
+        for i in range(3):
+            yield (
+                i,
+                {"sentence": f"{name} ä", "premise": f"{i}?", "hypothesis": f"{i}!", "label": i},
+            )
+
+
+def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
+    asked = []
+
+    def prepared(name, path):
+        asked.append(name)
+        builder = TinyGlue(data_dir=path, file_format="array_record")
+        builder.download_and_prepare()
+        return builder
+
+    monkeypatch.setattr(glue, "prepared", prepared)
+    found = task(Labelled("mnli", str(tmp_path), "tfds"), BERT)
+    assert (
+        asked == ["glue/mnli"]
+        and list(found.valid) == ["matched", "mismatched"]
+        and len(found.train) == 3
+    )
+    assert sorted(found.train.targets) == [0, 1, 2]
+    first = bytes(found.train.sample(0, None)[0]["tokens"].astype(np.uint8))
+    assert first.startswith(b"\xc0%d?\x00%d!\x00\xc1" % ((found.train.targets[0],) * 2))
+    with pytest.raises(UserError, match="label 2 is not one of"):
+        task(Labelled("cola", str(tmp_path), "tfds"), BERT)
+    with pytest.raises(UserError, match="glue/rte has no feature 'sentence1', only"):
+        task(Labelled("rte", str(tmp_path), "tfds"), BERT)
+
+
+class TinySquad(tfds.core.GeneratorBasedBuilder):
+    """Its features, written without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = {name: tfds.features.Text() for name in ("id", "title", "context", "question")}
+        answers = tfds.features.Sequence({"text": tfds.features.Text(), "answer_start": np.int32})
+        features = tfds.features.FeaturesDict(text | {"answers": answers})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples() for name in ("train", "validation")}
+
+    def _generate_examples(self):
+        for i, answers in enumerate(
+            ({"text": ["ä", "ä cat"], "answer_start": [2, 2]}, {"text": [], "answer_start": []})
+        ):
+            yield (
+                i,
+                {
+                    "id": f"{i}",
+                    "title": "",
+                    "context": "a ä cat",
+                    "question": f"q{i}",
+                    "answers": answers,
+                },
+            )
+
+
+def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeypatch):
+    def prepared(name, path):
+        builder = TinySquad(data_dir=path, file_format="array_record")
+        builder.download_and_prepare()
+        return builder
+
+    monkeypatch.setattr(squad, "prepared", prepared)
+    questions = squad.from_tfds(squad.TASKS["squad2"], str(tmp_path))
+    assert questions.keys() == {"train", "dev"}
+    answered, not_answered = sorted(questions["dev"])
+    assert answered == squad.Question("q0", "a ä cat", ("ä", "ä cat"), 2)
+    assert not_answered == squad.Question("q1", "a ä cat", (), 0)
+    with pytest.raises(UserError, match="question 1 has no answer, as in version 2"):
+        task(Labelled("squad1", str(tmp_path), "tfds"), BERT)
+
+
+# --- what a model reads ---
+
+
+def said(prepared: Prepared, tokenizer: str, i: int = 0) -> list[str]:
+    """The tokens that are no padding."""
+    inputs = prepared.train.sample(i, None)[0]
+    kept = (
+        inputs["tokens"][: inputs["lengths"]]
+        if "lengths" in inputs
+        else inputs["tokens"][inputs["mask"]]
+    )
+    if tokenizer == "bytes":
+        return [chr(t) for t in kept]
+    return [Tokenizer.from_file(tokenizer).id_to_token(int(t)) for t in kept]
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "frame"),
+    [
+        (BERT, "bert", ("[CLS]", "[SEP]", "[SEP]")),
+        (ROBERTA, "roberta", ("<s>", "</s></s>", "</s>")),
+        (BERT, "bytes", ("\xc0", "\x00", "\x00")),
+        (GPT2, "gpt2", ("", "<|endoftext|>", "<|endoftext|>")),
+        (LLAMA, "roberta", ("<s>", "</s>", "</s>")),
+        (GPT2, "bytes", ("", "\x00", "\x00")),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__.removesuffix("Config"),
+)
+def test_frames(tmp_path, tokenizers, model, tokenizer, frame):
+    name, (begin, between, end) = tokenizers[tokenizer], frame
+    made = task(
+        Labelled(
+            "rte",
+            saved(tmp_path, "rte", ["0\tcat sat\tdog\tentailment"]),
+            tokenizer=name,
+            length=40,
+        ),
+        model,
+    )
+    assert (
+        "".join(said(made, name)).replace("Ġ", " ").replace(" ", "")
+        == f"{begin}catsat{between}dog{end}"
+    )
+    inputs, target = made.train.sample(0, None)
+    assert target.dtype == np.int32 and target.shape == () and target == 0
+    assert all(x.dtype == (bool if k == "mask" else np.int32) for k, x in inputs.items())
+    if isinstance(model, BERTConfig):
+        assert inputs.keys() == {"tokens", "types", "mask"} and {
+            x.shape for x in inputs.values()
+        } == {(40,)}
+        second = (
+            len("dog") + 1
+            if tokenizer == "bytes"
+            else len(Encoder(name, model).tokens(["dog"])[0]) + 1
+        )
+        assert inputs["types"].sum() == (second if model.types > 1 else 0)
+        assert (inputs["types"] <= inputs["mask"]).all()
+        assert set(inputs["tokens"][~inputs["mask"]]) == {made.pad}
+    else:
+        assert inputs.keys() == {"tokens", "lengths"} and inputs["lengths"].shape == ()
+        last = inputs["tokens"][inputs["lengths"] - 1]
+        assert last != made.pad and set(inputs["tokens"][inputs["lengths"] :]) == {made.pad}
+
+
+def test_padding_of_bytes_is_in_no_text():
+    letters = [*range(0x800), 0xFFFF, 0x10000, 0x10FFFF, *range(0x800, 0xD800, 64)]
+    every = {byte for i in letters for byte in chr(i).encode()}
+    assert not every & {0xC0, 0xC1}
+
+
+def test_a_tokenizer_that_marks_no_texts_or_has_too_many_tokens(tmp_path, tokenizers):
+    data = Labelled("sst2", saved(tmp_path, "sst2"), tokenizer=tokenizers["none"])
+    with pytest.raises(
+        UserError,
+        match=r"a GPT2Config reads texts that are marked by <\|endoftext\|>.* none of them",
+    ):
+        task(data, GPT2)
+    with pytest.raises(
+        UserError, match=r"a BERTConfig reads texts that are marked by \[CLS\], \[SEP\] and \[PAD\]"
+    ):
+        task(Labelled("sst2", data.path, tokenizer=tokenizers["gpt2"]), BERT)
+    with pytest.raises(UserError, match=r"the tokenizer has \d+ tokens, but model.vocab is 200"):
+        task(data, GPT2Config(**SIZES | {"vocab": 200}))
+    with pytest.raises(
+        UserError, match=r"data.length is 513 tokens, but the model has 512 positions"
+    ):
+        task(Labelled("sst2", data.path, length=513), BERT)
+    with pytest.raises(
+        UserError, match=r"data.length is 4, but two texts and what is around them need at least 5"
+    ):
+        task(Labelled("sst2", data.path, length=4), BERT)
+    with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
+        task(Labelled("sst2", data.path, tokenizer=str(tmp_path / "nowhere")), BERT)
+
+
+@quick
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(2, 12))
+def test_the_longer_text_is_shortened_as_by_tokenizers(a, b, room):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(room, strategy="longest_first")
+    ids = tokenizer.encode("a " * a, "b " * b).ids
+    assert [int(n) for n in truncated(np.array(a), np.array(b), room)] == [
+        ids.count(0),
+        ids.count(1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model"), [("bert", BERT), ("roberta", ROBERTA)], ids=["BERT", "RoBERTa"]
+)
+@pytest.mark.parametrize("length", [7, 16, 64])
+def test_pairs_are_framed_as_the_tokenizer_itself_does(
+    tmp_path, tokenizers, tokenizer, model, length
+):
+    """By the post-processor that was saved with it."""
+    pairs = [
+        ("the cat sat on the mat", "a dog"),
+        ("who?", "said a dog 12 ä € 😀 " * 4),
+        ("sat " * 30, "cat " * 30),
+        ("a", "b"),
+    ]
+    rows = [f"{i}\t{a}\t{b}\tentailment" for i, (a, b) in enumerate(pairs)]
+    data = Labelled(
+        "rte", saved(tmp_path, "rte", rows), tokenizer=tokenizers[tokenizer], length=length
+    )
+    made, theirs = task(data, model), Tokenizer.from_file(data.tokenizer)
+    theirs.enable_truncation(length, strategy="longest_first")
+    theirs.enable_padding(length=length, pad_id=made.pad)
+    for i, (a, b) in enumerate(pairs):
+        inputs, expected = made.train.sample(i, None)[0], theirs.encode(a, b)
+        assert (
+            inputs["tokens"].tolist() == expected.ids
+            and inputs["mask"].tolist() == expected.attention_mask
+        )
+        if tokenizer == "bert":
+            assert inputs["types"].tolist() == expected.type_ids
+
+
+def test_a_text_that_is_too_long_still_ends(tmp_path):
+    made = task(Labelled("sst2", saved(tmp_path, "sst2", ["abcdefghij\t1"]), length=6), GPT2)
+    assert said(made, "bytes") == list("abcde\x00")
+    made = task(
+        Labelled("rte", saved(tmp_path, "rte", ["0\tabcdefghij\txy\tentailment"]), length=8), BERT
+    )
+    assert said(made, "bytes") == list("\xc0abc\x00xy\x00")
+
+
+def test_identity_is_of_the_content_and_few_examples_are_the_first_of_one_shuffle(
+    tmp_path, tokenizers
+):
+    rows = [f"text {i}\t{i % 2}" for i in range(20)]
+    data = Labelled("sst2", saved(tmp_path / "a", "sst2", rows), tokenizer=tokenizers["gpt2"])
+    made = task(data, GPT2)
+    assert (
+        made.identity
+        == task(
+            Labelled("sst2", saved(tmp_path / "b", "sst2", rows), tokenizer=data.tokenizer), GPT2
+        ).identity
+    )
+    corpus = Data(
+        "text",
+        str(tmp_path / "a"),
+        tokenizer=data.tokenizer,
+        cache=str(tmp_path / "cache"),
+        valid_fraction=0.5,
+    )
+    (tmp_path / "a" / "0.txt").write_text("the cat sat")
+    (tmp_path / "a" / "1.txt").write_text("the cat sat")
+    assert (
+        made.identity.keys()
+        == {"name", "tokenizer", "train", "valid"}
+        <= {*tokens(corpus).identity}
+    )
+    assert made.identity["tokenizer"] == tokens(corpus).identity["tokenizer"]
+    json.dumps(made.identity)
+    few, more = (
+        task(Labelled("sst2", data.path, tokenizer=data.tokenizer, examples=n), GPT2)
+        for n in (4, 8)
+    )
+    assert len(few.train) == 4 and len(more.train) == 8 and len(few.valid["dev"]) == 20
+    assert (
+        few.identity["valid"] == made.identity["valid"]
+        and few.identity["train"] != made.identity["train"]
+    )
+    for i in range(4):
+        np.testing.assert_array_equal(
+            few.train.sample(i, None)[0]["tokens"], more.train.sample(i, None)[0]["tokens"]
+        )
+    changed = task(
+        Labelled(
+            "sst2",
+            saved(tmp_path / "c", "sst2", [*rows[:-1], "text 19\t0"]),
+            tokenizer=data.tokenizer,
+        ),
+        GPT2,
+    )
+    assert changed.identity["train"] != made.identity["train"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_scores_of_right_and_wrong_outputs(tmp_path, name):
+    made = task(Labelled(name, saved(tmp_path, name)), GPT2)
+    assert list(made.valid) == glue.TASKS[name].splits[1:] and made.head == "classes"
+    for split, examples in made.valid.items():
+        targets = np.array([examples.sample(i, None)[1] for i in range(len(examples))])
+        right = targets[:, None] if made.classes == 1 else np.eye(made.classes)[targets]
+        assert list(made.score(split, right)) == list(glue.TASKS[name].metrics)
+        assert all(value == pytest.approx(1) for value in made.score(split, right).values())
+        assert next(iter(made.score(split, -right).values())) <= 0
+        with pytest.raises(ValueError, match=f"outputs for {split} are"):
+            made.score(split, right[:1])
+
+
+@pytest.mark.parametrize("model", [BERT, MODERNBERT, GPT2], ids=["BERT", "ModernBERT", "GPT-2"])
+def test_a_model_takes_what_is_read(tmp_path, model):
+    made = task(Labelled("mnli", saved(tmp_path, "mnli"), length=48), model)
+    config = model.with_head(made.head, made.classes)
+    inputs = jax.tree.map(
+        lambda *x: np.stack(x), *[made.train.sample(i, None)[0] for i in range(2)]
+    )
+    logits = jax.eval_shape(
+        lambda p, x: config.module.apply({"params": p}, x), tiny.shapes(config), inputs
+    )
+    assert logits.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "model", [BERT, ROBERTA, GPT2, LLAMA], ids=["BERT", "RoBERTa", "GPT-2", "Llama"]
+)
+@pytest.mark.parametrize("name", ["mnli", "stsb"])
+def test_what_is_saved_says_its_labels_and_its_padding(tmp_path, model, name):
+    made = task(Labelled(name, saved(tmp_path / "files", name), length=48), model)
+    config = model.with_head(made.head, made.classes)
+    checkpoints.save(
+        tmp_path / "a", config, tiny.params(config, dtype="float32"), settings=made.settings
+    )
+    said = json.loads((tmp_path / "a" / "config.json").read_text())
+    if name == "mnli":
+        assert said["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+        assert (
+            said["label2id"]["contradiction"] == 2
+            and said["problem_type"] == "single_label_classification"
+        )
+    else:
+        assert len(said["id2label"]) == 1 and said["problem_type"] == "regression"
+    assert said.get("pad_token_id") == {ROBERTA: 1}.get(model, made.pad)
+    assert checkpoints.load(tmp_path / "a")[0] == config
+
+
+# --- SQuAD ---
+
+CONTEXTS = {
+    "The cat sat. The cat ran. 😀 The cat, the Käse und € 5,000.": [
+        "cat",
+        "Käse",
+        "€ 5,000",
+        "The cat ran",
+        "😀",
+    ],
+    "ein langer Text: " + " ".join(f"Wort{i} ä{i}" for i in range(120)): [
+        "Wort0",
+        "ä57 Wort58",
+        "Wort119 ä119",
+        "ein",
+    ],
+    "cat " * 40 + "dog " + "cat " * 40: ["dog", "cat dog cat"],
+    "x": ["x"],
+}
+
+
+def squad_file(folder: Path, name: str, contexts=CONTEXTS, **more) -> Path:
+    """A file in which every answer is asked for; ``more`` are fields of its questions."""
+    folder.mkdir(exist_ok=True)
+    articles = []
+    for context, found in contexts.items():
+        asked = [
+            {"id": f"{len(articles)}-{i}", "question": f"who sat {'where ' * 30 * i}?"}
+            | {"answers": [{"text": a, "answer_start": context.rindex(a)}]}
+            | more
+            for i, a in enumerate(found)
+        ]
+        articles.append({"title": "t", "paragraphs": [{"context": context, "qas": asked}]})
+    (folder / name).write_text(json.dumps({"version": "1.1", "data": articles}))
+    return folder
+
+
+def right_outputs(made: Prepared) -> np.ndarray:
+    """Logits that say the targets, and nothing where the answer is not in the window."""
+    examples = made.valid["dev"]
+    outputs = np.zeros((len(examples), examples.length, 2), np.float32)
+    for i in range(len(examples)):
+        for side, place in enumerate(examples.sample(i, None)[1]):
+            outputs[i, place, side] = 9 if place else 0
+    return outputs
+
+
+def both(folder: Path, version: str = "v1.1", **more) -> Path:
+    return squad_file(
+        squad_file(folder, f"train-{version}.json", **more), f"dev-{version}.json", **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model", "length", "stride"),
+    [
+        ("bytes", BERT, 300, 20),
+        ("roberta", ROBERTA, 90, 30),
+        ("bert", BERT, 64, 128),
+        ("bert", BERT, 512, 128),
+    ],
+)
+def test_answers_are_found_back_in_any_window(
+    tmp_path, tokenizers, tokenizer, model, length, stride
+):
+    data = Labelled(
+        "squad1", str(both(tmp_path)), tokenizer=tokenizers[tokenizer], length=length, stride=stride
+    )
+    made = task(data, model)
+    assert (made.head, made.classes) == ("spans", 2)
+    assert made.score("dev", right_outputs(made)) == {"f1": 1, "exact_match": 1}
+    assert made.score("dev", np.zeros((len(made.valid["dev"]), length, 2)))["f1"] < 1
+
+
+@quick
+@given(st.integers(0, 50), st.integers(1, 20), st.integers(1, 40))
+def test_windows_hold_every_token_once_or_more_and_none_is_for_nothing(tokens, room, stride):
+    begins = squad._begins(tokens, room, stride)
+    assert {t for b in begins for t in range(b, min(b + room, tokens))} == set(range(tokens))
+    assert len(begins) == 1 or begins[-2] + room < tokens
+    assert all(b - a <= stride for a, b in pairwise(begins))
+
+
+def test_windows_by_hand(tmp_path):
+    contexts = {"abcdefghij": ["cd", "j"]}
+    squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
+    made = task(Labelled("squad1", str(tmp_path), length=11, stride=3), BERT)
+    found = ["".join(said(made, "bytes", i)) for i in range(len(made.train))]
+    assert found == [f"\xc0who \x00{part}\x00" for part in ("abcd", "defg", "ghij") * 2]
+    answers = [made.train.sample(i, None)[1].tolist() for i in range(len(found))]
+    assert answers == [[8, 9], [0, 0], [0, 0], [0, 0], [0, 0], [9, 9]]
+    assert made.train.sample(0, None)[0]["types"].tolist() == [0] * 6 + [1] * 5
+
+
+def test_the_best_span_of_all_windows_is_in_the_context_in_order_and_not_long(tmp_path, tokenizers):
+    context = "cat " * 40 + "dog"
+    contexts = {context: ["dog"]}
+    squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
+    data = Labelled("squad1", str(tmp_path), tokenizer=tokenizers["bert"], length=512)
+    questions = squad.from_files(squad.TASKS["squad1"], tmp_path)["dev"]
+    read = squad.windows(questions, Encoder(data.tokenizer, BERT), data.length, data.stride)
+    logits = np.random.default_rng(0).normal(size=(1, data.length, 2))
+    first = int(read.texts.second[0])
+    held = int(read.held[0])
+    logits[0, [0, first - 1, first + held], :] = 99  # the first token, and those around the context
+    logits[0, first + held - 1, 0] = 50  # a begin after every good end
+    logits[0, first, 0] = logits[0, first + held - 1, 1] = 20  # too far apart
+    expected = max(
+        (logits[0, i, 0] + logits[0, j, 1], i - first, j - first)
+        for i in range(first, first + held)
+        for j in range(i, min(i + squad.ANSWER, first + held))
+    )
+    begin, end = read.places[0][expected[1], 0], read.places[0][expected[2], 1]
+    assert squad.answers(read, questions, logits, None) == [context[begin:end]]
+    assert squad.answers(read, questions, logits, 0.0) == [
+        ""
+    ]  # the first token says more than that
+
+
+def test_version_2_knows_questions_without_an_answer(tmp_path):
+    contexts = {"the cat sat": ["cat"], "a dog": ["dog"]}
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        squad_file(tmp_path, name, contexts, is_impossible=False)
+        content = json.loads((tmp_path / name).read_text())
+        content["data"][1]["paragraphs"][0]["qas"][0] |= {
+            "is_impossible": True,
+            "answers": [],
+            "plausible_answers": [],
+        }
+        (tmp_path / name).write_text(json.dumps(content))
+    made = task(Labelled("squad2", str(tmp_path), length=40), BERT)
+    outputs = right_outputs(made)
+    outputs[1, 0] = 1  # no answer
+    names = [
+        "f1",
+        "exact_match",
+        "answer_f1",
+        "answer_exact_match",
+        "no_answer_f1",
+        "no_answer_exact_match",
+    ]
+    found = made.score("dev", outputs)
+    assert {name: found[name] for name in names} == dict.fromkeys(names, 1.0)
+    outputs[:, 0] = 99
+    found = made.score("dev", outputs)
+    assert {name: found[name] for name in names} == dict(
+        zip(names, [0.5, 0.5, 0, 0, 1, 1], strict=True)
+    )
+    assert (found["best_f1"], found["best_exact_match"]) == (
+        1.0,
+        1.0,
+    )  # one margin is larger than the other
+    assert found.keys() - names == {
+        f"best_{name}{more}" for name in ("f1", "exact_match") for more in ("", "_threshold")
+    }
+    tmp_path.joinpath("train-v2.0.json").rename(tmp_path / "train-v1.1.json")
+    tmp_path.joinpath("dev-v2.0.json").rename(tmp_path / "dev-v1.1.json")
+    with pytest.raises(
+        UserError, match=r"question 1-0 has no answer, as in version 2: set data.task=squad2"
+    ):
+        task(Labelled("squad1", str(tmp_path), length=40), BERT)
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_the_best_threshold_is_found_as_by_trying_all(seed, count):
+    rng = np.random.default_rng(seed)
+    golds = [("a b",) if rng.random() < 0.6 else () for _ in range(count)]
+    questions = [squad.Question("?", "a b c", gold, 0) for gold in golds]
+    texts = [str(rng.choice(["a b", "a", "c", ""])) for _ in range(count)]
+    found = squad.Answers(texts, rng.integers(-3, 3, count).astype(float))
+    tried = [
+        squad.score(squad.TASKS["squad2"], questions, found.at(t))
+        for t in (-9.0, *np.unique(found.silence))
+    ]
+    best = squad.thresholds(questions, found)
+    for name in ("f1", "exact_match"):
+        assert best[f"best_{name}"] == pytest.approx(max(scores[name] for scores in tried))
+        at = squad.score(squad.TASKS["squad2"], questions, found.at(best[f"best_{name}_threshold"]))
+        assert at[name] == pytest.approx(best[f"best_{name}"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not SQuAD's JSON"),
+        ("[1]", "is not SQuAD's JSON"),
+        ('{"data": {}}', "its data is no list"),
+        ('{"data": []}', "has no questions for train"),
+        ('{"data": [{"title": "t"}]}', r"is not as in SQuAD \(KeyError: 'paragraphs'\)"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "7", "question": 1, "answers": 3}]}]}]}',
+            "question 7",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "7", "question": "?", "answers": '
+            '[{"text": "b", "answer_start": 0}]}]}]}]}',
+            "question 7: its answer 'b' is not at character 0 of its text",
+        ),
+    ],
+)
+def test_files_that_are_not_squads(tmp_path, content, message):
+    both(tmp_path)
+    (tmp_path / "train-v1.1.json").write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        squad.from_files(squad.TASKS["squad1"], tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_squad_is_for_models_that_see_what_follows_and_names_what_lacks(tmp_path):
+    data = Labelled("squad1", str(tmp_path))
+    with pytest.raises(UserError, match=r"squad1 is for a BERT, .* not for a GPT2Config"):
+        task(data, GPT2)
+    with pytest.raises(
+        UserError,
+        match=r"no train-v1.1.json .* train-v1.1.json and dev-v1.1.json or train-v1.1.rebuilt",
+    ):
+        task(data, BERT)
+
+
+def test_halves_of_characters_are_read(tmp_path):
+    contexts = {"a \ud83d b": ["b"]}
+    squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
+    made = task(Labelled("squad1", str(tmp_path), length=40), BERT)
+    assert made.score("dev", right_outputs(made))["exact_match"] == 1
+
+
+# --- the files themselves ---
+
+
+@published
+@pytest.mark.parametrize(("name", "train", "dev"), [("cola", 8551, 527), ("sst2", 60614, 6735)])
+def test_published_tasks(name, train, dev):
+    made = task(Labelled(name, str(SHARED / name), examples=64), BERT)
+    assert (len(made.train), len(made.valid["dev"])) == (64, dev)
+    assert len(glue.from_files(glue.TASKS[name], SHARED / name)["train"].labels) == train
+
+
+@published
+def test_published_squad_without_a_file_that_judges_holds_articles_out():
+    questions = squad.from_files(squad.TASKS["squad1"], SHARED)
+    assert not {q.context for q in questions["train"]} & {q.context for q in questions["dev"]}
+    read = squad.windows(questions["dev"][:100], Encoder("bytes", BERT), 512, 128)
+    logits = np.zeros((len(read.question), 512, 2))
+    for w, (begin, end) in enumerate(read.targets):
+        logits[w, begin, 0] = logits[w, end, 1] = 9 if begin else 0
+    found = squad.answers(read, questions["dev"][:100], logits, None)
+    short = [
+        i
+        for i, q in enumerate(questions["dev"][:100])
+        if len(q.answers[0].encode()) <= 4 * squad.ANSWER
+    ]
+    assert len(short) > 90 and all(found[i] == questions["dev"][i].answers[0] for i in short)
+
+
+def test_every_task_is_here():
+    assert {*ROWS, *squad.TASKS} == {*NAMES}

@@ -1,0 +1,76 @@
+"""A tokenizer that is trained on a corpus: what it sees, what it can spell, and that a model trains on its tokens."""
+
+import sys
+
+import pytest
+import runs
+from tokenizers import Tokenizer
+
+from jaxgrow.models import BERTConfig
+from train import tokenizer as command
+from train.common.errors import UserError
+from train.config.experiment import load
+from train.data.text import tokens, training_text
+
+BERT = BERTConfig(vocab=280, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Trains a tokenizer on the corpus of an experiment."""
+
+    def run(*options, **changes):
+        config = runs.script(tmp_path, runs.experiment(tmp_path, **changes))
+        monkeypatch.setattr(sys, "argv", ["tokenizer", str(config), *map(str, options)])
+        command.main()
+        return config, capsys.readouterr().out
+
+    return run
+
+
+def test_a_tokenizer_is_trained_on_the_training_text_and_a_run_reads_its_tokens(tmp_path, run):
+    out = tmp_path / "own.json"
+    config, said = run("--vocab", 280, "--out", out)
+    setting = f"data.tokenizer={out} model.vocab=280"
+    assert said == f"{out}: 280 tokens; --set {setting}\n"
+    made = Tokenizer.from_file(str(out))
+    for text in ("abcd efgh\n", "ä € 😀\r\n\t<|endoftext|>", " a  b "):
+        assert made.decode(made.encode(text).ids, skip_special_tokens=False) == text
+    assert len(made.encode("<|endoftext|>").ids) == 1
+    experiment = load(config, setting.split())
+    found = tokens(experiment.data)
+    assert found.vocab == experiment.model.vocab == 280
+    letters = sum(len(f.read_text()) for f in runs.corpus(tmp_path).iterdir())
+    assert len(found.train) + len(found.valid) < 0.8 * letters  # merges are used
+
+
+def test_held_out_text_is_not_seen(tmp_path):
+    data = runs.experiment(tmp_path).data
+    every = [f.read_text() for f in sorted(runs.corpus(tmp_path).iterdir())]
+    assert list(training_text(data)) == [text for i, text in enumerate(every, 1) if i % 4]
+
+
+def test_an_encoders_tokenizer_has_what_masking_needs(tmp_path, run):
+    run("--vocab", 280, "--out", tmp_path / "own.json", model=BERT)
+    made = Tokenizer.from_file(str(tmp_path / "own.json"))
+    first, *inner, last = made.encode("abcd efgh").tokens
+    assert (first, last) == ("[CLS]", "[SEP]") and "[CLS]" not in inner
+    assert [made.token_to_id(token) for token in command.MASKED] == [0, 1, 2, 3, 4]
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path, run):
+    (tmp_path / "there.json").write_text("{}")
+    for options, says in (
+        (["--vocab", 200], "--vocab is 200, but the bytes and the special tokens need 257"),
+        (
+            ["--vocab", 99999],
+            r"the corpus is too small: it gives \d+ tokens; lower --vocab 99999 to that",
+        ),
+        (
+            ["--vocab", 280, "--out", tmp_path / "there.json"],
+            "there.json exists already; give another --out",
+        ),
+    ):
+        with pytest.raises(UserError, match=says):
+            run("--out", tmp_path / "own.json", *options)
+    assert not (tmp_path / "own.json").exists()

@@ -1,0 +1,162 @@
+"""Trackers: the same numbers as the log, run names, groups and seeds, offline, with the real packages."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import runs
+
+from train.common.errors import UserError
+from train.config.experiment import as_json, conflicts
+from train.engine.loop.trainer import run
+from train.engine.run import trackers
+from train.engine.run.recorder import Recorder
+
+
+class Kept:
+    """A tracker that keeps what it is given."""
+
+    def __init__(self, fails_at=None):
+        self.points, self.closed, self._fails_at = [], 0, fails_at
+
+    def write(self, step, values):
+        if step == self._fails_at:
+            raise ConnectionError("no\nroute")
+        self.points.append((step, dict(values)))
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return runs.experiment(tmp_path, seed=3, steps=4, eval_every=2)
+
+
+def recorded(folder, *given):
+    """A log of two points, by the trackers."""
+    (folder / "checkpoints").mkdir(parents=True)
+    recorder = Recorder(folder, trackers=given)
+    recorder.ledger.begin("train large", "Train", "large", 1)
+    for step in (1, 2):
+        recorder.log(step, loss=1 / step, keep=[0.5, 1.0])
+    recorder.close()
+
+
+def test_a_tracker_gets_what_the_log_has(tmp_path, monkeypatch, experiment):
+    kept = Kept()
+    monkeypatch.setitem(
+        trackers.KINDS, "wandb", lambda *about: setattr(kept, "about", about) or kept
+    )
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    kept.id = "abc"
+    folder = tmp_path / "demo-seed3"
+    run(replace(experiment, loggers=("wandb",)), folder)
+    given, where, known = kept.about
+    assert (given.name, given.seed, where.name, known, kept.closed) == (
+        "tiny",
+        3,
+        "demo-seed3",
+        None,
+        1,
+    )
+    assert json.loads((folder / trackers.IDS).read_text()) == {"wandb": "abc"}
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [values["large/loss"] for _, values in kept.points if "large/loss" in values]
+    assert losses == [line["loss"] for line in logged if "loss" in line] and losses
+    assert [values["flops"] for _, values in kept.points] == [line["flops"] for line in logged]
+    assert [step for step, _ in kept.points] == sorted(line["step"] for line in logged)
+
+
+def test_loggers_may_change_in_a_resumed_run(experiment):
+    assert conflicts(as_json(experiment), as_json(replace(experiment, loggers=("mlflow",)))) == []
+
+
+def test_a_tracker_that_fails_ends_no_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "train.engine.run.ledger.Ledger.totals", lambda self: {"steps": 1, "flops": 0.0}
+    )
+    fails, kept = Kept(fails_at=1), Kept()
+    recorded(tmp_path, fails, kept)
+    assert (
+        "Kept failed (no route) and gets no more numbers; the log has all of them"
+        in capsys.readouterr().err
+    )
+    assert (len(fails.points), len(kept.points)) == (0, 2)
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"loggers=mlflow needs the package mlflow: pip install -e '.\[mlflow\]'"
+    ):
+        trackers.opened(replace(experiment, loggers=("mlflow",)), tmp_path)
+
+
+# --- the real packages, offline ---
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_name_group_seed_and_numbers(tmp_path, experiment, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in {
+        "MODE": "offline",
+        "SILENT": "true",
+        "DATA_DIR": str(tmp_path),
+        "CACHE_DIR": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    made, real = [], wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **options: made.append(real(**options)) or made[-1])
+    folder = tmp_path / "demo-seed3"
+    folder.mkdir()
+    named = replace(experiment, loggers=("wandb",))
+    for last in (1.5, 2.5):  # the second time, the run is resumed
+        [tracker] = trackers.opened(named, folder)
+        tracker.write(2, {"large/loss": last})
+        tracker.write(
+            4, {"large/lr": 0.0}
+        )  # W&B counts the points of a step when the next one comes
+        assert made[-1].summary["large/loss"] == last
+        tracker.close()
+    first, again = made
+    assert first.id == again.id == tracker.id
+    assert (again.name, again.group, again.config["seed"], again.project) == (
+        "demo-seed3",
+        "tiny",
+        3,
+        "jaxgrow",
+    )
+    assert again.config["optim"]["peak_lr"] == 1e-2
+    [*files] = (folder / "wandb").glob(f"offline-run-*/run-{tracker.id}.wandb")
+    assert files and all(file.stat().st_size > 500 for file in files)
+
+
+def test_mlflow_offline_has_name_group_seed_and_numbers(tmp_path, experiment, monkeypatch):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # files need no database
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "growing")
+    folder = tmp_path / "demo-seed3"
+    folder.mkdir()
+    named = replace(experiment, loggers=("mlflow",))
+    for steps in ((2, 4), (2, 4, 6)):  # the second time, the run is resumed at its beginning
+        [tracker] = trackers.opened(named, folder)
+        for step in steps:
+            tracker.write(step, {"large/loss": 1 / step, "flops": 10.0 * step})
+        tracker.close()
+    client = MlflowClient()
+    [found] = client.search_runs([client.get_experiment_by_name("growing").experiment_id])
+    assert (found.info.run_id, found.info.run_name, found.info.status) == (
+        tracker.id,
+        "demo-seed3",
+        "FINISHED",
+    )
+    assert (found.data.tags["group"], found.data.tags["seed"]) == ("tiny", "3")
+    assert (found.data.params["seed"], found.data.params["optim.peak_lr"]) == ("3", "0.01")
+    points = client.get_metric_history(tracker.id, "large/loss")
+    assert {(p.step, p.value) for p in points} == {(2, 0.5), (4, 0.25), (6, 1 / 6)}

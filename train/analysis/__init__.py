@@ -1,0 +1,1 @@
+"""Analysis: what did the runs show? Nothing here trains."""

@@ -1,0 +1,82 @@
+"""How a saving changes with model size and budget: a least-squares fit over the seeds of several comparisons."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t
+
+from train.common.errors import UserError
+
+AXES: tuple[str, ...] = ("parameters", "tokens per parameter")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The saving of one recipe at one size and budget, of each seed."""
+
+    at: tuple[float, float]  # parameters, tokens per parameter
+    saved: tuple[float, ...]
+    # number of seeds whose saving is a lower bound: these runs ended below the whole frontier
+    bounds: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``mean + slopes (x - centre)``, with x in doublings."""
+
+    mean: float
+    slopes: dict[str, float]  # of the axes along which the comparisons differ
+    centre: dict[str, float]
+    covariance: np.ndarray  # of (mean, *slopes)
+    freedom: int
+
+    def half_width(self, weights: np.ndarray) -> float:
+        """Half of the 95 % interval of a weighted sum of mean and slopes."""
+        return float(t.ppf(0.975, self.freedom) * math.sqrt(weights @ self.covariance @ weights))
+
+    def slope(self, axis: str) -> tuple[float, float]:
+        """The slope along ``axis`` and half of its 95 % interval."""
+        weights = np.array([0.0, *(float(name == axis) for name in self.slopes)])
+        return self.slopes[axis], self.half_width(weights)
+
+    def expected(self, at: tuple[float, float]) -> tuple[float, float]:
+        """The expected saving at a size and budget, and half of its 95 % interval."""
+        x = dict(zip(AXES, np.log2(at), strict=True))
+        off = np.array([x[axis] - self.centre[axis] for axis in self.slopes])
+        return float(self.mean + off @ [*self.slopes.values()]), self.half_width(
+            np.array([1.0, *off])
+        )
+
+
+def fit(points: list[Measured]) -> Fit:
+    """Fit ``a + b log2(parameters) + c log2(tokens per parameter)``, without the axes along which all points agree.
+
+    Raises:
+      UserError: all points have one size and budget, sizes and budgets change together, or there
+        are too few seeds.
+    """
+    x = np.log2([p.at for p in points for _ in p.saved])
+    y = np.array([s for p in points for s in p.saved])
+    if not points:
+        raise UserError("no comparison with several seeds: nothing can be fitted")
+    # Budgets that are meant to be equal differ a little, because steps are whole numbers.
+    axes = [i for i in range(len(AXES)) if np.ptp(x[:, i]) > 0.1]
+    centre = x.mean(0)
+    design = np.concatenate([np.ones((len(x), 1)), (x - centre)[:, axes]], 1)
+    freedom = len(y) - design.shape[1]
+    if not axes or np.linalg.matrix_rank(design, tol=0.1) < design.shape[1] or freedom < 1:
+        raise UserError(
+            f"{len(points)} comparisons of {len(y)} seeds do not tell how a saving changes: compare at two sizes at least, "
+            "with several seeds, and with budgets per parameter that do not change together with the size"
+        )
+    found, *_ = np.linalg.lstsq(design, y, rcond=None)
+    variance = np.square(y - design @ found).sum() / freedom
+    names = [AXES[i] for i in axes]
+    return Fit(
+        float(found[0]),
+        dict(zip(names, found[1:].tolist(), strict=True)),
+        {AXES[i]: float(centre[i]) for i in axes},
+        variance * np.linalg.inv(design.T @ design),
+        freedom,
+    )

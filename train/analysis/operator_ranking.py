@@ -1,0 +1,70 @@
+"""What a race showed: losses at equal FLOPs since the small model, the best first."""
+
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from train.analysis.runs import Run, markdown, spread
+
+MOMENTS = (0.25, 0.5, 1.0)  # of the FLOPs of the race, at which the table looks besides its start
+
+Curve = list[tuple[float, float]]  # (FLOPs since the small model, validation loss)
+
+
+def after_growing(finished: Run) -> Curve:
+    """From the grown model on: right after growing, then of its training."""
+    *_, before, last = finished.segments
+    small = finished.source("flops")
+    return [(line["flops"] - small, line["val_loss"]) for line in [before[-1], *last]]
+
+
+def rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
+    """One row an operator, the best at the end first: for each moment the losses, one a seed.
+
+    A loss is None where an operator had not yet grown at those FLOPs: learning its maps took
+    longer.
+    """
+    curves = {by: [after_growing(r) for r in runs] for by, runs in finished.items()}
+    budget = min(curve[-1][0] for some in curves.values() for curve in some)
+    out = []
+    for by, some in curves.items():
+        grown = [[curve[0][1] for curve in some]]
+        later = [[_at(curve, moment * budget) for curve in some] for moment in MOMENTS]
+        out.append(
+            {"by": by, "flops": [moment * budget for moment in MOMENTS], "loss": grown + later}
+        )
+    return sorted(out, key=lambda row: mean(np.inf if x is None else x for x in row["loss"][-1]))
+
+
+def _at(curve: Curve, flops: float) -> float | None:
+    return None if flops < curve[0][0] else float(np.interp(flops, *np.transpose(curve)))
+
+
+def rank_correlation(x: list[float], y: list[float]) -> float:
+    """Spearman's, of two lists without ties."""
+    a, b = (np.argsort(np.argsort(v)) for v in (x, y))
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
+    """Markdown; ``impossible`` are operators that cannot reach the sizes, and why."""
+    head = [
+        "operators",
+        "loss right after growing",
+        *(f"at {flops:.3g} FLOPs" for flops in ranked[0]["flops"]),
+    ]
+    body = [
+        [r["by"], *("not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"])]
+        for r in ranked
+    ]
+    body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
+    text = (
+        f"{markdown(head, body)}\n\nFLOPs are those after the small model, the same for all. "
+        f"Seeds: {', '.join(map(str, seeds))}; with several, the mean and in brackets each.\n"
+    )
+    ends = [r for r in ranked if None not in r["loss"][-1]]
+    if len(ends) > 2:
+        correlation = rank_correlation(*([mean(r["loss"][i]) for r in ends] for i in (0, -1)))
+        text += f"Rank correlation of the losses right after growing and at the end: {correlation:.2f}\n"
+    return text

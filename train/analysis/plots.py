@@ -1,0 +1,362 @@
+"""What runs cost and gave, drawn."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from jaxgrow import plot
+from train.analysis.runs import Run, Unit, curves, half_width, spent
+from train.analysis.savings import Comparison
+from train.aot.compilation import Program
+from train.common.errors import UserError
+from train.plan.learning import Maps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, which the colour-blind tell apart, too; without yellow, which is hardly
+# seen on white.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")  # those that black text is read on
+WIDTH, DPI, SMALL = 8.5, 200, 8  # of a page, in inches; dots an inch; the smallest text, in points
+GREY = "#666666"
+# seeds that a band is drawn of: that of two, by Student's t, is 13 times as wide as they are apart
+FEW = 3
+COUNTED: dict[Unit, str] = {
+    "flops": "FLOPs, all phases counted",
+    "run_seconds": "seconds, all phases counted; compiling and validation left out",
+    "seconds": "seconds, all phases counted, compiling too; validation left out",
+}
+LETTERS = 115  # of the smallest text, that fit beside each other on a page
+LINE, BAR = 0.16, 0.75  # inches: a line of the smallest text; the largest model of a timeline
+BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # of the baseline's line
+_OTHER = 0.4  # how opaque seeds after the first are
+
+
+def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
+    """Validation loss against what it cost: means over seeds, from three on in bands of their 95 %
+    intervals, and each seed's end as a dot.
+
+    Small models are dotted. The baseline is drawn broad, so that a run that is identical to it can
+    be seen on top. Compare the dots with the crosses of the frontier.
+    """
+    figure, axes = _wide()
+    small = False
+    for i, runs in enumerate(comparison.runs):
+        *parts, last = curves(runs, unit)
+        look = _look(i) | ({} if i else BROAD)
+        for curve in (*parts, last):
+            own = curve.phase == last.phase  # the full model, also before it was made small
+            small = small or not own
+            style: dict[str, Any] = look if own else look | {"linestyle": ":"}
+            axes.plot(curve.cost, curve.loss, **style)
+            if len(runs) >= FEW:
+                low, high = curve.loss - curve.half, curve.loss + curve.half
+                axes.fill_between(
+                    curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0
+                )
+        axes.lines[-1].set_label(runs[0].name)
+        ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
+        axes.plot(*ends, "o", color=look["color"], alpha=0.6, markersize=4, markeredgewidth=0)
+    level = mean(r.loss for r in comparison.runs[0])
+    axes.axhline(
+        level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline"
+    )
+    if comparison.frontier:
+        _frontier(axes, comparison, unit)
+    finals = [r.loss for runs in [*comparison.runs, *comparison.frontier] for r in runs]
+    points = [p for runs in comparison.runs for r in runs for p in r.curve]
+    top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
+    axes.set_ylim(min(finals) - 0.05, top)
+    axes.set_xscale("log")
+    seen = [
+        at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0
+    ]
+    axes.set_xlim(
+        left=0.9 * min(seen + [r.cost(unit) for runs in comparison.frontier for r in runs])
+    )
+    axes.set_xlabel(COUNTED[unit])
+    shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
+    _finish(figure, axes, comparison.runs[0][0], path, shared)
+
+
+def _explained(small: bool, bands: bool) -> list[Artist]:
+    """Entries of the legend for styles that are shared by all runs."""
+    found: list[Artist] = (
+        [Line2D([], [], color=GREY, linestyle=":", label="small model of the run")] if small else []
+    )
+    found.append(
+        Line2D([], [], color=GREY, marker="o", linestyle="", markersize=4, label="end of each seed")
+    )
+    if bands:
+        found.append(Patch(color=GREY, alpha=0.15, linewidth=0, label="95 % interval of the mean"))
+    return found
+
+
+def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
+    scratch = sorted(comparison.scratch, key=lambda runs: mean(r.cost("flops") for r in runs))
+    costs = [mean(r.cost(unit) for r in runs) for runs in scratch]
+    ends = [mean(r.loss for r in runs) for runs in scratch]
+    half = [(len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0 for runs in scratch]
+    for runs in comparison.frontier:
+        for curve in curves(runs, unit):
+            axes.plot(curve.cost, curve.loss, color=GREY, linewidth=0.8)
+    axes.lines[-1].set_label("shorter runs from scratch")
+    axes.plot(
+        costs, ends, "x--", color=GREY, zorder=3, label="frontier: scratch, each fully decayed"
+    )
+    axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
+    place: dict[str, Any] = {
+        "rotation": 90,
+        "ha": "right",
+        "va": "top",
+        "transform": axes.get_xaxis_transform(),
+    }
+    for x, runs in zip(costs, scratch, strict=True):
+        axes.axvline(x, color=GREY, linewidth=0.6, alpha=0.5)
+        part = mean(r.cost("flops") for r in runs) / mean(
+            r.cost("flops") for r in comparison.runs[0]
+        )
+        axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **place)
+
+
+def keep(comparison: Comparison, path: Path) -> bool:
+    """Keep probability over depth and time, of each model that drops layers; False, and no plot, if none does."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for run in (runs[0] for runs in comparison.runs):
+        for line in run.keep:
+            panels.setdefault(f"{run.name}, {line['phase']}", []).append(line)
+    if not panels:
+        return False
+    figure = Figure((WIDTH, 1 + 2 * len(panels)), dpi=DPI, layout="constrained")
+    for axes, (title, lines) in zip(
+        figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True
+    ):
+        depth = len(lines[0]["keep"])
+        steps = [line["step"] for line in lines]
+        edges = [
+            2 * steps[0] - steps[1] if len(steps) > 1 else steps[0] - 1,
+            *steps,
+        ]  # each line tells of the steps before it
+        image = axes.pcolormesh(
+            edges,
+            np.arange(depth + 1) + 0.5,
+            np.transpose([x["keep"] for x in lines]),
+            vmin=0,
+            vmax=1,
+        )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.set_ylabel("layer")
+        figure.colorbar(image, ax=axes, label="keep probability")
+    saved(figure, path)
+    return True
+
+
+def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: Path) -> None:
+    """Validation loss against the FLOPs since the small model, of each operator and seed.
+
+    The first point is right after growing, at hardly any FLOPs: the axis is linear up to the second
+    one, then logarithmic.
+    """
+    figure, axes = _wide()
+    for i, (by, seeds) in enumerate(curves.items()):
+        for j, (_, points) in enumerate(seeds):
+            axes.plot(
+                *np.transpose(points), label=None if j else by, alpha=_OTHER if j else 1, **_look(i)
+            )
+    several = any(len(seeds) > 1 for seeds in curves.values())
+    shared: list[Artist] = (
+        [Line2D([], [], color=GREY, alpha=_OTHER, label="other seeds")] if several else []
+    )
+    every = [seed for seeds in curves.values() for seed in seeds]
+    axes.set_xscale("symlog", linthresh=min(points[1][0] for _, points in every))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("FLOPs after the small model")
+    _finish(figure, axes, every[0][0], path, shared)
+
+
+def maps(maps: Maps, path: Path) -> None:
+    """Every learned map: depth weights by module, width maps from old to new units, the mean where each layer has its own."""
+    depth = maps.coefficients["depth"].items()
+    panels = [plot.Panel(f"w, {name.removeprefix('blocks/')}", w, ("layers",)) for name, w in depth]
+    for name, matrices in maps.coefficients["width"].items():
+        for role, m in matrices.items():
+            panels.append(plot.Panel(f"{name}, {role}", m if m.ndim == 2 else m.mean(0), (name,)))
+    saved(plot.figure(panels), path)
+
+
+def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
+    """What trains when, for what cost: a row for each plan, a bar for each phase as wide as its FLOPs and as high as its model.
+
+    Labels of phases that are too narrow for them, and of phases of hardly any FLOPs, stand above
+    the bars, in as many lines as they need not to overlap.
+
+    Args:
+      rows: names, and phases as in a run's ``result.json``.
+    """
+    whole = sum(p["flops"] for p in rows[0][1])
+    largest = max(p["parameters"] for _, phases in rows for p in phases)
+    end = max(sum(p["flops"] for p in phases) for _, phases in rows) / whole
+    colours: dict[str, str] = {}
+    bars = [_bars(phases, whole, largest, end) for _, phases in rows]
+    above = [_lines([b for b in row if not b.inside], end) for row in bars]
+    count = 1 + max((line for labels in above for _, _, line, _ in labels), default=0)
+    figure = Figure((WIDTH, 0.6 + (1.15 + LINE * count) * len(rows)), dpi=DPI, layout="constrained")
+    places = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, _), row, labels in zip(places, rows, bars, above, strict=True):
+        for bar in row:
+            _draw(axes, bar, colours)
+        _label(axes, labels)
+        axes.set_title(
+            f"{name}: {sum(bar.width for bar in row):.0%}", fontsize=SMALL + 1, loc="left"
+        )
+        axes.set(xlim=(0, end), ylim=(0, 1.1 + LINE * count / BAR), yticks=[])
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(labelsize=SMALL)
+    places[-1].xaxis.set_major_formatter(PercentFormatter(1))
+    places[-1].set_xlabel(
+        f"FLOPs, as parts of those of the first plan ({whole:.3g})", fontsize=SMALL + 1
+    )
+    return figure
+
+
+class _Bar(NamedTuple):
+    """A phase of a timeline."""
+
+    x: float
+    width: float
+    height: float
+    model: str
+    inside: str  # its label, if the bar is wide enough for one
+    above: str  # otherwise; empty if the label is inside
+
+
+def _bars(
+    phases: Sequence[Mapping[str, Any]], whole: float, largest: int, end: float
+) -> list[_Bar]:
+    found, x = [], 0.0
+    for p in phases:
+        width, model = p["flops"] / whole, p["phase"].removeprefix("train ")
+        texts = [f"{model}, {_amount(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
+        inside = next(
+            (t for t in texts if len(max(t.split("\n"), key=len)) < LETTERS * width / end), ""
+        )
+        tiny = width < 0.005 * end
+        above = "" if inside else p["phase"].split()[0] if tiny else f"{model} {width:.0%}"
+        found.append(
+            _Bar(x, width, 0.0 if tiny else p["parameters"] / largest, model, inside, above)
+        )
+        x += width
+    return found
+
+
+def _draw(axes: "Axes", bar: _Bar, colours: dict[str, str]) -> None:
+    if not bar.height:
+        return
+    colour = colours.setdefault(bar.model, LIGHT[len(colours) % len(LIGHT)])
+    axes.bar(bar.x, bar.height, bar.width, align="edge", color=colour, edgecolor="white")
+    bottom = 0.04 if bar.height > 0.5 else bar.height
+    axes.text(bar.x + bar.width / 2, bottom, bar.inside, fontsize=SMALL, ha="center", va="bottom")
+
+
+def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> None:
+    """Draws what `_lines` found: the texts, each with a stroke down to where its phase begins."""
+    for x, at, line, text in labels:
+        bottom = 1.08 + LINE * line / BAR
+        axes.plot([x, x], [0, bottom + LINE / BAR], color="black", linewidth=0.8)
+        axes.text(at, bottom, text, fontsize=SMALL, va="bottom")
+
+
+def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, str]]:
+    """For the labels above the bars: where their phase begins, where they begin, the line that they are in, and the text.
+
+    From right to left, each label is above all that it would touch, so that no stroke of another
+    one crosses it.
+    """
+    texts: dict[float, list[str]] = {}
+    for bar in bars:
+        texts.setdefault(bar.x, []).append(bar.above)
+    found: list[tuple[float, float, int, str]] = []
+    for x, parts in reversed(texts.items()):
+        text = f" {', '.join(parts)}"
+        width = (len(text) + 1) * end / LETTERS
+        at = max(0.0, min(x, end - width))
+        below = [line for _, other, line, _ in found if other < at + width]
+        found.append((x, at, max(below, default=-1) + 1, text))
+    return found
+
+
+def _amount(parameters: int) -> str:
+    """``"129 K"``."""
+    size, of = next(
+        (s, of)
+        for s, of in ((1e9, " B"), (1e6, " M"), (1e3, " K"), (1, ""))
+        if parameters >= s or s == 1
+    )
+    return f"{parameters / size:.3g}{of}"
+
+
+def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
+    """What each program of `train.preflight` needs on a device, stacked, and what a device has."""
+    bars = [
+        (f"{config}\n{p.phase}, {p.what}", p)
+        for config, programs in found.items()
+        for p in programs
+    ]
+    figure = Figure((WIDTH, 1.2 + 0.45 * len(bars)), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(bars))
+    for part, colour in zip(("parameters", "moments", "other", "temporary"), LIGHT, strict=False):
+        sizes = np.array([getattr(p, part) / 1e9 for _, p in bars])
+        axes.barh([name for name, _ in bars], sizes, left=left, label=part, color=colour)
+        left += sizes
+    axes.axvline(limit / 1e9, color="black", linestyle="--", label=f"a device of {machine}")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=SMALL)
+    axes.set_xlabel("GB on a device")
+    figure.legend(loc="outside right upper", fontsize=SMALL)
+    saved(figure, path)
+
+
+def saved(figure: Figure, path: Path) -> None:
+    """Raises:
+    UserError: nothing is written that ends so.
+    """
+    try:
+        figure.savefig(path, format=path.suffix[1:] or "png")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _wide() -> tuple[Figure, "Axes"]:
+    figure = Figure((WIDTH, 4.5), dpi=DPI, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _look(i: int) -> dict[str, Any]:
+    """Of the lines of config ``i``: none looks like another's, nor like the frontier."""
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": ("-", "--", "-.")[i // len(COLOURS) % 3],
+    }
+
+
+def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]) -> None:
+    axes.set_ylabel(f"validation loss (nats {'an image' if run.classifies else 'a token'})")
+    axes.grid(alpha=0.3)
+    handles = [*axes.get_legend_handles_labels()[0], *shared]
+    figure.legend(
+        handles=handles, loc="outside right upper", fontsize=SMALL
+    )  # beside the lines, however many there are
+    saved(figure, path)

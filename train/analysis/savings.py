@@ -1,0 +1,286 @@
+"""What runs saved against a baseline, over seeds: the frontier first, the curves beside it; rows, tables, what to doubt."""
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from train.analysis.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike
+
+UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
+ALIKE = 0.03  # two costs are alike if they differ by less than this part
+DECAYED = 0.05  # a last learning rate below this part of the peak
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several configs, each with the same seeds. ``runs[0]`` are the baseline's.
+
+    Raises:
+      UserError: they are not judged alike.
+    """
+
+    runs: list[list[Run]]
+    frontier: list[list[Run]]  # of the baseline, one list a budget below 1
+    scores: Mapping[str, list[list[float]]] = field(
+        default_factory=dict
+    )  # by what they are of: those of all runs, so listed
+    # seeds by config; not among the runs
+    diverged: Mapping[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        refuse_unlike([(r.name, r.config) for runs in [*self.runs, *self.frontier] for r in runs])
+
+    @property
+    def scratch(self) -> list[list[Run]]:
+        """The whole frontier: the baseline, and its shorter runs."""
+        return [self.runs[0], *self.frontier]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a config. A saving is one minus a ratio of costs, one number a seed, in pairs with the baseline's.
+
+        ``saved_frontier``: of the budget from which scratch, fully decayed, ends at the run's own
+        loss; a lower bound where that is below the whole frontier (``below_frontier``), None where
+        it is above, null for all without a frontier. ``saved_{unit}``: of what the baseline had
+        spent when its curve reached its final loss to stay, the same of the run's curve; None if it
+        never did. ``.._given``: the small model that a growth begins from costs nothing.
+        ``.._interval``: half the width of the 95 % confidence interval of the mean (Student's t
+        over seeds), where there is one.
+        """
+        baseline = {r.seed: r for r in self.runs[0]}
+        budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}
+        rows = []
+        for i, runs in enumerate([*self.runs, *self.frontier]):
+            base = [baseline[r.seed] for r in runs]
+            pairs = list(zip(runs, base, strict=True))
+            row: dict[str, Any] = {
+                "run": runs[0].name,
+                "seeds": [r.seed for r in runs],
+                "diverged": self.diverged.get(runs[0].name, []),
+                "parameters": runs[0].parameters,
+                "tokens_per_parameter": mean(r.result["tokens"] / r.parameters for r in runs),
+                "loss": [r.loss for r in runs],
+                "accuracy": [r.result["val_accuracy"] for r in runs],
+                "scores": {name: scores[i] for name, scores in self.scores.items()},
+                **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
+                "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
+            }
+            equal = [
+                frontier_budget(budgets[r.seed], r.loss) if self.frontier else None for r in runs
+            ]
+            row["below_frontier"] = [e == math.inf for e in equal] if self.frontier else None
+            for given, suffix in ((False, ""), (True, "_given")):
+                saved: list[float | None] = [
+                    e
+                    and 1 - (r.cost("flops") - given * r.source("flops")) / min(e, b.cost("flops"))
+                    for e, (r, b) in zip(equal, pairs, strict=True)
+                ]
+                row[f"saved_frontier{suffix}"] = saved if self.frontier else None
+                row[f"saved_frontier{suffix}_interval"] = (
+                    None if math.inf in equal else half_width(saved)
+                )
+            for unit in UNITS:
+                for given, suffix in ((False, ""), (True, "_given")):
+                    saved = []
+                    for r, b in pairs:
+                        own, whole = r.cost_to(b.loss, unit), b.cost_to(b.loss, unit)
+                        assert whole is not None  # a run ends at its own loss
+                        saved.append(
+                            None if own is None else 1 - (own - given * r.source(unit)) / whole
+                        )
+                    row[f"saved_{unit}{suffix}"] = saved
+                    row[f"saved_{unit}{suffix}_interval"] = half_width(saved)
+            rows.append(row)
+        return rows
+
+    def noise(self) -> dict[str, float | None]:
+        """The standard deviation of the baseline's final loss over seeds, and the part of its budget that buys as much.
+
+        The latter by the frontier's slope at the baseline: loss against log FLOPs, between its two
+        longest budgets.
+        """
+        losses = [r.loss for r in self.runs[0]]
+        deviation, budget = stdev(losses) if len(losses) > 1 else None, None
+        points = sorted(
+            (math.log(mean(r.cost("flops") for r in rs)), mean(r.loss for r in rs))
+            for rs in self.scratch
+        )
+        if deviation is not None and len(points) > 1:
+            (x0, y0), (x1, y1) = points[-2:]
+            budget = math.expm1(deviation * (x1 - x0) / (y0 - y1)) if y1 < y0 else None
+        return {"loss": deviation, "budget": budget}
+
+    def doubts(self) -> list[str]:
+        """What a reader must know before believing a saving, a sentence each."""
+        first, seeds, noise = self.runs[0][0], len(self.runs[0]), self.noise()
+        doubts = [
+            f"{name} diverged with seed {', '.join(map(str, seeds))}, so no saving is given for it."
+            for name, seeds in self.diverged.items()
+        ]
+        if not self.frontier:
+            doubts.append(
+                "No frontier: add --frontier, such as 0.75, to compare with shorter runs from scratch."
+            )
+        if seeds == 1:
+            doubts.append("One seed: the noise floor and the confidence interval are unknown.")
+        else:
+            floor = f"Noise floor: the final loss of {first.name} varies over {seeds} seeds by "
+            floor += f"{noise['loss']:.4f} (standard deviation)"
+            if noise["budget"] is not None:
+                floor += f", which corresponds to {noise['budget']:.1%} of its budget"
+            elif self.frontier:
+                floor += "; the longest shorter run ends no higher, so it does not correspond to a budget"
+            doubts.append(
+                f"{floor}. ± is half of a 95 % interval: Student's t over the seeds, each compared with its own baseline."
+            )
+        for runs in self.scratch:
+            if (rate := max(r.last_rate for r in runs)) > DECAYED:
+                doubts.append(
+                    f"{runs[0].name} is not decayed: it ends at {rate:.0%} of its peak learning rate. "
+                    "This makes savings look larger."
+                )
+        return doubts
+
+    def results(self) -> list[str]:
+        """The result in words: a line for each config except the baseline and its shorter runs."""
+        base, *rows = self.rows()
+        count = len(self.runs) - 1
+        return [_told(row, base, rows[count:]) for row in rows[:count]]
+
+    def report(self) -> str:
+        """The comparison as Markdown: one row for each config, scores, phases, caveats, and the result in words."""
+        parts = [
+            self._main(),
+            *self._scores(),
+            self._phases(),
+            *map(_wrapped, [self._about(), *self.doubts()]),
+        ]
+        return "\n\n".join([*parts, *map(_wrapped, self.results())]) + "\n"
+
+    def _main(self) -> str:
+        rows = self.rows()
+        columns: dict[str, Any] = {
+            "run": lambda r: r["run"],
+            "FLOPs": lambda r: f"{r['flops']:.3f}",
+            "loss": _loss,
+        }
+        if self.runs[0][0].classifies:
+            columns["accuracy"] = lambda r: f"{mean(r['accuracy']):.1%}"
+        if self.frontier:
+            columns["FLOPs saved vs. frontier"] = _frontier
+        columns["time"] = lambda r: f"{r['run_seconds']:.3f}"
+        lost = [name for name in self.diverged if name not in {row["run"] for row in rows}]
+        return _lines(
+            columns,
+            [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)],
+        )
+
+    def _about(self) -> str:
+        first = self.runs[0][0]
+        return (
+            f"FLOPs and time are relative to {first.name}: {first.cost('flops'):.3g} FLOPs and "
+            f"{mean(r.cost('run_seconds') for r in self.runs[0]):.0f} s (excluding compilation and validation). "
+            f"Values are means over {len(self.runs[0])} seed{'s' * (len(self.runs[0]) > 1)}; compare.json has each seed."
+        )
+
+    def _scores(self) -> list[str]:
+        if not self.scores:
+            return []
+        columns: dict[str, Any] = {"run": lambda r: r["run"], "loss": _loss}
+        columns |= {
+            name: lambda r, name=name: f"{mean(r['scores'][name]):.4f}" for name in self.scores
+        }
+        return [_lines(columns, self.rows())]
+
+    def _phases(self) -> str:
+        body = [
+            [runs[0].name, p["phase"], f"{p['parameters']:,}", f"{p['steps']:,}",
+             f"{p['layers'] / p['steps']:.2f}" if p["steps"] else "", _milliseconds(runs, i),
+             f"{p['flops'] / runs[0].cost('flops'):.1%}"]
+            for runs in self.runs
+            for i, p in enumerate(runs[0].result["phases"])
+        ]  # fmt: skip
+        return markdown(
+            ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"], body
+        )
+
+
+def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    return markdown(
+        list(columns), [[_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
+    )
+
+
+def _cell(name: str, cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:
+    """One cell. If some seeds of a config diverged, the saving of the others would be biased, so it is not shown."""
+    if row["diverged"] and "saved" in name:
+        return _some_seeds(
+            "diverged", len(row["diverged"]), len(row["diverged"]) + len(row["loss"])
+        )
+    return cell(row) if row["loss"] or name in ("run", "loss") else ""
+
+
+def _some_seeds(what: str, count: int, every: int) -> str:
+    return what if count == every else f"{what}: {count} of {every} seeds"
+
+
+def _loss(row: dict[str, Any]) -> str:
+    """The mean over the seeds that finished, then the seeds that diverged."""
+    seeds = ", ".join(map(str, row["diverged"]))
+    parts = [f"{mean(row['loss']):.4f}"] if row["loss"] else []
+    return ", ".join([*parts, f"diverged: seed {seeds}"] if seeds else parts)
+
+
+def _told(row: dict[str, Any], base: dict[str, Any], shorter: list[dict[str, Any]]) -> str:
+    """The saving at equal loss, the cost and the loss of a run, and the loss of a run from scratch with the same cost."""
+    text = (
+        f"Its loss is {mean(row['loss']):.4f} with {row['flops']:.0%} of the FLOPs of {base['run']}, whose loss is "
+        f"{mean(base['loss']):.4f}"
+    )
+    alike = [r for r in shorter if abs(r["flops"] / row["flops"] - 1) < ALIKE]
+    text += "".join(
+        f"; {r['run']}, from scratch with the same cost, has a loss of {mean(r['loss']):.4f}"
+        for r in alike[:1]
+    )
+    return f"Result: {row['run']} {_saved(row)} {text}."
+
+
+def _saved(row: dict[str, Any]) -> str:
+    if row["diverged"]:
+        return "diverged with some seeds, so no saving is given."
+    saved = row["saved_frontier"]
+    if saved is None:
+        return "has no known saving, because --frontier was not given."
+    if None in saved:
+        return "saved nothing: it ended above every run from scratch."
+    value, half = mean(saved), row["saved_frontier_interval"]
+    interval = "" if half is None else f" ± {100 * half:.1f}"
+    seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
+    amount = f"{'more than ' * any(row['below_frontier'])}{100 * abs(value):.1f} %{interval}"
+    return f"reached its loss with {amount} {'more' if value < 0 else 'fewer'} FLOPs than a run from scratch ({seeds})."
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _milliseconds(runs: Sequence[Run], i: int) -> str:
+    times = [t for r in runs if (t := r.step_seconds(i)) is not None]
+    return f"{1000 * mean(times):.1f}" if times else ""
+
+
+def _frontier(row: dict[str, Any]) -> str:
+    """The saving with its interval. From three seeds on this is ±; with two seeds it is the range."""
+    values = row["saved_frontier"]
+    known = [100 * v for v in values if v is not None]
+    if len(known) < len(values):
+        return _some_seeds("above the frontier", len(values) - len(known), len(values))
+    text = f"{mean(known):.1f} %"
+    if len(known) == 2:
+        text += f" [{min(known):.1f}, {max(known):.1f}]"
+    elif row["saved_frontier_interval"] is not None:
+        text += f" ± {100 * row['saved_frontier_interval']:.1f}"
+    # A run below the frontier saves more than the frontier can show.
+    return "> " * any(row["below_frontier"]) + text.replace("-0.0", "0.0")

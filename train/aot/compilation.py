@@ -1,0 +1,284 @@
+"""A plan without its machine: every program that it would run is compiled, and shapes stand for the models."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrow import flops
+from jaxgrow.axes import Tree
+from jaxgrow.models import Config
+from train.aot import hlo
+from train.aot.machines import Machine
+from train.aot.roofline import Roofline, kernels, roofline
+from train.common.errors import UserError
+from train.config.experiment import Experiment
+from train.data import batches
+from train.data.labelled.task import Labelled
+from train.engine.loop import programs
+from train.engine.loop.inputs import StepPlan, step_plans
+from train.engine.loop.memory import on_each
+from train.engine.loop.parallel import over_mesh
+from train.engine.loop.step import eval_step, train_step
+from train.engine.run.ledger import Ledger
+from train.engine.state.mesh import batch_devices, divided, replicated
+from train.engine.state.model import Model, shardings
+from train.plan.lifetimes import after
+from train.plan.modifiers import Setting
+from train.plan.phase import Phase
+from train.plan.training import Train
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program, and what one device of the machine does in a run of it. Sizes in bytes."""
+
+    phase: str
+    what: str  # step, evaluation, or the kind of the phase
+    steps: int  # how often the plan runs it
+    tokens: int  # of a run, on all devices
+    flops: float  # of a run, on all devices
+    parameters: float
+    moments: float
+    other: float  # batches, other models
+    temporary: float  # activations, gradients, what comes out
+    collectives: tuple[hlo.Collective, ...]
+    conditionals: int
+    kernels: tuple[str, ...]  # not XLA's own
+    roofline: Roofline
+
+    @property
+    def memory(self) -> float:
+        return self.parameters + self.moments + self.other + self.temporary
+
+
+# steps of a phase, evenly, and as many at its begin, where schedules change: they stand for all
+LOOKED_AT = 64
+
+
+def _kinds(
+    phase: Train, plans: Callable[[int, int], StepPlan]
+) -> Iterator[tuple[int, list[StepPlan]]]:
+    """``(number of steps, some of them)`` for each program of the phase: for steps with inputs of the same shapes."""
+    if phase.begin == phase.end:
+        return
+    begin, last = phase.begin, phase.end - 1
+    evenly = np.linspace(begin, last, LOOKED_AT).astype(int)
+    looked = np.unique([*evenly, *range(begin, min(begin + LOOKED_AT, phase.end))])
+    kinds: dict[Any, list[tuple[int, StepPlan]]] = {}
+    for step, stands_for in zip(looked, np.diff([*looked, phase.end]), strict=True):
+        plan = plans(int(step), 0)
+        leaves, tree = jax.tree.flatten(plan.inputs)
+        shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves)
+        kinds.setdefault((tree, shapes), []).append((int(stands_for), plan))
+    for same in kinds.values():
+        yield sum(steps for steps, _ in same), [plan for _, plan in same]
+
+
+def _named(plans: list[StepPlan], depth: int) -> str:
+    """What the program of these steps is called: with the layers that it runs, if it drops some."""
+    layers = {plan.layers for plan in plans}
+    if min(layers) == depth:
+        return "step"
+    return f"step, {min(layers):g} of {depth} layers" if len(layers) == 1 else "step, dropping"
+
+
+class Rehearsal:
+    """What a run offers its phases (`train.plan.phase.Context`), where nothing is there but the machine's description.
+
+    Raises:
+      UserError: the mesh does not fit the machine, or the batch the mesh.
+    """
+
+    resumed = False
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def __init__(
+        self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None
+    ):
+        self.experiment, self.machine, self.say = experiment, machine, say
+        self.tx, self.seed = experiment.tx, experiment.seed
+        try:
+            self.mesh = experiment.mesh.over(list(machine.devices))
+        except ValueError as error:
+            raise UserError(f"{machine.name}: {error}") from error
+        self.ledger, self.models = Ledger(), {}
+        self.validation, self.best = {"val_loss": 0.0, "val_accuracy": 0.0}, {}
+        self.programs: list[Program] = []
+        self._phase: Phase = experiment.plan[0]
+        self._judged: set[Config] = set()
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def run(self) -> list[Program]:
+        """Every program of the plan, in the order of their first runs."""
+        plan = self.experiment.plan
+        for number, phase in enumerate(plan):
+            self._phase = phase
+            self.models = after(plan, number, self.models, phase.run(self))
+        return self.programs
+
+    # --- what phases ask for ---
+
+    def begin(self, phase: Phase, made: Any) -> None:
+        self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
+
+    def compute(
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any
+    ) -> tuple[Model, float]:
+        self.begin(phase, None)
+        arguments = tuple(self._placed(a) for a in arguments)
+        program = programs.made(function, phase, self.tx)
+        what = "born" if isinstance(self._phase, Train) else self._phase.kind
+        made, cost = self._compiled(program, arguments, what, 1, 0)
+        if made.sensitivity is not None:  # is looked at
+            made = replace(made, sensitivity=np.linspace(0, 1, made.config.depth, dtype=np.float32))
+        return made, cost
+
+    def train(self, phase: Train, model: Model) -> Model:
+        e = self.experiment
+        make = partial(
+            train_step,
+            self.tx,
+            e.accumulate,
+            tuple(m.program() for m in phase.modifiers),
+            once=e.mesh.once,
+        )
+        program = over_mesh(make, self.mesh, donate=True)
+        batch = self._batch(e.batch)
+        # Phases look at numbers that a model has, as Adam's count: there they are 0.
+        known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
+        setting = Setting(
+            self.models, phase.begin, e.batch, e.accumulate, e.seed, batch_devices(self.mesh)
+        )
+        plans = step_plans(phase, known, setting)
+        for steps, same in _kinds(phase, plans):
+            most, what = same[0], _named(same, phase.config.depth)
+            cost = float(np.mean([plan.flops for plan in same]))
+            arguments = (self._placed(model), batch, self._placed(most.inputs))
+            model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.length, cost)
+        self.validate(0, model)
+        return model
+
+    def validate(self, step: int, model: Model) -> None:
+        if model.config in self._judged:
+            return
+        self._judged.add(model.config)
+        e = self.experiment
+        program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
+        arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
+        length = e.data.length if isinstance(e.data, Labelled) else model.config.length
+        tokens = e.batch * length
+        self._compiled(
+            program, arguments, "evaluation", 0, tokens, flops.forward(model.config, tokens, length)
+        )
+
+    def held_out(self, batches: int) -> Any:
+        rows = self.experiment.batch // self.experiment.accumulate
+        where = divided(self.mesh, 1)
+        one = self._batch(rows)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((batches, *x.shape), x.dtype, sharding=where), one
+        )
+
+    def imported(self, folder: str, config: Config, headless: bool = False) -> tuple[Model, None]:
+        return self._placed(
+            Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
+        ), None
+
+    def keep(self, name: str, write: Callable[[Path], None]) -> None: ...
+
+    def log(self, step: int, **values: Any) -> None: ...
+
+    def finite(self, step: int, values: Any) -> dict[str, float]:
+        return {k: float(v) for k, v in values.items()}
+
+    # --- compiling ---
+
+    def _batch(self, samples: int) -> Tree:
+        shapes = batches.shapes(self.experiment.data, self.experiment.model, samples)
+        where = divided(self.mesh)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes
+        )
+
+    def _placed(self, tree: Tree) -> Tree:
+        """Shapes, with where they lie on the machine's mesh: models divided, anything else whole, unless it says where."""
+
+        def where(node: Any) -> Tree:
+            if isinstance(node, Model):
+                return shardings(node, self.mesh)
+            return getattr(node, "sharding", None) or replicated(self.mesh)
+
+        places = jax.tree.map(where, tree, is_leaf=lambda node: isinstance(node, Model))
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, places
+        )
+
+    def _compiled(
+        self,
+        program: Any,
+        arguments: Any,
+        what: str,
+        steps: int,
+        tokens: int,
+        cost: float | None = None,
+    ) -> tuple[Any, float]:
+        """Compiles, notes, and returns ``(shapes of the first result, FLOPs)``."""
+        self.say(f"compiling: {self._phase.label}, {what}")
+        with jax.set_mesh(self.mesh):
+            traced = program.trace(*arguments)
+            lowered = traced.lower()
+        if cost is None:
+            cost = flops.counted(traced.jaxpr.jaxpr).total
+        memory, text = self._compiled_once(lowered)
+        models = [
+            x
+            for x in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model))
+            if isinstance(x, Model)
+        ]
+        parameters = sum(_each((m.params, m.base)) for m in models)
+        moments = sum(_each(m.opt) for m in models)
+        self.programs.append(
+            Program(
+                self._phase.label,
+                what,
+                steps,
+                tokens,
+                cost,
+                parameters,
+                moments,
+                max(0.0, memory.argument_size_in_bytes - parameters - moments),
+                memory.temp_size_in_bytes
+                + memory.output_size_in_bytes
+                - memory.alias_size_in_bytes,
+                tuple(hlo.collectives(text, len(self.machine.devices), self.machine.hosts)),
+                hlo.conditionals(text),
+                hlo.kernels(text),
+                roofline(
+                    kernels(text),
+                    self.machine.chip.flops or math.inf,
+                    self.machine.chip.bandwidth or math.inf,
+                ),
+            )
+        )
+        made = lowered.out_info
+        made = made[0] if isinstance(made, tuple) else made
+        return (self._placed(made) if isinstance(made, Model) else made), cost
+
+    def _compiled_once(self, lowered: jax.stages.Lowered) -> tuple[Any, str]:
+        """Memory and text of a program: a plan comes back to the same ones."""
+        source = lowered.as_text()
+        if source not in self._known:
+            compiled = lowered.compile()
+            self._known[source] = compiled.memory_analysis(), compiled.as_text() or ""
+        return self._known[source]
+
+
+def _each(tree: Tree) -> float:
+    """Bytes of it on one device."""
+    return on_each(tree, jax.tree.map(lambda x: x.sharding, tree))

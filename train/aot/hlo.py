@@ -1,0 +1,233 @@
+"""What a compiled program says of itself in XLA's text: which data its devices exchange, and how often."""
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "c64": 8, "c128": 16}
+_SHAPE = re.compile(r"\b(pred|bf16|[fsuc]\d+)(?:e\w+)?\[([\d,]*)\]")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_COLLECTIVE = re.compile(
+    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
+)
+_CALLS = re.compile(
+    r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OPERATION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = .*? ([a-z\-]+)\(([^)]*)\)(?:, index=(\d+))?")
+_KERNEL = re.compile(r'custom_call_target="([^"]+)"')
+_GROUPS = re.compile(
+    r"replica_groups=(?:\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?|\{\{([\d,]+)\})"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}?(?:,|$)")
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # as TPUs have it
+
+
+class Collective(NamedTuple):
+    """An exchange, as one device takes part in it."""
+
+    kind: str
+    size: float  # bytes of the whole that is exchanged
+    devices: int  # that exchange it
+    times: int  # a run of the program
+    asynchronous: bool = False  # the device computes meanwhile
+    local: int = 0  # how many of these devices are on one host; 0: all of them
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends in a run of the program, if the devices stand in a ring."""
+        share = 1.0 if self.kind == "collective-permute" else (self.devices - 1) / self.devices
+        return self.times * self.size * share * (2 if self.kind == "all-reduce" else 1)
+
+
+def collectives(text: str, devices: int, hosts: int = 1) -> list[Collective]:
+    """Those of a program for so many devices on so many hosts. What is in a branch counts as if it were taken."""
+    lines = dict(computations(text))
+    counts = times(lines)
+    out = []
+    for name, body in lines.items():
+        for line in body:
+            found = _COLLECTIVE.search(line)
+            if found:
+                kinds, kind, start = found.groups()
+                group = _group(line, devices)
+                whole = _whole(kinds, kind, bool(start), len(group))
+                local = _local(
+                    line if kind == "collective-permute" else "", group, devices // hosts
+                )
+                out.append(Collective(kind, whole, len(group), counts[name], bool(start), local))
+    return out
+
+
+def _local(line: str, group: list[int], each: int) -> int:
+    """How many devices of a group one host has; 0 where it has all. Of a permutation, 1 where any pair is of two hosts."""
+    if found := _PAIRS.search(line):
+        ids = [int(n) for n in re.findall(r"\d+", found[1])]
+        return (
+            1
+            if any(a // each != b // each for a, b in zip(ids[::2], ids[1::2], strict=True))
+            else 0
+        )
+    most = max(Counter(device // each for device in group).values())
+    return most if most < len(group) else 0
+
+
+def conditionals(text: str) -> int:
+    return len(re.findall(r" conditional\(", text))
+
+
+def kernels(text: str) -> tuple[str, ...]:
+    """What a program calls that XLA did not make, such as cuDNN's attention and Pallas' kernels."""
+    return tuple(sorted(set(_KERNEL.findall(text))))
+
+
+def computations(text: str) -> Iterator[tuple[str, list[str]]]:
+    name, body = "", []
+    for line in text.splitlines():
+        head = None if line.startswith(" ") else _HEAD.match(line)
+        if head:
+            if name:
+                yield name, body
+            name, body = ("ENTRY" if head[1] else head[2]), []
+        else:
+            body.append(line)
+    yield name, body
+
+
+def times(lines: dict[str, list[str]]) -> Counter[str]:
+    """How often each computation runs: loops whose count is known, within loops."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    for name, body in lines.items():
+        for line in body:
+            trips = _trips(line, lines) if " while(" in line else 1
+            branches = [
+                b.strip().lstrip("%") for found in _BRANCHES.findall(line) for b in found.split(",")
+            ]
+            for callee in [*_CALLS.findall(line), *branches]:
+                calls.setdefault(name, []).append((callee, trips))
+    times: Counter[str] = Counter()
+
+    def visit(name: str, count: int) -> None:
+        times[name] += count
+        for callee, trips in calls.get(name, []):
+            visit(callee, count * trips)
+
+    visit("ENTRY", 1)
+    return times
+
+
+class _Operation(NamedTuple):
+    kind: str
+    operands: list[str]  # names, or what a constant is
+    of: int  # which of a tuple is taken
+    text: str = ""  # the line
+
+
+def _trips(line: str, lines: dict[str, list[str]]) -> int:
+    """How often a loop turns, as XLA says; not of TPUs, where it is read off what the counter, from 0, grows by and up to."""
+    if known := _TRIPS.search(line):
+        return int(known[1])
+    called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", line))
+    condition, body = (_operations(lines[called[part]]) for part in ("condition", "body"))
+    try:
+        counter, end = (condition[name] for name in condition["ROOT"].operands)
+        grown = body[body["ROOT"].operands[counter.of]]
+        (by,) = (
+            int(body[name].operands[0]) for name in grown.operands if body[name].kind == "constant"
+        )
+        return -(-int(end.operands[0]) // by)
+    except (KeyError, ValueError, IndexError):
+        return _fused_trips(line, lines, condition["ROOT"])
+
+
+def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> int:
+    """How often a loop turns whose condition is a fusion that compares its counter with a constant,
+    as pipelined loops of GPUs have it. The counter grows by one, from 0 where its first value is
+    not found; a loop of unknown length turns once.
+    """
+    called = re.search(r"calls=%?([\w.\-]+)", root.text) if root.kind == "fusion" else None
+    ends = (
+        [int(n) for text in lines[called[1]] for n in re.findall(r" constant\((\d+)\)", text)]
+        if called
+        else []
+    )
+    if len(ends) != 1:
+        return 1
+    given = re.search(r" while\(%?([\w.\-]+)\)", line)
+    for body in lines.values():
+        operations = _operations(body)
+        if given and given[1] in operations and line in body:
+            first = operations[operations[given[1]].operands[0]]
+            while first.kind in ("copy", "bitcast") and first.operands[0] in operations:
+                first = operations[first.operands[0]]
+            return ends[0] - (int(first.operands[0]) if first.kind == "constant" else 0)
+    return ends[0]
+
+
+def _operations(lines: list[str]) -> dict[str, _Operation]:
+    """By their names; the last one is ROOT, too."""
+    found = {}
+    for line in lines:
+        if operation := _OPERATION.match(line):
+            root, name, kind, operands, index = operation.groups()
+            names = [n.split("%")[-1].strip() for n in operands.split(",")]
+            found[name] = found["ROOT" if root else name] = _Operation(
+                kind, names, int(index or 0), line
+            )
+    return found
+
+
+def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
+    """Bytes of what is reduced, gathered or scattered, from the type of the instruction."""
+    if (
+        start and kind != "all-reduce" and shapes.startswith("(")
+    ):  # what goes in, what comes out, and perhaps more
+        return max(size(part) for part in itertools.islice(_parts(shapes), 2))
+    total = size(shapes)
+    return total * devices if kind == "reduce-scatter" else total
+
+
+def _parts(shapes: str) -> Iterator[str]:
+    """Of a tuple's type."""
+    depth = begin = 0
+    for i, letter in enumerate(shapes):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(letter, 0)
+        if depth == 0 or (depth == 1 and letter == ","):
+            yield shapes[begin + 1 : i]
+            begin = i
+
+
+def shapes(text: str) -> list[tuple[str, list[int]]]:
+    """``(dtype, sizes)`` of every array in a type."""
+    return [(kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _SHAPE.findall(text)]
+
+
+def size(text: str) -> float:
+    """Bytes of all arrays in a type."""
+    each = {
+        kind: BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8
+        for kind, _ in _SHAPE.findall(text)
+    }
+    return sum(each[kind] * math.prod(dims) for kind, dims in shapes(text))
+
+
+def _group(line: str, devices: int) -> list[int]:
+    """The first of the groups of devices that exchange something."""
+    if found := _GROUPS.search(line):
+        number, size, dims, order, listed = found.groups()
+        if listed:
+            return [int(n) for n in listed.split(",")]
+        ids = np.arange(int(number) * int(size)).reshape([int(d) for d in dims.split(",")])
+        ids = ids.transpose([int(d) for d in order.split(",")]) if order else ids
+        return ids.reshape(int(number), int(size))[0].tolist()
+    if found := _AXES.search(line):
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", found[1])}
+        named = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
+        return list(range(math.prod(int(part or sizes[axis]) for axis, part in named)))
+    return list(range(devices))

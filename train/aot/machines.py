@@ -1,0 +1,177 @@
+"""Machines that programs are compiled for, whether or not they are there: what their makers say of them.
+
+``h100:8``, ``h100:4x8`` (4 hosts of 8), ``h200:8``, ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``,
+``cpu:4``. GPUs need JAX's CUDA plugin, TPUs libtpu, but no device: ``pip install -e '.[aot]'`` in a
+clone.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from train.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device. Figures are the manufacturer's, of dense products in bfloat16; links in one direction.
+
+    The network between hosts is no part of a chip: its figure is that of the manufacturer's
+    reference systems (DGX), one adapter of 400 Gb/s for each H100 and H200 and of 200 Gb/s for each
+    A100.
+    """
+
+    platform: str  # cuda, tpu or cpu
+    flops: float | None  # FLOP/s
+    memory: float | None  # bytes
+    bandwidth: float | None  # of the memory, bytes/s
+    links: float | None  # to the other devices of its host, bytes/s
+    kinds: tuple[str, ...] = ()  # what JAX calls such a device
+    target: str = ""  # how XLA is told of a GPU
+    network: float | None = (
+        None  # to other hosts, bytes/s for each device: None where the links reach them, too
+    )
+
+
+def _gpu(
+    name: str,
+    major: int,
+    cores: int,
+    shared: int,
+    l2: int,
+    clock: float,
+    memory: float,
+    bandwidth: float,
+) -> str:
+    return f"""gpu_device_info {{
+  cuda_compute_capability {{ major: {major} }}
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: {shared + 1024}
+  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {128 if major == 9 else 64} block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth:.0f} l2_cache_size: {l2}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory:.0f} shared_memory_per_block_optin: {shared} registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{name}"
+"""
+
+
+_H100 = _gpu("NVIDIA H100 80GB HBM3", 9, 132, 232448, 52428800, 1.98, 84942979072, 3.352e12)
+_H200 = _gpu("NVIDIA H200", 9, 132, 232448, 52428800, 1.98, 150754820096, 4.8e12)
+_H100_PCIE = _gpu("NVIDIA H100 PCIe", 9, 114, 232448, 52428800, 1.755, 85520809984, 2.0e12)
+_H100_NVL = _gpu("NVIDIA H100 NVL", 9, 132, 232448, 52428800, 1.785, 100e9, 3.9e12)
+_A100 = _gpu("NVIDIA A100-SXM4-80GB", 8, 108, 166912, 41943040, 1.41, 84987740160, 2.039e12)
+CHIPS = {
+    "h100": Chip(
+        "cuda", 989.4e12, 84942979072, 3.352e12, 450e9, ("NVIDIA H100 80GB HBM3",), _H100, 50e9
+    ),
+    "h200": Chip("cuda", 989.4e12, 150754820096, 4.8e12, 450e9, ("NVIDIA H200",), _H200, 50e9),
+    "h100pcie": Chip(
+        "cuda", 756e12, 85520809984, 2.0e12, 64e9, ("NVIDIA H100 PCIe",), _H100_PCIE, 50e9
+    ),
+    "h100nvl": Chip("cuda", 835e12, 100e9, 3.9e12, 300e9, ("NVIDIA H100 NVL",), _H100_NVL, 50e9),
+    "a100": Chip(
+        "cuda", 312e12, 84987740160, 2.039e12, 300e9, ("NVIDIA A100-SXM4-80GB",), _A100, 25e9
+    ),
+    "v5e": Chip("tpu", 197e12, 16 * 2**30, 819e9, 200e9, ("TPU v5 lite", "TPU v5e")),
+    "v5p": Chip("tpu", 459e12, 95 * 2**30, 2765e9, 600e9, ("TPU v5", "TPU v5p")),
+    "cpu": Chip("cpu", None, None, None, None, ("cpu",)),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    chip: Chip
+    devices: tuple[Any, ...]
+    hosts: int = (
+        1  # that have equally many devices each; the devices of a TPU slice count as those of one
+    )
+    limit: float | None = (
+        None  # bytes of a device that XLA may use, where they are fewer than the device has
+    )
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a device that programs may use."""
+        if self.limit is not None:
+            return self.limit
+        if self.chip.memory is not None:
+            return self.chip.memory
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
+
+
+# libtpu would ask the cloud which machine this is, and complain of what it does not find. Compiling
+# needs none of it.
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+
+
+def described(text: str) -> Machine:
+    """The machine ``kind:size``.
+
+    Raises:
+      UserError: there is no such machine, or what compiles for it is not installed.
+    """
+    kind, _, size = text.partition(":")
+    known = ", ".join(CHIPS)
+    chip = CHIPS.get(kind)
+    counts = size.split("x") if size else ["1"]
+    if chip is None or not all(n.isdigit() and int(n) for n in counts):
+        raise UserError(
+            f"--on takes kind:size, as h100:8, h100:4x8, v5e:2x4 or cpu:4, of {known}; not {text!r}"
+        )
+    hosts = 1
+    if chip.platform == "cpu":
+        return Machine(text, chip, _cpus(int(counts[0])))
+    for name, value in _NO_TPU.items():
+        os.environ.setdefault(name, value)
+    try:
+        if chip.platform == "tpu":
+            described = topologies.get_topology_desc(platform="tpu", topology_name=text)
+        else:
+            hosts, each = map(int, (counts if len(counts) > 1 else ["1", *counts])[:2])
+            described = topologies.get_topology_desc(
+                platform="cuda",
+                topology_name=kind,
+                target_config=chip.target,
+                topology=f"1x{hosts}x{each}",
+            )
+    except Exception as error:  # plugins raise whatever they come across
+        raise UserError(
+            f"nothing here compiles for {text} ({' '.join(str(error).split())[:200]}); "
+            "in a clone of jaxgrow, pip install -e '.[aot]' installs the compilers"
+        ) from error
+    return Machine(text, chip, tuple(described.devices), hosts)
+
+
+def present() -> Machine:
+    """The devices of this process; where nobody states the figures of their kind, without figures."""
+    devices = tuple(jax.devices())
+    name, chip = next(
+        ((n, c) for n, c in CHIPS.items() if devices[0].device_kind in c.kinds),
+        (devices[0].platform, Chip(devices[0].platform, None, None, None, None)),
+    )
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return Machine(f"{name}:{len(devices)}", chip, devices, limit=limit)
+
+
+def _cpus(count: int) -> tuple[Any, ...]:
+    with contextlib.suppress(RuntimeError):  # the devices are there already
+        jax.config.update("jax_num_cpu_devices", count)
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise UserError(
+            f"this process has {len(devices)} CPU devices already, and cannot have {count}"
+        )
+    return tuple(devices[:count])

@@ -1,0 +1,330 @@
+"""How long a compiled program takes at least: the sum over its kernels of max(FLOPs / peak, bytes / bandwidth).
+
+A kernel is an instruction that the device runs on its own: a fusion, a matrix product, a copy, a
+call of a library. Within a kernel, compute and memory traffic overlap perfectly, and intermediate
+results cost nothing; between kernels, everything goes through memory, as XLA's text says. The body
+of a loop counts once for each of its turns, and a conditional as if every branch were taken. Real
+kernels reach neither figure, so no step of this program is faster.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from train.aot import hlo
+
+_LINE = re.compile(r"^ +(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$")
+_NAMES = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
+_PATH = re.compile(r'op_name="([^"]*)"')
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[\[{]([\d", ]*)[\]}]')
+_ATTENTION = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]')
+
+# Instructions that move no data, and those whose work is in the computations that they call.
+_FREE = frozenset(
+    {
+        "parameter",
+        "constant",
+        "get-tuple-element",
+        "tuple",
+        "bitcast",
+        "after-all",
+        "opt-barrier",
+        "partition-id",
+    }
+    | {"replica-id", "while", "conditional", "call"}
+)
+_SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+class Instruction(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    shapes: str  # the type of its result, as XLA writes it
+    kind: str
+    operands: tuple[str, ...]  # names
+    text: str  # everything behind the opening parenthesis
+    root: bool
+
+    @property
+    def number(self) -> int:
+        """Of a parameter."""
+        return int(self.text.split(")")[0])
+
+
+class Kernel(NamedTuple):
+    """An instruction that a device runs on its own.
+
+    Attributes:
+      path: where in the program it comes from, as JAX names it.
+      flops: of its matrix products, in one run.
+      moved: bytes that it reads from memory and writes to it, in one run.
+      narrow: whether its products are of 16-bit numbers, for which the peak of the chip is stated.
+      times: how often it runs in a run of the program.
+    """
+
+    path: str
+    flops: float
+    moved: float
+    narrow: bool
+    times: int
+
+
+@dataclass(frozen=True)
+class _Computation:
+    lines: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {i.name: i for i in self.lines}
+
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        out: dict[str, list[Instruction]] = {}
+        for instruction in self.lines:
+            for name in instruction.operands:
+                out.setdefault(name, []).append(instruction)
+        return out
+
+    @property
+    def root(self) -> Instruction:
+        return next(i for i in self.lines if i.root)
+
+
+def kernels(text: str) -> list[Kernel]:
+    """Every kernel of a compiled program, from XLA's text of it."""
+    lines = dict(hlo.computations(text))
+    times = hlo.times(lines)
+    programs = {name: _Computation(tuple(_parsed(body))) for name, body in lines.items()}
+    inner = {name for program in programs.values() for i in program.lines for name in _within(i)}
+    out = []
+    for name, program in programs.items():
+        if name in inner or not times[name]:
+            continue
+        for i in program.lines:
+            if not _free(i):
+                flops, narrow = _products(i, program, programs)
+                out.append(
+                    Kernel(
+                        _path(i, programs), flops, _moved(i, program, programs), narrow, times[name]
+                    )
+                )
+    return out
+
+
+def _parsed(body: list[str]) -> Iterator[Instruction]:
+    for line in body:
+        if found := _LINE.match(line):
+            root, name, shapes, kind, rest = found.groups()
+            yield Instruction(
+                name, shapes, kind, tuple(_NAMES.findall(_arguments(rest))), rest, bool(root)
+            )
+
+
+def _arguments(rest: str) -> str:
+    """What stands before the closing parenthesis."""
+    depth = 1
+    for i, letter in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if not depth:
+            return rest[:i]
+    return rest
+
+
+def _within(instruction: Instruction) -> list[str]:
+    """Computations that are part of this instruction, and not run on their own."""
+    return [] if instruction.kind == "call" else _CALLED.findall(instruction.text)
+
+
+def _free(i: Instruction) -> bool:
+    if i.kind in _FREE or i.kind.endswith("-done") or i.kind.startswith(_COLLECTIVES):
+        return True
+    return not i.operands and i.kind == "fusion" and hlo.size(i.shapes) < 64
+
+
+def _path(i: Instruction, programs: dict[str, _Computation]) -> str:
+    """The path of the instruction; a fusion without one has the path of its first instruction that has one."""
+    if found := _PATH.search(i.text):
+        return found[1]
+    for name in _within(i):
+        for inner in programs[name].lines if name in programs else ():
+            if found := _PATH.search(inner.text):
+                return found[1]
+    return ""
+
+
+# --- FLOPs ---
+
+
+def _products(
+    i: Instruction, where: _Computation, programs: dict[str, _Computation]
+) -> tuple[float, bool]:
+    """``(FLOPs of the matrix products, whether their operands have 16 bits)``."""
+    if i.kind.startswith("fusion"):
+        each = [
+            _products(j, programs[n], programs)
+            for n in _within(i)
+            if n in programs
+            for j in programs[n].lines
+        ]
+        each = [found for found in each if found[0]]
+        return sum(f for f, _ in each), all(narrow for _, narrow in each)
+    if i.kind == "custom-call" and (found := _ATTENTION.search(i.text)):
+        return _attention(i, where, [int(n.strip(' "')) for n in found[1].split(",")]), True
+    if not (i.kind == "dot" or (i.kind == "custom-call" and "cublas" in i.text)):
+        return 0.0, True
+    contracted = _CONTRACTED.search(i.text)
+    left = where.by_name.get(i.operands[0])
+    if contracted is None or left is None:
+        return 0.0, True
+    dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
+    kind, shape = hlo.shapes(left.shapes)[0]
+    result = math.prod(hlo.shapes(i.shapes)[0][1])
+    return 2.0 * result * math.prod(shape[d] for d in dims), hlo.BYTES.get(kind, 4) <= 2
+
+
+def _attention(i: Instruction, where: _Computation, scores: list[int]) -> float:
+    """Of a fused kernel, from the shape of its scores [batch, heads, queries, keys]: half of the square, if it is causal.
+
+    Two products forward; five backward, of which one computes the scores again (Dao et al., 2022).
+    """
+    query = where.by_name[i.operands[0]]
+    head_dim = math.prod(hlo.shapes(query.shapes)[0][1]) / math.prod(scores[:3])
+    products = 5 if "Backward" in i.text else 2
+    return products * 2.0 * math.prod(scores) * head_dim * (0.5 if "CAUSAL" in i.text else 1.0)
+
+
+# --- bytes ---
+
+
+def _moved(i: Instruction, where: _Computation, programs: dict[str, _Computation]) -> float:
+    if i.kind.startswith("fusion"):
+        return _of_fusion(i, where, programs)
+    if i.kind == "dynamic-update-slice":
+        return 2 * _size(where, i.operands[1])
+    if i.kind in _SLICES:
+        return 2 * hlo.size(i.shapes)
+    if i.kind == "copy-start":
+        return 2 * _size(where, i.operands[0])
+    return hlo.size(i.shapes) + sum(_size(where, name) for name in set(i.operands))
+
+
+def _of_fusion(i: Instruction, where: _Computation, programs: dict[str, _Computation]) -> float:
+    """Bytes of a fusion. It reads only the slices of an operand that it slices, and writes only the part that it updates."""
+    (name,) = _within(i)
+    inside = programs[name]
+    parameters = sorted((p for p in inside.lines if p.kind == "parameter"), key=lambda p: p.number)
+    read = sum(
+        min(_size(where, operand), _read(parameter, inside))
+        for operand, parameter in zip(i.operands, parameters, strict=False)
+    )
+    root = _behind(inside.root, inside)
+    results = (
+        [_behind(inside.by_name[n], inside) for n in root.operands]
+        if root.kind == "tuple"
+        else [root]
+    )
+    return read + sum(_written(result, inside) for result in results)
+
+
+def _read(parameter: Instruction, inside: _Computation) -> float:
+    total = 0.0
+    for name, user in _consumers(parameter, inside):
+        if user.kind in _SLICES and user.operands[0] == name:
+            total += hlo.size(user.shapes)
+        elif not (user.kind == "dynamic-update-slice" and user.operands[0] == name):
+            return math.inf
+    return total
+
+
+def _consumers(instruction: Instruction, inside: _Computation) -> Iterator[tuple[str, Instruction]]:
+    """``(name under which it is read, instruction that reads it)``, through changes of the type alone."""
+    for user in inside.users.get(instruction.name, []):
+        if user.kind in ("bitcast", "convert", "copy") and not user.root:
+            yield from _consumers(user, inside)
+        else:
+            yield instruction.name, user
+
+
+def _written(result: Instruction, inside: _Computation) -> float:
+    if result.kind == "dynamic-update-slice":
+        return _size(inside, result.operands[1])
+    return hlo.size(result.shapes)
+
+
+def _behind(instruction: Instruction, inside: _Computation) -> Instruction:
+    while instruction.kind in ("bitcast", "convert") and instruction.operands[0] in inside.by_name:
+        source = inside.by_name[instruction.operands[0]]
+        if source.kind not in ("bitcast", "convert", "dynamic-update-slice"):
+            break
+        instruction = source
+    return instruction
+
+
+def _size(where: _Computation, name: str) -> float:
+    found = where.by_name.get(name)
+    return hlo.size(found.shapes) if found else 0.0
+
+
+# --- time ---
+
+# The first that a path contains names the part of the step that a kernel belongs to.
+PARTS = {
+    "optimizer": ("optimizer",),
+    "head": ("head", "logits", "vocabulary"),
+    "attention": ("attention",),
+    "MLP": ("mlp",),
+    "copies of scans": (
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "dynamic_index",
+        "dynamic_update_index",
+    ),
+}
+
+
+def part(path: str) -> str:
+    """The part of a step that a kernel belongs to, by its path: one of `PARTS`, or "other"."""
+    return next(
+        (name for name, words in PARTS.items() if any(word in path.lower() for word in words)),
+        "other",
+    )
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds of a run of a program that are spent at least, by part of the step; and in all."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    compute: float = 0.0  # seconds of the kernels that compute is the limit of
+    moved: float = 0.0  # bytes
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+def roofline(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
+    """The least time of a program's kernels on a chip.
+
+    Args:
+      found: as of `kernels`.
+      peak: FLOP/s of matrix products of 16-bit numbers; products of 32-bit numbers (TF32) run at
+        half of it.
+      bandwidth: of its memory, bytes/s.
+    """
+    parts: dict[str, float] = defaultdict(float)
+    compute = moved = 0.0
+    for kernel in found:
+        products = kernel.flops / (peak if kernel.narrow else peak / 2)
+        memory = kernel.moved / bandwidth
+        parts[part(kernel.path)] += kernel.times * max(products, memory)
+        compute += kernel.times * products if products > memory else 0.0
+        moved += kernel.times * kernel.moved
+    return Roofline(dict(sorted(parts.items(), key=lambda item: -item[1])), compute, moved)

@@ -1,0 +1,49 @@
+"""What the commands of ``python -m train`` have in common: how their help looks, and how they read ``--set``."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_MARKED = re.compile(r"`+([^`]+)`+")
+_SETTING = re.compile(r"[\w.]+=")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help keeps the paragraphs of the description and shows every default."""
+
+    def __init__(self, command: str, description: str | None):
+        super().__init__(
+            prog=f"python -m train.{command}",
+            description=_MARKED.sub(r"\1", description or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def add_argument(self, *names: str, help: str | None = None, **options: Any) -> argparse.Action:
+        """Adds an argument; a default that is not None or empty is appended to its help."""
+        default = options.get("default")
+        shown = "" if default in (None, "", [], argparse.SUPPRESS) else f" (default: {default})"
+        return super().add_argument(*names, help=(help or "") + shown, **options)
+
+    def add_set(self, help: str = "override fields of the config", metavar: str = "a.b=c") -> None:
+        """Adds ``--set a.b=c ...``, which may be repeated."""
+        self.add_argument(
+            "--set", action="append", default=[], metavar=metavar, help=f"{help} (default: none)"
+        )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args([*_one_each(given)], namespace)
+
+
+def _one_each(arguments: Iterable[str]) -> Iterator[str]:
+    """``--set a=1 b=2`` as ``--set a=1 --set b=2``; ``nargs="+"`` would also take a config that follows."""
+    setting, before = False, None
+    for argument in arguments:
+        if setting and before != "--set" and _SETTING.match(argument):
+            yield "--set"
+        elif before != "--set":
+            setting = argument == "--set"
+        yield argument
+        before = argument

@@ -1,0 +1,1 @@
+"""Configs: what did the user ask for?"""

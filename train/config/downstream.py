@@ -1,0 +1,137 @@
+"""What a fine-tuning is: a task, and how any model is trained on it."""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.models import Adapter, Config, TextConfig
+from jaxgrow.models.patches import PatchConfig
+from jaxgrow.optim.freeze import Freeze
+from jaxgrow.peft.lora import LoRA
+from train.config.experiment import Experiment
+from train.data.images import Images, images
+from train.data.labelled.task import Labelled, Prepared
+from train.data.processor import normal_in
+from train.data.text import name_of
+from train.engine.state.heads import keeps, learned
+from train.engine.state.optim import Optim
+from train.engine.state.pretrained import config_of
+from train.plan.adapting import loaded
+from train.plan.best import Best
+from train.plan.methods import FineTune
+from train.tasks.supervised import prepared
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A task, and a paper's way of training on it.
+
+    The tokenizer of ``data`` is the model's, its length at most the model's. A model that was
+    fine-tuned on the task, and perhaps grown since, keeps its head; any other gets a fresh one.
+    """
+
+    name: str
+    data: Labelled | Images
+    epochs: float = 3.0
+    batch: int = 32
+    rates: tuple[float, ...] = (
+        2e-5,
+    )  # peak rates: the one whose mean over the seeds is best is told
+    seeds: tuple[int, ...] = (0,)  # of the new head, and of the order of the examples
+    warmup: float = 0.1  # of the steps
+    optim: Optim = field(
+        default_factory=lambda: Optim(schedule="linear", b2=0.999, weight_decay=0.01)
+    )
+    drop: LayerDrop | None = None
+    freeze: Freeze | None = None
+    lora: LoRA | None = None
+    adapter: Adapter | None = None
+    saved: tuple[
+        str, ...
+    ] = ()  # files that runs left, in place of both: one to go on from, several to fuse
+    accumulate: int = 1
+    dropout: float = 0.0  # of the outputs of attention and MLPs (`train.plan.dropout`)
+    best: Best | None = None  # keep the best evaluation, and perhaps stop early; None: the last one
+
+    def __post_init__(self):
+        if not self.epochs > 0 or not 0 <= self.warmup < 1:
+            raise ValueError(
+                f"epochs are positive and warmup a part of the steps, but they are {self.epochs}, {self.warmup}"
+            )
+        if not self.rates or not all(0 < rate < math.inf for rate in self.rates) or not self.seeds:
+            raise ValueError(
+                f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}"
+            )
+        for name in ("rates", "seeds"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(
+                    f"{name} must differ, because a repeated run is no replication, but they are {values}"
+                )
+        if self.saved and (self.lora or self.adapter):
+            raise ValueError(
+                "what is saved says which adapter it is: name its files, and leave out lora and adapter"
+            )
+
+    def of(self, folder: Path, rate: float, seed: int) -> Experiment:
+        """The run of the model in ``folder`` with one rate and seed.
+
+        Raises:
+          UserError: there is no such model, or it cannot learn the task.
+        """
+        config, data = config_of(folder), self.data
+        if isinstance(config, TextConfig) and isinstance(data, Labelled):
+            data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
+        if isinstance(config, PatchConfig) and isinstance(data, Images):
+            data = _as_before(data, folder, config)
+        task = prepared(data, config)
+        model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
+        new = model != config or not keeps(learned(folder), task.of_head, task.head)
+        each = len(task.train) / self.batch
+        steps = max(1, round(self.epochs * each))
+        adapter, saved = (
+            self.lora or self.adapter,
+            tuple(str(Path(f).expanduser().resolve()) for f in self.saved),
+        )
+        if saved:
+            adapter, _ = loaded(saved, config)
+        best = self.best
+        if best is not None and best.evaluations is None:
+            best = replace(best, evaluations=max(1, round(self.epochs)))
+        own: Any = {"dropout": self.dropout, "best": best}
+        own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
+        return Experiment(
+            name=f"{self.name}-{folder.name}-lr{rate:g}",
+            model=model,
+            steps=steps,
+            batch=self.batch,
+            data=data,
+            optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
+            method=FineTune(str(folder), new, length, self.drop, self.freeze, **own),
+            accumulate=self.accumulate,
+            seed=seed,
+            eval_every=max(1, round(each)),
+            eval_batches=max(1, len(next(iter(task.valid.values()))) // self.batch),
+            checkpoint_every=max(1, round(each)),
+        )
+
+
+def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:
+    """The images with the channels and the normalisation that the model in ``folder`` was trained with."""
+    if images(data).shape[2] != config.channels:
+        data = replace(data, channels=config.channels)
+    normal = normal_in(folder)
+    return data if data.mean or normal is None else replace(data, mean=normal.mean, std=normal.std)
+
+
+def _model(config: Config, task: Prepared) -> Config:
+    """``config``, with the head that a task wants; of images, for their size."""
+    if isinstance(config, TextConfig):
+        return config.with_head(task.head, task.classes)
+    assert isinstance(config, PatchConfig)
+    pixels, _ = task.train.sample(0, np.random.default_rng(0))
+    return config.for_images(len(pixels), task.classes)

@@ -1,0 +1,291 @@
+"""What a run is: one frozen dataclass, which a function of a Python file makes, overridden by ``a.b=c``."""
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import optax
+
+from jaxgrow.models import Config
+from train.common.errors import UserError
+from train.config.overrides import misfits, overridden
+from train.data.images import Images
+from train.data.labelled.task import Labelled
+from train.data.text import Data
+from train.engine.hosts import is_first
+from train.engine.state.mesh import How, Mesh
+from train.engine.state.optim import Optim, transformation
+from train.plan.lifetimes import Plan, shapes
+from train.plan.methods import Method, Scratch
+
+T = TypeVar("T")
+Logger: TypeAlias = Literal["wandb", "mlflow"]
+
+# Larger sizes are typing errors: their plans alone would take minutes to make.
+LARGEST, LARGEST_SIZE = {"layers": 2**14}, 2**24
+
+# Fields as `as_json` names them: they change how a run goes and what it writes, not what it
+# computes.
+FREE = frozenset(
+    {
+        "log_every",
+        "checkpoint_every",
+        "checkpoint_minutes",
+        "parallel",
+        "data.Data.cache",
+        "data.Images.cache",
+    }
+)
+FREE |= {"loggers", "mesh", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.expert"}
+FREE |= {"mesh.replica", "mesh.context", "mesh.gradients"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run. ``steps`` is the budget of the model from scratch; a method's stages are fractions of it."""
+
+    name: str
+    model: Config
+    steps: int
+    # samples: sequences of the model's context, or images; over all devices and micro-batches
+    batch: int
+    data: Data | Images | Labelled = field(default_factory=Data)
+    optim: Optim = field(default_factory=Optim)
+    method: Method = field(default_factory=Scratch)
+    accumulate: int = 1  # micro-batches that a batch is divided into
+    parallel: How = "mesh"
+    mesh: Mesh = field(default_factory=Mesh)
+    seed: int = 0  # of initialisation and data order
+    eval_every: int = 100  # steps
+    eval_batches: int = 8
+    log_every: int = 10
+    checkpoint_every: int = 500
+    checkpoint_minutes: float = (
+        0.0  # also after this time since the last checkpoint; 0: by steps alone
+    )
+    loggers: tuple[Logger, ...] = ()  # besides the log and TensorBoard; their packages are extras
+
+    def __post_init__(self):
+        for name in (
+            "steps",
+            "batch",
+            "accumulate",
+            "eval_every",
+            "eval_batches",
+            "log_every",
+            "checkpoint_every",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if not 0 <= self.checkpoint_minutes < math.inf:
+            raise ValueError(
+                f"checkpoint_minutes must be 0 or a number of minutes, but is {self.checkpoint_minutes}"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed lies between 0 and 2^32 - 1, but is {self.seed}")
+        for name, size in self.model.sizes().items():
+            if size > (most := LARGEST.get(name, LARGEST_SIZE)):
+                raise ValueError(f"model.{name} must be at most {most:,}, but is {size:,}")
+        if self.batch % self.accumulate:
+            raise ValueError(
+                f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches"
+            )
+        if self.model.length % self.mesh.context:
+            raise ValueError(
+                f"{self.model.length} positions do not divide among the {self.mesh.context} devices of mesh.context"
+            )
+        if (
+            self.parallel == "pmap"
+            and self.mesh.fsdp * self.mesh.tensor * self.mesh.context * self.mesh.expert > 1
+        ):
+            raise ValueError(
+                "pmap keeps all of a model on every device: set parallel=mesh to divide it"
+            )
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.method.plan(self.model, self.optim, self.steps)
+
+    @cached_property
+    def tx(self) -> optax.GradientTransformationExtraArgs:
+        """The optimizer of every model of the run, which are of one family: what their axes are called is the same."""
+        return transformation(self.optim, self.model.axes())
+
+
+def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment ``FILE.py:NAME``, or ``FILE.py`` for the one that is called ``config``, with ``a.b=c`` overrides.
+
+    What the file has for it is ``def NAME() -> Experiment``. Further parts after colons are
+    overrides, too, on top of ``overrides``: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
+
+    Raises:
+      UserError: the file is missing, breaks, or defines no such experiment; or an override does not
+        fit.
+    """
+    path, experiment = load_as(Experiment, text, overrides)
+    try:
+        plan = experiment.plan
+        shapes(plan, len(plan), experiment.tx)
+        _ = [
+            phase.cost(experiment.batch) for phase in plan
+        ]  # layers that a layer drop names must exist
+    except (
+        ValueError,
+        ArithmeticError,
+    ) as error:  # such as a fraction of the steps that is no finite number
+        raise UserError(f"config {path}: {error}") from error
+    warn(experiment)
+    return experiment
+
+
+def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> tuple[Path, T]:
+    """`load`, but for what the experiment would do: the file, and what a function of it makes, a dataclass of this ``kind``."""
+    file, *parts = str(text).split(":")
+    name = parts.pop(0) if parts and "=" not in parts[0] else None
+    path = _file(file)
+    made = overridden(_made(path, name, kind), [*overrides, *parts])
+    wrong = misfits(made)
+    if wrong:
+        raise UserError(f"config {path}: {'; '.join(wrong)}")
+    return path, made
+
+
+def listed(text: str | Path) -> dict[str, str]:
+    """The names of the experiments in a Python file, and the first line of each one's docstring.
+
+    Raises:
+      UserError: the file is missing or breaks.
+    """
+    path = _file(str(text).partition(":")[0])
+    with _located(path):
+        module = _module(path)
+    found = names(module) or [name for name in ("config",) if hasattr(module, name)]
+    return {
+        name: (inspect.getdoc(getattr(module, name)) or "").partition("\n")[0] for name in found
+    }
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"there is no config {path}: a Python file, .py")
+    return path
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    """An error in the code of the file ``path`` names the file and the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise UserError(f"config {where}: {type(error).__name__}: {error}") from error
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _made(path: Path, name: str | None, kind: type[T]) -> T:
+    with _located(path):
+        made = _named(_module(path), name, path, kind)()
+    if not isinstance(made, kind):
+        raise UserError(
+            f"config {path}: {name or 'config'}() must return {_a(kind.__name__)}, not {type(made).__name__}"
+        )
+    return made
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+
+
+def names(module: ModuleType, kind: type = Experiment) -> list[str]:
+    """The experiments that a config file has, in its order: functions of its own that say they return one."""
+    own = [
+        f
+        for f in vars(module).values()
+        if inspect.isfunction(f) and f.__module__ == module.__name__
+    ]
+    signature = inspect.Signature(return_annotation=kind)
+    return [
+        f.__name__
+        for f in own
+        if inspect.signature(f) == signature and not f.__name__.startswith("_")
+    ]
+
+
+def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:
+    made = getattr(module, name or "config", None)
+    if made is None and (others := names(module, kind)):
+        raise UserError(
+            f"{path} has no experiment {name or 'config'!r}; name one, as {path}:{others[0]}, of {', '.join(others)}"
+        )
+    return made or module.config  # whose absence says so
+
+
+def warn(experiment: Experiment) -> None:
+    """Says on stderr what is allowed, but hardly meant."""
+    if not is_first():
+        return
+    for text in dict.fromkeys(text for phase in experiment.plan for text in phase.warnings()):
+        print(f"{experiment.name}: {text}", file=sys.stderr)
+
+
+def as_json(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as ``config.json``; equal for equal ones."""
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, Config):
+            return node.as_json()
+        if dataclasses.is_dataclass(node):
+            fields = {f.name: (f, getattr(node, f.name)) for f in dataclasses.fields(node)}
+            return {
+                n: plain(x)
+                for n, (f, x) in fields.items()
+                if not ("later" in f.metadata and x == f.default)
+            }
+        return [plain(item) for item in node] if isinstance(node, tuple) else node
+
+    tagged = plain(experiment) | {
+        name: {type(getattr(experiment, name)).__name__: plain(getattr(experiment, name))}
+        for name in ("data", "method")
+    }
+    return json.loads(json.dumps(tagged))
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """``["optim.peak_lr: 0.01 and 0.02", ..]``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [
+            d for k in keys for d in differences(old.get(k), new.get(k), f"{name}.{k}".lstrip("."))
+        ]
+    return [] if old == new else [f"{name}: {old!r} and {new!r}"]
+
+
+def conflicts(old: Any, new: Any) -> list[str]:
+    """The `differences` of two runs' ``config.json`` that decide what is computed: all but those in `FREE`."""
+    return [d for d in differences(old, new) if d.partition(": ")[0] not in FREE]

@@ -1,0 +1,263 @@
+"""``--set a.b=c``: fields of nested dataclasses, set by name, parsed and checked by their types."""
+
+import ast
+import copy
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from train.common.errors import UserError
+
+T = TypeVar("T")
+
+# Metadata of a field that came later than runs that people have: ``config.json`` has it only where
+# it is not the default, so that these runs go on, and are compared.
+LATER = {"later": True}
+
+
+def numbers(text: str, kind: type, what: str) -> list:
+    try:
+        return [kind(part) for part in text.split(",") if part]
+    except ValueError as error:
+        raise UserError(f"{what} takes numbers separated by commas, not {text!r}") from error
+
+
+def seed_list(text: str) -> list[int]:
+    """The seeds of ``--seeds 0,1,2``.
+
+    Raises:
+      UserError: there is none, one is not a seed, or one is repeated: it would count as
+        replication.
+    """
+    found = numbers(text, int, "--seeds")
+    if not found:
+        raise UserError("--seeds needs at least one seed, such as 0,1,2")
+    if wrong := [seed for seed in found if not 0 <= seed < 2**32]:
+        raise UserError(f"--seeds takes numbers between 0 and 2^32 - 1, not {wrong[0]}")
+    if repeated := sorted({seed for seed in found if found.count(seed) > 1}):
+        raise UserError(
+            f"--seeds names {repeated[0]} more than once: a repeated run is no replication"
+        )
+    return found
+
+
+def overridden(node: T, overrides: Sequence[str]) -> T:
+    """``node`` with ``a.b=c`` overrides, which are judged together: one may need another.
+
+    Raises:
+      UserError: an override names no field, does not fit its type, or the result is refused.
+    """
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise UserError(f"--set takes a.b=c, not {override!r}")
+        try:
+            node = _set(node, name.split("."), text, name)
+        except _Unknown as error:
+            raise UserError(f"--set {name}: {error}; {_similar(node, error.field)}") from None
+    return _valid(node, overrides) if overrides else node
+
+
+class Setting(NamedTuple):
+    """One field of an experiment, as ``--set`` names it."""
+
+    name: str
+    value: Any
+    hint: Any  # its type
+    default: Any  # `dataclasses.MISSING` if the field has none
+
+    @property
+    def type(self) -> str:
+        return _spell(self.hint)
+
+
+def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting]:
+    """Every field of a dataclass and of the dataclasses inside it, outer fields before inner ones.
+
+    Args:
+      node: the dataclass, or a tuple of dataclasses.
+      name: what the names begin with.
+      unset: whether to include the fields that a dataclass would have whose value is None now.
+    """
+    if isinstance(node, tuple):
+        for i, item in enumerate(node):
+            yield from settings(item, f"{name}{i}.", unset)
+    if not dataclasses.is_dataclass(node):
+        return
+    hints = _hints(node)
+    for f in dataclasses.fields(node):
+        value, made = getattr(node, f.name), f.default_factory
+        yield Setting(
+            name + f.name,
+            value,
+            hints[f.name],
+            f.default if made is dataclasses.MISSING else made(),
+        )
+        inner = _made(hints[f.name]) if unset and value is None else value
+        yield from settings(inner, f"{name}{f.name}.", unset)
+
+
+class _Unknown(Exception):
+    def __init__(self, field: str, where: str):
+        super().__init__(f"{where} has no field {field!r}")
+        self.field = field
+
+
+def _similar(node: Any, unknown: str) -> str:
+    """Which settings to use instead of the field ``unknown``, by the last part of their names."""
+    by_last: dict[str, list[str]] = {}
+    for setting in settings(node, unset=True):
+        by_last.setdefault(setting.name.rpartition(".")[2], []).append(setting.name)
+    words = [last for last in by_last if unknown in (last, *last.split("_"))]
+    close = words or difflib.get_close_matches(unknown, by_last, n=1)
+    names = [name for last in close for name in by_last[last]]
+    if not names:
+        return "no field has a similar name; `python -m train.pretrain CONFIG --show` prints all fields"
+    return f"did you mean {' or '.join(sorted(names, key=lambda name: name.count('.'))[:4])}?"
+
+
+def _set(node: Any, path: list[str], text: str, name: str) -> Any:
+    """``node`` with the field at ``path`` set, and not judged yet. Items of tuples are named by number: ``method.up.0.lr``."""
+    head, *rest = path
+    if isinstance(node, tuple):
+        if not head.isdigit() or int(head) >= len(node):
+            raise UserError(f"--set {name}: {head!r} is not an index from 0 to {len(node) - 1}")
+        i = int(head)
+        return (
+            *node[:i],
+            _set(node[i], rest, text, name) if rest else _parse(text, type(node[i]), name),
+            *node[i + 1 :],
+        )
+    if not dataclasses.is_dataclass(node):
+        raise _Unknown(head, f"the value {node!r}")
+    types_ = _hints(node)
+    if head not in types_:
+        raise _Unknown(head, type(node).__name__)
+    inner = getattr(node, head)
+    if rest and inner is None:  # its fields are set of what it would be
+        inner = _made(types_[head])
+    value = _set(inner, rest, text, name) if rest else _parse(text, types_[head], name)
+    node = copy.copy(node)
+    object.__setattr__(node, head, value)  # frozen, and to be judged when all overrides are in
+    return node
+
+
+def _made(hint: Any) -> Any:
+    """The one dataclass that a type hint allows, with its defaults; None if there is none such."""
+    kinds: list[Any] = [kind for kind in _options(hint) if dataclasses.is_dataclass(kind)]
+    needed = dataclasses.MISSING
+    if len(kinds) != 1 or any(
+        f.default is needed and f.default_factory is needed for f in dataclasses.fields(kinds[0])
+    ):
+        return None
+    return kinds[0]()
+
+
+def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
+    """``node``, which is at ``name``, made again from the bottom up as its classes check it.
+
+    Raises:
+      UserError: one of them refuses what ``overrides`` made of it.
+    """
+    if isinstance(node, tuple):
+        return tuple(_valid(item, overrides, f"{name}{i}.") for i, item in enumerate(node))
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return node
+    fields = {
+        f.name: _valid(getattr(node, f.name), overrides, f"{name}{f.name}.")
+        for f in dataclasses.fields(node)
+    }
+    try:
+        return type(node)(**fields)
+    except ValueError as error:
+        within = [o for o in overrides if o.startswith(name)]
+        own = [o for o in within if "." not in o.partition("=")[0].removeprefix(name)]
+        raise UserError(f"--set {' '.join(own or within)}: {error}") from error
+
+
+def _parse(text: str, hint: Any, name: str) -> Any:
+    for value in _readings(text):
+        if _fits(value, hint):
+            return float(value) if type(value) is int and int not in _options(hint) else value
+    raise UserError(f"--set {name}: expected {_spell(hint)}, but got {text!r}")
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """The values that ``text`` may stand for, the most literal one first."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = text
+    single = [value]
+    if text in ("true", "false"):
+        single.append(text == "true")
+    if isinstance(value, float) and value.is_integer():  # such as 1e3
+        single.append(int(value))
+    single.append(text)
+    yield from single
+    if "," in text:
+        yield tuple(text.split(","))  # for a tuple of words
+    yield from ((value,) for value in single)  # for a tuple of one
+
+
+def misfits(node: Any, name: str = "") -> list[str]:
+    """Every field whose value is not of its type: ``["optim.warmup: expected int, but got 'long'", ..]``."""
+    if isinstance(node, tuple):
+        return [m for i, item in enumerate(node) for m in misfits(item, f"{name}.{i}")]
+    if not dataclasses.is_dataclass(node):
+        return []
+    wrong = []
+    for key, hint in _hints(node).items():
+        value, path = getattr(node, key), f"{name}.{key}".lstrip(".")
+        wrong += (
+            misfits(value, path)
+            if _fits(value, hint)
+            else [f"{path}: expected {_spell(hint)}, but got {value!r}"]
+        )
+    return wrong
+
+
+def _hints(node: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass."""
+    hints = typing.get_type_hints(type(node))
+    return {f.name: hints[f.name] for f in dataclasses.fields(node)}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is Literal:
+        return value in args
+    if origin is not None:  # tuple[item, ...], Sequence[item]
+        return isinstance(value, origin) and all(_fits(item, args[0]) for item in value)
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, typing.cast(type, hint))
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _options(hint: Any) -> list[Any]:
+    """What a type hint allows: literal strings and plain types, in order."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [o for arg in typing.get_args(hint) for o in _options(arg)]
+    if origin is Literal:
+        return list(typing.get_args(hint))
+    return [hint]
+
+
+def _spell(hint: Any) -> str:
+    """The type in words, such as ``int or None``."""
+    return " or ".join(dict.fromkeys(map(_word, _options(hint))))
+
+
+def _word(option: Any) -> str:
+    if option is types.NoneType:
+        return "None"
+    if (origin := typing.get_origin(option)) is not None:
+        more = ", ..." if origin is tuple else ""
+        return f"{origin.__name__}[{_spell(typing.get_args(option)[0])}{more}]"
+    return option.__name__ if isinstance(option, type) else repr(option)

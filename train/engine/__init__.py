@@ -1,0 +1,1 @@
+"""The engine: how does a phase run, and what does it leave on disk?"""

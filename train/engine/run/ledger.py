@@ -1,0 +1,132 @@
+"""What a run has cost so far: tokens, FLOPs and seconds, in all and by phase."""
+
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+
+class Ledger:
+    """Counts over all phases, and of the seconds those that compiling took.
+
+    Validation is a measurement, not a cost: its time is left out, and that of compiling it.
+
+    ``record`` is what `record()` returned when a checkpoint was saved: counting goes on from there.
+    """
+
+    def __init__(self, record: dict[str, Any] | None = None):
+        begun = {
+            "tokens": 0,
+            "flops": 0.0,
+            "seconds": 0.0,
+            "compile_seconds": 0.0,
+            "steps": 0,
+            "phases": [],
+        }
+        record = begun | (record or {})  # one of before compiling was counted lacks it
+        self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
+        self.phases: list[dict[str, Any]] = [{"compile_seconds": 0.0} | p for p in record["phases"]]
+        self._before, self._start = record["seconds"], time.monotonic()
+        self._compiled, self._compiling = record["compile_seconds"], Compiling()
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.monotonic() - self._start
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._compiled + self._compiling.seconds
+
+    @contextmanager
+    def paused(self):
+        """Time spent inside does not count."""
+        before, compiled = self.seconds, self.compile_seconds
+        yield
+        self._before, self._start = before, time.monotonic()
+        self._compiled = compiled - self._compiling.seconds
+
+    def begin(self, phase: str, kind: str, model: str, parameters: int) -> None:
+        """Opens the account of a phase of that kind, which makes or trains ``model``, and closes the one before."""
+        self._settle()
+        self.phases.append(
+            {"phase": phase, "kind": kind, "model": model, "parameters": parameters}
+            | {
+                "steps": 0,
+                "tokens": 0,
+                "flops": 0.0,
+                "seconds": 0.0,
+                "compile_seconds": 0.0,
+                "layers": 0.0,
+            }
+        )
+
+    def add(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
+        """``layers``: how many ran, the sum over steps."""
+        self.flops, self.tokens, self.steps = (
+            self.flops + flops,
+            self.tokens + tokens,
+            self.steps + steps,
+        )
+        account = self.phases[-1]
+        account["flops"] += flops
+        account["tokens"] += tokens
+        account["steps"] += steps
+        account["layers"] += layers
+
+    def charge(self, seconds: float, compile_seconds: float) -> None:
+        """Time that was spent elsewhere, and what of it on compiling: an earlier run's, for the open phase."""
+        self._before += seconds
+        self._compiled += compile_seconds
+
+    def totals(self) -> dict[str, float]:
+        spent = {
+            "seconds": round(self.seconds, 3),
+            "compile_seconds": round(self.compile_seconds, 3),
+        }
+        return {"steps": self.steps, "tokens": self.tokens, "flops": self.flops} | spent
+
+    def record(self) -> dict[str, Any]:
+        """Everything that a run needs to go on counting from here, as JSON."""
+        self._settle()
+        return {
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "seconds": sum(p["seconds"] for p in self.phases),
+            "compile_seconds": sum(p["compile_seconds"] for p in self.phases),
+            "steps": self.steps,
+            "phases": [dict(p) for p in self.phases],
+        }
+
+    def _settle(self) -> None:
+        """The open phase took what no earlier one did."""
+        if self.phases:
+            for unit, total in (
+                ("seconds", self.seconds),
+                ("compile_seconds", self.compile_seconds),
+            ):
+                self.phases[-1][unit] = total - sum(p[unit] for p in self.phases[:-1])
+
+    def close(self) -> None:
+        self._compiling.close()
+
+
+class Compiling:
+    """The seconds that tracing, lowering and compiling took since it was made; what is traced within a trace counts once."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._spans: list[tuple[float, float]] = []  # (begin, seconds), one after the other
+        jax.monitoring.register_event_duration_secs_listener(self._ended)
+
+    def _ended(self, event: str, duration_secs: float, **_: Any) -> None:
+        if not event.startswith("/jax/core/compile/"):
+            return
+        begin = time.monotonic() - duration_secs
+        while self._spans and self._spans[-1][0] >= begin:
+            self.seconds -= self._spans.pop()[1]
+        self._spans.append((begin, duration_secs))
+        self.seconds += duration_secs
+
+    def close(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._ended)

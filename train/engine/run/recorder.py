@@ -1,0 +1,251 @@
+"""What a run tells of itself: a log of one JSON object a line, the same in TensorBoard, and a bar where somebody looks.
+
+Numbers that are not finite end a run: nothing that follows from them is worth its cost.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from train.common.errors import Diverged, UserError
+from train.engine.hosts import is_first
+from train.engine.run.ledger import Ledger
+from train.engine.run.trackers import TensorBoard, Tracker
+from train.engine.run.workdir import Workdir
+
+# seconds without a line, after which a run without a terminal writes one at the next step that is
+# logged
+SILENCE = 60.0
+
+
+class Recorder:
+    """The ledger of a run, and everything that is said of it; of several processes, by the first.
+
+    ``record`` is what `record()` returned when a checkpoint was saved: lines and TensorBoard's
+    points that were logged later are cut off, for they will come again. ``trackers`` get the same
+    numbers as TensorBoard.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        record: dict[str, Any] | None = None,
+        *,
+        flops: float = 0.0,
+        trackers: Sequence[Tracker] = (),
+        run: Mapping[str, Any] | None = None,
+    ):
+        record = {"bytes": 0, "events": {}} | (record or {})
+        self._workdir = Workdir(folder)
+        self.ledger = Ledger(record)
+        self.progress = Progress(flops, self.ledger.flops, run)
+        self._files = (
+            _Files(self._workdir, record, self.ledger.steps, trackers) if is_first() else None
+        )
+        self._waiting: tuple[int, dict[str, float], dict[str, Any]] | None = None
+
+    def step(self, step: int, metrics: Mapping[str, Any], log: Mapping[str, Any]) -> None:
+        """A line of training. It is written when the next one comes, or at `flush`: the device need not wait for the host."""
+        self.flush()
+        self._waiting = step, self.ledger.totals(), {**metrics, **log}
+
+    def flush(self) -> None:
+        """Writes the line that waits.
+
+        Raises:
+          Diverged: a number in it is not finite.
+        """
+        if self._waiting is None:
+            return
+        (step, totals, values), self._waiting = self._waiting, None
+        lists = {k: [round(float(x), 4) for x in v] for k, v in values.items() if np.ndim(v)}
+        numbers = self.finite(step, {k: v for k, v in values.items() if k not in lists})
+        self._write(step, totals, {**numbers, **lists})
+        self.progress.show(step, totals, numbers["loss"])
+
+    def log(self, step: int, **values: float | list[float]) -> None:
+        """Writes a line: what the run has cost, and ``values``, at ``step`` of the phase."""
+        self._write(step, self.ledger.totals(), values)
+
+    def _write(
+        self, step: int, totals: dict[str, float], values: Mapping[str, float | list[float]]
+    ) -> None:
+        """A line of when the run had cost ``totals``.
+
+        TensorBoard's tags are ``model/value``, of points at the run's steps then; those of totals
+        have no model.
+        """
+        if self._files is None:
+            return
+        totals = dict(totals)
+        steps = totals.pop("steps")
+        phase = self.ledger.phases[-1]
+        flat = {
+            f"{k}/{i}": x for k, v in values.items() if isinstance(v, list) for i, x in enumerate(v)
+        }
+        flat |= {k: v for k, v in values.items() if not isinstance(v, list)}
+        tagged = {f"{phase['model']}/{k}": v for k, v in flat.items()} | totals
+        self._files.write(
+            {"phase": phase["phase"], "step": step, **totals, **values}, steps, tagged
+        )
+
+    def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
+        """The values as numbers.
+
+        Raises:
+          Diverged: one of them is NaN or infinite.
+        """
+        numbers = {k: float(v) for k, v in values.items()}
+        bad = [f"{k} is {v}" for k, v in numbers.items() if not math.isfinite(v)]
+        if bad:
+            raise Diverged(
+                f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1]['phase']}; the last good checkpoint is kept in "
+                f"{self._workdir.checkpoints}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
+            )
+        return numbers
+
+    def record(self) -> dict[str, Any]:
+        """Everything that a run needs to go on from here, as JSON."""
+        return self.ledger.record() | (self._files.sizes() if self._files else {})
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.progress.close()
+        if self._files:
+            self._files.close()
+
+
+class _Files:
+    """The log, TensorBoard's files, and the trackers."""
+
+    def __init__(
+        self, workdir: Workdir, record: Mapping[str, Any], steps: int, trackers: Sequence[Tracker]
+    ):
+        self._log = _continued(workdir.log, record["bytes"])
+        self._board = TensorBoard(workdir.board, record["events"], steps)
+        self._trackers = list(trackers)
+
+    def write(self, line: Mapping[str, Any], steps: float, tagged: Mapping[str, float]) -> None:
+        self._log.write(json.dumps(line).encode() + b"\n")
+        self._log.flush()
+        self._board.write(int(steps), tagged)
+        for tracker in [*self._trackers]:
+            try:
+                tracker.write(int(steps), tagged)
+            except Exception as error:  # a service that fails must not end the training
+                self._trackers.remove(tracker)
+                name, why = type(tracker).__name__, " ".join(str(error).split())
+                print(
+                    f"{name} failed ({why}) and gets no more numbers; the log has all of them",
+                    file=sys.stderr,
+                )
+
+    def sizes(self) -> dict[str, Any]:
+        """What there is now, and lasts: a checkpoint must not outlive the lines that it counts."""
+        os.fsync(self._log.fileno())
+        return {"bytes": self._log.tell(), "events": self._board.sizes()}
+
+    def close(self) -> None:
+        self._log.close()
+        self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+
+class Progress:
+    """A bar in FLOPs, so that the time left is right for small and large models alike; and lines that say where the run is.
+
+    The bar needs a terminal. The lines come with every validation and, without a terminal, when
+    none came for `SILENCE` seconds. ``run`` says which run it is, such as
+    ``{"run": "demo", "seed": 0}``.
+    """
+
+    def __init__(self, total: float, done: float, run: Mapping[str, Any] | None = None):
+        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+        self._run, self._phase, self._steps = run or {}, "", 0
+        self._bar = tqdm(
+            total=total, initial=done, disable=None if is_first() else True, bar_format=form
+        )
+        self._first: dict[str, Any] | None = None  # what the run had cost at the phase's first line
+        self._loss: float | None = None
+        self._said = time.monotonic()
+
+    def phase(self, name: str, steps: int = 0) -> None:
+        """A phase begins; ``steps``: how many it has."""
+        self._phase, self._steps, self._first, self._loss = name, steps, None, None
+        self._bar.set_description_str(": ".join([*map(str, [*self._run.values()][:1]), name]))
+
+    def show(self, step: int, totals: dict[str, Any], loss: float) -> None:
+        """``totals``: what the run had cost at ``step``. The speed is since the phase's first line, without compiling."""
+        self._bar.n = totals["flops"]
+        self._first, self._loss = self._first or totals, loss
+        speed, _ = self._speed(totals)
+        self._bar.set_postfix_str(
+            f"step {step}, loss {loss:.3f}" + (f", {speed:,.0f} tokens/s" if speed else "")
+        )
+        if self._bar.disable and time.monotonic() - self._said >= SILENCE:
+            self.say(step, totals)
+
+    def say(self, step: int, totals: dict[str, Any], **losses: float) -> None:
+        """Writes one line for people and programs: time, run, phase, step, losses, tokens per second, time left."""
+        self._said = time.monotonic()
+        if not is_first():
+            return
+        speed, flops = self._speed(totals)
+        left = max(0.0, self._bar.total - totals["flops"])
+        known = {"loss": self._loss} | losses
+        fields = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **self._run, "phase": self._phase}
+        fields |= {"step": f"{step}/{self._steps}"} | {
+            k: f"{x:.4f}" for k, x in known.items() if x is not None
+        }
+        fields["tokens/s"] = f"{speed:.0f}" if speed else "-"
+        fields["eta"] = str(timedelta(seconds=round(left / flops))) if flops else "-"
+        tqdm.write(
+            " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items()),
+            file=sys.stderr,
+        )
+
+    def _speed(self, totals: dict[str, Any]) -> tuple[float, float]:
+        """Tokens and FLOPs per second since the phase's first line, without compiling; 0 if that is not known yet."""
+        first = self._first or totals
+        spent = {
+            unit: totals[unit] - first[unit]
+            for unit in ("tokens", "flops", "seconds", "compile_seconds")
+        }
+        seconds = spent["seconds"] - spent["compile_seconds"]
+        return (spent["tokens"] / seconds, spent["flops"] / seconds) if seconds > 0 else (0.0, 0.0)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=') else text
+
+
+def _continued(path: Path, size: int) -> BinaryIO:
+    """The log, cut to its first ``size`` bytes.
+
+    Raises:
+      UserError: it is shorter, and the checkpoint has no copy of it.
+    """
+    log = path.open("a+b")
+    if log.tell() < size:
+        there = log.tell()
+        log.close()
+        raise UserError(
+            f"{path} is damaged: it has {there} bytes, but the checkpoint counts {size}; restore it from a backup, or give "
+            "another --workdir to start anew"
+        )
+    log.truncate(size)
+    log.seek(0, os.SEEK_END)
+    return log

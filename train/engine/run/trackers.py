@@ -1,0 +1,176 @@
+"""Trackers: services that show the numbers of a run. TensorBoard always; W&B and MLflow if the experiment names them."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from train.common.errors import UserError
+from train.common.files import read_json, write_json
+from train.config.experiment import Experiment, as_json
+
+PROJECT = "jaxgrow"
+# in the folder of a run: its id in each tracker, so that a resumed run continues there
+IDS = "trackers.json"
+
+
+class Tracker(Protocol):
+    """Where the numbers of a run go."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds the numbers that the run had at its ``step``."""
+        ...
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        ...
+
+
+def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
+    """The trackers that the experiment names in ``loggers``, for its run in ``folder``.
+
+    The name of the run is that of its folder, its group the name of the experiment. The config
+    contains the seed.
+
+    Raises:
+      UserError: the package of a tracker is not installed.
+    """
+    for name in experiment.loggers:
+        if find_spec(name) is None:
+            raise UserError(
+                f"loggers={name} needs the package {name}: pip install -e '.[{name}]', from a clone of jaxgrow"
+            )
+    file = folder / IDS
+    ids = (
+        read_json(file, f"delete it; the run is then a new one in {', '.join(experiment.loggers)}")
+        if file.exists()
+        else {}
+    )
+    found: list[Tracker] = []
+    for name in experiment.loggers:
+        tracker = KINDS[name](experiment, folder, ids.get(name))
+        ids[name] = tracker.id
+        found.append(tracker)
+    if found:
+        write_json(file, ids)
+    return found
+
+
+class TensorBoard:
+    """Event files in the folder of the run.
+
+    Args:
+      folder: of the files.
+      sizes: bytes of each file when a checkpoint was saved; later points are cut off, for they will
+        come again.
+      steps: of the run so far.
+    """
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int], steps: int):
+        self._folder = folder
+        for path in folder.glob("*"):
+            if path.name not in sizes:
+                path.unlink()
+            elif path.stat().st_size > sizes[path.name]:
+                os.truncate(path, sizes[path.name])
+        self._events = EventFileWriter(str(folder))
+        self._events.add_event(
+            Event(wall_time=time.time(), step=steps, file_version="brain.Event:2")
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()])
+        self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, all of which are on the disk."""
+        self._events.flush()
+        return {p.name: p.stat().st_size for p in sorted(self._folder.iterdir())}
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class WandB:
+    """Weights & Biases. ``WANDB_MODE=offline`` writes to the folder of the run, for ``wandb sync``;
+    ``WANDB_PROJECT`` names the project.
+
+    Points that a resumed run computes again have steps that W&B has already, and are ignored there.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, id: str | None):
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self.id = id or secrets.token_hex(8)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            group=experiment.name,
+            config=as_json(experiment),
+            dir=folder,
+            id=self.id,
+            resume="allow",
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """MLflow, at ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME``."""
+
+    def __init__(self, experiment: Experiment, folder: Path, id: str | None):
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+        self._client, self._metric, self._last = MlflowClient(), Metric, 0
+        if id is not None:
+            self.id = id
+            self._last = max(
+                (m.step for m in self._client.get_metric_history(id, "flops")), default=0
+            )
+            self._client.update_run(id, "RUNNING")
+            return
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = self._client.get_experiment_by_name(project)
+        tags = {"group": experiment.name, "seed": str(experiment.seed)}
+        where = known.experiment_id if known else self._client.create_experiment(project)
+        self.id = self._client.create_run(where, run_name=folder.name, tags=tags).info.run_id
+        params = [Param(name, str(value)) for name, value in flat(as_json(experiment)).items()]
+        for i in range(0, len(params), 100):  # the most that one request may have
+            self._client.log_batch(self.id, params=params[i : i + 100])
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if step < self._last:  # a resumed run computes these points again
+            return
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self.id, [self._metric(name, value, now, step) for name, value in values.items()]
+        )
+
+    def close(self) -> None:
+        self._client.set_terminated(self.id)
+
+
+KINDS: dict[str, Callable[[Experiment, Path, str | None], Any]] = {"wandb": WandB, "mlflow": MLflow}
+
+
+def flat(node: Any, name: str = "") -> dict[str, Any]:
+    """``{"optim.peak_lr": 0.01, ..}`` of nested dicts."""
+    if not isinstance(node, dict):
+        return {name: node}
+    return {
+        k: v
+        for key, value in node.items()
+        for k, v in flat(value, f"{name}.{key}".lstrip(".")).items()
+    }

@@ -1,0 +1,109 @@
+"""What stands above the body of a model, and is another for another task."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrow.axes import Tree
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.hf.labels import TASK, Head, head, named, same_name
+from jaxgrow.models import Config
+from train.common.errors import UserError
+from train.common.files import read_json
+
+HEADS = (
+    "transform",
+    "head_norm",
+    "head_bias",
+    "head_kernel",
+    "pooler",
+    "classifier",
+    "head",
+    "distillation_head",
+)
+
+
+def split(tree: Tree) -> tuple[Tree, Tree]:
+    """``(body, head)`` of parameters, or of what has their structure."""
+    return {n: of for n, of in tree.items() if n not in HEADS}, {
+        n: of for n, of in tree.items() if n in HEADS
+    }
+
+
+@partial(jax.jit, static_argnums=0)
+def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
+    """The parameters of the head."""
+    return split(config.init(key))[1]
+
+
+# --- the task and the labels of a head ---
+
+
+def learned(folder: Path) -> Head:
+    """The task and the labels of the head of the model in ``folder``, as far as they are known.
+
+    Raises:
+      UserError: the folder does not hold a model.
+    """
+    try:
+        found = head(open_checkpoint(folder).head)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    return found if found != Head() else head(_of_older_run(folder))
+
+
+def _of_older_run(folder: Path) -> dict[str, Any]:
+    """The head of a run that was finished before heads recorded their tasks."""
+    config, result = folder / "config.json", folder / "result.json"
+    if not config.is_file() or not result.is_file():
+        return {}
+    way_out = "restore it from a backup"
+    labelled = read_json(config, way_out).get("data", {}).get("Labelled", {})
+    named_task = {TASK: labelled["task"]} if "task" in labelled else {}
+    return named(read_json(result, way_out).get("labels", ())) | named_task
+
+
+def keeps(there: Head, wanted: Head, kind: str) -> bool:
+    """Whether a model keeps the head that it has.
+
+    Args:
+      there: the head of the model.
+      wanted: the head that the data ask for, of the same size.
+      kind: the kind of both predictions. Heads for spans without a recorded task are kept; heads
+        for classes or numbers without labels are not.
+    """
+    same = _names(there) == _names(wanted)
+    if there.task is not None and wanted.task is not None:
+        return there.task == wanted.task and (same or not there.labels)
+    if there.labels or wanted.labels:
+        return same
+    return kind == "spans"
+
+
+def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
+    """The classes of ``there`` in the order of ``wanted``, matched by name; None: one of them has no names.
+
+    Raises:
+      UserError: the head of the model in ``folder`` is of another task, or has other classes.
+    """
+    if there.task is not None and wanted.task is not None and there.task != wanted.task:
+        raise UserError(
+            f"the head of the model in {folder} has learned {there.task}, but the data are {wanted.task}: evaluate it on "
+            f"{there.task}, or fine-tune it on {wanted.task} first"
+        )
+    if not there.labels or not wanted.labels:
+        return None
+    mine, theirs = _names(wanted), _names(there)
+    if set(mine) != set(theirs) or len(set(mine)) < len(mine):
+        raise UserError(
+            f"the model in {folder} has the classes {', '.join(there.labels)}, but the data have {', '.join(wanted.labels)}: "
+            "rename the labels of the one or the other (id2label of config.json), or fine-tune the model on these data first"
+        )
+    return np.array([theirs.index(name) for name in mine])
+
+
+def _names(of: Head) -> list[str]:
+    return [same_name(label) for label in of.labels]

@@ -1,0 +1,80 @@
+"""The maps that LiGO learned: described, plotted, applied to another checkpoint of the same shape.
+
+``python -m train.ligo_maps FILE [--plot FILE.png] [--apply MODEL --out FOLDER]``
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
+from train.analysis import plots
+from train.common.commands import Parser
+from train.common.errors import UserError, exits_cleanly
+from train.engine.run.workdir import Workdir
+from train.engine.run.workdir import load as load_params
+from train.plan.learning import Maps
+from train.plan.learning import load as load_maps
+
+
+def describe(maps: Maps) -> str:
+    """A line a map: its shape, how far its old part is from the identity, how large its new rows are."""
+    lines = []
+    for name, w in maps.coefficients["depth"].items():
+        lines.append(f"{name}: w {w.shape}, row sums {w.sum(1).min():.3f} .. {w.sum(1).max():.3f}")
+    for name, matrices in maps.coefficients["width"].items():
+        for kind, m in matrices.items():
+            old = m.shape[-1]
+            top = np.abs(m[..., :old, :] - np.eye(old)).max()
+            rows = np.sqrt(np.square(m[..., old:, :]).sum(-1))
+            lines.append(
+                f"{name}: {kind} {m.shape}, max |top - I| {top:.2e}, mean norm of new rows {rows.mean():.3f}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = Parser("maps", __doc__)
+    parser.add_argument("file", type=Path, help="maps.npz of a run")
+    parser.add_argument("--plot", type=Path, help="draw the maps (default: no picture)")
+    parser.add_argument(
+        "--apply",
+        type=Path,
+        metavar="MODEL",
+        help="run or checkpoint to grow by the maps (default: none)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="new Orbax folder for the grown model, needed with --apply (default: none)",
+    )
+    arguments = parser.parse_args()
+    if (arguments.apply is None) != (arguments.out is None):
+        raise UserError("--apply and --out go together: a run to grow, and a folder for the result")
+    maps = load_maps(arguments.file)
+    print(describe(maps))
+    if arguments.plot:
+        plots.maps(maps, arguments.plot)
+    if arguments.apply:
+        _apply(maps, arguments.file, arguments.apply, arguments.out)
+
+
+def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
+    """Writes a folder that `jaxgrow.checkpoints` reads, with the tokenizer that lies beside the model."""
+    if out.exists():
+        raise UserError(f"{out} exists already; give another --out")
+    try:
+        params = load_params(model) if Workdir(model).begun else open_checkpoint(model).params()
+        grown = maps.apply(params)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    except ValueError as error:
+        raise UserError(f"the maps of {file} do not fit {model}: {error}") from error
+    orbax.export(out, maps.large, grown)
+    if (tokenizer := model / "tokenizer.json").is_file():
+        shutil.copyfile(tokenizer, out / tokenizer.name)
+
+
+if __name__ == "__main__":
+    exits_cleanly(main)

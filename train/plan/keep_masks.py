@@ -1,0 +1,118 @@
+"""What a step of layer dropping is given: which layers to run, as arguments, known on the host before the step starts."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxgrow.layerdrop import Kept, LayerDrop, gates, padded, program_counts
+
+# steps drawn at once, by one jitted call: the host waits for the device once in so many steps
+CHUNK = 1024
+
+
+class Gates:
+    """``gates(step) -> (keep probabilities [layers], what the step runs, mean layers run)``, for steps 0 .. steps - 1.
+
+    A pure function of (seed, step, micro-step) and of the sensitivities, the same in every process.
+    Where every layer is certain to be kept, what the step runs is None: the dense step. ``layers``
+    as of `jaxgrow.layerdrop.gates`; those that ran are counted by their ``weights``
+    (`jaxgrow.flops.weights`), the padding of `jaxgrow.layerdrop.counts` included.
+    """
+
+    def __init__(
+        self,
+        drop: LayerDrop,
+        layers: int | tuple[int, ...],
+        steps: int,
+        micro: int,
+        seed: int,
+        sensitivity: jax.Array | None,
+        weights: np.ndarray | None = None,
+    ):
+        self._drop, self._first = drop, -1
+        depths = (layers,) if isinstance(layers, int) else layers
+        self._weights = np.ones(sum(depths)) if weights is None else weights
+        self._cuts = np.cumsum(depths)[:-1]
+        self._chunk: Any = None
+        measured = None if sensitivity is None else tuple(np.asarray(sensitivity).tolist())
+        self._counts = None
+        if drop.execution != "cond":
+            costs = tuple(
+                float(part.mean()) for part in np.split(self._weights, self._cuts)
+            )  # alike within a stage
+            self._counts = _counts(drop, depths, steps, measured, costs)
+        self._draw = _drawing(drop, depths, steps, micro, seed, measured)
+        if jax.process_count() > 1:
+            multihost_utils.assert_equal(
+                self._draw(jnp.arange(1, 3)),
+                "processes draw different gates: they measured different sensitivities",
+            )
+
+    def __call__(self, step: int) -> tuple[np.ndarray, Kept | None, float]:
+        first = step // CHUNK * CHUNK
+        if first != self._first:
+            self._first, self._chunk = (
+                first,
+                jax.device_get(self._draw(jnp.arange(first + 1, first + CHUNK + 1))),
+            )
+        probs, open_ = (x[step - first] for x in self._chunk)
+        if (probs >= 1).all():
+            return probs, None, float(len(probs))
+        scale = 1 / probs if self._drop.scale != "none" else np.ones_like(probs)
+        scaling = "sublayer" if self._drop.scale == "sublayer" else "block"
+        if self._counts is not None:
+            layers, ran = self._padded(open_)
+            return probs, Kept(layers, np.where(open_, scale, 0).astype(np.float32), scaling), ran
+        scale = (
+            None
+            if self._drop.scale == "none"
+            else np.broadcast_to(scale.astype(np.float32), open_.shape)
+        )
+        return probs, Kept(open_, scale, scaling), float((open_ @ self._weights).mean())
+
+    def _padded(self, open_: np.ndarray) -> tuple[Any, float]:
+        """``(indices of the layers that the step's program runs, of each stage; mean layers run)``."""
+        assert self._counts is not None
+        parts = np.split(open_, self._cuts, axis=-1)
+        enough = (self._counts >= [part.sum(-1).max() for part in parts]).all(1)
+        numbers = self._counts[enough.argmax()]
+        stages = [padded(part, n) for part, n in zip(parts, numbers, strict=True)]
+        weights = np.split(self._weights, self._cuts)
+        ran = sum(float(w[x].sum(-1).mean()) for w, x in zip(weights, stages, strict=True))
+        return tuple(stages) if len(stages) > 1 else stages[0], ran
+
+
+@cache
+def _counts(
+    drop: LayerDrop,
+    depths: tuple[int, ...],
+    steps: int,
+    sensitivity: tuple[float, ...] | None,
+    costs: tuple[float, ...],
+) -> np.ndarray:
+    """`jaxgrow.layerdrop.program_counts`, chosen once for all runs that draw the same."""
+    measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
+    return program_counts(drop, depths, steps, measured, costs)
+
+
+@cache
+def _drawing(
+    drop: LayerDrop,
+    depths: tuple[int, ...],
+    steps: int,
+    micro: int,
+    seed: int,
+    sensitivity: tuple[float, ...] | None,
+) -> Callable:
+    """The program that draws the gates of steps; one for all runs that draw the same."""
+    measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
+
+    def draw(t):
+        return gates(drop, depths, steps, t, seed=seed, micro=micro, sensitivity=measured)
+
+    return jax.jit(jax.vmap(draw))

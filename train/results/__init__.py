@@ -1,1 +1,0 @@
-"""Finished runs, read and compared. Nothing here trains."""
