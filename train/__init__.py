@@ -6,6 +6,7 @@ from importlib.util import find_spec
 NEEDS = (
     "array_record",
     "grain",
+    "jinja2",
     "matplotlib",
     "pyarrow",
     "scipy",

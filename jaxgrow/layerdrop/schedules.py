@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxgrow.layerdrop.sensitivity import Sensitivity, allocate, block_list
+from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list
 
 
 @dataclass(frozen=True)

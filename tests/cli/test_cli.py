@@ -572,7 +572,7 @@ def test_weights_of_other_frameworks_stay_behind(tmp_path):
 
 @pytest.mark.slow  # in the fast suite with a command, `test_mutations`
 def test_the_library_imports_where_unix_modules_are_missing():
-    code = "import sys; sys.modules['resource'] = None; from jaxgrow import cli; cli.parser(cli.COMMANDS)"
+    code = "import sys; sys.modules['resource'] = None; from jaxgrow.cli import checkpoint_commands as c; c.parser(c.COMMANDS)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )

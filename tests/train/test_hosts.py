@@ -268,7 +268,7 @@ def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
 
 def test_processes_that_slurm_starts_find_each_other():
     """By its variables alone."""
-    code = "import json, jax; from train import hosts; hosts.join()\n"
+    code = "import json, jax; from train.engine import hosts; hosts.join()\n"
     code += (
         "print(json.dumps({'every': hosts.gathered([jax.process_index(), jax.process_count()])}))"
     )
@@ -295,7 +295,7 @@ def test_processes_that_slurm_starts_train_as_one(tmp_path):
     ],
 )
 def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
-    code = "import sys; from train import hosts, pretrain; from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
+    code = "import sys; from train import pretrain; from train.engine import hosts; from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     command = [
         "-c",
