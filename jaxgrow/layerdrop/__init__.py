@@ -5,11 +5,11 @@ which layers to run; `dropping` does the same for a Flax model that calls its bl
 other.
 """
 
+from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list, sensitivity
 from jaxgrow.layerdrop.counts import padded, program_counts, program_odds
 from jaxgrow.layerdrop.execution import Kept, conditional, dropping
 from jaxgrow.layerdrop.sampling import gates, independent, sample, systematic
 from jaxgrow.layerdrop.schedules import LayerDrop, Variance, fit_variance, schedule, theta
-from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list, sensitivity
 from jaxgrow.layerdrop.tokens import TokenDrop, sample_tokens
 
 __all__ = [

@@ -295,7 +295,8 @@ def test_processes_that_slurm_starts_train_as_one(tmp_path):
     ],
 )
 def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
-    code = "import sys; from train import pretrain; from train.engine import hosts; from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
+    code = "import sys; from train import pretrain; from train.engine import hosts\n"
+    code += "from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     command = [
         "-c",

@@ -263,10 +263,11 @@ def imported(
         params = (source if least.leaves == source.leaves else least).shard(mesh)
     except CheckpointError as error:
         raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
-    has = source.config.as_json()
-    wrong = differences(
-        has | {name: getattr(config, name) for name in config.run_by}, config.as_json()
+    has, wanted = (
+        {name: value for name, value in c.as_json().items() if name not in config.run_by}
+        for c in (source.config, config)
     )
+    wrong = differences(has, wanted)
     if headless:
         params, _ = split(params)
         if (
