@@ -342,6 +342,9 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
     assert chosen(39)[:3] == ("products", False, "layer")
     assert chosen(19)[:3] == ("products", True, "layer")
     assert chosen(1)[:3] == ("full", True, "layer")
+    monkeypatch.setattr(estimate, "UNROLLED_LAYERS", 1)  # deeper models are not unrolled
+    assert chosen(40)[:3] == ("products", True, "layer")
+    monkeypatch.undo()
     assert chosen(55, mesh=Mesh(fsdp=4))[:3] == ("none", False, "step")
     remat, _, gradients, lines = chosen(41, mesh=Mesh(fsdp=4))
     assert (remat, gradients) == ("none", "layer") and "once a step does not fit" in lines[-1]

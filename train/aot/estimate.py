@@ -91,6 +91,8 @@ CHOICES: tuple[tuple[Remat, bool], ...] = (
     ("projections", True),
     ("full", True),
 )
+# Unrolled programs of deeper models take many minutes to compile (48 layers: 18 minutes).
+UNROLLED_LAYERS = 24
 
 
 def settled(
@@ -152,7 +154,9 @@ def choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
     """``(what is set, the experiment with it)`` for what its "auto" may become, the fastest first."""
     model, mesh = experiment.model, experiment.mesh
     automatic = model.remat == "auto"
-    for remat, scan in CHOICES if automatic else ((model.remat, model.scan_layers),):
+    deep = model.depth > UNROLLED_LAYERS
+    tried = [choice for choice in CHOICES if choice[1] or not deep]
+    for remat, scan in tried if automatic else ((model.remat, model.scan_layers),):
         for gradients in _gradients(experiment):
             texts = [f"model.remat={remat}", f"model.scan_layers={scan}"] if automatic else []
             texts += [f"mesh.gradients={gradients}"] if mesh.gradients == "auto" else []
