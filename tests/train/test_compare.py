@@ -355,9 +355,11 @@ def test_runs_that_are_not_judged_alike_are_refused(tmp_path, change, says):
     )
     base = made(tmp_path, "base", SCRATCH, config=config)
     other = made(tmp_path, "other", SCRATCH, config=changed(config, change))
-    with pytest.raises(UserError, match=f"^base and other are not judged alike: .*{says}"):
+    with pytest.raises(
+        UserError, match=f"^base and other are not evaluated in the same way: .*{says}"
+    ):
         Comparison([[base], [other]], [])
-    with pytest.raises(UserError, match="are not judged alike"):
+    with pytest.raises(UserError, match="are not evaluated in the same way"):
         Comparison([[base]], [[other]])
 
 
@@ -654,7 +656,7 @@ def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_
     assert (
         axes.get_xscale() == "log"
         and "FLOPs" in axes.get_xlabel()
-        and "nats a token" in axes.get_ylabel()
+        and "nats per token" in axes.get_ylabel()
     )
     figures[0].draw_without_rendering()
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1  # hides nothing
@@ -663,7 +665,7 @@ def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_
     own = [
         "final loss of the baseline",
         "shorter runs from scratch",
-        "frontier: scratch, each fully decayed",
+        "frontier: runs from scratch, each fully decayed",
     ]
     assert names[-6:] == ["method8", *own, *shared]
     lines = {
@@ -721,7 +723,7 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     plots.losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
     (axes,) = figures[0].axes
     assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
-    assert unit == "flops" or "compiling and validation left out" in axes.get_xlabel()
+    assert unit == "flops" or "without compilation and validation" in axes.get_xlabel()
     scale = 10 if unit == "flops" else 1
     line, band = (
         next(x for x in axes.lines if x.get_label() == "far"),
@@ -871,7 +873,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
         (
             ("{0}:eval_batches=1:name=again",),
-            "are not judged alike: eval_batches * batch: 16 and 8; compare runs that agree",
+            "are not evaluated in the same way: eval_batches * batch: 16 and 8; compare runs that agree",
         ),
         (
             ("{0}", "--frontier", "0.5:data.tokenizer=t"),
@@ -879,7 +881,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         ),
         (
             ("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"),
-            "not judged alike: data.tokenizer: 'bytes' and 't'",
+            "not evaluated in the same way: data.tokenizer: 'bytes' and 't'",
         ),
         (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
         (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),

@@ -248,7 +248,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.eps=-1e-8", "eps is finite and not negative, but is -1e-08"),
         ("optim.warmup=-1", "warmup is finite and not negative, but is -1"),
         ("optim.floor=1.5", "floor lies between 0 and 1, but is 1.5"),
-        ("data.valid_fraction=0.7", "valid_fraction lies between 0 and 0.5, but is 0.7"),
+        ("data.valid_fraction=0.7", "valid_fraction must be between 0 and 0.5, but is 0.7"),
         ("data.source=tfds", "data.source=tfds needs data.name"),
         ("model.layers=0", "layers is 0, less than 1"),
         ("model.heads=7", "axis 'heads': far pairs: 7 is not a multiple of 2"),

@@ -192,7 +192,7 @@ def test_hidden_files_and_symlinked_folders_are_skipped_and_counted(odd, tmp_pat
     )
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"a\0not read\0", b"b\0")
     assert summary.endswith(
-        "5 skipped files (1 broken link or no file, 3 hidden, 1 symlinked folder)"
+        "5 skipped files (1 broken link or not a file, 3 hidden, 1 symlinked folder)"
     )
     assert [w.partition(";")[0] for w in warnings] == [
         f"WARNING: symlinked folders are not read, such as {tmp_path}/odd/link"
@@ -206,7 +206,7 @@ def test_utf_16_is_refused(odd, compress):
     name = {bytes: "a.txt", gzip.compress: "a.txt.gz", lzma.compress: "a.txt.xz"}[compress]
     with pytest.raises(
         UserError,
-        match=f"{name} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8",
+        match=f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8",
     ):
         odd({name: compress("a text".encode("utf-16")), "b.txt": b"b"})
 
@@ -590,7 +590,7 @@ def test_a_feature_that_a_tfds_corpus_lacks_is_refused_with_those_it_has(docs):
     ):
         tokens(replace(docs, field="body"))
     with pytest.raises(
-        UserError, match=r"feature .number. of tiny_docs is no text, but .*; set data.field"
+        UserError, match=r"feature .number. of tiny_docs is not text, but .*; set data.field"
     ):
         tokens(replace(docs, field="number"))
 

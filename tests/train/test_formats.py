@@ -285,19 +285,19 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a damaged line": (
         lambda p: written(p / "a.jsonl.gz", gzip.compress(b'{"body": "a"}\n\n{"body": "b\n')),
-        "{}/a.jsonl.gz, line 3 is no JSON (Invalid control character at); mend or delete the line",
+        "{}/a.jsonl.gz, line 3 is not JSON (Invalid control character at); correct or delete the line",
     ),
     "100,000 brackets": (
         lambda p: written(p / "a.jsonl", b"[" * 100_000),
-        "{}/a.jsonl, line 1 is no JSON (",
+        "{}/a.jsonl, line 1 is not JSON (",
     ),
     "one array": (
         lambda p: written(p / "a.jsonl", b'[{"body": "a"}]'),
-        "{}/a.jsonl, line 1 is no JSON object with a field 'body', but a list",
+        "{}/a.jsonl, line 1 is not a JSON object with a field 'body', but a list",
     ),
     "a number": (
         lambda p: written(p / "a.jsonl", b'{"body": "a"}\n{"body": 0}'),
-        "{}/a.jsonl, line 2: field 'body' is no text, but 0; set data.field",
+        "{}/a.jsonl, line 2: field 'body' is not text, but 0; set data.field",
     ),
     "no such column": (
         lambda p: (
@@ -307,11 +307,11 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a column of numbers": (
         lambda p: written_table(p / "a.parquet", {"body": [1]}),
-        "column 'body' of {}/a.parquet is no text, but int64; set data.field",
+        "column 'body' of {}/a.parquet is not text, but int64; set data.field",
     ),
     "a column of lists": (
         lambda p: written_table(p / "a.parquet", {"body": [["a"]]}),
-        "column 'body' of {}/a.parquet is no text, but list<",
+        "column 'body' of {}/a.parquet is not text, but list<",
     ),
     "a dataset without that column": (
         lambda p: as_columns(as_dataset(p / "d", ["a"]), {"text": ["a"]}),
@@ -340,7 +340,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no rows": (lambda p: as_parquet(p / "a", []), "the train text of the corpus is empty"),
     "a lost shard": (
         lambda p: without(as_dataset(p / "d", ["a"]), "data-00001-of-00002.arrow"),
-        "{}/d lacks 1 of 2 files that its state.json names: data-00001-of-00002.arrow",
+        "{}/d lacks 1 of 2 files that its state.json names, such as data-00001-of-00002.arrow",
     ),
     "a damaged state": (
         lambda p: written(as_dataset(p / "d", ["a"]) / "state.json", b"{}").parent,
@@ -361,7 +361,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "another suffix": (
         lambda p: written(p / "a.json", b'{"body": "a"}'),
         "{}/a.json cannot be trained on, but .txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow files "
-        "can, and .md, .py, .csv files; a .json with one object a line is a .jsonl",
+        "can, and .md, .py, .csv files; rename a .json with one object per line to .jsonl",
     ),
 }
 

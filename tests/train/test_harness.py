@@ -342,7 +342,7 @@ def test_tasks_that_cannot_be_run_are_refused(home, task, settings, says):
 @pytest.mark.parametrize(
     ("task", "name", "content", "says"),
     [
-        ("lambada_openai", "lambada_test.jsonl", "{", "line 1 is no JSON"),
+        ("lambada_openai", "lambada_test.jsonl", "{", "line 1 is not JSON"),
         (
             "lambada_openai",
             "lambada_test.jsonl",

@@ -107,7 +107,7 @@ def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
     picture(7, (20, 16)).save(Path(mixed.path) / "bee" / "4.png")
     with pytest.raises(
         UserError,
-        match=r"bee/4.png in .* 20 x 16 pixels, (but .* 12 x 12|no square); set data.size",
+        match=r"bee/4.png in .* 20 x 16 pixels, (but .* 12 x 12|which is not a square); set data.size",
     ):
         images(mixed)
     found = images(replace(mixed, size=10))
@@ -181,7 +181,7 @@ def test_one_class_is_refused(tmp_path, data):
 
 def test_an_image_outside_of_a_class_is_named(data):
     picture(0).save(Path(data.path) / "stray.png")
-    with pytest.raises(UserError, match=r"stray.png in .* is of no class"):
+    with pytest.raises(UserError, match=r"stray.png in .* has no class"):
         images(data)
 
 
@@ -215,8 +215,8 @@ def test_what_is_not_installed_is_named(monkeypatch):
     [
         ({"source": "folder"}, "needs data.path"),
         ({"source": "tfds"}, "needs data.name"),
-        ({"valid_fraction": 0.0}, "valid_fraction lies between 0 and 0.5, but is 0.0"),
-        ({"size": 0}, "size is at least one pixel, but is 0"),
+        ({"valid_fraction": 0.0}, "valid_fraction must be between 0 and 0.5, but is 0.0"),
+        ({"size": 0}, "size must be at least one pixel, but is 0"),
     ],
 )
 def test_settings_that_cannot_be(wrong, message):

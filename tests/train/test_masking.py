@@ -169,7 +169,7 @@ def test_of_neither_pieces_are_hidden_one_by_one():
 def test_without_a_mask_token():
     from tokenizers import Tokenizer, models
 
-    with pytest.raises(UserError, match=r"no \[MASK\] or <mask>: take that of a BERT"):
+    with pytest.raises(UserError, match=r"no \[MASK\] or <mask>: take the tokenizer of a BERT"):
         vocabulary(Tokenizer(models.BPE({"Ġa": 0, "b": 1}, [])))
 
 

@@ -65,7 +65,7 @@ def test_what_is_alike_everywhere_does_not_change_and_nearer_is_surer():
     ],
 )
 def test_what_tells_nothing_is_refused(points):
-    with pytest.raises(UserError, match="do not tell how a saving changes"):
+    with pytest.raises(UserError, match="do not show how a saving changes"):
         fit(points)
 
 

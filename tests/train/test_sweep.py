@@ -64,7 +64,7 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
     ] == "0.02"  # 1e-5 learns nothing in 4 steps
     ended = [json.loads(p.read_text()) for p in folder.glob("*/result.json")]
     assert len(ended) == 8 and all(r["steps"] == 4 for r in ended)
-    assert f"All 8 runs that ended: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
+    assert f"All 8 completed runs: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
     assert "WARNING: the best optim.warmup" in text  # of two values, either is an edge
     assert "optim.peak_lr, 0.02, is" not in text
     assert "eval_batches" not in text + "".join(
@@ -99,7 +99,7 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
     steps = {json.loads(p.read_text())["steps"] for p in folder.glob("*/result.json")}
     assert steps == {2, 4, 8} and len(list(folder.glob("*/result.json"))) == 7
     assert (
-        "| of the steps |" in (text := capsys.readouterr().out) and "All 7 runs that ended" in text
+        "| of the steps |" in (text := capsys.readouterr().out) and "All 7 completed runs" in text
     )
 
     monkeypatch.setattr(programs, "step", None)  # what ended is not run again
@@ -112,11 +112,11 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
         ({"lr": "1e-2", "by": "b"}, []),
         (
             {"lr": "2e-2", "by": "a"},
-            ["WARNING: the best lr, 2e-2, is the highest tried: sweep above it, too"],
+            ["WARNING: the best lr, 2e-2, is the highest value tried: also sweep values above it"],
         ),
         (
             {"lr": "5e-3", "by": "b"},
-            ["WARNING: the best lr, 5e-3, is the lowest tried: sweep below it, too"],
+            ["WARNING: the best lr, 5e-3, is the lowest value tried: also sweep values below it"],
         ),
     ],
 )

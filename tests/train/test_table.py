@@ -204,7 +204,7 @@ def test_folders_and_settings_that_mean_nothing(tmp_path):
         task(data(tmp_path), BERT)
     with pytest.raises(UserError, match=r"the file or folder .*nowhere does not exist"):
         task(data(tmp_path / "nowhere"), BERT)
-    with pytest.raises(ValueError, match="text names one column or two"):
+    with pytest.raises(ValueError, match="text must name one column or two"):
         data(tmp_path, text=())
     with pytest.raises(UserError, match="line 4: the label 'ugly' is not one of good, bad"):
         task(data(tmp_path / "test.tsv", labels=("good", "bad")), BERT)

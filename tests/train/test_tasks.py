@@ -305,8 +305,8 @@ def test_files_that_lack_or_are_others(tmp_path):
     [
         ({"task": "colla"}, "there is no task 'colla', only cola, .*, squad2"),
         ({"path": None}, "data.source=files needs data.path"),
-        ({"length": 0}, "length is at least 1, but is 0"),
-        ({"examples": 0}, "examples is at least 1"),
+        ({"length": 0}, "length must be at least 1, but is 0"),
+        ({"examples": 0}, "examples must be at least 1"),
     ],
 )
 def test_settings_that_mean_nothing(values, message):
@@ -500,7 +500,8 @@ def test_a_tokenizer_that_marks_no_texts_or_has_too_many_tokens(tmp_path, tokeni
     ):
         task(Labelled("sst2", data.path, length=513), BERT)
     with pytest.raises(
-        UserError, match=r"data.length is 4, but two texts and what is around them need at least 5"
+        UserError,
+        match=r"data.length is 4, but two texts and the tokens around them need at least 5",
     ):
         task(Labelled("sst2", data.path, length=4), BERT)
     with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
@@ -849,7 +850,7 @@ def test_the_best_threshold_is_found_as_by_trying_all(seed, count):
     [
         ("{", "is not SQuAD's JSON"),
         ("[1]", "is not SQuAD's JSON"),
-        ('{"data": {}}', "its data is no list"),
+        ('{"data": {}}', "its data is not a list"),
         ('{"data": []}', "has no questions for train"),
         ('{"data": [{"title": "t"}]}', r"is not as in SQuAD \(KeyError: 'paragraphs'\)"),
         (
@@ -873,7 +874,7 @@ def test_files_that_are_not_squads(tmp_path, content, message):
 
 def test_squad_is_for_models_that_see_what_follows_and_names_what_lacks(tmp_path):
     data = Labelled("squad1", str(tmp_path))
-    with pytest.raises(UserError, match=r"squad1 is for a BERT, .* not for a GPT2Config"):
+    with pytest.raises(UserError, match=r"squad1 needs a BERT, .* the model is a GPT2Config"):
         task(data, GPT2)
     with pytest.raises(
         UserError,

@@ -1,1 +1,1 @@
-"""Analysis: what did the runs show? Nothing here trains."""
+"""Analysis of finished runs. Nothing here trains."""

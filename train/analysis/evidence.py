@@ -1,4 +1,4 @@
-"""How much each method saved: the rows of ``evidence.toml``, and what they let expect at a new setting."""
+"""How much each method saved: the rows of ``evidence.toml``, and estimates for new settings."""
 
 import math
 import tomllib
@@ -15,14 +15,14 @@ from train.analysis.runs import markdown
 from train.common.errors import UserError
 
 FILE = Path(__file__).with_suffix(".toml")
-FAMILIES = {"GPT2": "GPT"}  # as tables call them, if otherwise than the class
-# a measurement is near a setting if parameters and tokens per parameter both agree to this factor
+FAMILIES = {"GPT2": "GPT"}  # names in tables, if they differ from the class
+# A measurement is near a setting if parameters and tokens per parameter agree up to this factor.
 NEAR = 2.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A training from scratch: what decides whether a measurement says anything about it."""
+    """A training run from scratch, described by the properties that a saving depends on."""
 
     family: str  # class of the model's config, without "Config"
     optimizer: str  # "AdamW", "Muon"
@@ -30,7 +30,10 @@ class Setting:
     tokens_per_parameter: float
 
     def distance(self, other: "Setting") -> tuple[bool, bool, float]:
-        """Sorts by family, then by optimizer, then by size and tokens per parameter (a sum of two logarithms)."""
+        """A sort key: family first, then optimizer, then size and tokens per parameter.
+
+        The last two are a sum of absolute log ratios.
+        """
         size = abs(math.log(self.parameters / other.parameters))
         tokens = abs(math.log(self.tokens_per_parameter / other.tokens_per_parameter))
         return self.family != other.family, self.optimizer != other.optimizer, size + tokens
@@ -38,28 +41,30 @@ class Setting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measured saving of FLOPs, in per cent, against training from scratch with the same optimizer and final loss."""
+    """One measured saving of FLOPs, in per cent, at equal final loss.
 
-    method: str  # key of the table ``[methods]``
+    The baseline is training from scratch with the same optimizer.
+    """
+
+    method: str  # a key of the table ``[methods]``
     family: str
     parameters: int
     tokens_per_parameter: float
     data: str
-    optimizer: str  # of the baseline
+    optimizer: str  # the optimizer of the baseline
     baseline: Literal["swept", "fixed", "reported"]
     seeds: int
     page: str
-    each: tuple[float, ...] = ()  # of each seed
-    mean: float | None = None  # None: no saving can be read
+    each: tuple[float, ...] = ()  # the saving of each seed
+    mean: float | None = None  # None: the saving cannot be determined
     interval: float | None = None  # half of the 95 % interval of the mean
     bounds: int = 0  # number of seeds whose saving is a lower bound
-    given: float | None = None  # the mean if the small model costs nothing
+    given: float | None = None  # the mean saving if the cost of the small model is not counted
     given_interval: float | None = None
-    tau: float | None = None  # part of the steps after which the model grows
-    small_alone_is_cheaper: bool = (
-        False  # the page says that the small model alone reaches its own loss for less
-    )
-    flops: float | None = None  # fraction of the FLOPs of the whole baseline
+    tau: float | None = None  # fraction of the steps after which the model grows
+    # Whether the page says that training the small model alone reaches its loss for less.
+    small_alone_is_cheaper: bool = False
+    flops: float | None = None  # cost as a fraction of the FLOPs of the full baseline
     losses: tuple[float, ...] = ()  # final loss of each seed
     summary: bool = False  # a row of the table on docs/results/index.md
     note: str = ""
@@ -74,7 +79,10 @@ class Evidence:
 
     @property
     def saved(self) -> str:
-        """``"17.7 % ± 3.5"``; ``"> 31.4 %"`` for a lower bound; each seed in brackets if there is no interval."""
+        """The saving as text, such as ``"17.7 % ± 3.5"``.
+
+        A lower bound is ``"> 31.4 %"``. Without an interval, the seeds follow in brackets.
+        """
         if self.mean is None:
             return "none"
         text = "> " * bool(self.bounds) + f"{self.mean:.1f} %"
@@ -99,7 +107,11 @@ class Evidence:
         return f"{self.saved} ({where}, {self.tokens_per_parameter:.3g} tokens per parameter, {seeds}; {self.page}{note})"
 
     def near(self, setting: Setting) -> bool:
-        """Whether family and optimizer are the same, and size and tokens per parameter agree to the factor `NEAR`."""
+        """Whether a measurement is comparable and near.
+
+        Family and optimizer must be equal, and size and tokens per parameter must agree up to the
+        factor `NEAR`.
+        """
         factors = (
             self.parameters / setting.parameters,
             self.tokens_per_parameter / setting.tokens_per_parameter,
@@ -110,15 +122,18 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Runs from scratch of one setting at several budgets, each with a learning rate that is fully decayed."""
+    """Runs from scratch of one setting with several budgets.
+
+    Each run has a complete learning rate schedule.
+    """
 
     family: str
     parameters: int
     tokens_per_parameter: float
     data: str
     optimizer: str
-    flops: tuple[float, ...]  # of each budget: fraction of the FLOPs of the whole baseline, rising
-    losses: tuple[tuple[float, ...], ...]  # [budget][seed], the final loss
+    flops: tuple[float, ...]  # each budget as a fraction of the full baseline's FLOPs, ascending
+    losses: tuple[tuple[float, ...], ...]  # final losses, [budget][seed]
     page: str
 
     @property
@@ -126,7 +141,10 @@ class Frontier:
         return Setting(self.family, self.optimizer, self.parameters, self.tokens_per_parameter)
 
     def equal(self, loss: float, seed: int) -> float:
-        """The FLOPs at which a run from scratch with the same seed ends at ``loss``, by interpolation over log FLOPs."""
+        """The FLOPs at which a run from scratch with the same seed ends at ``loss``.
+
+        Interpolates over log FLOPs.
+        """
         losses = [-each[seed] for each in self.losses]
         return float(np.exp(np.interp(-loss, losses, np.log(self.flops))))
 
@@ -147,13 +165,13 @@ def _read() -> dict[str, Any]:
 
 
 def names() -> dict[str, str]:
-    """The methods of the data file and what a table calls them."""
+    """The name of each method in tables, by its key in the data file."""
     return _read()["methods"]
 
 
 @cache
 def evidence() -> tuple[Evidence, ...]:
-    """The rows of the data file, in its order. A mean that a row leaves out is that of its seeds."""
+    """The rows of the data file, in its order. A missing mean is computed from the seeds."""
     rows = []
     for row in _read()["measured"]:
         each = tuple(row.get("each", ()))
@@ -174,15 +192,20 @@ def frontiers() -> tuple[Frontier, ...]:
 
 
 def of(method: str, tau: float | None = None) -> list[Evidence]:
-    """The rows of a method; with ``tau``, those that grow after this part of the steps."""
+    """The rows of a method.
+
+    With ``tau``, only the rows that grow after this fraction of the steps.
+    """
     return [e for e in evidence() if e.method == method and (tau is None or e.tau == tau)]
 
 
 def fitted(rows: Sequence[Evidence]) -> Fit:
-    """The regression of the saving (a fraction) on size and tokens per parameter, over all seeds of ``rows``.
+    """Fit the saving (a fraction) against size and tokens per parameter.
+
+    All seeds of ``rows`` are used.
 
     Raises:
-      UserError: the rows do not determine it.
+      UserError: the rows do not determine the fit.
     """
     points = [
         Measured((e.parameters, e.tokens_per_parameter), tuple(x / 100 for x in e.each), e.bounds)
@@ -194,13 +217,13 @@ def fitted(rows: Sequence[Evidence]) -> Fit:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The saving (a fraction) that comparable measurements let expect at one setting."""
+    """The expected saving (a fraction) at one setting, from comparable measurements."""
 
     saved: float
-    half_width: float | None  # of the 95 % interval of the mean; None if there are too few seeds
+    half_width: float | None  # half of the 95 % interval of the mean; None: too few seeds
     near: tuple[Evidence, ...]  # the measurements near the setting, nearest first
     rows: int  # number of comparable measurements
-    regression: bool  # over all of them; otherwise it is the nearest one
+    regression: bool  # True: a regression over all of them; False: the nearest one
 
     @property
     def small_alone_is_cheaper(self) -> bool:
@@ -208,7 +231,7 @@ class Estimate:
 
     @property
     def lower(self) -> float:
-        """The lower end of the interval; minus infinity without one."""
+        """The lower end of the interval; minus infinity if there is no interval."""
         return -math.inf if self.half_width is None else self.saved - self.half_width
 
     @property
@@ -230,11 +253,18 @@ class Estimate:
 
 
 def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
-    """What ``rows`` of one method let expect at ``setting``.
+    """Estimate the saving at ``setting`` from the ``rows`` of one method.
 
-    Only rows of the same family and optimizer that were measured here count. With several sizes or
-    budgets among them, the estimate is a regression over all their seeds; otherwise it is the
-    nearest row. None if no row is near (`Evidence.near`).
+    Only rows of the same family and optimizer that were measured in this project are used. If they
+    have several sizes or budgets, the estimate is a regression over all their seeds; otherwise it
+    is the nearest row.
+
+    Args:
+      rows: the measurements of one method.
+      setting: the setting of the estimate.
+
+    Returns:
+      The estimate; None if no row is near (`Evidence.near`).
     """
     known = [e for e in rows if e.mean is not None and e.baseline != "reported"]
     comparable = [
@@ -256,20 +286,25 @@ def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
 
 
 def nearest(rows: Sequence[Evidence], setting: Setting) -> Evidence:
-    """The row that is least far from ``setting``: of the same family if there is one, then of the same optimizer."""
+    """The row that is nearest to ``setting``.
+
+    A row of the same family is preferred, then a row with the same optimizer.
+    """
     return min((e for e in rows if e.mean is not None), key=lambda e: _order(e, setting))
 
 
 def _order(row: Evidence, setting: Setting) -> tuple:
-    """Nearest first; of several that are equally near, the one with most seeds."""
+    """A sort key: the nearest row first; of equally near rows, the row with the most seeds."""
     return *row.setting.distance(setting), -row.seeds
 
 
 def summary(folder: str) -> str:
-    """Markdown: the table of docs/results/index.md, a row for each measurement that is marked for it.
+    """The table of docs/results/index.md as Markdown.
+
+    It has a row for each measurement that is marked for it.
 
     Args:
-      folder: that of the page, to which links are relative.
+      folder: the folder of the page; links are relative to it.
     """
     heads = ["method", "model", "optimizer", "tokens per parameter", "seeds", "FLOPs saved"]
     body = [

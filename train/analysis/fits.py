@@ -1,4 +1,4 @@
-"""How a saving changes with model size and budget: a least-squares fit over the seeds of several comparisons."""
+"""How a saving changes with model size and budget: a least-squares fit over several comparisons."""
 
 import math
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ AXES: tuple[str, ...] = ("parameters", "tokens per parameter")
 
 @dataclass(frozen=True)
 class Measured:
-    """The saving of one recipe at one size and budget, of each seed."""
+    """The savings of one method at one size and budget, for each seed."""
 
     at: tuple[float, float]  # parameters, tokens per parameter
-    saved: tuple[float, ...]
-    # number of seeds whose saving is a lower bound: these runs ended below the whole frontier
+    saved: tuple[float, ...]  # the saving of each seed
+    # Number of seeds whose saving is a lower bound, because the run ended below the frontier.
     bounds: int
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``mean + slopes (x - centre)``, with x in doublings."""
+    """A linear fit ``mean + slopes (x - centre)``, where x is in doublings."""
 
     mean: float
-    slopes: dict[str, float]  # of the axes along which the comparisons differ
+    slopes: dict[str, float]  # slope of each axis along which the comparisons differ
     centre: dict[str, float]
-    covariance: np.ndarray  # of (mean, *slopes)
-    freedom: int
+    covariance: np.ndarray  # covariance of (mean, *slopes)
+    freedom: int  # degrees of freedom
 
     def half_width(self, weights: np.ndarray) -> float:
-        """Half of the 95 % interval of a weighted sum of mean and slopes."""
+        """Half of the 95 % interval of a weighted sum of the mean and the slopes."""
         return float(t.ppf(0.975, self.freedom) * math.sqrt(weights @ self.covariance @ weights))
 
     def slope(self, axis: str) -> tuple[float, float]:
@@ -50,7 +50,9 @@ class Fit:
 
 
 def fit(points: list[Measured]) -> Fit:
-    """Fit ``a + b log2(parameters) + c log2(tokens per parameter)``, without the axes along which all points agree.
+    """Fit ``a + b log2(parameters) + c log2(tokens per parameter)`` by least squares.
+
+    Axes along which all points agree are left out.
 
     Raises:
       UserError: all points have one size and budget, sizes and budgets change together, or there
@@ -60,14 +62,14 @@ def fit(points: list[Measured]) -> Fit:
     y = np.array([s for p in points for s in p.saved])
     if not points:
         raise UserError("no comparison with several seeds: nothing can be fitted")
-    # Budgets that are meant to be equal differ a little, because steps are whole numbers.
+    # Nominally equal budgets differ slightly, because the number of steps is an integer.
     axes = [i for i in range(len(AXES)) if np.ptp(x[:, i]) > 0.1]
     centre = x.mean(0)
     design = np.concatenate([np.ones((len(x), 1)), (x - centre)[:, axes]], 1)
     freedom = len(y) - design.shape[1]
     if not axes or np.linalg.matrix_rank(design, tol=0.1) < design.shape[1] or freedom < 1:
         raise UserError(
-            f"{len(points)} comparisons of {len(y)} seeds do not tell how a saving changes: compare at two sizes at least, "
+            f"{len(points)} comparisons of {len(y)} seeds do not show how a saving changes: compare at least two sizes, "
             "with several seeds, and with budgets per parameter that do not change together with the size"
         )
     found, *_ = np.linalg.lstsq(design, y, rcond=None)

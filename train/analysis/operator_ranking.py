@@ -1,4 +1,4 @@
-"""What a race showed: losses at equal FLOPs since the small model, the best first."""
+"""The ranking of operators: losses at equal FLOPs after the small model, the best first."""
 
 from statistics import mean
 from typing import Any
@@ -7,23 +7,24 @@ import numpy as np
 
 from train.analysis.runs import Run, markdown, spread
 
-MOMENTS = (0.25, 0.5, 1.0)  # of the FLOPs of the race, at which the table looks besides its start
+# Fractions of the FLOPs at which the table has losses, in addition to the start.
+MOMENTS = (0.25, 0.5, 1.0)
 
-Curve = list[tuple[float, float]]  # (FLOPs since the small model, validation loss)
+Curve = list[tuple[float, float]]  # (FLOPs after the small model, validation loss)
 
 
 def after_growing(finished: Run) -> Curve:
-    """From the grown model on: right after growing, then of its training."""
+    """The curve of the grown model: right after growing, then during its training."""
     *_, before, last = finished.segments
     small = finished.source("flops")
     return [(line["flops"] - small, line["val_loss"]) for line in [before[-1], *last]]
 
 
 def rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """One row an operator, the best at the end first: for each moment the losses, one a seed.
+    """One row per operator, the lowest final loss first: the losses of all seeds at each moment.
 
-    A loss is None where an operator had not yet grown at those FLOPs: learning its maps took
-    longer.
+    A loss is None if the operator had not yet grown the model at those FLOPs, because learning its
+    maps took longer.
     """
     curves = {by: [after_growing(r) for r in runs] for by, runs in finished.items()}
     budget = min(curve[-1][0] for some in curves.values() for curve in some)
@@ -42,13 +43,19 @@ def _at(curve: Curve, flops: float) -> float | None:
 
 
 def rank_correlation(x: list[float], y: list[float]) -> float:
-    """Spearman's, of two lists without ties."""
+    """Spearman's rank correlation of two lists without ties."""
     a, b = (np.argsort(np.argsort(v)) for v in (x, y))
     return float(np.corrcoef(a, b)[0, 1])
 
 
 def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
-    """Markdown; ``impossible`` are operators that cannot reach the sizes, and why."""
+    """The ranking as Markdown.
+
+    Args:
+      ranked: the result of `rows`.
+      impossible: operators that cannot reach the sizes -> reason.
+      seeds: the seeds of the runs.
+    """
     head = [
         "operators",
         "loss right after growing",
@@ -60,8 +67,8 @@ def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[
     ]
     body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
     text = (
-        f"{markdown(head, body)}\n\nFLOPs are those after the small model, the same for all. "
-        f"Seeds: {', '.join(map(str, seeds))}; with several, the mean and in brackets each.\n"
+        f"{markdown(head, body)}\n\nFLOPs are counted from the end of the small model, which all operators share. "
+        f"Seeds: {', '.join(map(str, seeds))}; with several seeds, the mean is followed by each seed in brackets.\n"
     )
     ends = [r for r in ranked if None not in r["loss"][-1]]
     if len(ends) > 2:

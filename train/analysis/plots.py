@@ -1,4 +1,4 @@
-"""What runs cost and gave, drawn."""
+"""Plots of the cost and the results of runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,31 +22,34 @@ from train.plan.learning import Maps
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which the colour-blind tell apart, too; without yellow, which is hardly
-# seen on white.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish, without yellow, which is
+# hardly visible on white.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")  # those that black text is read on
-WIDTH, DPI, SMALL = 8.5, 200, 8  # of a page, in inches; dots an inch; the smallest text, in points
+# Colours on which black text is readable.
+LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+# The width of a page in inches, dots per inch, and the smallest text in points.
+WIDTH, DPI, SMALL = 8.5, 200, 8
 GREY = "#666666"
-# seeds that a band is drawn of: that of two, by Student's t, is 13 times as wide as they are apart
+# The minimum number of seeds for a band. For two seeds, the 95 % interval (Student's t) is about 13
+# times as wide as their distance.
 FEW = 3
 COUNTED: dict[Unit, str] = {
     "flops": "FLOPs, all phases counted",
-    "run_seconds": "seconds, all phases counted; compiling and validation left out",
-    "seconds": "seconds, all phases counted, compiling too; validation left out",
+    "run_seconds": "seconds, all phases counted, without compilation and validation",
+    "seconds": "seconds, all phases counted, with compilation, without validation",
 }
-LETTERS = 115  # of the smallest text, that fit beside each other on a page
-LINE, BAR = 0.16, 0.75  # inches: a line of the smallest text; the largest model of a timeline
-BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # of the baseline's line
-_OTHER = 0.4  # how opaque seeds after the first are
+LETTERS = 115  # characters of the smallest text that fit into a line of a page
+LINE, BAR = 0.16, 0.75  # inches: a line of the smallest text; the largest bar of a timeline
+BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
+_OTHER = 0.4  # the opacity of all seeds except the first
 
 
 def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
-    """Validation loss against what it cost: means over seeds, from three on in bands of their 95 %
-    intervals, and each seed's end as a dot.
+    """Plot validation loss against cost: the mean over seeds, and a dot at the end of each seed.
 
-    Small models are dotted. The baseline is drawn broad, so that a run that is identical to it can
-    be seen on top. Compare the dots with the crosses of the frontier.
+    From three seeds on, bands show the 95 % intervals. Small models are dotted. The line of the
+    baseline is broad, so that an identical run remains visible on top of it. Compare the dots with
+    the crosses of the frontier.
     """
     figure, axes = _wide()
     small = False
@@ -54,7 +57,7 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
         *parts, last = curves(runs, unit)
         look = _look(i) | ({} if i else BROAD)
         for curve in (*parts, last):
-            own = curve.phase == last.phase  # the full model, also before it was made small
+            own = curve.phase == last.phase  # the full model, also before it was coalesced
             small = small or not own
             style: dict[str, Any] = look if own else look | {"linestyle": ":"}
             axes.plot(curve.cost, curve.loss, **style)
@@ -89,7 +92,7 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
 
 
 def _explained(small: bool, bands: bool) -> list[Artist]:
-    """Entries of the legend for styles that are shared by all runs."""
+    """Legend entries for the styles that all runs share."""
     found: list[Artist] = (
         [Line2D([], [], color=GREY, linestyle=":", label="small model of the run")] if small else []
     )
@@ -111,7 +114,12 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
             axes.plot(curve.cost, curve.loss, color=GREY, linewidth=0.8)
     axes.lines[-1].set_label("shorter runs from scratch")
     axes.plot(
-        costs, ends, "x--", color=GREY, zorder=3, label="frontier: scratch, each fully decayed"
+        costs,
+        ends,
+        "x--",
+        color=GREY,
+        zorder=3,
+        label="frontier: runs from scratch, each fully decayed",
     )
     axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
     place: dict[str, Any] = {
@@ -129,7 +137,10 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
 
 
 def keep(comparison: Comparison, path: Path) -> bool:
-    """Keep probability over depth and time, of each model that drops layers; False, and no plot, if none does."""
+    """Plot keep probabilities over depth and time, for each model that drops layers.
+
+    Returns False, without a plot, if no model does.
+    """
     panels: dict[str, list[dict[str, Any]]] = {}
     for run in (runs[0] for runs in comparison.runs):
         for line in run.keep:
@@ -145,7 +156,7 @@ def keep(comparison: Comparison, path: Path) -> bool:
         edges = [
             2 * steps[0] - steps[1] if len(steps) > 1 else steps[0] - 1,
             *steps,
-        ]  # each line tells of the steps before it
+        ]  # each log line describes the steps before it
         image = axes.pcolormesh(
             edges,
             np.arange(depth + 1) + 0.5,
@@ -164,10 +175,10 @@ def keep(comparison: Comparison, path: Path) -> bool:
 
 
 def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: Path) -> None:
-    """Validation loss against the FLOPs since the small model, of each operator and seed.
+    """Plot validation loss against the FLOPs after the small model, for each operator and seed.
 
-    The first point is right after growing, at hardly any FLOPs: the axis is linear up to the second
-    one, then logarithmic.
+    The first point is right after growing, with almost no FLOPs. The axis is therefore linear up to
+    the second point, then logarithmic.
     """
     figure, axes = _wide()
     for i, (by, seeds) in enumerate(curves.items()):
@@ -187,7 +198,10 @@ def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: P
 
 
 def maps(maps: Maps, path: Path) -> None:
-    """Every learned map: depth weights by module, width maps from old to new units, the mean where each layer has its own."""
+    """Plot all learned maps: depth weights by module, and width maps from old to new units.
+
+    If each layer has its own width map, their mean is shown.
+    """
     depth = maps.coefficients["depth"].items()
     panels = [plot.Panel(f"w, {name.removeprefix('blocks/')}", w, ("layers",)) for name, w in depth]
     for name, matrices in maps.coefficients["width"].items():
@@ -197,10 +211,11 @@ def maps(maps: Maps, path: Path) -> None:
 
 
 def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
-    """What trains when, for what cost: a row for each plan, a bar for each phase as wide as its FLOPs and as high as its model.
+    """Plot the phases of plans: a row per plan, a bar per phase.
 
-    Labels of phases that are too narrow for them, and of phases of hardly any FLOPs, stand above
-    the bars, in as many lines as they need not to overlap.
+    The width of a bar is the FLOPs of the phase, and its height is the size of the model. Labels of
+    narrow phases, and of phases with almost no FLOPs, are above the bars, in enough lines to avoid
+    overlap.
 
     Args:
       rows: names, and phases as in a run's ``result.json``.
@@ -225,9 +240,7 @@ def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(labelsize=SMALL)
     places[-1].xaxis.set_major_formatter(PercentFormatter(1))
-    places[-1].set_xlabel(
-        f"FLOPs, as parts of those of the first plan ({whole:.3g})", fontsize=SMALL + 1
-    )
+    places[-1].set_xlabel(f"FLOPs relative to the first plan ({whole:.3g})", fontsize=SMALL + 1)
     return figure
 
 
@@ -239,7 +252,7 @@ class _Bar(NamedTuple):
     height: float
     model: str
     inside: str  # its label, if the bar is wide enough for one
-    above: str  # otherwise; empty if the label is inside
+    above: str  # its label above the bar; empty if the label is inside
 
 
 def _bars(
@@ -271,7 +284,7 @@ def _draw(axes: "Axes", bar: _Bar, colours: dict[str, str]) -> None:
 
 
 def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> None:
-    """Draws what `_lines` found: the texts, each with a stroke down to where its phase begins."""
+    """Draw the labels from `_lines`, each with a line down to the begin of its phase."""
     for x, at, line, text in labels:
         bottom = 1.08 + LINE * line / BAR
         axes.plot([x, x], [0, bottom + LINE / BAR], color="black", linewidth=0.8)
@@ -279,10 +292,13 @@ def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> Non
 
 
 def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, str]]:
-    """For the labels above the bars: where their phase begins, where they begin, the line that they are in, and the text.
+    """Arrange the labels above the bars.
 
-    From right to left, each label is above all that it would touch, so that no stroke of another
-    one crosses it.
+    From right to left, each label is placed above all labels that it would overlap, so that its
+    connecting line does not cross another label.
+
+    Returns:
+      For each label: the begin of its phase, its own begin, its line number, and its text.
     """
     texts: dict[float, list[str]] = {}
     for bar in bars:
@@ -308,7 +324,7 @@ def _amount(parameters: int) -> str:
 
 
 def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
-    """What each program of `train.preflight` needs on a device, stacked, and what a device has."""
+    """Plot the memory of each program of `train.preflight`, stacked, and the limit of a device."""
     bars = [
         (f"{config}\n{p.phase}, {p.what}", p)
         for config, programs in found.items()
@@ -324,14 +340,16 @@ def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Pa
     axes.axvline(limit / 1e9, color="black", linestyle="--", label=f"a device of {machine}")
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=SMALL)
-    axes.set_xlabel("GB on a device")
+    axes.set_xlabel("GB per device")
     figure.legend(loc="outside right upper", fontsize=SMALL)
     saved(figure, path)
 
 
 def saved(figure: Figure, path: Path) -> None:
-    """Raises:
-    UserError: nothing is written that ends so.
+    """Save a figure.
+
+    Raises:
+      UserError: the suffix of the path is not a supported format.
     """
     try:
         figure.savefig(path, format=path.suffix[1:] or "png")
@@ -345,7 +363,7 @@ def _wide() -> tuple[Figure, "Axes"]:
 
 
 def _look(i: int) -> dict[str, Any]:
-    """Of the lines of config ``i``: none looks like another's, nor like the frontier."""
+    """The line style of config ``i``, which differs from the other configs and the frontier."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "linestyle": ("-", "--", "-.")[i // len(COLOURS) % 3],
@@ -353,10 +371,9 @@ def _look(i: int) -> dict[str, Any]:
 
 
 def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]) -> None:
-    axes.set_ylabel(f"validation loss (nats {'an image' if run.classifies else 'a token'})")
+    axes.set_ylabel(f"validation loss (nats per {'image' if run.classifies else 'token'})")
     axes.grid(alpha=0.3)
     handles = [*axes.get_legend_handles_labels()[0], *shared]
-    figure.legend(
-        handles=handles, loc="outside right upper", fontsize=SMALL
-    )  # beside the lines, however many there are
+    # Outside the axes, so that many entries do not cover the lines.
+    figure.legend(handles=handles, loc="outside right upper", fontsize=SMALL)
     saved(figure, path)

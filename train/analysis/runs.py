@@ -1,4 +1,4 @@
-"""Finished runs, read from their logs: what a loss cost, and whether two were judged alike. Nothing here trains."""
+"""Finished runs, read from their logs: the cost of a loss, and whether two runs are comparable."""
 
 import itertools
 import math
@@ -17,9 +17,8 @@ from train.config.experiment import differences
 from train.engine.run.workdir import Workdir
 from train.plan.methods import SOURCE
 
-Unit: TypeAlias = Literal[
-    "flops", "seconds", "run_seconds"
-]  # the last: seconds without those that compiling took
+# "run_seconds" are seconds without compilation.
+Unit: TypeAlias = Literal["flops", "seconds", "run_seconds"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Run:
         result = Workdir(self.folder).result
         if "compile_seconds" not in result:
             raise UserError(
-                f"{self.folder} is of before compiling was counted; run it again in another --workdir"
+                f"{self.folder} has no compile_seconds, which old versions did not measure; repeat the run in another --workdir"
             )
         return result
 
@@ -49,12 +48,12 @@ class Run:
 
     @cached_property
     def curve(self) -> list[dict[str, Any]]:
-        """The lines of the log that hold a validation loss."""
+        """The log lines with a validation loss."""
         return [line for line in self.log if "val_loss" in line]
 
     @cached_property
     def segments(self) -> list[list[dict[str, Any]]]:
-        """The curve, cut where the phase changes; the last one is of the model that the run is for."""
+        """The curve, split where the phase changes; the last segment belongs to the final model."""
         parts: list[list[dict[str, Any]]] = []
         for line in self.curve:
             if (
@@ -68,13 +67,14 @@ class Run:
 
     @cached_property
     def keep(self) -> list[dict[str, Any]]:
-        """The lines that hold keep probabilities: those of steps that dropped layers."""
+        """The log lines with keep probabilities, which belong to steps that dropped layers."""
         return [line for line in self.log if "keep" in line]
 
     def step_seconds(self, i: int) -> float | None:
-        """The median time of a step of phase ``i``, between lines of the log; None if it has fewer than two lines.
+        """The median step time of phase ``i``, in seconds, without compilation and validation.
 
-        Without compilation, which falls into the first interval, and without validation.
+        It is measured between lines of the log; compilation falls into the interval before the
+        first line. None if the phase has fewer than two lines.
         """
         phases = self.result["phases"]
         before = sum(p["tokens"] for p in phases[:i])
@@ -108,13 +108,17 @@ class Run:
         return spent(self.result, unit)
 
     def source(self, unit: Unit) -> float:
-        """What the small model cost that a growth began from, which one may have already; 0 if there is none."""
+        """The cost of the small source model that the run grew from; 0 if there is none.
+
+        A user may already have this model.
+        """
         return sum(spent(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
     def cost_to(self, loss: float, unit: Unit) -> float | None:
-        """What it had cost when the last phase reached ``loss`` and stayed there to its end; None if it never did.
+        """The cost at which the last phase reached ``loss`` for good; None if it never did.
 
-        Between two validations the loss is taken to fall in a straight line.
+        From there to its end, the loss is not above ``loss``. It is interpolated linearly between two
+        validations.
         """
         points = [(spent(line, unit), line["val_loss"]) for line in self.segments[-1]]
         above = [i for i, (_, y) in enumerate(points) if y > loss]
@@ -127,21 +131,21 @@ class Run:
 
 
 def spent(record: Mapping[str, Any], unit: Unit) -> float:
-    """Of a line of a log, a phase, or a result."""
+    """The cost of a log line, a phase or a result."""
     return record["seconds"] - record["compile_seconds"] if unit == "run_seconds" else record[unit]
 
 
 class Curve(NamedTuple):
-    """A segment of a config's runs, over seeds: at each validation that all of them have."""
+    """One segment of several runs of a config: means over seeds at their common validations."""
 
     phase: str
     cost: np.ndarray  # mean
     loss: np.ndarray  # mean
-    half: np.ndarray  # half of the 95 % interval of that mean; 0 of one seed
+    half: np.ndarray  # half of the 95 % interval of the mean loss; 0 for one seed
 
 
 def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
-    """The `Run.segments` of runs that differ by their seeds alone."""
+    """Average the `Run.segments` of runs that differ only by their seeds."""
     found = []
     for parts in zip(*(run.segments for run in runs), strict=True):
         at = [{line["step"]: line for line in part} for part in parts]
@@ -160,10 +164,11 @@ def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
 
 
 def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
-    """The FLOPs that a run from scratch, fully decayed over its own budget, needs to end at ``loss``.
+    """The FLOPs that a fully decayed run from scratch needs to end at ``loss``.
 
-    Interpolates loss against log FLOPs between neighbouring runs. Infinite below all of them: more
-    than the longest one's. None above.
+    The loss is interpolated over log FLOPs between neighbouring runs of the frontier, each of which has
+    a complete learning rate schedule. The result is infinite if ``loss`` is below all of them, because
+    the longest run does not suffice, and None if it is above all of them.
     """
     points = sorted((math.log(r.result["flops"]), r.loss) for r in frontier)
     if loss < min(y for _, y in points):
@@ -175,7 +180,10 @@ def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
 
 
 def half_width(values: Sequence[float | None]) -> float | None:
-    """Of the 95 % confidence interval of the mean, by Student's t; None with fewer than two values, or one missing."""
+    """Half of the 95 % confidence interval of the mean, by Student's t.
+
+    None if there are fewer than two values, or if one is missing.
+    """
     known = [v for v in values if v is not None]
     if len(known) < max(2, len(values)):
         return None
@@ -183,12 +191,17 @@ def half_width(values: Sequence[float | None]) -> float | None:
 
 
 def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
-    """What decides how a run's loss is judged, of its ``config.json``: corpus, tokenizer, split, context, evaluation.
+    """The settings that determine how a run is evaluated, from its ``config.json``.
 
-    With ``known``, the data are those whose hashes it holds as ``corpus``, wherever they lie.
+    These are the corpus, tokenizer, split, context and evaluation.
+
+    Args:
+      config: the content of ``config.json``.
+      known: identify the data by the hashes in ``corpus``, not by their paths.
     """
     ((kind, data),) = config["data"].items()
-    left_out = {"cache", "workers", "augment"}  # how it is read; what training alone does to it
+    # These settings change how data are read, or training data only.
+    left_out = {"cache", "workers", "augment"}
     left_out |= {"path", "valid_path", "tokenizer"} if known else set()
     setup: dict[str, Any] = {
         "data": {"kind": kind} | {k: v for k, v in data.items() if k not in left_out}
@@ -197,16 +210,19 @@ def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
         setup["corpus"] = {k: config["corpus"].get(k) for k in ("train", "valid", "tokenizer")}
     shape = ("context", "masked", "image", "channels", "classes")
     setup["model"] = {k: v for k, v in config["model"].items() if k in shape}
-    # So many samples, spread over the validation data, however they are divided into batches.
+    # The evaluated samples depend on this product, not on how it is divided into batches.
     return setup | {"eval_batches * batch": config["eval_batches"] * config["batch"]}
 
 
 def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """``configs`` are names and contents of ``config.json``.
+    """Check that runs are evaluated in the same way.
+
+    Args:
+      configs: names and contents of ``config.json``.
 
     Raises:
-      UserError: one of them is judged otherwise than the first, so that their losses say nothing of
-        each other.
+      UserError: a run is evaluated differently from the first one, so that their losses are not
+        comparable.
     """
     (first, reference), *others = configs
     for name, config in others:
@@ -215,12 +231,12 @@ def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
             evaluation_setup(reference, known), evaluation_setup(config, known)
         ):
             raise UserError(
-                f"{first} and {name} are not judged alike: {'; '.join(wrong)}; compare runs that agree in these"
+                f"{first} and {name} are not evaluated in the same way: {'; '.join(wrong)}; compare runs that agree in these"
             )
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """The mean and, of several, each in brackets."""
+    """The mean; of several values, followed by each value in brackets."""
     text = form.format(mean(values))
     return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"
 

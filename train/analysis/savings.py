@@ -1,4 +1,7 @@
-"""What runs saved against a baseline, over seeds: the frontier first, the curves beside it; rows, tables, what to doubt."""
+"""The savings of runs relative to a baseline, over seeds: rows, tables and caveats.
+
+The main measure compares with the frontier; other measures compare along the training curves.
+"""
 
 import math
 import textwrap
@@ -10,24 +13,23 @@ from typing import Any
 from train.analysis.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
-ALIKE = 0.03  # two costs are alike if they differ by less than this part
-DECAYED = 0.05  # a last learning rate below this part of the peak
+ALIKE = 0.03  # two costs are considered equal if their relative difference is below this
+DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of several configs, each with the same seeds. ``runs[0]`` are the baseline's.
+    """Runs of several configs, each with the same seeds. ``runs[0]`` is the baseline.
 
     Raises:
-      UserError: they are not judged alike.
+      UserError: the runs are not evaluated in the same way.
     """
 
     runs: list[list[Run]]
-    frontier: list[list[Run]]  # of the baseline, one list a budget below 1
-    scores: Mapping[str, list[list[float]]] = field(
-        default_factory=dict
-    )  # by what they are of: those of all runs, so listed
-    # seeds by config; not among the runs
+    frontier: list[list[Run]]  # shorter runs of the baseline, one list per budget below 1
+    # Metric -> scores of all runs, in the same order as ``runs`` and then ``frontier``.
+    scores: Mapping[str, list[list[float]]] = field(default_factory=dict)
+    # Config -> seeds that diverged and are therefore not among the runs.
     diverged: Mapping[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -35,19 +37,22 @@ class Comparison:
 
     @property
     def scratch(self) -> list[list[Run]]:
-        """The whole frontier: the baseline, and its shorter runs."""
+        """The complete frontier: the baseline and its shorter runs."""
         return [self.runs[0], *self.frontier]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a config. A saving is one minus a ratio of costs, one number a seed, in pairs with the baseline's.
+        """One row per config, with the savings of each seed over the same seed of the baseline.
 
-        ``saved_frontier``: of the budget from which scratch, fully decayed, ends at the run's own
-        loss; a lower bound where that is below the whole frontier (``below_frontier``), None where
-        it is above, null for all without a frontier. ``saved_{unit}``: of what the baseline had
-        spent when its curve reached its final loss to stay, the same of the run's curve; None if it
-        never did. ``.._given``: the small model that a growth begins from costs nothing.
-        ``.._interval``: half the width of the 95 % confidence interval of the mean (Student's t
-        over seeds), where there is one.
+        A saving is one minus a ratio of costs:
+
+        - ``saved_frontier``: the cost of the run relative to the budget with which a run from scratch with
+          a complete learning rate schedule ends at the same loss. It is a lower bound if the loss is below
+          the frontier (``below_frontier``), None if it is above, and null for all seeds without a frontier.
+        - ``saved_{unit}``: the cost at which the run reached the baseline's final loss for good, relative
+          to the cost at which the baseline's curve did. None if the run never did.
+        - ``.._given``: the same if the small model that a growth starts from costs nothing.
+        - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over seeds), if it
+          exists.
         """
         baseline = {r.seed: r for r in self.runs[0]}
         budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}
@@ -96,10 +101,11 @@ class Comparison:
         return rows
 
     def noise(self) -> dict[str, float | None]:
-        """The standard deviation of the baseline's final loss over seeds, and the part of its budget that buys as much.
+        """The noise floor: the standard deviation of the baseline's final loss over seeds.
 
-        The latter by the frontier's slope at the baseline: loss against log FLOPs, between its two
-        longest budgets.
+        ``budget`` is the fraction of the baseline's budget that changes the loss by as much, from
+        the slope of the frontier at the baseline: loss against log FLOPs between its two longest
+        budgets.
         """
         losses = [r.loss for r in self.runs[0]]
         deviation, budget = stdev(losses) if len(losses) > 1 else None, None
@@ -113,7 +119,7 @@ class Comparison:
         return {"loss": deviation, "budget": budget}
 
     def doubts(self) -> list[str]:
-        """What a reader must know before believing a saving, a sentence each."""
+        """The caveats of the savings, one sentence each."""
         first, seeds, noise = self.runs[0][0], len(self.runs[0]), self.noise()
         doubts = [
             f"{name} diverged with seed {', '.join(map(str, seeds))}, so no saving is given for it."
@@ -150,7 +156,7 @@ class Comparison:
         return [_told(row, base, rows[count:]) for row in rows[:count]]
 
     def report(self) -> str:
-        """The comparison as Markdown: one row for each config, scores, phases, caveats, and the result in words."""
+        """The comparison as Markdown: configs, scores, phases, caveats, and the result in words."""
         parts = [
             self._main(),
             *self._scores(),
@@ -214,7 +220,11 @@ def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def _cell(name: str, cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:
-    """One cell. If some seeds of a config diverged, the saving of the others would be biased, so it is not shown."""
+    """One cell of the table.
+
+    If some seeds of a config diverged, the saving of the other seeds would be biased, so it is not
+    shown.
+    """
     if row["diverged"] and "saved" in name:
         return _some_seeds(
             "diverged", len(row["diverged"]), len(row["diverged"]) + len(row["loss"])
@@ -234,7 +244,10 @@ def _loss(row: dict[str, Any]) -> str:
 
 
 def _told(row: dict[str, Any], base: dict[str, Any], shorter: list[dict[str, Any]]) -> str:
-    """The saving at equal loss, the cost and the loss of a run, and the loss of a run from scratch with the same cost."""
+    """The result of one config in words: its saving, cost and loss.
+
+    If a run from scratch has the same cost, its loss follows.
+    """
     text = (
         f"Its loss is {mean(row['loss']):.4f} with {row['flops']:.0%} of the FLOPs of {base['run']}, whose loss is "
         f"{mean(base['loss']):.4f}"
@@ -272,7 +285,7 @@ def _milliseconds(runs: Sequence[Run], i: int) -> str:
 
 
 def _frontier(row: dict[str, Any]) -> str:
-    """The saving with its interval. From three seeds on this is ±; with two seeds it is the range."""
+    """The saving with its interval: ± for three or more seeds, the range for two seeds."""
     values = row["saved_frontier"]
     known = [100 * v for v in values if v is not None]
     if len(known) < len(values):
@@ -282,5 +295,5 @@ def _frontier(row: dict[str, Any]) -> str:
         text += f" [{min(known):.1f}, {max(known):.1f}]"
     elif row["saved_frontier_interval"] is not None:
         text += f" ± {100 * row['saved_frontier_interval']:.1f}"
-    # A run below the frontier saves more than the frontier can show.
+    # The frontier gives only a lower bound for a run below it.
     return "> " * any(row["below_frontier"]) + text.replace("-0.0", "0.0")

@@ -1,4 +1,7 @@
-"""What a sweep showed: the settings that were tried, the best first, and a warning where the best lies at an edge."""
+"""The result of a sweep: the tried settings, the best first.
+
+A warning is added if the best setting is at an edge of the tried values.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,11 +12,12 @@ from train.analysis.runs import Run, markdown, spread
 
 @dataclass(frozen=True)
 class Tried:
-    """One combination of settings, and its runs, one a seed; None for one whose loss ceased to be a number."""
+    """One combination of settings and its runs, one per seed; None for a run that diverged."""
 
     settings: dict[str, str]
     runs: list[Run | None]
-    fraction: float | None = None  # of the steps, where halving has tried it with fewer
+    # The fraction of the steps, if successive halving tried the settings with fewer steps.
+    fraction: float | None = None
 
     @property
     def loss(self) -> float:
@@ -21,23 +25,26 @@ class Tried:
 
 
 def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
-    """A warning for every number of ``best`` that is the least or the greatest of those tried."""
+    """A warning for every numeric setting of ``best`` that is the lowest or highest one tried."""
     warnings = []
     for name, texts in swept.items():
         try:
             values, value = [float(t) for t in texts], float(best[name])
         except ValueError:
-            continue  # no number, so no edge
+            continue  # only numbers have edges
         if len(values) > 1 and value in (min(values), max(values)):
             which, beyond = ("lowest", "below") if value == min(values) else ("highest", "above")
             warnings.append(
-                f"WARNING: the best {name}, {best[name]}, is the {which} tried: sweep {beyond} it, too"
+                f"WARNING: the best {name}, {best[name]}, is the {which} value tried: also sweep values {beyond} it"
             )
     return warnings
 
 
 def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
-    """Markdown of what was tried, best first; what halving has tried with fewer steps comes last."""
+    """The tried settings as Markdown, the best first.
+
+    Settings that successive halving tried with fewer steps come last.
+    """
     body, halving = [], any(t.fraction for t in tried)
     for i, t in enumerate(tried):
         known = [r for r in t.runs if r is not None]
@@ -63,7 +70,7 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
         [*swept, *(["of the steps"] if halving else []), "final loss", "FLOPs", "seconds", ""], body
     )
     text += (
-        f"\n\nAll {len(every)} runs that ended: {sum(r.cost('flops') for r in every):.3g} FLOPs, "
+        f"\n\nAll {len(every)} completed runs: {sum(r.cost('flops') for r in every):.3g} FLOPs, "
         f"{sum(r.cost('seconds') for r in every):.0f} s, {sum(r.result['compile_seconds'] for r in every):.0f} s of them "
         "compiling.\n"
     )

@@ -1,1 +1,1 @@
-"""Text and images, made into batches."""
+"""Text and image data, from files to batches."""

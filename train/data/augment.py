@@ -1,4 +1,4 @@
-"""How training images are changed, as data; `train.data.pixels` does it."""
+"""Settings of image augmentation. `train.data.pixels` carries it out."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,22 +6,25 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Augment:
-    """How a training image is changed each time that it is seen; by default not at all.
+    """Augmentation of a training image, sampled anew each time that the image is read.
 
-    ``DEIT`` is the recipe of Touvron et al. (2021). Deviations: a sample is mixed with one of its
-    own draw, not with its neighbour in the batch, and no sample is repeated within a batch.
+    The default leaves images unchanged. ``DEIT`` is the recipe of Touvron et al. (2021).
+    Deviations: a sample is mixed with a randomly chosen training image instead of its neighbour in
+    the batch, and no sample is repeated within a batch.
     """
 
-    crop: Literal["none", "pad", "resized"] = (
-        "none"  # "pad": shifted by up to an eighth; "resized": 8 to 100 % of the area
-    )
-    flip: bool = False  # left and right, half of the time
-    randaugment: int = 0  # operations, of which each is done half of the time
-    magnitude: float = 9.0  # of them, of 10, with a standard deviation of one half
-    erasing: float = 0.0  # probability that a rectangle becomes noise
-    mixup: float = 0.0  # of Beta(a, a), how much of one image and of another; 0: never
-    cutmix: float = 0.0  # the same, by area; where both are, each half of the time
-    smoothing: float = 0.0  # of the targets, spread over all classes
+    # "pad": shift by up to an eighth of the side; "resized": a crop of 8 to 100 % of the area
+    crop: Literal["none", "pad", "resized"] = "none"
+    flip: bool = False  # flip left and right with probability 0.5
+    randaugment: int = 0  # number of RandAugment operations; each is applied with probability 0.5
+    # Mean magnitude of these operations, from 0 to 10. The standard deviation is 0.5.
+    magnitude: float = 9.0
+    erasing: float = 0.0  # probability that a rectangle is replaced by noise
+    # The parameter a of Beta(a, a), from which the share of the first image is sampled; 0: no mixup
+    mixup: float = 0.0
+    # The same for CutMix, where the share is an area. If both are set, each has probability 0.5.
+    cutmix: float = 0.0
+    smoothing: float = 0.0  # label smoothing: the probability that is spread over all classes
 
     def __post_init__(self):
         for name, high in (
@@ -32,9 +35,13 @@ class Augment:
             ("cutmix", 100),
         ):
             if not 0 <= getattr(self, name) <= high:
-                raise ValueError(f"{name} lies between 0 and {high}, but is {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be between 0 and {high}, but is {getattr(self, name)}"
+                )
         if self.randaugment < 0:
-            raise ValueError(f"randaugment is a number of operations, not {self.randaugment}")
+            raise ValueError(
+                f"randaugment is {self.randaugment}, but must be a number of operations, at least 0"
+            )
 
 
 DEIT = Augment(

@@ -1,8 +1,7 @@
-"""Batches of samples: deterministic, sharded, resumable, whatever they are of.
+"""Batches of samples for training and validation: deterministic, sharded and resumable.
 
-A sample is ``(inputs, targets)``: what the model takes, and what it is to say. A source has a
-length and ``sample(i, rng)``, which is pure: what is random in it (masks, augmentation) comes from
-``rng``.
+A sample is ``(inputs, targets)``: the model's input, and the expected output. A source has a length
+and ``sample(i, rng)``, which is pure: all randomness (masks, augmentation) comes from ``rng``.
 """
 
 import math
@@ -28,18 +27,19 @@ from train.data.workers import end_with_parent
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
 _AHEAD = 4  # batches
-_CHUNK = 32  # samples that a worker makes at once: few, so that it is soon done when it is to end
+# Samples that a worker prepares at once. A small number lets the worker end quickly.
+_CHUNK = 32
 
 
 class Source(Protocol):
     @property
     def what(self) -> str:
-        """Its samples, in errors."""
+        """The noun for its samples in error messages."""
         ...
 
     @property
     def workers(self) -> int:
-        """Processes that make its samples; 0: a thread is enough."""
+        """The number of processes that prepare its samples; 0: a thread is enough."""
         ...
 
     def __len__(self) -> int: ...
@@ -48,12 +48,15 @@ class Source(Protocol):
 
 
 def next_tokens(windows: Any) -> Batch:
-    """Windows ``[..., length + 1]`` of text as inputs and targets."""
+    """Split windows ``[..., length + 1]`` of text into inputs and targets."""
     return windows[..., :-1], windows[..., 1:]
 
 
 class Windows:
-    """Windows of ``length`` tokens and the next tokens of each: every token is predicted once an epoch."""
+    """Windows of ``length`` tokens, with the next token as the target of each.
+
+    Each epoch predicts every token once.
+    """
 
     workers = 0
 
@@ -71,12 +74,13 @@ class Windows:
 
 
 def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
-    """What the data are, by content: name, hashes of ``train`` and ``valid`` as they are trained on, and of the tokenizer.
+    """Describe the data by content: a name, and hashes of ``train``, ``valid`` and the tokenizer.
 
-    The Python, where its standard library is the corpus. Equal data may have other names.
+    The hashes are those of the data that the model is trained on. The standard library as a corpus
+    also has the version of Python. Equal data may have different names.
 
     Raises:
-      UserError: data that cannot be read.
+      UserError: the data cannot be read.
     """
     if isinstance(data, Labelled):
         return task(data, model).identity  # type: ignore[arg-type]
@@ -84,31 +88,31 @@ def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
 
 
 def report(data: Data | Images | Labelled) -> list[str]:
-    """Lines that say what was read of a corpus of text; of all else, none."""
+    """Lines that summarise a corpus of text; empty for images and labelled data."""
     return tokens(data).report if isinstance(data, Data) else []
 
 
 def labels(data: Data | Images | Labelled) -> list[str]:
-    """The names of the classes of images, in the order of their numbers; of all else, none."""
+    """The class names of images, in the order of the class numbers; empty for other data."""
     return list(images(data).classes) if isinstance(data, Images) else []
 
 
 def head(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
-    """What a checkpoint records of a head that learned the data: its task and labels; of a corpus of text, nothing."""
+    """The task and labels that a checkpoint records for its head; empty for a corpus of text."""
     if isinstance(data, Labelled):
         return task(data, model).settings  # type: ignore[arg-type]
     return named(labels(data))
 
 
 def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Source]:
-    """What ``model`` trains on, and what judges it.
+    """The training source and the validation source of ``model``.
 
     Raises:
-      UserError: data that cannot be read, or that the model cannot take.
+      UserError: the data cannot be read, or the model cannot take them.
     """
     if isinstance(data, Images) != isinstance(model, PatchConfig):
         raise UserError(
-            f"a {type(model).__name__} cannot take {type(data).__name__}: set data to what the model is for"
+            f"a {type(model).__name__} cannot take {type(data).__name__}: set data to a dataset that fits the model"
         )
     if isinstance(data, Labelled):
         return _of_task(data, model)  # type: ignore[arg-type]
@@ -131,13 +135,13 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
     text, vocab = tokens(data), model.sizes()["vocab"]
     if text.vocab > vocab:
         raise UserError(
-            f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise it to as many"
+            f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise model.vocab to {text.vocab}"
         )
     if isinstance(model, EncoderConfig):
         known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
         if data.whole_words and known.whole_word is None:
             raise UserError(
-                f"data.whole_words: the tokenizer {data.tokenizer} does not tell which tokens continue a word"
+                f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
             )
         known = known if data.whole_words else known._replace(whole_word=None)
         train, valid = (
@@ -159,7 +163,7 @@ def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
 
 
 def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch:
-    """A batch for training ``model``, as shapes; no data are read."""
+    """The shapes of a training batch of ``samples`` for ``model``. No data are read."""
     if isinstance(model, PatchConfig):
         soft = isinstance(data, Images) and (
             data.augment.mixup or data.augment.cutmix or data.augment.smoothing
@@ -190,12 +194,12 @@ def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:
 
 
 class Stream(grain.DatasetIterator):
-    """Batches of ``samples``, an endless `grain.MapDataset`, of each the ``rows`` alone; read ahead
-    by a thread and ``workers`` processes.
+    """Batches of ``samples``, an endless `grain.MapDataset`.
 
-    Its state is the number of samples that were taken, in whole batches, whoever reads ahead and
-    however far. `close` ends the processes, which the next batch would begin again; they end by
-    themselves when this process does, however it dies.
+    A thread and ``workers`` processes read ahead. Of each batch, only ``rows`` are read. The state
+    is the number of samples that were taken, in full batches; it does not depend on how far a
+    reader is ahead. `close` ends the processes, and the next batch would start them again. They
+    also end when this process ends, even if it is killed.
     """
 
     def __init__(self, samples: grain.MapDataset, batch: int, rows: np.ndarray, workers: int = 0):
@@ -207,7 +211,7 @@ class Stream(grain.DatasetIterator):
     def __next__(self) -> Batch:
         if self._ahead is None:
             self._ahead = self._begin()
-            # Also at the end of Python, which aborts where grain's thread runs on.
+            # Close also when Python exits: it aborts if grain's thread is still running.
             self._end = weakref.finalize(self, self._ahead.close)
         result = next(self._ahead)
         self._taken += self._batch
@@ -215,12 +219,13 @@ class Stream(grain.DatasetIterator):
 
     def _begin(self) -> Any:
         if self._workers and not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain asks some of its own before it starts a process
-        # Chunks before workers, which take turns, and one batch of several chunks after them: a
-        # worker's turn is then the same samples, however many workers there are.
+            # grain reads some of its absl flags before it starts a process.
+            flags.FLAGS.mark_as_parsed()
+        # Workers take turns at chunks, and several chunks are joined to a batch afterwards. The
+        # samples of a chunk therefore do not depend on the number of workers.
         edges = np.flatnonzero(
             np.diff(np.isin(np.arange(-1, self._batch + 1), self._rows))
-        )  # where rows begin and end
+        )  # the boundaries of the rows of this process
         chunk = math.gcd(self._batch, self._taken, _CHUNK, *edges.tolist())
         chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
         if len(self._rows) < self._batch:
@@ -250,7 +255,10 @@ class Stream(grain.DatasetIterator):
 
 
 class _Part(grain.MapDataset):
-    """Of every ``of`` elements of an endless ``parent`` those with the numbers ``mine``: the others are not made."""
+    """The elements ``mine`` of every ``of`` elements of an endless ``parent``.
+
+    Other elements are not computed.
+    """
 
     def __init__(self, parent: grain.MapDataset, mine: np.ndarray, of: int):
         super().__init__(parent)
@@ -271,13 +279,19 @@ def _joined(chunks: Sequence[Any]) -> Any:
 
 
 def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = None) -> Stream:
-    """An endless iterator of batches, reshuffled each epoch; of each, this process reads ``rows`` (None: all).
+    """An endless iterator of training batches, reshuffled each epoch.
 
-    The batches are the same for any number of processes. Its state (``get_state``, ``set_state``)
+    The batches are the same for any number of processes. The state (``get_state``, ``set_state``)
     goes into the checkpoint.
 
+    Args:
+      source: the training samples.
+      batch: samples per batch, over all processes.
+      seed: random seed of the order and of the random part of each sample.
+      rows: the rows of each batch that this process reads; None: all.
+
     Raises:
-      UserError: fewer samples than one batch.
+      UserError: there are fewer samples than one batch.
     """
     if len(source) < batch:
         raise UserError(
@@ -292,12 +306,16 @@ def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = No
 def validation(
     source: Source, batch: int, count: int, rows: np.ndarray | None = None
 ) -> list[Batch]:
-    """The same ``count`` batches always, spread over the validation data; of each, this process reads ``rows`` (None: all).
+    """A fixed list of validation batches, spread evenly over the validation data.
 
-    Fewer batches if there is little of it.
+    Args:
+      source: the validation samples.
+      batch: samples per batch, over all processes.
+      count: the number of batches; fewer are returned if the data do not suffice.
+      rows: the rows of each batch that this process reads; None: all.
 
     Raises:
-      UserError: not even one batch.
+      UserError: there is not even one batch.
     """
     count = min(count, len(source) // batch)
     if count == 0:
@@ -315,12 +333,20 @@ def validation(
 def probe(
     source: Source, batch: int, used: int, micro: int, count: int, rows: np.ndarray | None = None
 ) -> Batch | None:
-    """``count`` micro-batches of ``micro`` samples, along a new axis, of validation data that
-    `validation` (``used`` batches of ``batch``) does not read: what decides how to train must not
-    be what judges it. Of each, this process reads ``rows`` (None: all); None, if ``count`` is 0.
+    """Micro-batches of validation data that `validation` does not read, stacked along a new axis.
+
+    Data that decide how a model is trained must be separate from the data that evaluate it.
+
+    Args:
+      source: the validation samples.
+      batch: samples per batch of `validation`.
+      used: the number of batches that `validation` reads.
+      micro: samples per micro-batch.
+      count: the number of micro-batches; 0: return None.
+      rows: the rows of each micro-batch that this process reads; None: all.
 
     Raises:
-      UserError: there is not enough of it.
+      UserError: there are not enough samples.
     """
     if not count:
         return None
@@ -329,8 +355,8 @@ def probe(
     )
     if len(free) < count * micro:
         raise UserError(
-            f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} beside those that evaluation reads, "
-            f"but the validation data has {len(free)} left; lower eval_batches or the batches of the measure, or raise "
+            f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} that evaluation does not read, "
+            f"but the validation data has {len(free)} left; lower eval_batches or the batches of the measurement, or raise "
             "data.valid_fraction"
         )
     chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)

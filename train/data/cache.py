@@ -1,4 +1,4 @@
-"""What is made once and kept: folders that appear whole or not at all."""
+"""Cached folders, which appear completely or not at all."""
 
 import os
 import shutil
@@ -8,30 +8,31 @@ from pathlib import Path
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from train.common.files import lock
 
-PROGRESS = "progress.json"  # a folder that holds it is gone on with when what made it ended early
+# If a folder has this file, an interrupted computation is continued from it.
+PROGRESS = "progress.json"
 
 
 def made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """``folder``; if it is not there, ``make`` fills another that becomes it.
+    """Return ``folder``; if it does not exist, let ``make`` fill a working folder and rename that.
 
-    Processes that want the same one wait for the first. What a killed ``make`` left is found by the
-    next, and what one that failed left is deleted, unless it holds `PROGRESS`.
+    Processes that want the same folder wait for the first one. If ``make`` was killed, the next
+    call finds its files. If ``make`` failed, its files are deleted, unless they include `PROGRESS`.
     """
     work = folder.with_name(f".unfinished-{folder.name}")
     while not folder.exists():
         try:
             work.mkdir(parents=True, exist_ok=True)
             locked = lock(work / ".lock", wait=True)
-        except FileNotFoundError:  # another process was done with it just now
+        except FileNotFoundError:  # another process has just finished and renamed it
             continue
-        except FileExistsError:  # .. between mkdir's finding it and its looking what it is
+        except FileExistsError:  # removed between the two checks of mkdir
             if work.is_file():
                 raise
             continue
         with locked:
             if not _is_at(locked.fileno(), work / ".lock"):
                 continue
-            # it came to be after we looked, and before this work folder, which is ours, was made
+            # Another process finished it before this process created its own working folder.
             if folder.exists():
                 shutil.rmtree(work)
                 continue
@@ -50,8 +51,8 @@ def made(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def again(folder: Path) -> str:
-    """How to get back files that are damaged in a folder of the cache."""
-    return f"delete the folder {folder}, and the same command makes it again"
+    """The hint for restoring damaged files in a folder of the cache."""
+    return f"delete the folder {folder} and repeat the command, which creates it again"
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Chat templates: messages as the text that a model was trained on, rendered as `transformers` does."""
+"""Chat templates: render messages as text for a model, as `transformers` does."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from train.data.special import Special
 
 
 def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
-    """The text of a chat, up to where the model answers.
+    """Render a chat as text, up to the point where the model answers.
 
     Args:
-      special: special tokens of the model, with its chat template.
-      messages: each has a ``role``, such as "user", and its ``content``.
+      special: the special tokens of the model and its chat template.
+      messages: the messages, each with a ``role``, such as "user", and ``content``.
 
     Raises:
       UserError: the model has no chat template, the template refuses the messages, or jinja2 is not
@@ -43,7 +43,7 @@ def _environment() -> Any:
         raise UserError("chat templates need jinja2: pip install jinja2") from error
 
     class Generation(Extension):
-        """``{% generation %}``, which only marks the answers of a chat."""
+        """The tag ``{% generation %}``, which marks the answers of a chat without changing them."""
 
         tags = {"generation"}
 

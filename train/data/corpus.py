@@ -1,4 +1,7 @@
-"""Corpora: documents in an order, read one by one, so that neither they nor their names need fit into memory."""
+"""Corpora: ordered documents, read one after another.
+
+Neither the documents nor the file names have to fit into memory.
+"""
 
 import hashlib
 import json
@@ -14,19 +17,20 @@ from train.common.errors import UserError
 from train.data import formats
 from train.data.formats import Document
 
-_HELD_OUT = ("validation", "test")  # splits that judge, the first that is there
+# Validation splits; the first one that exists is used.
+_HELD_OUT = ("validation", "test")
 
 
 @dataclass
 class Counts:
-    """What was read of a corpus so far; documents that are empty do not count."""
+    """Statistics of the part of a corpus that was read so far. Empty documents are not counted."""
 
     files: int = 0
     documents: int = 0
     bytes: int = 0  # of the text as UTF-8
-    replaced: int = 0  # characters that are U+FFFD, because they were not UTF-8 or NUL
-    first_replaced: str = ""  # the file with the first one of them
-    file: str = ""  # that is being read
+    replaced: int = 0  # characters replaced by U+FFFD, because they were not UTF-8 or were NUL
+    first_replaced: str = ""  # the file with the first replaced character
+    file: str = ""  # the file that is being read
 
     def add(self, piece: str) -> None:
         self.bytes += len(piece.encode())
@@ -37,13 +41,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Corpus:
-    key: Any  # JSON; changes when the text may have
+    key: Any  # JSON; changes if the text may have changed
     train: Iterator[Document]
-    valid: Iterator[Document] | None  # None: hold some of ``train`` out
+    valid: Iterator[Document] | None  # None: hold out a part of ``train``
     counts: Counts = field(default_factory=Counts)
-    skipped: dict[str, list[Path]] = field(
-        default_factory=dict
-    )  # files and folders that are not read, by the reason
+    # Reason -> files and folders that are not read.
+    skipped: dict[str, list[Path]] = field(default_factory=dict)
 
 
 def stdlib() -> Corpus:
@@ -63,13 +66,18 @@ def stdlib() -> Corpus:
 
 
 def text(path: str, valid_path: str | None, field: str) -> Corpus:
-    """Files of text, or those in folders (`train.data.formats`), of which ``field`` holds the documents where they have fields.
+    """A corpus of text files, given as a file or as a folder of files (`train.data.formats`).
 
-    Of a `DatasetDict` of Hugging Face `datasets`, "train"; without ``valid_path`` its "validation"
-    or "test" judges.
+    Of a `DatasetDict` of Hugging Face `datasets`, "train" is the training text. Without
+    ``valid_path``, its "validation" or "test" is the validation text.
+
+    Args:
+      path: the file or the folder.
+      valid_path: the file or the folder of the validation text; None: hold out a part.
+      field: the field that holds the documents, in formats with fields.
 
     Raises:
-      UserError: there are none, or they are no text.
+      UserError: there are no files, or they do not contain text.
     """
     train, valid = _existing(path), None if valid_path is None else _existing(valid_path)
     if found := splits(train):
@@ -103,7 +111,7 @@ def _documents(
 
 
 def tfds(name: str, path: str | None, field: str) -> Corpus:
-    """A corpus of tensorflow-datasets, of which ``field`` holds the documents."""
+    """A corpus of tensorflow-datasets, whose feature ``field`` holds the documents."""
     builder = prepared(name, path)
 
     def documents(split: str) -> Iterator[Document]:
@@ -115,7 +123,7 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
             document = example[field]
             if not isinstance(document, bytes):
                 raise UserError(
-                    f"feature {field!r} of {name} is no text, but {type(document).__name__}; set data.field"
+                    f"feature {field!r} of {name} is not text, but {type(document).__name__}; set data.field"
                 )
             yield formats.pieces(document.decode("utf-8", errors="replace"))
 
@@ -129,14 +137,14 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
 
 
 def prepared(name: str, path: str | None) -> Any:
-    """The builder of the tensorflow-datasets set ``name``, prepared under ``path``.
+    """The builder of the tensorflow-datasets dataset ``name``, prepared under ``path``.
 
     Raises:
-      UserError: it cannot be.
+      UserError: the dataset cannot be prepared.
     """
     import tensorflow_datasets as tfds
 
-    # registers the text corpora, which the line above does only with TensorFlow
+    # This import registers the text corpora. The import above does so only with TensorFlow.
     import tensorflow_datasets.text
 
     folder = None if path is None else Path(path).expanduser()
@@ -145,7 +153,7 @@ def prepared(name: str, path: str | None) -> Any:
         builder.download_and_prepare()
     except Exception as error:
         raise UserError(
-            f"tensorflow-datasets cannot prepare {name!r} ({type(error).__name__}: {error}); some sets need TensorFlow "
+            f"tensorflow-datasets cannot prepare {name!r} ({type(error).__name__}: {error}); some datasets need TensorFlow "
             f"for this: run tfds.builder({name!r}, file_format='array_record').download_and_prepare() once where it is "
             "installed, and name the folder in data.path"
         ) from error
@@ -153,14 +161,14 @@ def prepared(name: str, path: str | None) -> Any:
 
 
 def _existing(name: str) -> Path:
-    """The file or folder of that name, which can be read."""
+    """The path of an existing file or folder with readable text."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"there is no corpus at {path}")
     if path.is_file() and formats.reader(path) is None:
         raise UserError(
             f"{path} cannot be trained on, but {formats.NAMES} files can, and {', '.join(formats.NAMED)} files; "
-            "a .json with one object a line is a .jsonl"
+            "rename a .json with one object per line to .jsonl"
         )
     if not splits(path) and not any(True for _ in _files(path)):
         found = [suffix for suffix in formats.NAMED if any(path.rglob(f"*{suffix}"))]
@@ -180,12 +188,12 @@ def _existing(name: str) -> Path:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Those that hold documents, in the order of their names; a list of all would grow with the corpus."""
+    """The files that hold documents, sorted by name. A list would grow with the corpus."""
     return (file for file, why in _entries(path) if why is None)
 
 
 def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
-    """Files, and folders that are not read, in the order of their names, and why one is skipped; None: it is not."""
+    """Files and skipped folders, sorted by name, each with the reason for skipping it, or None."""
     if path.is_file():
         yield path, None
     elif saved := shards(path):
@@ -205,13 +213,13 @@ def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
             elif leads_to_folder:
                 yield path / name, "symlinked folder"
             elif not is_file:
-                yield path / name, "broken link or no file"
+                yield path / name, "broken link or not a file"
             else:
                 yield path / name, None if formats.in_folders(path / name) else "of another format"
 
 
 def _key(files: Iterable[Path]) -> str:
-    """Another, when a file was changed."""
+    """A hash that changes when a file changes."""
     key = hashlib.sha256()
     for file in files:
         about = file.stat()
@@ -223,20 +231,23 @@ def _key(files: Iterable[Path]) -> str:
 
 
 def splits(path: Path) -> list[str]:
-    """Of a `DatasetDict`; none: it is none."""
+    """The splits of a saved `DatasetDict`; empty if the folder does not hold one."""
     file = path / "dataset_dict.json"
     return _entry(file, "splits") if file.exists() else []
 
 
 def shards(path: Path) -> list[Path]:
-    """Of a `Dataset`; other ``.arrow`` files may lie beside them, which are what `datasets` remembers of its own work."""
+    """The Arrow files of a saved `Dataset`; empty if the folder does not hold one.
+
+    Other ``.arrow`` files in the folder are caches of `datasets` and are ignored.
+    """
     file = path / "state.json"
     if not (file.exists() and (path / "dataset_info.json").exists()):
         return []
     found = [path / shard["filename"] for shard in _entry(file, "_data_files")]
     if missing := [shard.name for shard in found if not shard.exists()]:
         raise UserError(
-            f"{path} lacks {len(missing)} of {len(found)} files that its state.json names: {missing[0]} .."
+            f"{path} lacks {len(missing)} of {len(found)} files that its state.json names, such as {missing[0]}; save it again"
         )
     return found
 

@@ -1,7 +1,7 @@
-"""Formats: the documents of one file, read piece by piece and row by row, so that none has to fit into memory.
+"""Formats: the documents of one file, read piece by piece and row by row to save memory.
 
-A file of text is one document. JSON Lines hold one in each line, and Parquet, Arrow and CSV one in
-each row, in a named field. A document that is null or empty has no tokens, and is left out; bytes
+A text file is one document. JSON Lines have one in each line; Parquet, Arrow and CSV have one in
+each row, in a named field. A document that is null or empty has no tokens and is left out. Bytes
 that are not UTF-8 become U+FFFD, and UTF-16 is an error. The same documents give the same pieces in
 every format.
 """
@@ -21,26 +21,29 @@ from typing import Any, BinaryIO, TypeAlias
 
 from train.common.errors import UserError
 
-PIECE = 1 << 16  # characters; long documents are tokenised and held out in pieces of this size
-Document: TypeAlias = Iterable[str]  # pieces: all of PIECE characters but the last, and none empty
+# Characters of a piece: long documents are tokenised and held out in pieces of this size.
+PIECE = 1 << 16
+# Pieces, which are not empty. All except the last have PIECE characters.
+Document: TypeAlias = Iterable[str]
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
 
 NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow"
-NAMED = (".md", ".py", ".csv")  # often lie beside a corpus without being part of it
-_ROWS = 64  # of Parquet, in memory at once
-_BUFFER = 1 << 20  # bytes of Parquet: without it, the column of a whole row group is read at once
+# Files that are often in the folder of a corpus without being part of it.
+NAMED = (".md", ".py", ".csv")
+_ROWS = 64  # rows of Parquet that are in memory at once
+# Bytes of Parquet. Without a buffer size, the column of an entire row group is read at once.
+_BUFFER = 1 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def reader(path: Path) -> Reader | None:
-    """The function that reads a file of that name, or None."""
+    """The function that reads a file with this name; None if the format is not supported."""
     compressed = path.suffix in _COMPRESSED
     inner = Path(path.stem).suffix if compressed else path.suffix
     if inner == ".csv":
         return _csv
-    if inner == ".jsonl" or (
-        compressed and inner == ".json"
-    ):  # as C4's; a .json that is not compressed is rarely a corpus
+    # C4's compressed files end with .json.gz. An uncompressed .json is rarely a corpus.
+    if inner == ".jsonl" or (compressed and inner == ".json"):
         return _json_lines
     if inner in (".txt", *NAMED) or (compressed and inner not in _NO_TEXT):
         return lambda path, field: iter([text(path)])
@@ -48,16 +51,20 @@ def reader(path: Path) -> Reader | None:
 
 
 def in_folders(path: Path) -> bool:
-    """Whether a file of that name is read if only its folder is named."""
+    """Whether a file with this name is read when only its folder is given."""
     return reader(path) is not None and path.suffix not in NAMED
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
-    """Of a file that has a `reader`; ``field`` holds them, where they have fields.
+    """The documents of a file that has a `reader`.
+
+    Args:
+      path: the file.
+      field: the field that holds the documents, in formats with fields.
 
     Raises:
-      UserError: the file is damaged, has no such field, or that is no text; the message names file,
-        line, and what is there.
+      UserError: the file is damaged, has no such field, or the field is not text; the message names
+        the file, the line and the value.
     """
     read = reader(path)
     assert read is not None
@@ -69,7 +76,7 @@ def pieces(text: str) -> Document:
 
 
 def text(path: Path) -> Document:
-    """The document that the file is."""
+    """The document in a text file, in pieces."""
     with (
         _readable(path),
         _opened(path) as file,
@@ -80,7 +87,9 @@ def text(path: Path) -> Document:
 
 
 def whole(path: Path) -> str:
-    """The text of a file that must be UTF-8: a label or an answer in another encoding would silently become another one.
+    """The text of a file that must be UTF-8.
+
+    In another encoding, a label or an answer would silently become a different one.
 
     Raises:
       UserError: the file cannot be read, or has another encoding; the message names the file and
@@ -91,7 +100,7 @@ def whole(path: Path) -> str:
     if b"\0" in content:  # UTF-16 without a byte-order mark
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
         raise UserError(
-            f"{path}, line {line} has a NUL character; the file may be UTF-16: convert it, such as by "
+            f"{path}, line {line} has a NUL character; the file may be UTF-16: convert it, for example with "
             "iconv -f UTF-16LE -t UTF-8"
         )
     try:
@@ -99,19 +108,19 @@ def whole(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"{path}, line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); the file may be latin-1: convert it, such "
-            "as by iconv -f LATIN1 -t UTF-8"
+            f"{path}, line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); the file may be latin-1: convert it, for "
+            "example with iconv -f LATIN1 -t UTF-8"
         ) from None
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """``(where it is, in words, all fields)`` of each line of a ``.jsonl``, which may be compressed, or row of a ``.parquet``.
+    """Yield the place, in words, and all fields of each line or row of a table.
 
-    Or of the split of tensorflow-datasets of which an ``.array_record`` file is the first; it is
-    read without TensorFlow.
+    The file is a ``.jsonl``, which may be compressed, or a ``.parquet``. An ``.array_record`` file
+    is the first file of a split of tensorflow-datasets; the split is read without TensorFlow.
 
     Raises:
-      UserError: as `documents`.
+      UserError: as for `documents`.
     """
     if ".array_record" in path.name:
         yield from _of_tfds(path)
@@ -146,7 +155,7 @@ def _of_tfds(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would have it."""
+    """The value with JSON types only."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, dict):
@@ -166,7 +175,7 @@ def _json_lines(path: Path, field: str) -> Iterator[Document]:
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    """Where each line is, in words, and the line; without a byte-order mark and without empty lines."""
+    """The place and the content of each line, without byte-order mark and empty lines."""
     for n, line in enumerate(file, 1):
         content = line.removeprefix(codecs.BOM_UTF8) if n == 1 else line
         if content.strip():
@@ -177,10 +186,11 @@ def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        what = getattr(error, "msg", error)  # json's own text calls every line its first
-        raise UserError(f"{where} is no JSON ({what}); mend or delete the line") from error
+        # The full text of the error would call every line the first one.
+        what = getattr(error, "msg", error)
+        raise UserError(f"{where} is not JSON ({what}); correct or delete the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{where} is no JSON object{wanted}, but a {type(record).__name__}")
+        raise UserError(f"{where} is not a JSON object{wanted}, but a {type(record).__name__}")
     return record
 
 
@@ -193,11 +203,11 @@ def _field(line: bytes, field: str, where: str) -> str:
     text = "" if record[field] is None else record[field]
     if not isinstance(text, str):
         raise UserError(
-            f"{where}: field {field!r} is no text, but {json.dumps(text)[:40]}; set data.field"
+            f"{where}: field {field!r} is not text, but {json.dumps(text)[:40]}; set data.field"
         )
     try:
         text.encode()
-    except UnicodeEncodeError:  # an escape such as \ud83d alone is half a character
+    except UnicodeEncodeError:  # a lone escape such as \ud83d is half a character
         text = _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
     return text
 
@@ -206,7 +216,7 @@ def _field(line: bytes, field: str, where: str) -> str:
 
 
 def _csv(path: Path, field: str) -> Iterator[Document]:
-    """Rows under a line of column names; quoted cells may hold commas and line breaks."""
+    """The rows below a line of column names. Quoted cells may contain commas and line breaks."""
     csv.field_size_limit(2**31 - 1)  # a cell may be a whole book
     with (
         _readable(path, csv.Error),
@@ -244,7 +254,10 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
 
 
 def _arrow(path: Path, field: str) -> Iterator[Document]:
-    """Of the stream format, whose batches the writer has made as large as it liked: 1000 rows by Hugging Face `datasets`."""
+    """Documents of the stream format.
+
+    The writer chooses the batch size: Hugging Face `datasets` takes 1000 rows.
+    """
     import pyarrow as pa
 
     with (
@@ -266,11 +279,12 @@ def _check(schema: Any, field: str, path: Path) -> None:
         )
     kind = schema.field(field).type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise UserError(f"column {field!r} of {path} is no text, but {kind}; set data.field")
+        raise UserError(f"column {field!r} of {path} is not text, but {kind}; set data.field")
 
 
 def _rows(column: Any) -> Iterator[Document]:
-    for value in column.cast("large_binary"):  # whose bytes need not be UTF-8
+    # The bytes of a string column are not always UTF-8.
+    for value in column.cast("large_binary"):
         yield pieces((value.as_py() or b"").decode("utf-8", "replace"))
 
 
@@ -288,7 +302,7 @@ _COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
     ".xz": lzma.open,
     ".zst": _zstd,
 }
-_NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # compressed
+_NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # inner suffixes that are not text
 
 
 @contextmanager
@@ -296,14 +310,14 @@ def _opened(path: Path) -> Iterator[Any]:
     with _COMPRESSED.get(path.suffix, open)(path, "rb") as file:
         if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise UserError(
-                f"{path} is UTF-16, not UTF-8; convert it, such as by iconv -f UTF-16 -t UTF-8"
+                f"{path} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8"
             )
         yield file
 
 
 @contextmanager
 def _readable(path: Path, *others: type[Exception]) -> Iterator[None]:
-    """What a damaged file raises names it; ``others`` are of its format."""
+    """Name the file in errors of a damaged file; ``others`` are exceptions of its format."""
     try:
         yield
     except (OSError, EOFError, lzma.LZMAError, zlib.error, *others) as error:

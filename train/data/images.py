@@ -1,7 +1,8 @@
-"""Images and their classes: decoded once into a file, or read as they are stored; served one by one, some of them held out.
+"""Images and their classes: decoded once into a file, or read as they are stored.
 
 A source of the training loop has a length and ``sample(i, rng) -> (inputs, targets)``, which is
-pure: the same generator gives the same sample.
+pure: the same generator gives the same sample. Without a validation split, some images are held
+out.
 """
 
 import hashlib
@@ -33,55 +34,57 @@ _SUFFIXES = {".jpg", ".jpeg", ".png"}
 
 @dataclass(frozen=True)
 class Images:
-    """A set of images, each of one class.
+    """A dataset of images, each of one class.
 
-    ``source="digits"`` is scikit-learn's, 1797 of 8 x 8 pixels: images that are always there.
-    ``"folder"`` is a folder, or a tar or zip of one, at ``path``, that has a folder of ``.jpg`` and
-    ``.png`` files for every class. ``"tfds"`` is the tensorflow-datasets set ``name``, prepared or
-    to be prepared under ``path``; it is read without TensorFlow.
+    ``source="digits"`` is scikit-learn's dataset of 1797 images of 8 x 8 pixels, which needs no
+    files. ``"folder"`` is a folder at ``path``, or a tar or zip of it, with one folder of ``.jpg``
+    and ``.png`` files for each class. ``"tfds"`` is the tensorflow-datasets dataset ``name``, which
+    is prepared under ``path`` if necessary; it is read without TensorFlow.
     """
 
     source: Literal["digits", "folder", "tfds"] = "digits"
     path: str | None = None
     name: str | None = None  # for "tfds", e.g. "imagenet2012"
-    size: int | None = None  # pixels a side that images are brought to; None: all have the same
+    size: int | None = None  # pixels per side after resizing; None: all images have the same size
     augment: Augment = field(default_factory=Augment)
-    valid_fraction: float = 0.1  # held out, where there is no validation split
-    workers: int | None = (
-        0  # processes that decode and augment; 0: a thread of this one; None: one a core
-    )
+    valid_fraction: float = 0.1  # the part that is held out if there is no validation split
+    # Processes that decode and augment; 0: a thread of this process; None: one process per core.
+    workers: int | None = 0
     cache: str = "~/.cache/jaxgrow"
-    channels: int | None = field(
-        default=None, metadata=LATER
-    )  # 1: gray, 3: colours; None: as the images are stored
-    # The mean and the standard deviation of each channel, in 0..1; none: ImageNet's, or 0.5 for
-    # gray images.
+    # 1: gray, 3: colour; None: as the images are stored.
+    channels: int | None = field(default=None, metadata=LATER)
+    # The mean and the standard deviation of each channel, from 0 to 1. Empty: the values of
+    # ImageNet, or 0.5 for gray images.
     mean: tuple[float, ...] = field(default=(), metadata=LATER)
     std: tuple[float, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self):
         if not 0 < self.valid_fraction <= 0.5:
-            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
+            raise ValueError(
+                f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"
+            )
         if self.size is not None and self.size < 1:
-            raise ValueError(f"size is at least one pixel, but is {self.size}")
+            raise ValueError(f"size must be at least one pixel, but is {self.size}")
         if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers is a number of processes, not {self.workers}")
+            raise ValueError(
+                f"workers must be a number of processes, at least 0, but is {self.workers}"
+            )
         if self.channels not in (None, 1, 3):
-            raise ValueError(f"channels is 1 or 3, but is {self.channels}")
+            raise ValueError(f"channels must be 1 or 3, but is {self.channels}")
         if len(self.mean) != len(self.std) or not all(x > 0 for x in self.std):
             raise ValueError(
-                f"mean and std have a number for each channel, std positive ones, but are {self.mean}, {self.std}"
+                f"mean and std must have one number per channel, and std positive ones, but are {self.mean} and {self.std}"
             )
         if self.source == "folder" and self.path is None:
             raise ValueError(
-                "data.source=folder needs data.path, a folder of images in folders, or a tar or zip of it"
+                "data.source=folder needs data.path: a folder with a folder of images for each class, or a tar or zip of it"
             )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
 
 
 def images_of(about: Mapping[str, Any]) -> Images:
-    """The images of a run, as its ``config.json`` has them, without how training samples are changed."""
+    """The images of a run, from its ``config.json``, without augmentation."""
     fields: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in about.items()
     }
@@ -90,17 +93,18 @@ def images_of(about: Mapping[str, Any]) -> Images:
 
 
 class Store(Protocol):
-    """Images as they are kept, with the numbers of their classes."""
+    """Stored images with the numbers of their classes."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, i: int) -> tuple[Any, int]: ...  # a Pillow image
 
 
 class Pictures:
-    """Some of the images of a store: for training, changed by ``augment``, or as they are, to validate.
+    """Some of the images of a store, augmented for training or unchanged for validation.
 
-    Inputs are float32 [size, size, channels], normalised; targets the class, int32, or, where
-    ``augment`` mixes or smoothes, a probability of every class, float32 [classes].
+    Inputs are float32 [size, size, channels], normalised. Targets are the class, int32. If
+    ``augment`` mixes images or smooths labels, they are the probability of each class, float32
+    [classes].
     """
 
     what = "images"
@@ -145,15 +149,16 @@ class Split:
     train: Pictures
     valid: Pictures
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]  # of an input
-    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
+    shape: tuple[int, int, int]  # [rows, columns, channels] of an input
+    identity: dict[str, Any]  # JSON; identifies the images by content, not by path
 
 
 def images(data: Images) -> Split:
-    """The images for training and those held out.
+    """The training images and the validation images.
 
     Raises:
-      UserError: the images, or what reads them, are missing, empty or unreadable.
+      UserError: the images or a library that reads them are missing, or the images are empty or
+        unreadable.
     """
     try:
         import PIL  # noqa: F401
@@ -175,7 +180,7 @@ def images(data: Images) -> Split:
         train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1, content), None
     mine, held = np.arange(len(train.store)), None
     if valid is None:
-        # Shuffled first: files lie in the order of their names, which may mean something.
+        # Shuffle first, because the order of the file names may depend on the content.
         order, every = (
             np.random.default_rng(0).permutation(len(train.store)),
             round(1 / data.valid_fraction),
@@ -206,19 +211,18 @@ def images(data: Images) -> Split:
 class _Kept:
     store: Store
     classes: tuple[str, ...]
-    size: int  # that a sample has
+    size: int  # pixels per side of a sample
     channels: int
-    content: str  # a hash
-    normal: tuple[
-        tuple[float, ...], ...
-    ] = ()  # the mean and the standard deviation of each channel; none: the usual ones
+    content: str  # hash of the content
+    # The mean and the standard deviation of each channel; empty: the default values.
+    normal: tuple[tuple[float, ...], ...] = ()
 
 
 def _as_asked(kept: _Kept, data: Images) -> _Kept:
-    """The images with the channels and the normalisation that the user asks for.
+    """The images with the channels and the normalisation that the user chose.
 
     Raises:
-      UserError: a normalisation of another number of channels.
+      UserError: the normalisation has a different number of channels.
     """
     channels, normal = data.channels or kept.channels, (data.mean, data.std) if data.mean else ()
     if data.mean and len(data.mean) != channels:
@@ -229,12 +233,12 @@ def _as_asked(kept: _Kept, data: Images) -> _Kept:
 
 
 class _Array:
-    """uint8 [count, rows, columns, channels], in memory or mapped to it."""
+    """Images as an array, uint8 [count, rows, columns, channels], in memory or memory-mapped."""
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray):
         self.pixels, self.labels = pixels, labels
 
-    def __reduce__(self):  # a worker maps the file itself
+    def __reduce__(self):  # a worker process maps the file again instead of copying it
         if isinstance(self.pixels, np.memmap):
             return _mapped, (Path(str(self.pixels.filename)).parent,)
         return _Array, (self.pixels, self.labels)
@@ -286,7 +290,7 @@ def _is_image(name: str) -> bool:
 
 
 def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, bytes]]:
-    """Names of files, and the bytes of those that are wanted."""
+    """The names of all files, with the bytes of the wanted files."""
     try:
         if path.is_dir():
             for file in path.rglob("*"):
@@ -314,19 +318,19 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
 
 
 def _decode(path: Path, size: int | None, work: Path) -> None:
-    """Writes pixels, labels and classes, in the order of names."""
+    """Write pixels, labels and classes, in the order of the file names."""
     names = sorted({name for name, _ in _contents(path) if _is_image(name)})
     if not names:
         raise UserError(f"no images in {path}: there is no .jpg, .jpeg or .png file")
     of = {name: PurePosixPath(name).parent.name for name in names}
     if astray := [name for name in names if not of[name]]:
         raise UserError(
-            f"{astray[0]} in {path} is of no class: images lie in a folder that is named as their class"
+            f"{astray[0]} in {path} has no class: put each image into a folder with the name of its class"
         )
     classes = sorted(set(of.values()))
     if len(classes) == 1:
         raise UserError(
-            f"all images in {path} are of one class, {classes[0]!r}: there is nothing to tell apart"
+            f"all images in {path} are of one class, {classes[0]!r}, but training needs at least two classes"
         )
     _write_pixels(path, names, size, work / "pixels.npy")
     np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
@@ -361,7 +365,7 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
         if pixels is None:
             if image.width != image.height:
                 raise UserError(
-                    f"{name} in {path} has {image.width} x {image.height} pixels, no square; set data.size"
+                    f"{name} in {path} has {image.width} x {image.height} pixels, which is not a square; set data.size"
                 )
             shape, first = (len(names), image.height, image.width, 3), name
             pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
@@ -371,7 +375,7 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
                 f"{pixels.shape[2]}; set data.size"
             )
         pixels[place[name]] = np.asarray(image)
-    assert pixels is not None  # there are names
+    assert pixels is not None  # names is not empty
     if gray:
         one = np.array(pixels[..., :1])
         del pixels
@@ -382,7 +386,7 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
 
 
 class _Records:
-    """Images stay encoded: those of ImageNet differ in size."""
+    """Encoded images, because the images of ImageNet differ in size."""
 
     def __init__(self, source: Any, image: str, label: str):
         self.source, self.image, self.label = source, image, label
@@ -406,7 +410,7 @@ def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
     features = builder.info.features
     if not all(key in features for key in keys) or not hasattr(features[keys[1]], "names"):
         raise UserError(
-            f"{data.name} is no set of images with one class each: it has {', '.join(features)}"
+            f"{data.name} is not a dataset of images with one class each: its features are {', '.join(features)}"
         )
     rows, columns, channels = features[keys[0]].shape
     if data.size is None and (rows is None or rows != columns):

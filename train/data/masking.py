@@ -1,4 +1,7 @@
-"""Masked language modelling: windows of packed text in which some tokens are hidden, and what was there (BERT's rules)."""
+"""Masked language modelling: windows of packed text in which some tokens are masked.
+
+The rules are those that BERT was trained with.
+"""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -26,37 +29,41 @@ _SPACES = (
     "Ċ",
     "ĉ",
     "č",
-)  # as byte-level tokenizers spell blank, newline, tab and carriage return
+)  # how byte-level tokenizers write blank, newline, tab and carriage return
 
 
 class Vocabulary(NamedTuple):
-    """What masking knows of a tokenizer: ``MaskedWindows(tokens, length, *vocabulary)``."""
+    """The properties of a tokenizer that masking needs.
+
+    ``MaskedWindows(tokens, length, *vocabulary)`` uses them.
+    """
 
     vocab: int
     mask_id: int
-    special: frozenset[int]  # ids that are never hidden, and never drawn
-    whole_word: np.ndarray | None = (
-        None  # bool [vocab]: the ids that continue a word. None: pieces are hidden one by one
-    )
+    special: frozenset[int]  # ids that are never masked and never sampled
+    # bool [vocab]: whether an id continues a word; None: pieces are masked one by one.
+    whole_word: np.ndarray | None = None
 
 
-# No UTF-8 text holds these, so that one of them is free to be the mask; byte 0 ends documents.
+# These bytes do not occur in UTF-8 text, so one of them serves as the mask. Byte 0 ends documents.
 BYTES = Vocabulary(256, 0xFF, frozenset({0x00, 0xC0, 0xC1, *range(0xF5, 0x100)}))
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """Of a `tokenizers.Tokenizer` that has a mask: WordPiece, where ``##`` continues a word,
-    byte-level BPE, where ``Ġ`` begins one, or another, of which words are not known.
+    """The vocabulary of a `tokenizers.Tokenizer` that has a mask token.
+
+    In WordPiece, ``##`` marks a token that continues a word; in byte-level BPE, ``Ġ`` marks a token
+    that begins one. In other tokenizers, words are unknown.
 
     Raises:
-      UserError: there is no mask token.
+      UserError: the tokenizer has no mask token.
     """
     mask = next(
         (i for t in ("[MASK]", "<mask>") if (i := tokenizer.token_to_id(t)) is not None), None
     )
     if mask is None:
         raise UserError(
-            "the tokenizer has no [MASK] or <mask>: take that of a BERT or RoBERTa, or the tokenizer 'bytes'"
+            "the tokenizer has no [MASK] or <mask>: take the tokenizer of a BERT or RoBERTa, or 'bytes'"
         )
     size = tokenizer.get_vocab_size()
     known = (tokenizer.token_to_id(t) for t in _SPECIAL)
@@ -74,14 +81,16 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
 
 
 class MaskedWindows:
-    """Windows of ``length`` tokens, side by side; of each, ``round(masked * length)`` places, at least one, are predicted.
+    """Adjacent windows of ``length`` tokens, some of which are masked and predicted.
 
-    A token to be predicted is replaced by the mask in 8 of 10 cases, by a random token in one, and
-    left alone in one, each independently (Devlin et al., 2019, section 3.1). The number of places
-    is the same for all windows, so that a mean over a batch does not depend on how the batch is
-    divided. Whole words are taken in random order if they still fit; what is left then is filled
-    with single pieces. Special tokens stay; where a window has too few others, they are predicted
-    as they are.
+    Of each window, ``round(masked * length)`` tokens, at least one, are predicted. Each of them is
+    replaced by the mask token with probability 0.8, by a random token with probability 0.1, and
+    left unchanged otherwise, independently (Devlin et al., 2019, section 3.1). The number is the
+    same for all windows, so that the mean over a batch does not depend on how the batch is divided.
+
+    Whole words are chosen in random order as long as they fit, and the rest is filled with single
+    pieces. Special tokens are not masked. If a window has too few other tokens, special tokens are
+    predicted without being changed.
     """
 
     workers = 0
@@ -108,7 +117,11 @@ class MaskedWindows:
         return len(self.tokens) // self.length
 
     def sample(self, i: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """``({"tokens": int32 [T], "places": int32 [S], ascending}, int32 [S], what was there)`` of window ``i``."""
+        """The inputs and targets of window ``i``.
+
+        Inputs are ``{"tokens": int32 [T], "places": int32 [S], ascending}``. Targets are the
+        original tokens at these places, int32 [S].
+        """
         tokens = self.tokens[i * self.length : (i + 1) * self.length].astype(np.int32)
         ordinary = self._ordinary[tokens]
         places = self._places(tokens, ordinary, rng)
@@ -122,7 +135,7 @@ class MaskedWindows:
     def _places(
         self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """Which places are predicted: [S], ascending."""
+        """The positions to predict: [S], ascending."""
         order = rng.permutation(self.length)
         if self._continues is not None:
             order = self._by_words(tokens, ordinary, order)
@@ -131,13 +144,16 @@ class MaskedWindows:
         return np.sort(order[: self.count])
 
     def _by_words(self, tokens: np.ndarray, ordinary: np.ndarray, order: np.ndarray) -> np.ndarray:
-        """``order``, but first the words that fit, one after the other; a word comes where its first piece was."""
+        """``order`` with the words that fit moved to the front.
+
+        A word has the place of its first piece.
+        """
         assert self._continues is not None
         begins = ~(self._continues[tokens] & ordinary)
         begins[0] = True
         begins[1:] |= ~ordinary[:-1]
         first = np.flatnonzero(begins)
-        size = np.zeros(self.length, int)  # of the word that begins here
+        size = np.zeros(self.length, int)  # the size of the word that begins here
         size[first] = np.diff(first, append=self.length)
         size[~ordinary] = 0
         taken: list[int] = []

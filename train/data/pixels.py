@@ -1,7 +1,7 @@
-"""What is done to the pixels of an image before a model sees it: Pillow does the work.
+"""Image augmentation with Pillow: crops, RandAugment, erasing and mixing.
 
 Random resized crops (Szegedy et al., 2015), RandAugment (Cubuk et al., 2020), random erasing (Zhong
-et al., 2020), mixup (Zhang et al., 2018), CutMix (Yun et al., 2019), as DeiT combines them.
+et al., 2020), mixup (Zhang et al., 2018), CutMix (Yun et al., 2019), combined as in DeiT.
 """
 
 import math
@@ -13,12 +13,12 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from train.data.augment import Augment
 
-# Of ImageNet; gray images go to -1 .. 1.
+# The values of ImageNet. Gray images are scaled to the range from -1 to 1.
 MEAN, STD = (np.array(x, np.float32) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _CUBIC = Image.Resampling.BICUBIC
-_TRIES = 10  # for a rectangle that fits
+_TRIES = 10  # attempts to sample a rectangle that fits
 Rng: TypeAlias = np.random.Generator
-Picture: TypeAlias = tuple[Image.Image, int]  # and its class
+Picture: TypeAlias = tuple[Image.Image, int]  # (image, class)
 
 
 def normalised(
@@ -41,7 +41,7 @@ def normalised(
 
 
 def central(image: Image.Image, size: int) -> Image.Image:
-    """What is validated on: the central seven eighths; an image of that size as it is."""
+    """Crop a validation image: its central seven eighths; an image of that size is unchanged."""
     return (
         image
         if image.size == (size, size)
@@ -59,7 +59,18 @@ def sample(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of one training sample; ``other`` is what it is mixed with (`normalised` explains the last two)."""
+    """The input and target of one training sample.
+
+    Args:
+      one: the image and its class.
+      other: the image that it is mixed with; None: no mixing.
+      augment: the settings of the augmentation.
+      size: pixels per side.
+      classes: the number of classes.
+      rng: source of all randomness.
+      mean: the mean of each channel (`normalised`).
+      std: the standard deviation of each channel (`normalised`).
+    """
     x = changed(one[0], augment, size, rng, mean, std)
     if other is None and not augment.smoothing:
         return x, np.asarray(one[1], np.int32)
@@ -71,7 +82,7 @@ def sample(
 
 
 def smooth(label: int, classes: int, smoothing: float) -> np.ndarray:
-    """``(1 - s) onehot + s / classes``."""
+    """Label smoothing: ``(1 - s) onehot + s / classes``."""
     target = np.full(classes, smoothing / classes, np.float32)
     target[label] += 1 - smoothing
     return target
@@ -85,7 +96,7 @@ def changed(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
 ) -> np.ndarray:
-    """One image, normalised."""
+    """Augment and normalise one image."""
     image = _cropped(image, augment.crop, size, rng)
     if augment.flip and rng.random() < 0.5:
         image = ImageOps.mirror(image)
@@ -104,7 +115,11 @@ def changed(
 def _rectangle(
     rows: int, columns: int, area: tuple[float, float], aspect: float, rng: Rng
 ) -> tuple[int, int, int, int] | None:
-    """``(top, left, height, width)``: of a fraction of the area, its sides in the ratio 1/aspect .. aspect; None: none fits."""
+    """A random rectangle ``(top, left, height, width)``; None if none of the tries fits.
+
+    ``area`` is the range of its fraction of the image, and the ratio of its sides is between
+    1/aspect and aspect.
+    """
     for _ in range(_TRIES):
         wanted = rows * columns * rng.uniform(*area)
         ratio = math.exp(rng.uniform(-math.log(aspect), math.log(aspect)))
@@ -145,7 +160,7 @@ def _erased(x: np.ndarray, rng: Rng) -> np.ndarray:
 def mixed(
     one: np.ndarray, other: np.ndarray, augment: Augment, rng: Rng
 ) -> tuple[float, np.ndarray]:
-    """``(share of one, the mixture)``."""
+    """Mix two images by mixup or CutMix: ``(share of one, mixture)``."""
     cut = augment.cutmix > 0 and (not augment.mixup or rng.random() < 0.5)
     alpha = augment.cutmix if cut else augment.mixup
     share = float(rng.beta(alpha, alpha))
@@ -160,11 +175,14 @@ def mixed(
     return 1 - x[box][..., 0].size / (rows * columns), x
 
 
-# --- RandAugment: what a level does, -1 .. 1; its sign counts where there are two ways ---
+# --- RandAugment: operations at a level from -1 to 1; the sign is the direction, if there are two ---
 
 
 def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    """Pixel (x, y) of the result is that at (a x + b y + c, d x + e y + f); beyond the border lies the mean colour."""
+    """Take pixel (x, y) of the result from (a x + b y + c, d x + e y + f) of the image.
+
+    Pixels outside the image have the mean colour.
+    """
     fill = tuple(int(255 * m) for m in MEAN) if image.mode == "RGB" else 128
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill

@@ -1,4 +1,4 @@
-"""``preprocessor_config.json``: how `transformers` makes the inputs of a model from an image."""
+"""``preprocessor_config.json``: how `transformers` converts an image to the input of a model."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ FILE = "preprocessor_config.json"
 
 
 class Normal(NamedTuple):
-    """What is subtracted from each channel of an image in 0..1, and what divides the difference."""
+    """The mean and standard deviation of each channel of an image whose values are from 0 to 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 def usual(channels: int) -> Normal:
-    """The normalisation that is used unless another one is asked for: ImageNet's colours, or gray from -1 to 1."""
+    """The default normalisation: ImageNet's for colour, or from -1 to 1 for gray."""
     if channels == 1:
         return Normal((0.5,), (0.5,))
     from train.data.pixels import MEAN, STD  # needs Pillow
@@ -30,11 +30,11 @@ def usual(channels: int) -> Normal:
 
 
 def described(data: Images, size: int, channels: int) -> dict[str, Any]:
-    """The file for a model that was validated on images of ``size`` pixels a side.
+    """The content of the file for a model that was validated on images of ``size`` pixels per side.
 
-    `transformers` converts every image to colours, so that gray images have three equal channels.
-    Square images are processed as in validation. `transformers` rounds the longer side of others to
-    a whole pixel before it crops them.
+    `transformers` converts each image to colour, so a gray image has three equal channels. Square
+    images are processed as in validation. Of other images, `transformers` rounds the longer side to
+    an integer number of pixels before it crops.
     """
     own = Normal(data.mean, data.std) if data.mean else usual(channels)
     mean, std = (list(part) * (3 // len(part)) for part in own)
@@ -54,10 +54,10 @@ def described(data: Images, size: int, channels: int) -> dict[str, Any]:
 
 
 def normal_in(folder: Path) -> Normal | None:
-    """The normalisation of the model in ``folder``; None: the usual one.
+    """The normalisation of the model in ``folder``; None: the default.
 
     Raises:
-      UserError: the file says something that is not computed here.
+      UserError: the file describes an operation that is not supported.
     """
     file, config = folder / FILE, folder / "config.json"
     if file.is_file():
@@ -78,7 +78,7 @@ def _read(file: Path) -> Normal | None:
         or not np.isclose(factor, 1 / 255)
     ):
         raise UserError(
-            f"{file}: images are not scaled by 1/255 (rescale_factor {factor!r}), which is not computed here"
+            f"{file}: images are not scaled by 1/255 (rescale_factor {factor!r}), which is not supported; scale them in advance"
         )
     if not about.get("do_normalize", True):
         return Normal((0.0,) * 3, (1.0,) * 3)
@@ -92,7 +92,9 @@ def _read(file: Path) -> Normal | None:
         )
     mean, std = (tuple(map(float, part or ())) for part in found)
     if len(mean) != len(std) or not all(x > 0 for x in std):
-        raise UserError(f"{file}: image_mean {mean} and image_std {std} do not fit each other")
+        raise UserError(
+            f"{file}: image_mean {mean} and image_std {std} must have the same length, and image_std must be positive"
+        )
     known = usual(len(mean))
     return (
         None if np.allclose(mean, known.mean) and np.allclose(std, known.std) else Normal(mean, std)

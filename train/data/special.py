@@ -10,7 +10,7 @@ prompts             the post-processor of ``tokenizer.json`` adds tokens to each
                     without this file has ``add_bos_token`` and ``add_eos_token``
 =================== ==========================================================================
 
-The names of tokens decide only where these files are missing, as with a ``tokenizer.json`` alone.
+The names of tokens are used only if these files are missing, as with a lone ``tokenizer.json``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,18 +35,18 @@ _ROLES = (
 )
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _TEMPLATE = "chat_template.jinja"
-FILES = (_CONFIG, _MAP, _TEMPLATE)  # that belong to a tokenizer
+FILES = (_CONFIG, _MAP, _TEMPLATE)  # the files that belong to a tokenizer
 
 
 @dataclass(frozen=True)
 class Special:
     """The special tokens of a tokenizer."""
 
-    begin: int | None  # stands before a text that has no context
-    end: int | None  # stands after each document
+    begin: int | None  # precedes a text without context
+    end: int | None  # follows each document
     ends: tuple[int, ...]  # each of them ends a generated text
     names: dict[str, str] = field(default_factory=dict)  # role, such as bos_token -> token
-    template: str | None = None  # of chats, for Jinja
+    template: str | None = None  # the chat template, for Jinja
 
 
 def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
@@ -79,7 +79,9 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
 
 
 def set_up(tokenizer: Any, folder: Path) -> None:
-    """Gives a tokenizer of ``vocab.json`` and ``merges.txt`` the special tokens of its folder, and lets it add them to texts.
+    """Add the special tokens of a folder to its tokenizer of ``vocab.json`` and ``merges.txt``.
+
+    The tokenizer then adds them to texts if the files in the folder say so.
 
     Raises:
       UserError: one of the files is damaged.
@@ -109,7 +111,7 @@ def set_up(tokenizer: Any, folder: Path) -> None:
 
 
 def copied(source: Path | None, target: Path) -> None:
-    """Copies the files that define special tokens and the chat template of a tokenizer, if there are any."""
+    """Copy the files that define a tokenizer's special tokens and chat template, if they exist."""
     for name in FILES:
         if source is not None and (file := source / name).is_file():
             with appears_whole(target / name) as part:
@@ -147,7 +149,10 @@ def _named(own: Sequence[dict[str, Any]], role: str) -> str | None:
 def _of_role(
     tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict[str, Any]], role: str
 ) -> int | None:
-    """The token that begins or ends texts; the model's files decide if the tokenizer's files do not have the role."""
+    """The token that begins or ends texts.
+
+    The model's files decide if the tokenizer's files do not have the role.
+    """
     if any(f"{role}_token" in file for file in own):
         name = _named(own, f"{role}_token")
         return None if name is None else tokenizer.token_to_id(name)
@@ -156,7 +161,7 @@ def _of_role(
 
 
 def _ids(tokenizer: Any, given: Any) -> tuple[int, ...]:
-    """The tokens of a setting, which is null, a number, or a list of numbers; those that the tokenizer has."""
+    """The ids of a setting, which is null, a number or a list; unknown ids are left out."""
     numbers: Iterator[Any] = iter(given if isinstance(given, list) else [given])
     return tuple(
         i for i in numbers if isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None

@@ -1,7 +1,7 @@
-"""Text: tokenised once into files of tokens, which what was trained on them is known by.
+"""Text corpora, tokenised once into files of tokens that are identified by their content.
 
-Every source takes the same path: documents, pieces, tokens on disk. Where no validation text is
-named, every k-th piece is held out.
+All sources take the same path: documents, pieces, tokens on disk. Without validation text, every
+k-th piece is held out.
 """
 
 import hashlib
@@ -27,32 +27,36 @@ from train.data.workers import cores
 
 @dataclass(frozen=True)
 class Data:
-    """A corpus and its tokens.
+    """A corpus and its tokenizer.
 
-    ``source="stdlib"`` is the source text of Python's standard library: a corpus that is always
-    there. ``"text"`` is a file or folder at ``path``: text (``.txt``, a document a file) and JSON
-    Lines (``.jsonl``), both also compressed (``.gz``, ``.xz``, ``.zst``), Parquet, or what Hugging
-    Face `datasets` wrote with ``save_to_disk``. Markdown, Python and CSV files (``.md``, ``.py``,
-    ``.csv``) are read if ``path`` is the file itself. ``"tfds"`` is the tensorflow-datasets corpus
-    ``name``, prepared or to be prepared under ``path``; it is read without TensorFlow. A document
-    that is empty or null is left out; one that lacks ``field`` is an error.
+    ``source="stdlib"`` is the source text of Python's standard library, which needs no files.
+    ``"text"`` is a file or folder at ``path``: text (``.txt``, one document per file) and JSON
+    Lines (``.jsonl``), both also compressed (``.gz``, ``.xz``, ``.zst``), Parquet, or a folder that
+    Hugging Face `datasets` wrote with ``save_to_disk``. Markdown, Python and CSV files (``.md``,
+    ``.py``, ``.csv``) are read if ``path`` is the file itself. ``"tfds"`` is the
+    tensorflow-datasets corpus ``name``, which is prepared under ``path`` if necessary; it is read
+    without TensorFlow. A document that is empty or null is left out; a document without ``field``
+    is an error.
     """
 
     source: Literal["stdlib", "text", "tfds"] = "stdlib"
     path: str | None = None
-    valid_path: str | None = (
-        None  # validation text of its own, for "text"; a DatasetDict's own split, if there is one
-    )
+    # For "text": the validation text; None: the validation split of a DatasetDict, if it has one.
+    valid_path: str | None = None
     name: str | None = None  # for "tfds", e.g. "wiki40b/en"
-    field: str = "text"  # the feature, column or key that holds a document
-    tokenizer: str = "bytes"  # or a tokenizer.json, or a folder with vocab.json and merges.txt
-    whole_words: bool = False  # of masked language models: all pieces of a word are hidden, or none
-    valid_fraction: float = 0.02  # held out, where there is no validation text or split
+    field: str = "text"  # the feature, column or key of the documents
+    # "bytes", a tokenizer.json, or a folder with vocab.json and merges.txt.
+    tokenizer: str = "bytes"
+    whole_words: bool = False  # masked language models: mask all pieces of a word together
+    # The part that is held out if there is no validation text or split.
+    valid_fraction: float = 0.02
     cache: str = "~/.cache/jaxgrow"
 
     def __post_init__(self):
         if not 0 < self.valid_fraction <= 0.5:
-            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
+            raise ValueError(
+                f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"
+            )
         if self.source == "text" and self.path is None:
             raise ValueError("data.source=text needs data.path, a file or folder of text")
         if self.source == "tfds" and self.name is None:
@@ -64,12 +68,12 @@ class Tokens:
     train: np.ndarray  # memory-mapped, one axis
     valid: np.ndarray
     vocab: int
-    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
-    report: list[str]  # one line that says what was read, and warnings
+    identity: dict[str, Any]  # JSON; identifies the tokens by content, not by path
+    report: list[str]  # a summary line, and warnings
 
 
 def tokens(data: Data) -> Tokens:
-    """The corpus as tokens, from the cache if it was tokenised before.
+    """The tokens of a corpus, from the cache if it was tokenised before.
 
     Raises:
       UserError: the corpus or the tokenizer is missing, empty or unreadable.
@@ -123,11 +127,11 @@ def _warnings(
     if read["replaced"]:
         warnings.append(
             f"WARNING: {read['replaced']:,} characters are U+FFFD, because they were not UTF-8 or were NUL; the first is in "
-            f"{read['first_replaced']}: convert the file to UTF-8, such as by iconv -f LATIN1 -t UTF-8"
+            f"{read['first_replaced']}: convert the file to UTF-8, for example with iconv -f LATIN1 -t UTF-8"
         )
     if links := skipped.get("symlinked folder"):
         warnings.append(
-            f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount what they lead to"
+            f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount their targets"
         )
     if end is None:
         warnings.append(
@@ -142,13 +146,13 @@ def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
     there = file.stat().st_size if file.exists() else 0
     if there != size:
         raise UserError(
-            f"{file}, of tokens, is damaged: it has {there} bytes, not {size}; {again(folder)}"
+            f"the token file {file} is damaged: it has {there} bytes, not {size}; {again(folder)}"
         )
     return np.memmap(file, kind, "r")
 
 
 def training_text(data: Data) -> Iterator[str]:
-    """The text that ``data`` trains on, in pieces; held-out pieces are left out.
+    """The training text of ``data``, in pieces, without the held-out pieces.
 
     Raises:
       UserError: the corpus is missing or unreadable.
@@ -158,7 +162,8 @@ def training_text(data: Data) -> Iterator[str]:
             yield piece
 
 
-_PYTHON = platform.python_version()  # of the embedded corpus, which differs from one to the next
+# The standard library as a corpus differs from one Python version to the next.
+_PYTHON = platform.python_version()
 
 
 def _corpus(data: Data) -> Corpus:
@@ -179,8 +184,8 @@ def _name(data: Data) -> str:
 
 
 def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> None:
-    """Writes the tokens of both parts, and what they are."""
-    # Bytes are there as soon as they are read.
+    """Write the tokens of both parts, and their description."""
+    # Bytes need no encoding, so more processes would not help.
     workers = 1 if data.tokenizer == "bytes" else cores()
     kind = dtype(vocab)
     tokenise(corpus, partial(_encoder, data.tokenizer), kind, every, workers, work)
@@ -188,8 +193,8 @@ def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> Non
     for part in parts:
         if part.stat().st_size == 0:
             (work / PROGRESS).unlink(missing_ok=True)
-            held = f"one document in {every} is held out (data.valid_fraction); name more, or text for it (data.valid_path)"
-            out = held if part.name == "valid" else "name more text"
+            held = f"one document in {every} is held out (data.valid_fraction); give more text, or set data.valid_path"
+            out = held if part.name == "valid" else "give more text"
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
     about: dict[str, Any] = {part.name: digest(part) for part in parts}
     read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}
@@ -201,11 +206,14 @@ def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> Non
 
 
 def tokenizer(name: str) -> Any:
-    """The `tokenizers.Tokenizer` of a file ``tokenizer.json``, or of a folder with ``vocab.json``
-    and ``merges.txt``; of ``"bytes"``, one that gives the same tokens.
+    """The `tokenizers.Tokenizer` of a name.
+
+    Args:
+      name: a file ``tokenizer.json``, a folder with ``vocab.json`` and ``merges.txt``, or
+        ``"bytes"`` for a tokenizer that gives the same tokens as `Data.tokenizer` ``"bytes"``.
 
     Raises:
-      UserError: there is none.
+      UserError: the tokenizer does not exist or cannot be read.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -220,22 +228,25 @@ def tokenizer(name: str) -> Any:
             set_up(loaded, path)
         else:
             loaded = Tokenizer.from_file(str(path))
-            # of whole documents, to the context of the model that it was saved with
+            # The saved settings would cut documents to the context of another model.
             loaded.no_truncation()
             loaded.no_padding()
     except Exception as error:
         raise UserError(
-            f"no tokenizer at {path} ({error}): a tokenizer.json, or a folder of vocab.json and merges.txt"
+            f"no tokenizer at {path} ({error}): give a tokenizer.json, or a folder of vocab.json and merges.txt"
         ) from error
     return loaded
 
 
 def _byte_tokenizer() -> Any:
-    """A token is a byte of UTF-8, and its number the byte's; byte 0, which no text holds, ends documents."""
+    """A tokenizer whose tokens are the bytes of UTF-8.
+
+    Byte 0, which does not occur in text, ends documents.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    # A byte-level BPE spells bytes as characters that can be printed: those that are one, then the
-    # others from 256 on.
+    # A byte-level BPE writes bytes as printable characters: a printable byte as itself, the others
+    # as the characters from 256 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)) - set(printable))
     spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -247,13 +258,13 @@ def _byte_tokenizer() -> Any:
     return made
 
 
-# Bytes that no text holds, by what they are to models of bytes (`train.data.masking.BYTES`,
+# The roles of bytes that do not occur in text (`train.data.masking.BYTES`,
 # `train.data.labelled.encoding`).
 _NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
 
 def end_of_text(tokenizer: Any, folder: Path | None = None) -> int | None:
-    """The token that ends a document, if there is one.
+    """The token that ends a document; None if the tokenizer has none.
 
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
@@ -263,31 +274,31 @@ def end_of_text(tokenizer: Any, folder: Path | None = None) -> int | None:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder of the files of a tokenizer; None: it is "bytes"."""
+    """The folder of a tokenizer's files; None for "bytes"."""
     path = Path(name).expanduser()
     return None if name == "bytes" else path if path.is_dir() else path.parent
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` that lies in the folder of a model.
+    """The `tokenizers.Tokenizer` in the folder of a model.
 
     Raises:
-      UserError: there is none.
+      UserError: the folder has no tokenizer.
     """
     if (file := folder / "tokenizer.json").is_file():
         return tokenizer(str(file))
     if (folder / "vocab.json").is_file():
         return tokenizer(str(folder))
     raise UserError(
-        f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name one by --tokenizer, or bytes"
+        f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name a tokenizer with --tokenizer, or bytes"
     )
 
 
 def name_of(folder: Path) -> str:
-    """What `Data.tokenizer` has to be for the tokenizer in the folder of a model.
+    """The value of `Data.tokenizer` for the tokenizer in the folder of a model.
 
     Raises:
-      UserError: there is none.
+      UserError: the folder has no tokenizer.
     """
     if tokenizer_of(folder).get_vocab() == _byte_tokenizer().get_vocab():
         return "bytes"
@@ -313,6 +324,5 @@ def _encoder(name: str) -> Encode:
 
 
 def _bytes(pieces: list[str]) -> tuple[list[Any], list[int]]:
-    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [
-        0
-    ]  # no text holds a zero byte, so it ends documents
+    # Text has no zero byte, so this byte ends documents.
+    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [0]

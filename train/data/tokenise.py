@@ -1,7 +1,7 @@
-"""Tokenising: streamed, in processes, in shards. Memory does not grow with the corpus.
+"""Tokenisation: streamed, in parallel processes, in constant memory.
 
-A corpus is one sequence of pieces, in order. What is finished is written down after every shard, so
-that a tokenisation that was killed skips the pieces it has, which costs only their reading.
+A corpus is one ordered sequence of pieces. Progress is recorded after each shard, so that a
+tokenisation that was killed skips the finished pieces; it only has to read them again.
 """
 
 import hashlib
@@ -25,12 +25,13 @@ from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
 from train.data.workers import end_with_parent
 
-# Pieces -> ids of each, and the ids that end a document.
+# Pieces -> (token ids of each piece, token ids that end a document).
 Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], list[int]]]
 
 BATCH = 1 << 20  # characters that are encoded in one call
-ALONE = 8  # batches that this process encodes itself: starting others takes longer
-SHARD = 64  # batches
+# A corpus of fewer batches is encoded by this process: starting others would take longer.
+ALONE = 8
+SHARD = 64  # batches between two records of the progress
 
 
 class Batch(NamedTuple):
@@ -46,10 +47,15 @@ def dtype(vocab: int) -> type:
 def tokenise(
     corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: int, workers: int, work: Path
 ) -> None:
-    """Writes ``work/train`` and ``work/valid``, and goes on with what is there; where no validation
-    text is named, every ``every``-th piece is held out.
+    """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
 
-    ``encoder`` makes what encodes, in ``workers`` processes if there are several.
+    Args:
+      corpus: the documents. Without validation text, every ``every``-th piece is held out.
+      encoder: creates the function that encodes pieces.
+      kind: the dtype of the tokens.
+      every: one piece in this number is held out.
+      workers: the number of processes that encode; 1: this process encodes.
+      work: the working folder.
     """
     done = {"pieces": 0, "train": 0, "valid": 0}
     if (work / PROGRESS).exists():
@@ -73,7 +79,7 @@ def tokenise(
 
 
 def digest(path: Path) -> str:
-    """Of the file's bytes, by SHA-256."""
+    """The SHA-256 of a file's bytes."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -87,7 +93,7 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
 
 
 def sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
-    """Pieces, whether each ends its document, and whether it is held out."""
+    """Yield each piece, whether it ends its document, and whether it is held out."""
     for n, (piece, ends) in enumerate(_marked(corpus.train, corpus.counts), 1):
         yield piece, ends, corpus.valid is None and n % every == 0
     for piece, ends in _marked(corpus.valid or (), corpus.counts):
@@ -95,7 +101,7 @@ def sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[tuple[str, bool]]:
-    """Pieces, which are counted, and whether each ends its document."""
+    """Count pieces, and yield each with whether it ends its document."""
     for document in documents:
         before = None
         for piece in _cleaned(document):
@@ -109,7 +115,10 @@ def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[tuple[str
 
 
 def _cleaned(document: Document) -> Iterator[str]:
-    """The pieces without a byte-order mark at the start, and with U+FFFD in place of NUL, which ends documents of bytes."""
+    """The pieces without a byte-order mark at the start, and with U+FFFD in place of NUL.
+
+    The zero byte is the token that ends documents of bytes.
+    """
     for i, piece in enumerate(document):
         text = piece.removeprefix("\ufeff") if i == 0 else piece
         if text:
@@ -133,7 +142,7 @@ def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:
 def _encoded(
     batches: Iterator[Batch], encoder: Callable[[], Encode], kind: type, workers: int
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Batches in order, their ids, and how many of these each piece is."""
+    """Yield batches in order, with their token ids and the number of tokens of each piece."""
     few = list(itertools.islice(batches, ALONE)) if workers > 1 else []
     if len(few) < ALONE:
         encode = encoder()
@@ -154,7 +163,7 @@ def _encoded(
             yield batch, *future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a process that tokenises was killed, as systems do that run out of memory; the same command goes on"
+            "a tokenising process was killed, perhaps because memory ran out; repeat the command to continue"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -177,7 +186,7 @@ _encoder: list[tuple[Encode, type]] = []
 
 def _begin(encoder: Callable[[], Encode], kind: type) -> None:
     end_with_parent()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already run in parallel
     _encoder.append((encoder(), kind))
 
 

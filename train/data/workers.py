@@ -1,4 +1,4 @@
-"""Processes that work for this one: none outlives it, and none is stopped before it."""
+"""Worker processes that do not outlive this process and are not stopped before it."""
 
 import multiprocessing
 import os
@@ -6,15 +6,15 @@ import threading
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def end_with_parent(*_: int) -> None:
-    """To be called in a worker as it begins.
+    """Tie the lifetime of a worker process to its parent. Call it at the start of the worker.
 
-    What is sent to the group of this process (Ctrl-C, SIGTERM), so that it saves and ends, does not
-    reach the worker, which ends when this process is gone, even by SIGKILL.
+    Signals to the process group of the parent (Ctrl-C, SIGTERM), after which the parent saves and
+    ends, do not reach the worker. The worker ends when the parent has ended, even by SIGKILL.
     """
     os.setsid()
     parent = multiprocessing.parent_process()

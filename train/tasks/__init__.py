@@ -1,1 +1,1 @@
-"""Tasks that models are judged by."""
+"""Tasks for the evaluation of models."""

@@ -1,4 +1,7 @@
-"""Benchmarks: any task of the lm-evaluation-harness (``pip install -e '.[eval]'``), on local files or on downloaded ones."""
+"""Benchmarks: tasks of the lm-evaluation-harness (``pip install -e '.[eval]'``).
+
+The files of a task are local or downloaded.
+"""
 
 import logging
 import os
@@ -12,21 +15,20 @@ from train.common.errors import UserError
 from train.engine.state.pretrained import TextModel
 from train.tasks.published import local
 
-BOOTSTRAP = (
-    1000  # samples for the standard errors of metrics that are not means, such as perplexity
-)
+# Bootstrap samples for the standard errors of metrics that are not means, such as perplexity.
+BOOTSTRAP = 1000
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 _ABOUT = ("alias", "name", "sample_len", "sample_count")  # keys of a result that are not metrics
 
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """How tasks of lm-eval are run.
+    """Settings for the tasks of lm-eval.
 
     Args:
       data: folder of the tasks' files (`train.tasks.published`); None: lm-eval downloads datasets.
-      few_shot: examples before each question; None: the default of the task.
-      limit: the most questions of each task; None: all.
+      few_shot: number of examples before each question; None: the default of the task.
+      limit: the maximum number of questions of each task; None: all.
       include: folder of YAML files that define more tasks, as lm-eval reads them.
     """
 
@@ -36,7 +38,7 @@ class Benchmarks:
     include: Path | None = None
 
     def load(self, names: Sequence[str]) -> dict[str, Any]:
-        """Loads tasks and groups with their data, by their names.
+        """Load tasks and groups with their data, by name.
 
         Raises:
           UserError: lm-eval is not installed or has no such task, or files are missing or damaged.
@@ -54,15 +56,16 @@ class Benchmarks:
         return {name: self._loaded(manager, name) for name in names}
 
     def run(self, model: TextModel, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Scores of the model, by task: metrics and their standard errors; of a group, also the scores of its parts.
+        """Evaluate a model: the metrics and standard errors of each task.
+
+        A group also has the scores of its parts.
 
         Raises:
-          UserError: as `load`, or the model cannot do a task.
+          UserError: as for `load`, or the model cannot do a task.
         """
         loaded = self.load(names)
-        os.environ.setdefault(
-            "DISABLE_MULTIPROC", "1"
-        )  # lm-eval would fork processes, in which JAX does not work
+        # lm-eval would fork processes, in which JAX does not work.
+        os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
         import lm_eval  # pyright: ignore[reportMissingImports]
 
@@ -83,7 +86,7 @@ class Benchmarks:
         """The local files of each task.
 
         Raises:
-          UserError: as `load`.
+          UserError: as for `load`.
         """
         return {
             name: [file for task in _leaves(tasks) for file in getattr(task, "files", ())]
@@ -111,7 +114,7 @@ class Benchmarks:
 
 @cache
 def _manager(include: Path | None) -> Any:
-    """All tasks of lm-eval and of the folder; to find them takes seconds."""
+    """All tasks of lm-eval and of the folder; cached, because the search takes seconds."""
     try:
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -123,7 +126,7 @@ def _manager(include: Path | None) -> Any:
 
 
 def _plain(manager: Any) -> list[str]:
-    """Tasks that are defined by YAML alone; other tasks read their data by their own code."""
+    """Tasks that are defined by YAML only; other tasks read their data with their own code."""
     return [
         name for name in manager.all_subtasks if "class" not in (manager.task_index[name].cfg or {})
     ]
@@ -138,7 +141,10 @@ def _leaves(tasks: Sequence[Any]) -> list[Any]:
 
 
 def _local_task(folder: Path, shots: bool) -> type:
-    """A class of tasks that read the files in ``folder``; with ``shots``, also the examples before questions."""
+    """A class of tasks that read files in ``folder``.
+
+    With ``shots``, they also read the examples before questions.
+    """
     from lm_eval.api.task import ConfigurableTask  # pyright: ignore[reportMissingImports]
 
     class LocalTask(ConfigurableTask):
@@ -164,7 +170,7 @@ def _local_task(folder: Path, shots: bool) -> type:
 
 
 def _result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[str, Any]:
-    """The metrics of a task; of a group, also the metrics of its parts, under ``by``."""
+    """The metrics of a task; a group also has the metrics of its parts, under ``by``."""
     every = {**found["results"], **(found.get("groups") or {})}
     leaves = [leaf.task_name for leaf in _leaves(tasks)]
     parts = {leaf: _metrics(every[leaf]) for leaf in leaves if leaf != name}
@@ -180,7 +186,10 @@ def _read(tasks: Sequence[Any]) -> list[str]:
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, Any]:
-    """``acc,none`` -> ``acc``; metrics of a filter keep its name; standard errors that are not known are left out."""
+    """The metrics of a result, renamed from ``acc,none`` to ``acc``.
+
+    Metrics of other filters keep their names. Unknown standard errors are left out.
+    """
     return {
         key.removesuffix(",none"): value
         for key, value in result.items()

@@ -1,4 +1,4 @@
-"""Our models in the lm-evaluation-harness (``pip install -e '.[eval]'``), for any of its tasks.
+"""Models in the lm-evaluation-harness (``pip install -e '.[eval]'``), for any of its tasks.
 
 `train.evaluate` uses it. From Python::
 
@@ -26,11 +26,11 @@ from train.tasks.stopping import Stopping
 
 
 class Harness(TemplateLM):
-    """A model, for `lm_eval.simple_evaluate`.
+    """A model for `lm_eval.simple_evaluate`.
 
     Args:
-      model: a model, or the folder of one, as of `train.engine.state.pretrained.opened`.
-      tokenizer: as of `opened`.
+      model: a model, or its folder, as for `train.engine.state.pretrained.opened`.
+      tokenizer: as for `opened`.
     """
 
     def __init__(self, model: str | Path | TextModel, tokenizer: str | None = None):
@@ -53,7 +53,11 @@ class Harness(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Tokens of a text; by default with those that the tokenizer adds, unless the text begins with the first of them."""
+        """The tokens of a text.
+
+        By default, the tokens that the tokenizer adds are included, unless the text begins with the
+        first of them.
+        """
         if add_special_tokens is None:
             begin = (
                 None
@@ -111,7 +115,7 @@ class Harness(TemplateLM):
         return [self._generated(*request.args) for request in requests]
 
     def _generated(self, context: str, given: dict[str, Any]) -> str:
-        """The text up to the first of the strings that end it, or to the model's own end."""
+        """The generated text up to the first stop string, or to the end of text."""
         settings = normalize_gen_kwargs(given)
         new = min(settings["max_gen_toks"], self.max_length - 1)
         prompt = self.tok_encode(context)[new - self.max_length :] or [self.prefix_token_id or 0]

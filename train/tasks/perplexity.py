@@ -1,7 +1,7 @@
-"""Perplexity of texts, by windows of the model's context that slide over each text.
+"""Perplexity of texts, in sliding windows of the model's context length.
 
-The texts are local files. They are read as they are. lm-eval's task ``wikitext`` gives other
-numbers, because it removes the spaces around punctuation marks and scores each article alone.
+The texts are local files, which are not preprocessed. lm-eval's task ``wikitext`` gives different
+numbers, because it removes the spaces around punctuation marks and scores each article separately.
 """
 
 import math
@@ -13,7 +13,7 @@ from train.common.errors import UserError
 from train.data import formats
 from train.tasks.scoring import Scorer
 
-# Name of a text -> its files as they were published, in the order in which they are looked for.
+# Name of a text -> its published files, in the order of the search.
 TEXTS: dict[str, tuple[str, ...]] = {
     "wikitext2": ("wiki.test.raw", "wiki.valid.raw"),
     "wikitext103": ("wiki.test.raw", "wiki.valid.raw"),
@@ -42,7 +42,7 @@ def files_of(name: str, folder: Path) -> list[Path]:
                 return files
     raise UserError(
         f"{name} needs {' or '.join(TEXTS[name])}, perhaps compressed, in {folder / name} or {folder}; nothing is "
-        "downloaded: put it there, or name another folder by --data"
+        "downloaded: put it there, or name another folder with --data"
     )
 
 
@@ -52,7 +52,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None) -> dict[str, Any]:
-    """How well a model predicts texts.
+    """Measure how well a model predicts texts.
 
     ================== ===================================================================================
     perplexity         ``exp(nats / tokens)``, which depends on the tokenizer
@@ -62,8 +62,8 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
 
     Args:
       scorer: the model.
-      files: each is a text.
-      stride: tokens between two windows; None: the context.
+      files: the files; each is a text.
+      stride: tokens between two windows; None: the context length.
 
     Raises:
       UserError: the model is masked, the stride is longer than the context, or the files have no

@@ -22,9 +22,9 @@ class Dataset:
     """The published files of a dataset.
 
     Args:
-      short: name of the subfolder in which the files may be.
-      splits: split -> patterns of its file, in the order in which they are looked for; ``{name}``
-        is the part's name.
+      short: name of the subfolder that may contain the files.
+      splits: split -> patterns of its file, in the order of the search; ``{name}`` is the name of
+        the part.
       read: reads a file as records of the hub's dataset.
     """
 
@@ -36,14 +36,17 @@ class Dataset:
 def local(
     path: str, name: str | None, task: str, splits: Sequence[str], folder: Path
 ) -> tuple[Splits, list[Path]]:
-    """Splits of a dataset, and the files that they were read from.
+    """Read splits of a dataset from local files.
 
     Args:
       path: the dataset's name on the hub.
       name: name of a part of it.
       task: name of lm-eval's task, which may be the name of a subfolder.
       splits: the splits that are read.
-      folder: where files are looked for.
+      folder: the folder that is searched.
+
+    Returns:
+      The splits, and the files that were read.
 
     Raises:
       UserError: the files are missing or damaged.
@@ -76,7 +79,7 @@ def local(
             files = sorted(file for file in copy.rglob("*") if file.is_file())
             return dict(datasets.load_dataset(str(copy), name)), files
     raise UserError(
-        f"{task} needs {wanted}a copy of the dataset {path} at {folder / path}; put it there, name another folder by --data, "
+        f"{task} needs {wanted}a copy of the dataset {path} at {folder / path}; put it there, name another folder with --data, "
         "or leave out --data to download the dataset"
     )
 
@@ -103,7 +106,9 @@ def _lambada(file: Path) -> Iterator[Record]:
     for where, record in formats.records(file):
         text = _field(where, record, "passage" if "passage" in record else "text")
         if " " not in text:
-            raise UserError(f"{where} is one word, without a last word to predict")
+            raise UserError(
+                f"{where} is a single word, so there is no last word to predict from others"
+            )
         yield {"text": text}
 
 
@@ -113,7 +118,10 @@ def _blimp(file: Path) -> Iterator[Record]:
 
 
 def _piqa(file: Path) -> Iterator[Record]:
-    """``valid.jsonl``, whose labels are in ``valid-labels.lst`` of the same folder, or in a column."""
+    """Records of ``valid.jsonl``.
+
+    The labels are in ``valid-labels.lst`` of the same folder, or in a column.
+    """
     answers = file.with_name(f"{file.name.partition('.')[0]}-labels.lst")
     labels = answers.read_text().split() if answers.exists() else None
     for i, (where, record) in enumerate(formats.records(file)):
@@ -141,7 +149,10 @@ def _hellaswag(file: Path) -> Iterator[Record]:
 
 
 def _arc(file: Path) -> Iterator[Record]:
-    """``{"question": {"stem": .., "choices": [{"text", "label"}]}, "answerKey"}``, or the columns of the hub."""
+    """Records of ARC, as published or with the columns of the hub.
+
+    The published form is ``{"question": {"stem", "choices": [{"text", "label"}]}, "answerKey"}``.
+    """
     for where, record in formats.records(file):
         question, key = _field(where, record, "question", (str, dict)), str(record.get("answerKey"))
         if isinstance(question, dict):
@@ -163,7 +174,7 @@ def _arc(file: Path) -> Iterator[Record]:
 
 
 def _articles(file: Path) -> Iterator[Record]:
-    """WikiText's articles: each begins with its title, a heading of the first level."""
+    """The articles of WikiText. Each begins with its title, a heading of the first level."""
     page: list[str] = []
     for line in "".join(formats.text(file)).split("\n"):
         if _is_title(line.strip()) and "".join(page).strip():
@@ -194,7 +205,7 @@ def _field(where: str, record: Record, name: str, kind: Any = str) -> Any:
     return value
 
 
-# the first file of a split of tensorflow-datasets; the others are read with it
+# The first file of a split of tensorflow-datasets. The other files are read with it.
 _TFDS = "array_record-00000-of-*"
 
 
@@ -206,7 +217,7 @@ def _of_arc(split: str, published: str) -> tuple[str, ...]:
     )
 
 
-# By the name of the dataset on the hub.
+# Name of the dataset on the hub -> its published files.
 PUBLISHED = {
     "EleutherAI/lambada_openai": Dataset(
         "lambada",

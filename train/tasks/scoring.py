@@ -1,7 +1,8 @@
-"""How well a model predicts given tokens: each from those before it, or, in a masked model, from all others.
+"""The likelihood of given tokens under a model.
 
-Requests of all lengths are padded to a few, and go together in batches of as many positions, so
-that a few programs serve all.
+A causal model predicts each token from the tokens before it, a masked model from all other tokens.
+Requests are padded to a few lengths and grouped into batches of about equally many positions, so
+that a few compiled programs serve all requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +19,12 @@ from train.data.special import frame
 from train.engine.state.mesh import batch_devices, put, rows
 from train.engine.state.pretrained import TextModel
 
-POSITIONS = 1 << 14  # of a batch, at most
-SHORTEST = 16
+POSITIONS = 1 << 14  # maximum positions of a batch
+SHORTEST = 16  # the shortest padded length
 
 
 class Request(NamedTuple):
-    """The tokens ``begin .. end - 1`` are scored."""
+    """Tokens, of which ``begin .. end - 1`` are scored."""
 
     tokens: np.ndarray  # int [n]
     begin: int
@@ -31,16 +32,16 @@ class Request(NamedTuple):
 
 
 class Score(NamedTuple):
-    # the sum of the tokens' cross-entropies, nats: less the logarithm of their probability
+    # The sum of the cross-entropies of the tokens, in nats: minus the log of their probability.
     loss: float
-    greedy: bool  # whether each was the likeliest
+    greedy: bool  # whether each token was the most likely one
 
 
 class Scorer:
     """Scores tokens under a model.
 
-    A causal model sees the ``context`` tokens before a token at most. A masked one has the
-    likelihood that Salazar et al. (ACL 2020) call pseudo: each token is hidden in turn.
+    A causal model sees at most ``context`` tokens before a token. A masked model has the
+    pseudo-likelihood of Salazar et al. (ACL 2020): the tokens are masked one at a time.
     """
 
     def __init__(self, model: TextModel, progress: bool = False):
@@ -52,14 +53,14 @@ class Scorer:
     # --- requests ---
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without those that begin or end texts."""
+        """The tokens of a text, without special tokens at its begin and end."""
         return self.model.tokenizer.encode(text, add_special_tokens=False).ids
 
     def after(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
-        """A request for the tokens of ``continuation`` after those of ``context``.
+        """A request for the tokens of ``continuation`` after ``context``.
 
-        If both together are longer than the model's context, the beginning is cut off. In a masked
-        model, they stand between the tokens that begin and end its texts. A causal model does not
+        If both together are longer than the model's context, the beginning is cut off. For a masked
+        model, they are enclosed by the tokens that begin and end its texts. A causal model does not
         score the first token.
         """
         before, end = self._around() if self.masked else ([], [])
@@ -80,11 +81,11 @@ class Scorer:
         )
 
     def windows(self, text: str, stride: int | None = None) -> list[Request]:
-        """Requests for all tokens of a text, each scored once, in windows of the model's context.
+        """Requests that score each token of a text once, in windows of the model's context length.
 
-        Windows advance by ``stride`` tokens (None: the context), so that after the first window
-        each token has at least ``context - stride`` tokens before it. The text follows the token
-        that begins texts; if the tokenizer has no such token, the first token is not scored.
+        Windows advance by ``stride`` tokens (None: the context length), so that after the first
+        window each token has at least ``context - stride`` tokens before it. The text follows the
+        token that begins texts; if the tokenizer has no such token, the first token is not scored.
         """
         length, begin = self.config.length, self.special.begin
         stride = stride or length
@@ -101,7 +102,7 @@ class Scorer:
     # --- scores ---
 
     def __call__(self, requests: Sequence[Request]) -> list[Score]:
-        """In the order of the requests."""
+        """Score requests, in their order."""
         lines = [line for i, request in enumerate(requests) for line in self._lines(i, request)]
         loss, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
         lines.sort(key=lambda line: -len(line.tokens))
@@ -136,7 +137,10 @@ class Scorer:
         return max(1, POSITIONS // _padded(length, self.config))
 
     def _scored(self, batch: "list[_Line]") -> tuple[np.ndarray, np.ndarray]:
-        """``(cross-entropy, whether it is the likeliest)`` of the targets of each line, [lines, targets]."""
+        """The cross-entropy of the targets of each line, and whether each is the most likely token.
+
+        Both are [lines, targets].
+        """
         mesh = self.model.mesh
         parts = batch_devices(mesh)
         samples = (
@@ -148,7 +152,7 @@ class Scorer:
             np.zeros((samples, 1 if self.masked else length), np.int32),
         )
         mask, places = np.zeros((samples, length), bool), np.zeros((samples, 1), np.int32)
-        mask[:, 0] = True  # a row that is filled up must not be empty
+        mask[:, 0] = True  # a padding row needs at least one visible token
         for i, line in enumerate(batch):
             tokens[i, : len(line.tokens)], targets[i, : len(line.targets)] = (
                 line.tokens,
@@ -162,14 +166,14 @@ class Scorer:
 
 
 class _Line(NamedTuple):
-    """One sample, of which the targets ``begin .. end - 1`` are the request's."""
+    """One sample. Its targets ``begin .. end - 1`` belong to the request."""
 
     request: int
     tokens: np.ndarray
     targets: np.ndarray
     begin: int
     end: int
-    place: int = 0  # of the token that a masked model is asked for
+    place: int = 0  # the position of the token that a masked model predicts
 
 
 @partial(jax.jit, static_argnums=0)
@@ -189,6 +193,6 @@ def _at_least(count: int) -> int:
 
 
 def _padded(length: int, config: TextConfig) -> int:
-    """To a power of two, or one and a half of it."""
+    """Round up to a power of two, or to one and a half times a power of two."""
     power = _at_least(length)
     return min(max(SHORTEST, power * 3 // 4 if length <= power * 3 // 4 else power), config.length)

@@ -9,11 +9,11 @@ _CUT = "\ufffd"  # decoded from the first bytes of a character whose other bytes
 
 
 class Stopping:
-    """Decodes generated tokens, up to the first stop string.
+    """Decodes generated tokens up to the first stop string.
 
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
-      strings: stop strings.
+      strings: the stop strings.
       prompts: the tokens of each prompt, if the decoder depends on the text before; None: the
         decoder sees new tokens only.
     """
@@ -25,7 +25,7 @@ class Stopping:
         self.strings = [string for string in strings if string]
 
     def watch(self, row: int, tokens: np.ndarray) -> bool:
-        """Whether a stop string is in the text, for `jaxgrow.generate`."""
+        """Whether a stop string is in the text; an argument of `jaxgrow.generate`."""
         return self._stop(self._decoded(tokens, row)) is not None
 
     def text(self, tokens: np.ndarray, row: int = 0) -> str:
@@ -52,7 +52,7 @@ class Stopping:
         return text[: len(text) - max(ends, default=0)]
 
     def _stop(self, text: str) -> int | None:
-        """Where the first stop string begins; None: there is not any."""
+        """The begin of the first stop string; None if there is no stop string."""
         found = [place for string in self.strings if (place := text.find(string)) >= 0]
         return min(found, default=None)
 

@@ -1,4 +1,4 @@
-"""What a fine-tuned model scores on the data that judge its task."""
+"""The scores of a fine-tuned model on the validation data of its task."""
 
 import sys
 from functools import partial
@@ -20,14 +20,14 @@ from train.data.labelled.task import Labelled, Prepared, task
 from train.engine.state.heads import learned, order
 from train.engine.state.mesh import Mesh, batch_devices, put, rows
 
-POSITIONS = 1 << 14  # of a batch, at most
+POSITIONS = 1 << 14  # maximum positions of a batch
 
 
 def prepared(data: Labelled | Images, model: Config) -> Prepared:
-    """What there is to learn, for a model of any head.
+    """Prepare the task of labelled text or images for a model with any head.
 
     Raises:
-      UserError: data that lack or are damaged, or that the model cannot take.
+      UserError: the data are missing or damaged, or the model cannot take them.
     """
     if isinstance(data, Images) != isinstance(model, PatchConfig):
         raise UserError(f"a {type(model).__name__} cannot learn {type(data).__name__}")
@@ -53,10 +53,10 @@ def prepared(data: Labelled | Images, model: Config) -> Prepared:
 
 
 def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
-    """Split -> metric -> value, of the model in ``folder``, the task's own metric first.
+    """Evaluate the model in ``folder``: split -> metric -> value, the main metric first.
 
     Raises:
-      UserError: there is no such model, or it is not one of this task.
+      UserError: the model does not exist, or was not trained on this task.
     """
     try:
         source = open_checkpoint(folder)
@@ -67,12 +67,12 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     there = learned(Path(folder))
     if (config.predicts, config.classes) != (wanted.head, wanted.classes):
         raise UserError(
-            f"the task has {wanted.head}, {wanted.classes} of them, but the model in {folder} predicts {config.predicts}"
-            f"{'' if config.predicts == 'tokens' else f', {config.classes} of them'}: fine-tune it first"
+            f"the task has {wanted.classes} {wanted.head}, but the model in {folder} predicts {config.predicts}"
+            f"{'' if config.predicts == 'tokens' else f' ({config.classes})'}: fine-tune it first"
         )
     places = order(there, wanted.of_head, Path(folder))
     if places is None and wanted.labels and there.task is None:
-        said = f"the classes of the model in {folder} have no names: they are taken in the order {', '.join(wanted.labels)}"
+        said = f"the classes of the model in {folder} have no names: the order {', '.join(wanted.labels)} is assumed"
         print(said, file=sys.stderr)
     mesh = Mesh().over(jax.devices())
     params = source.shard(mesh)
@@ -87,7 +87,10 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
 def outputs(
     config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh
 ) -> np.ndarray:
-    """Of all examples, in order; the last batch is filled up with the last example."""
+    """The outputs for all examples, in order.
+
+    The last batch is padded with copies of the last example.
+    """
     parts = batch_devices(mesh)
     size = min(len(examples), max(1, POSITIONS // config.length))
     size = -(-size // parts) * parts

@@ -1,1 +1,1 @@
-"""Labelled data: tasks that models are fine-tuned on."""
+"""Labelled data: tasks for fine-tuning."""

@@ -1,4 +1,4 @@
-"""What a model reads of one text or two: their tokens, and those that tell where texts begin and end."""
+"""The input of a model for one text or two: their tokens, and tokens that mark begin and end."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,14 +15,17 @@ from train.data.masking import BYTES
 from train.data.text import ENDS, end_of_text, folder_of, tokenizer
 from train.data.tokenise import digest, dtype
 
-_PIECE = 4  # bytes of English text to a piece of a word
-_CHUNK = 4096  # texts that are tokenised at once
+_PIECE = 4  # bytes per word piece in English text
+_CHUNK = 4096  # texts that are tokenised in one call
 _BEGINS = ("<s>", "<|begin_of_text|>")
 PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
 
 
 class Frame(NamedTuple):
-    """The tokens around texts: ``begin a end``, or ``begin a between b end``; what follows is padding."""
+    """The tokens around texts: ``begin a end``, or ``begin a between b end``.
+
+    Padding follows them.
+    """
 
     begin: tuple[int, ...]
     between: tuple[int, ...]
@@ -30,33 +33,37 @@ class Frame(NamedTuple):
     pad: int
 
     def room(self, texts: int, length: int) -> int:
-        """The tokens of a sample that are left to its texts."""
+        """The number of tokens of a sample that remain for its texts."""
         return length - len(self.begin) - len(self.end) - (len(self.between) if texts == 2 else 0)
 
 
-# No UTF-8 text holds these bytes. The first of them ended documents in pre-training
-# (`train.data.masking.BYTES`, whose mask is another), and ends texts here.
+# These bytes do not occur in UTF-8 text. The first ended documents in pre-training
+# (`train.data.masking.BYTES`; the mask is a different byte), and ends texts here.
 _BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
 
 
 class Encoder:
-    """A tokenizer, with the frame that a model wants of it.
+    """A tokenizer, with the frame of a model.
 
-    ==================== ========================== ==========================================================
-    a BERT, ``[CLS]``    ``[CLS] a [SEP] b [SEP]``  the names of BERT's own tokenizer
-    a BERT, ``<s>``      ``<s> a </s></s> b </s>``  RoBERTa's
-    a BERT, bytes        ``C0 a 00 b 00``           bytes that no text holds; padding is ``C1``
-    a decoder            ``<s> a </s> b </s>``      its end of text, and what begins one, if the tokenizer has it
-    a decoder, bytes     ``a 00 b 00``              byte 0 ended documents in pre-training
-    ==================== ========================== ==========================================================
+    =================== ========================== ======================================================
+    encoder, ``[CLS]``  ``[CLS] a [SEP] b [SEP]``  the names of BERT's tokenizer
+    encoder, ``<s>``    ``<s> a </s></s> b </s>``  the names of RoBERTa's tokenizer
+    encoder, bytes      ``C0 a 00 b 00``           bytes that do not occur in text; ``C1`` is padding
+    decoder             ``<s> a </s> b </s>``      its end of text, and its begin of text if it has one
+    decoder, bytes      ``a 00 b 00``              byte 0 ended documents in pre-training
+    =================== ========================== ======================================================
 
-    ``piece`` is how many of its tokens are about one of a tokenizer of word pieces: more, where
-    they are bytes.
+    ``piece`` is the number of tokens that correspond to about one word piece: 1, or more if the
+    tokens are bytes. A decoder predicts at the last token, which is always the end of text; padding
+    is a different token.
 
-    A decoder answers at the last token: it is always the end of text, which is no padding.
+    Args:
+      name: the tokenizer, as in `train.data.text.Data`.
+      model: the config of the model.
 
     Raises:
-      UserError: no tokenizer, one without such tokens, or with more tokens than the model.
+      UserError: there is no such tokenizer, it lacks the tokens of the frame, or it has more tokens
+        than the model.
     """
 
     def __init__(self, name: str, model: TextConfig):
@@ -72,10 +79,10 @@ class Encoder:
             )
         if self.vocab > model.vocab:
             raise UserError(
-                f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise it to as many"
+                f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise model.vocab to {self.vocab}"
             )
         self.dtype = dtype(self.vocab)
-        # A RoBERTa finds positions by its own padding, whatever the tokenizer has.
+        # A RoBERTa derives positions from its own padding token, independent of the tokenizer.
         self.own_pad = isinstance(model, EncoderConfig) and model.first_position > 0
         frame = self._of_an_encoder() if isinstance(model, EncoderConfig) else self._of_a_decoder()
         if frame is None:
@@ -86,12 +93,12 @@ class Encoder:
             )
             raise UserError(
                 f"a {type(model).__name__} reads texts that are marked by {wanted}, but the tokenizer {name} has none of "
-                "them: take the one that it was pre-trained with, or the tokenizer 'bytes'"
+                "them: take the tokenizer of pre-training, or 'bytes'"
             )
         self.frame = frame
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Of each text, its tokens, [n]."""
+        """The tokens of each text, [n]."""
         if self._loaded is None:
             return [np.frombuffer(text.encode(), np.uint8) for text in texts]
         out = []
@@ -103,7 +110,10 @@ class Encoder:
         return out
 
     def places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each text, its tokens [n], and the characters that they stand for: from one to before another, int32 [n, 2]."""
+        """The tokens [n] of each text, and their character ranges, int32 [n, 2].
+
+        A range [begin, end) is in characters of the text.
+        """
         if self._loaded is None:
             return [
                 (tokens, _byte_places(text))
@@ -135,7 +145,7 @@ class Encoder:
         if end is None:
             return None
         begin, pad = self._first(_BEGINS), self._first(PADS)
-        # Any token but the end may be padding (`jaxgrow.checkpoints.hf.labels`).
+        # Padding may be any token except the end of text (`jaxgrow.checkpoints.hf.labels`).
         return Frame(
             () if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad
         )
@@ -147,7 +157,7 @@ class Encoder:
 
 
 def _identity(path: Path) -> str:
-    """As in `train.data.text.Tokens.identity`."""
+    """The hash of the files, as in `train.data.text.Tokens.identity`."""
     files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
     return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()
 
@@ -160,9 +170,15 @@ def _byte_places(text: str) -> np.ndarray:
 
 
 def truncated(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens are kept of texts of ``first`` and ``second`` tokens, int [N] each: the
-    longer one is shortened, to the length of the shorter, then both; of an odd ``room`` the longer
-    gets one more, of equals the second.
+    """The number of tokens to keep of each pair of texts, int [N] each.
+
+    The longer text is shortened to the length of the shorter one, then both. If ``room`` is odd,
+    the longer text keeps one more token, or the second text if both are equal.
+
+    Args:
+      first: tokens of each first text, int [N].
+      second: tokens of each second text, int [N].
+      room: tokens that a pair may have.
     """
     least = np.minimum(np.minimum(first, second), room // 2)
     swapped = first > second
@@ -172,11 +188,11 @@ def truncated(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndar
 
 @dataclass(frozen=True)
 class Texts:
-    """Framed texts, one after the other."""
+    """Framed texts, concatenated."""
 
     tokens: np.ndarray
-    edges: np.ndarray  # int64 [N + 1]: where each begins, and where the last ends
-    second: np.ndarray  # int32 [N]: the tokens before those of the second text
+    edges: np.ndarray  # int64 [N + 1]: the begin of each text, and the end of the last one
+    second: np.ndarray  # int32 [N]: the number of tokens before the second text
 
     def __len__(self) -> int:
         return len(self.second)
@@ -185,7 +201,7 @@ class Texts:
 def framed(
     frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, kind: type
 ) -> Texts:
-    """Texts, or pairs of them, in their frame, as tokens of dtype ``kind``; they fit already."""
+    """Put texts or pairs of texts, which must fit, into their frame, as tokens of dtype ``kind``."""
     begin, between, end = (np.array(part, kind) for part in frame[:3])
     parts, sizes, before = [np.zeros(0, kind)], [], []
     for i, a in enumerate(first):
@@ -203,19 +219,19 @@ def framed(
 
 @dataclass(frozen=True)
 class Examples:
-    """Framed texts as a model takes them, and what it should say of each.
+    """Framed texts as inputs of a model, with their targets.
 
-    A sample's inputs are, of an encoder, ``tokens`` int32, ``types`` int32, where it has any, and
-    ``mask`` bool, [T] each; of a decoder, ``tokens`` int32 [T] and ``lengths`` int32; T is the same
-    for all. Its target is a class, int32; a number, float32; or where a span begins and ends, int32
-    [2].
+    The inputs of an encoder are ``tokens`` int32, ``types`` int32 if the model has token types, and
+    ``mask`` bool, [T] each. The inputs of a decoder are ``tokens`` int32 [T] and ``lengths`` int32.
+    T is the same for all samples. A target is a class, int32; a number, float32; or the begin and
+    end of a span, int32 [2].
     """
 
     texts: Texts
     targets: np.ndarray  # [N] or [N, 2]
     length: int
     pad: int
-    types: int | None  # that the model has of tokens; None: a decoder
+    types: int | None  # the number of token types of the model; None: a decoder
     what: str = "examples"
     workers: int = 0
 
@@ -223,7 +239,7 @@ class Examples:
         return len(self.texts)
 
     def sample(self, i: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Example ``i``; nothing of it is random."""
+        """The inputs and the target of example ``i``, without randomness."""
         begin, end = self.texts.edges[i : i + 2]
         size = int(end - begin)
         tokens = np.full(self.length, self.pad, np.int32)
@@ -240,7 +256,7 @@ class Examples:
         return inputs, np.asarray(self.targets[i])
 
     def digest(self) -> str:
-        """Of what is fed: tokens and targets."""
+        """A hash of the tokens and the targets."""
         shape = f"{self.length} {self.pad} {self.types} {self.targets.dtype} {self.targets.shape}"
         out = hashlib.sha256(shape.encode())
         for part in (self.texts.tokens, self.texts.edges, self.texts.second, self.targets):

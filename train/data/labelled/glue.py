@@ -1,4 +1,7 @@
-"""GLUE (Wang et al., 2019): nine tasks of one text or two, as the benchmark's files or tensorflow-datasets hold them."""
+"""GLUE (Wang et al., 2019): nine tasks on one text or two.
+
+The rows are read from the published files or from tensorflow-datasets.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +16,18 @@ from train.data.corpus import prepared
 from train.data.labelled.metrics import accuracy, f1, matthews, pearson, spearman
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
-_NO_NAMES_IN_COLA = "the files of CoLA have no line of column names: delete it if it is one"
-_TORN = 0.01  # of the rows, at most, may be broken off, where published files have such rows
+_NO_NAMES_IN_COLA = (
+    "the files of CoLA have no line of column names: delete the line if it has names"
+)
+# The largest fraction of incomplete rows that is accepted if published files have such rows.
+_TORN = 0.01
 
 
 class Columns(NamedTuple):
-    """Where a row has its texts and its label: names of the first line, or, in files without one, numbers from 0."""
+    """The columns of texts and label: names from the first line, or numbers from 0.
+
+    Files without a line of names have numbers.
+    """
 
     texts: tuple[str | int, ...]
     label: str | int
@@ -26,28 +35,26 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Glue:
-    """A task: its files, its labels, and how answers are judged."""
+    """A task: its files, labels and metrics."""
 
-    title: str  # the folder of its files
-    labels: tuple[str, ...]  # in GLUE's order; none: a number
+    title: str  # the name of the folder of its files
+    labels: tuple[str, ...]  # in GLUE's order; empty: the label is a number
     columns: Columns
-    metrics: Mapping[str, Metric]  # the first one is the task's
-    features: tuple[
-        str, ...
-    ] = ()  # the texts, in tensorflow-datasets, where not named as the columns are
-    spelled: tuple[str, ...] = ("0", "1")  # the labels, in files
-    files: tuple[Mapping[str, str], ...] = (
-        {"train": "train.tsv", "dev": "dev.tsv"},
-    )  # of each publication, GLUE's first
-    torn: bool = False  # published files have rows that are broken off, which are left out
+    metrics: Mapping[str, Metric]  # the main metric of the task comes first
+    # The features of the texts in tensorflow-datasets; empty: they are named like the columns.
+    features: tuple[str, ...] = ()
+    spelled: tuple[str, ...] = ("0", "1")  # the labels as they are written in files
+    # The files of each publication, beginning with GLUE's.
+    files: tuple[Mapping[str, str], ...] = ({"train": "train.tsv", "dev": "dev.tsv"},)
+    torn: bool = False  # whether published files have incomplete rows, which are left out
 
     @property
     def splits(self) -> list[str]:
-        """``train``, and those that judge."""
+        """The names of all splits: ``train``, then the validation splits."""
         return list(self.files[0])
 
     def number(self, label: str | float) -> float | None:
-        """The class, or the number, that a label is; None: it is none."""
+        """The class or the number that a label stands for; None if the label is invalid."""
         if self.labels:
             if isinstance(label, str):
                 return self.spelled.index(label) if label in self.spelled else None
@@ -59,7 +66,7 @@ class Glue:
 
 
 class Rows(NamedTuple):
-    """The texts of all rows, the first ones and perhaps the second ones, and their labels, int32 or float32 [N]."""
+    """The first and perhaps the second texts of all rows, and the labels, int32 or float32 [N]."""
 
     texts: tuple[list[str], ...]
     labels: np.ndarray
@@ -82,7 +89,7 @@ TASKS: dict[str, Glue] = {
             {
                 "train": "in_domain_train.tsv",
                 "dev": "in_domain_dev.tsv",
-            },  # as Warstadt et al. published it
+            },  # the files that Warstadt et al. published
         ),
     ),
     "sst2": Glue("SST-2", ("negative", "positive"), Columns(("sentence",), "label"), _ACCURACY),
@@ -125,11 +132,13 @@ TASKS: dict[str, Glue] = {
 
 
 def from_files(task: Glue, path: Path) -> dict[str, Rows]:
-    """Training and judging rows, from files in a folder or in its folder ``task.title``: plain, .gz, .xz or .zst.
+    """Training and validation rows from files in a folder or in its subfolder ``task.title``.
+
+    The files may be compressed (.gz, .xz, .zst).
 
     Raises:
-      UserError: files that lack, or that are not the task's; the message names file, line, and what
-        is there.
+      UserError: files are missing or belong to a different task; the message names the file, the
+        line and the value.
     """
     return {
         split: _rows(task, file) for split, file in located(task.files, path, task.title).items()
@@ -137,10 +146,10 @@ def from_files(task: Glue, path: Path) -> dict[str, Rows]:
 
 
 def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -> dict[str, Path]:
-    """The files of the first publication that is there whole, in ``path`` or ``path/title``, compressed or not.
+    """The files of the first complete publication in ``path`` or ``path/title``, compressed or not.
 
     Raises:
-      UserError: there is none.
+      UserError: no publication is complete.
     """
     wanted = " or ".join(" and ".join(files.values()) for files in publications)
     where, missing = (
@@ -179,11 +188,11 @@ def _rows(task: Glue, file: Path) -> Rows:
     torn = [(n, len(row)) for n, row in rows if len(row) < least]
     if torn and len(torn) > _TORN * len(rows) * task.torn:
         raise UserError(
-            f"{file}, line {torn[0][0]} has {torn[0][1]} columns, but {task.title} has at least {least}, divided by tabs; "
+            f"{file}, line {torn[0][0]} has {torn[0][1]} columns, but {task.title} has at least {least}, separated by tabs; "
             + (
                 "its first line looks like column names, but " + _NO_NAMES_IN_COLA
                 if task.title == "CoLA" and torn[0][0] == 1 and "label" in lines[0]
-                else "mend or delete the line"
+                else "correct or delete the line"
             )
         )
     rows = [(n, row) for n, row in rows if len(row) >= least]
@@ -192,7 +201,7 @@ def _rows(task: Glue, file: Path) -> Rows:
 
 
 def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], int]:
-    """The numbers of the columns of texts and label, and at which row the file begins, by its first one."""
+    """The column numbers of texts and label, and the number of the first row of data."""
     wanted = [*columns.texts, columns.label]
     numbers = [name for name in wanted if isinstance(name, int)]
     if numbers:
@@ -206,7 +215,7 @@ def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], 
 
 
 def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object) -> np.ndarray:
-    """Of labels, and where each of them stands."""
+    """Convert labels, each given with its place, to numbers."""
     out = []
     for place, label in labels:
         number = task.number(label)
@@ -214,7 +223,7 @@ def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object
             raise UserError(f"{place}: the label {label!r} is not 0 or 1; {_NO_NAMES_IN_COLA}")
         if number is None:
             kind = f"one of {', '.join(task.spelled)}" if task.labels else "a number"
-            raise UserError(f"{place}: the label {label!r} is not {kind}; mend or delete it")
+            raise UserError(f"{place}: the label {label!r} is not {kind}; correct or delete it")
         out.append(number)
     if not out:
         raise UserError(f"{where} has no rows: it is not the file that was published")
@@ -222,10 +231,10 @@ def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object
 
 
 def from_tfds(name: str, task: Glue, path: str | None) -> dict[str, Rows]:
-    """Training and judging rows of ``glue/<name>``, prepared under ``path``.
+    """Training and validation rows of ``glue/<name>``, prepared under ``path``.
 
     Raises:
-      UserError: it cannot be prepared, or has other features.
+      UserError: the dataset cannot be prepared, or has other features.
     """
     builder = prepared(f"glue/{name}", path)
     texts = task.features or tuple(map(str, task.columns.texts))

@@ -1,7 +1,7 @@
-"""SQuAD (Rajpurkar et al., 2016; 2018): where in a text the answer to a question begins and ends.
+"""SQuAD (Rajpurkar et al., 2016; 2018): find where the answer to a question begins and ends in a text.
 
-A text may be longer than a model reads at once: it is read in windows, each after the question, and
-the best answer of all windows is the answer. In version 2 some questions have none.
+A text that is longer than the input of the model is split into windows, each after the question;
+the result is the best answer of all windows. In version 2, some questions have no answer.
 """
 
 import json
@@ -20,22 +20,22 @@ from train.data.labelled.encoding import Encoder, Texts, framed
 from train.data.labelled.glue import located
 from train.data.labelled.metrics import answer_f1, exact_match
 
-QUESTION = 64  # tokens of a question, at most; four times as many bytes (`Encoder.piece`)
-ANSWER = 30  # tokens of an answer, at most; four times as many bytes
-_CHUNK = 1024  # windows that are searched at once
-_HELD = 10  # one article in so many judges, where there is no file for it
-_HALF = re.compile("[\ud800-\udfff]")  # an escape such as \ud83d alone is half a character
+QUESTION = 64  # maximum tokens of a question; of bytes, four times this number (`Encoder.piece`)
+ANSWER = 30  # maximum tokens of an answer; of bytes, four times this number
+_CHUNK = 1024  # windows that are searched in one call
+# Without a validation file, one article in this number is held out.
+_HELD = 10
+_HALF = re.compile("[\ud800-\udfff]")  # a lone escape such as \ud83d is half a character
 
 
 @dataclass(frozen=True)
 class Squad:
-    """A version: its files, and whether questions may have no answer."""
+    """A version of SQuAD: its files, and whether some questions have no answer."""
 
-    files: tuple[
-        Mapping[str, str], ...
-    ]  # of each publication; without ``dev``, articles are held out
+    # The files of each publication. Without ``dev``, articles are held out.
+    files: tuple[Mapping[str, str], ...]
     unanswerable: bool
-    name: str  # of tensorflow-datasets
+    name: str  # the name of the dataset in tensorflow-datasets
 
 
 TASKS: dict[str, Squad] = {
@@ -54,15 +54,18 @@ TASKS: dict[str, Squad] = {
 class Question(NamedTuple):
     text: str
     context: str
-    answers: tuple[str, ...]  # those that people gave; none: there is none
+    answers: tuple[str, ...]  # the answers that people gave; empty: there is no answer
     begin: int  # the character at which the first of them begins
 
 
 def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
-    """The questions of ``train`` and ``dev``, from JSON files, plain, .gz, .xz or .zst, in ``path`` or ``path/squad``.
+    """The questions of ``train`` and ``dev``, from JSON files in ``path`` or ``path/squad``.
+
+    The files may be compressed (.gz, .xz, .zst).
 
     Raises:
-      UserError: files that lack, or that are not SQuAD's; the message names file and question.
+      UserError: files are missing, or are not files of SQuAD; the message names the file and the
+        question.
     """
     files = located(task.files, path, "squad")
     articles = {split: _articles(file) for split, file in files.items()}
@@ -84,10 +87,12 @@ def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
 
 
 def from_tfds(task: Squad, path: str | None) -> dict[str, list[Question]]:
-    """The questions of tensorflow-datasets' ``squad``, prepared under ``path``; its validation split is ``dev``.
+    """The questions of ``squad`` of tensorflow-datasets, prepared under ``path``.
+
+    ``dev`` is the validation split.
 
     Raises:
-      UserError: it cannot be prepared, or is not as it was published.
+      UserError: the dataset cannot be prepared, or differs from the published one.
     """
     builder = prepared(task.name, path)
     out = {}
@@ -104,7 +109,7 @@ def from_tfds(task: Squad, path: str | None) -> dict[str, list[Question]]:
 
 
 def _article(record: Any) -> Any:
-    """A question of tensorflow-datasets, as the file of an article has it."""
+    """Convert a question of tensorflow-datasets to an article of the JSON files."""
     plain = {
         name: value.decode("utf-8", "replace")
         for name, value in record.items()
@@ -126,7 +131,7 @@ def _articles(file: Path) -> list[Any]:
             f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again"
         ) from error
     if not isinstance(articles, list):
-        raise UserError(f"{file} is not SQuAD's JSON: its data is no list; download it again")
+        raise UserError(f"{file} is not SQuAD's JSON: its data is not a list; download it again")
     return articles
 
 
@@ -159,28 +164,29 @@ def _whole(text: str) -> str:
 
 @dataclass(frozen=True)
 class Windows:
-    """What a model reads of questions, in their order: of each, windows of its context."""
+    """The inputs for questions, in order: windows of the context of each question."""
 
     texts: Texts
-    # int32 [W, 2]: the tokens at which the answer begins and ends; (0, 0): it is not in the window
+    # int32 [W, 2]: the first and last token of the answer; (0, 0): it is not in the window.
     targets: np.ndarray
-    question: np.ndarray  # int32 [W]: whose window it is
-    skipped: np.ndarray  # int32 [W]: the tokens of the context before the window
-    held: np.ndarray  # int32 [W]: those in it
-    longest: int  # tokens of an answer, at most
-    places: list[
-        np.ndarray
-    ]  # of each question: the characters of the tokens of its context, int32 [n, 2]
+    question: np.ndarray  # int32 [W]: the question of each window
+    skipped: np.ndarray  # int32 [W]: the number of context tokens before the window
+    held: np.ndarray  # int32 [W]: the number of context tokens in the window
+    longest: int  # maximum tokens of an answer
+    # The character range of each context token, for each question, int32 [n, 2].
+    places: list[np.ndarray]
 
 
 def windows(questions: list[Question], encoder: Encoder, length: int, stride: int) -> Windows:
-    """Windows of ``length`` tokens that begin ``stride`` tokens of the context apart, less where
-    tokens would lie between them; the last one ends with the context. A question has `QUESTION`
-    tokens at most, or half of the window.
+    """Split each context into windows of ``length`` tokens, which include the question.
+
+    Windows begin ``stride`` tokens of the context apart, or less if tokens between two windows
+    would be skipped. The last one ends with the context. A question is cut to `QUESTION` tokens, or
+    to half of the window.
     """
     longest = min(QUESTION * encoder.piece, encoder.frame.room(2, length) // 2)
     asked = [tokens[:longest] for tokens in encoder.tokens([q.text for q in questions])]
-    contexts = list(dict.fromkeys(q.context for q in questions))  # several questions have the same
+    contexts = list(dict.fromkeys(q.context for q in questions))  # questions share contexts
     read = dict(zip(contexts, encoder.places(contexts), strict=True))
     first, second, targets, whose, skipped = [], [], [], [], []
     for i, (q, question) in enumerate(zip(questions, asked, strict=True)):
@@ -212,13 +218,13 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
 
 
 def _begins(tokens: int, room: int, stride: int) -> range:
-    """Where windows of ``room`` tokens begin: up to the first that holds the last token."""
+    """The begins of windows of ``room`` tokens, up to the first one with the last token."""
     step = min(stride, room)
     return range(0, max(tokens - room, 0) + step, step)
 
 
 def _tokens_of(q: Question, places: np.ndarray) -> tuple[int, int] | None:
-    """The first and the last token that have a character of the answer."""
+    """The first and the last token that overlap the answer."""
     if not q.answers:
         return None
     end = q.begin + len(q.answers[0])
@@ -227,13 +233,13 @@ def _tokens_of(q: Question, places: np.ndarray) -> tuple[int, int] | None:
 
 
 class Answers(NamedTuple):
-    """The best answer to each question, and how much better no answer is."""
+    """The best answer to each question, and the margin by which no answer is better."""
 
-    texts: list[str]  # as the contexts have them; "": no span fits into a window
-    silence: np.ndarray  # float64 [N]: the logits of no answer minus the logits of the answer
+    texts: list[str]  # spans of the contexts; "": no span fits into a window
+    silence: np.ndarray  # float64 [N]: the score of no answer minus the score of the answer
 
     def at(self, threshold: float | None) -> list[str]:
-        """The answers; "" if no answer is better by more than ``threshold`` (None: never)."""
+        """The answers, or "" where the margin of no answer exceeds ``threshold`` (None: never)."""
         if threshold is None:
             return self.texts
         return [
@@ -245,23 +251,24 @@ class Answers(NamedTuple):
 def answers(
     windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None
 ) -> list[str]:
-    """`best_answers`, or "" where no answer is better by more than ``null``."""
+    """`best_answers`, or "" where the margin of no answer exceeds ``null``."""
     return best_answers(windows, questions, logits).at(null)
 
 
 def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
-    """The answer to each question, as its context has it.
+    """Find the best answer to each question, as text of its context.
 
-    It is the span of at most `ANSWER` tokens, in one window, that has the largest sum of logits.
-    The logits of no answer are the sum at the first token, in the window in which it is least.
+    It is the span of at most `ANSWER` tokens within one window that has the largest sum of a begin
+    logit and an end logit. The score of no answer is the sum of both logits at the first token, in
+    the window with the smallest sum.
 
-    Deviation(BERT): all spans are compared, not those between the 20 best begins and the 20 best
-    ends: the best of all is found, which is the best of those wherever they have one.
+    Deviation(BERT): all spans are compared, not only spans between the 20 best begins and the 20
+    best ends. If one of those is the best span of all, the result is the same.
 
     Args:
-      windows: of the questions.
-      questions: in the same order.
-      logits: [W, length, 2], of begins and ends.
+      windows: the windows of the questions.
+      questions: the questions, in the same order.
+      logits: [W, length, 2], the logits of begins and ends.
 
     Returns:
       An answer for each question.
@@ -287,7 +294,10 @@ def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray
 
 
 def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of some windows, the largest sum of a begin and an end, and which tokens of the context they are: [W] and [W, 2]."""
+    """The best span of each of the windows ``some``.
+
+    Returns its score [W], and its first and last context token [W, 2].
+    """
     first, length = windows.texts.second[some, None], logits.shape[1]
     inside = (np.arange(length) >= first) & (np.arange(length) < first + windows.held[some, None])
     begins, ends = (np.where(inside, logits[..., side], -np.inf) for side in (0, 1))
@@ -303,7 +313,9 @@ def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.nd
 
 
 def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
-    """The best scores of version 2 over all thresholds of `Answers.at`, and the thresholds, as the official script finds them.
+    """Find the best scores of version 2 over all thresholds of `Answers.at`.
+
+    The method is that of the official script.
 
     Args:
       questions: the questions, some of which have no answer.
@@ -335,8 +347,9 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
 
 
 def score(task: Squad, questions: list[Question], said: list[str]) -> dict[str, float]:
-    """F1 and exact match, means over questions, in 0..1; in version 2 also of those that have an
-    answer and of those that have none, where there are such.
+    """F1 and exact match, means over questions, from 0 to 1.
+
+    Version 2 also has both for the questions with and without an answer, if there are any.
     """
     f1 = np.array([answer_f1(a, q.answers) for a, q in zip(said, questions, strict=True)])
     exact = np.array([exact_match(a, q.answers) for a, q in zip(said, questions, strict=True)])

@@ -1,7 +1,8 @@
-"""Labelled text of the user: rows with named columns, in TSV, CSV, JSON Lines, Parquet, or a folder of Hugging Face `datasets`.
+"""Labelled text of the user: rows with named columns.
 
-A path is a file, or a folder with a file for each split, such as ``train.csv`` and ``dev.csv``.
-Without a validation split, some of the rows are held out.
+The formats are TSV, CSV, JSON Lines, Parquet, or a folder of Hugging Face `datasets`. A path is a
+file, or a folder with a file for each split, such as ``train.csv`` and ``dev.csv``. Without a
+validation split, some of the rows are held out.
 """
 
 import csv
@@ -20,12 +21,8 @@ from train.data.corpus import shards, splits
 from train.data.labelled.glue import Columns, Glue, Rows
 from train.data.labelled.metrics import accuracy, macro_f1, pearson, spearman
 
-JUDGING = (
-    "validation",
-    "valid",
-    "dev",
-    "test",
-)  # names of the validation split; the first one that exists is used
+# Names of the validation split; the first one that exists is used.
+JUDGING = ("validation", "valid", "dev", "test")
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 _COMPRESSED = ("", ".gz", ".xz", ".zst")
 OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
@@ -59,7 +56,7 @@ class Asked:
 
 
 class Row(NamedTuple):
-    """One row, and where it is, in words."""
+    """One row, and its place in words."""
 
     where: str
     fields: Mapping[str, Any]
@@ -87,7 +84,9 @@ def read(asked: Asked) -> tuple[dict[str, Rows], Glue]:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """The rows of one file, or of a folder that `datasets` saved; numbers of its classes become their names.
+    """The rows of one file, or of a folder that `datasets` saved.
+
+    Class numbers of `datasets` are converted to class names.
 
     Raises:
       UserError: the file is missing, has another format, or is damaged.
@@ -111,7 +110,10 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def _lines(path: Path, kind: str) -> Iterator[Row]:
-    """Rows under a line of names. A TSV file has no quotes, as GLUE's; cells of a CSV file may be quoted."""
+    """The rows below a line of names.
+
+    A TSV file has no quotes, like the files of GLUE; cells of a CSV file may be quoted.
+    """
     content = io.StringIO(formats.whole(path), newline="")
     csv.field_size_limit(2**31 - 1)  # a cell may be long
     how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
@@ -127,7 +129,7 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
             if line:
                 yield Row(where, dict(zip(head, line, strict=True)))
     except csv.Error as error:
-        raise UserError(f"{path}, line {lines.line_num}: {error}; mend the line") from error
+        raise UserError(f"{path}, line {lines.line_num}: {error}; correct the line") from error
 
 
 def _objects(path: Path) -> Iterator[Row]:
@@ -138,7 +140,7 @@ def _objects(path: Path) -> Iterator[Row]:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON ({error}); mend or delete the line") from error
+            raise UserError(f"{where} is not JSON ({error}); correct or delete the line") from error
         if not isinstance(found, dict):
             raise UserError(f"{where} is a {type(found).__name__}, but should be a JSON object")
         yield Row(where, found)
@@ -175,10 +177,10 @@ def _class(value: Any, names: Sequence[str]) -> Any:
 
 
 def texts(part: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], ...]:
-    """Of each column, the texts of all rows.
+    """The texts of all rows, for each column.
 
     Raises:
-      UserError: a row without the column, or a cell that is not text.
+      UserError: a row does not have the column, or a cell is not text.
     """
     return tuple([_text(row, column) for row in part] for column in columns)
 
@@ -189,9 +191,8 @@ def _text(row: Row, column: str) -> str:
         raise UserError(
             f"{row.where}: column {column!r} has {value!r:.40}, but should have text; set data.text"
         )
-    return value.encode(
-        "utf-8", "replace"
-    ).decode()  # half a character of JSON, such as \ud83d alone
+    # JSON may contain half a character, such as a lone \ud83d, which is replaced.
+    return value.encode("utf-8", "replace").decode()
 
 
 def _cell(row: Row, column: str, setting: str) -> Any:
@@ -202,7 +203,7 @@ def _cell(row: Row, column: str, setting: str) -> Any:
 
 
 def label(row: Row, column: str) -> str | None:
-    """The label of a row as text; None: it has none."""
+    """The label of a row as text; None if it has no label."""
     value = _cell(row, column, "data.label")
     if isinstance(value, bool):
         return str(value).lower()
@@ -219,11 +220,11 @@ def _label(row: Row, column: str) -> str:
 
 
 def _names(part: Sequence[Row], asked: Asked) -> tuple[str, ...]:
-    """The different labels, sorted: numbers by their size."""
+    """The distinct labels, sorted; numbers are sorted by value."""
     found = {_label(row, asked.label) for row in part}
     if len(found) < 2:
         raise UserError(
-            f"all rows of {asked.path} have the label {', '.join(found) or 'none'}: there is nothing to learn"
+            f"all rows of {asked.path} have the label {', '.join(found) or 'none'}, but training needs at least two"
         )
     if len(found) > len(part) // 2 and len(found) > 20:
         raise UserError(
@@ -249,7 +250,7 @@ def _targets(part: Sequence[Row], asked: Asked, about: Glue) -> np.ndarray:
 
 
 def _held_out(every: Rows, fraction: float, path: Path) -> dict[str, Rows]:
-    """Rows of a fixed shuffle: files may be sorted by their labels."""
+    """Hold out rows of a fixed shuffle, because a file may be sorted by label."""
     count = len(every.labels)
     order = np.random.default_rng(0).permutation(count)
     held = np.sort(order[:: round(1 / fraction)])

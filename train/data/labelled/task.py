@@ -1,4 +1,4 @@
-"""Tasks as fine-tuning wants them: examples to train on, examples that judge, and what a model's answers are worth."""
+"""Tasks for fine-tuning: training examples, validation examples and scores of a model's outputs."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -25,33 +25,30 @@ TABLE = "table"
 class Labelled:
     """Labelled text: a task of GLUE, SQuAD, or a table of the user.
 
-    ``task="table"`` are rows with named columns, in files or a folder of Hugging Face `datasets`
-    (`train.data.labelled.table`). The other tasks are read from their published files if
-    ``source="files"``, which may be compressed (.gz, .xz, .zst). ``source="tfds"`` reads
-    ``glue/<task>`` or ``squad`` of tensorflow-datasets, prepared or to be prepared under ``path``,
-    without TensorFlow.
+    ``task="table"`` has rows with named columns, in files or a folder of Hugging Face `datasets`
+    (`train.data.labelled.table`). ``source="files"`` reads the published files of another task,
+    which may be compressed (.gz, .xz, .zst). ``source="tfds"`` reads ``glue/<task>`` or ``squad``
+    of tensorflow-datasets, which is prepared under ``path`` if necessary; it is read without
+    TensorFlow.
     """
 
     task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
-    path: str | None = (
-        None  # the folder of the files, or of tensorflow-datasets; of a table, also a file
-    )
+    # The folder of the files or of tensorflow-datasets; for a table, also a file.
+    path: str | None = None
     source: Literal["files", "tfds"] = "files"
-    tokenizer: str = "bytes"  # as of `train.data.text.Data`
-    length: int = 128  # tokens of a sample, at most
-    stride: int = 128  # tokens from one window of a SQuAD text to the next, at most
-    examples: int | None = None  # to train on: so many of a fixed shuffle; None: all
-    # Of a table alone:
-    text: tuple[str, ...] = field(
-        default=("text",), metadata=LATER
-    )  # the columns of one text or two
+    tokenizer: str = "bytes"  # as in `train.data.text.Data`
+    length: int = 128  # maximum tokens of a sample
+    stride: int = 128  # maximum tokens from one window of a SQuAD text to the next
+    examples: int | None = None  # number of training examples, from a fixed shuffle; None: all
+    # The fields below are for tables only.
+    text: tuple[str, ...] = field(default=("text",), metadata=LATER)  # one or two text columns
     label: str = field(default="label", metadata=LATER)  # the column of the label
-    labels: tuple[str, ...] = field(
-        default=(), metadata=LATER
-    )  # the classes in order; none: those of the data, sorted
+    # The class names in order; empty: the sorted labels of the training rows.
+    labels: tuple[str, ...] = field(default=(), metadata=LATER)
     number: bool = field(default=False, metadata=LATER)  # whether the label is a number
-    valid_path: str | None = field(default=None, metadata=LATER)  # the rows that judge
-    valid_fraction: float = field(default=0.1, metadata=LATER)  # held out if no other rows judge
+    valid_path: str | None = field(default=None, metadata=LATER)  # the validation rows
+    # The part that is held out if there are no other validation rows.
+    valid_fraction: float = field(default=0.1, metadata=LATER)
 
     def __post_init__(self):
         if self.task not in (*NAMES, TABLE):
@@ -59,19 +56,21 @@ class Labelled:
                 f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}"
             )
         if not 1 <= len(self.text) <= 2:
-            raise ValueError(f"text names one column or two, but is {self.text}")
+            raise ValueError(f"text must name one column or two, but is {self.text}")
         if not 0 < self.valid_fraction <= 0.5:
-            raise ValueError(f"valid_fraction lies between 0 and 0.5, but is {self.valid_fraction}")
+            raise ValueError(
+                f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"
+            )
         for name in ("length", "stride", "examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, but is {value}")
+                raise ValueError(f"{name} must be at least 1, but is {value}")
         if self.source == "files" and self.path is None:
             raise ValueError("data.source=files needs data.path, the folder of the task's files")
 
 
 def labelled_of(about: Mapping[str, Any]) -> Labelled:
-    """The data of a run, as its ``config.json`` has them."""
+    """The labelled data of a run, from its ``config.json``."""
     fields: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in about.items()
     }
@@ -83,43 +82,43 @@ Score = Callable[[np.ndarray], dict[str, float]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task for a model: ``model.with_head(head, classes)`` learns it."""
+    """A task prepared for a model: ``model.with_head(head, classes)`` learns it."""
 
     train: Any  # a `train.data.batches.Source`: `Examples`, or images
-    valid: Mapping[str, Any]  # the first one judges
+    valid: Mapping[str, Any]  # the first split is used for validation during training
     head: Literal["classes", "spans"]
-    classes: int  # 1: a number
-    labels: tuple[str, ...]  # names of the classes; of a number or spans, none
-    pad: int  # the token after the last one of a text; no text of a decoder ends with it
-    identity: dict[str, Any]  # JSON: what they are, by content; wherever they were read from
+    classes: int  # 1: the target is a number
+    labels: tuple[str, ...]  # names of the classes; empty for a number or spans
+    pad: int  # the padding token; no text of a decoder ends with it
+    identity: dict[str, Any]  # JSON; identifies the data by content, not by path
     scores: Mapping[str, Score]
     task: str | None = None  # the name of a published task
-    encoder: Encoder | None = None  # of text
+    encoder: Encoder | None = None  # None: the task has no text
 
     @property
     def of_head(self) -> Head:
-        """The head that learns it."""
+        """The description of the head that learns the task."""
         return Head(self.task, self.labels)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the ``config.json`` of a model that has learned it should say (`jaxgrow.checkpoints.save`)."""
+        """The ``config.json`` entries of a model that learned the task (`jaxgrow.checkpoints.save`)."""
         of_text = {} if self.encoder is None or self.encoder.own_pad else {"pad_token_id": self.pad}
         return named(self.labels, self.task) | of_text
 
     def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
-        """What a model's outputs for all examples of ``valid[split]``, in order, are worth.
+        """Score the outputs of a model for all examples of ``valid[split]``, in order.
 
         Args:
-          split: of ``valid``.
-          outputs: logits [N, classes], a number [N, 1], or logits of begins and ends [N, length,
-            2].
+          split: a key of ``valid``.
+          outputs: logits [N, classes], numbers [N, 1], or logits of begins and ends [N, length, 2].
 
         Returns:
-          Metrics, the task's own one first: from 0 to 1, or, of correlations, from -1.
+          The metrics, the main one of the task first. They are from 0 to 1; correlations are from
+          -1 to 1.
 
         Raises:
-          ValueError: outputs of another shape.
+          ValueError: the outputs have another shape.
         """
         examples = self.valid[split]
         shape = (len(examples), *((examples.length,) if self.head == "spans" else ()), self.classes)
@@ -129,31 +128,32 @@ class Prepared:
 
 
 def task(data: Labelled, model: TextConfig) -> Prepared:
-    """The task as ``model``, whatever its head, reads it; tokenised here, and kept in memory.
+    """Prepare a task for ``model``, whose head does not matter; the tokens are kept in memory.
 
     Raises:
-      UserError: data that lack or are damaged, or that the model cannot take.
+      UserError: the data are missing or damaged, or the model cannot take them.
     """
     return _task(data, model.with_head("tokens"))
 
 
-@lru_cache(maxsize=2)  # every run of a fine-tuning asks, and asks several times
+@lru_cache(maxsize=2)  # all runs of a fine-tuning call this, several times each
 def _task(data: Labelled, model: TextConfig) -> Prepared:
     if data.length > model.length:
         raise UserError(
-            f"data.length is {data.length} tokens, but the model has {model.length} positions; lower it to as many"
+            f"data.length is {data.length} tokens, but the model has {model.length} positions; "
+            f"lower data.length to {model.length}"
         )
     encoder = Encoder(data.tokenizer, model)
     least = data.length - encoder.frame.room(2, data.length) + 2
     if data.length < least:
         raise UserError(
-            f"data.length is {data.length}, but two texts and what is around them need at least {least} tokens"
+            f"data.length is {data.length}, but two texts and the tokens around them need at least {least} tokens"
         )
     if data.task in glue.TASKS or data.task == TABLE:
         return _glue(data, model, encoder)
     if not isinstance(model, EncoderConfig):
         raise UserError(
-            f"{data.task} is for a BERT, whose tokens see what follows them, not for a {type(model).__name__}"
+            f"{data.task} needs a BERT, whose tokens attend in both directions, but the model is a {type(model).__name__}"
         )
     return _squad(data, model, encoder)
 
@@ -195,7 +195,7 @@ def asked(data: Labelled) -> table.Asked:
 
 
 def examples_of(rows: glue.Rows, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
-    """Rows as ``model`` reads them."""
+    """Rows as examples for ``model``."""
     return _examples(_texts(rows, encoder, data.length), rows.labels, data, model, encoder)
 
 
@@ -251,7 +251,7 @@ def _folder(data: Labelled) -> Path:
 
 
 def _few(count: int, wanted: int | None) -> np.ndarray:
-    """The first of a fixed shuffle; all, in their order, if none are to be left out."""
+    """The first ``wanted`` numbers of a fixed shuffle; all, in order, if ``wanted`` is None."""
     return (
         np.arange(count) if wanted is None else np.random.default_rng(0).permutation(count)[:wanted]
     )
