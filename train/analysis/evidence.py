@@ -94,7 +94,7 @@ class Evidence:
 
     @property
     def told(self) -> str:
-        """The saving with its setting and its source, for a message."""
+        """The saving, its setting and its source, in words."""
         where = f"{self.family}, {self.optimizer}, {amount(self.parameters)} parameters"
         seeds = (
             "reported"
@@ -150,7 +150,7 @@ class Frontier:
 
 
 def amount(count: float) -> str:
-    """``"94 K"``."""
+    """A number with its unit as text, such as ``"94 K"``."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if count >= size:
             return (
@@ -236,14 +236,14 @@ class Estimate:
 
     @property
     def told(self) -> str:
-        """``"15.5 % ± 2.8"``."""
+        """The saving as text, such as ``"15.5 % ± 2.8"``."""
         return f"{100 * self.saved:.1f} %" + (
             ", no interval" if self.half_width is None else f" ± {100 * self.half_width:.1f}"
         )
 
     @property
     def source(self) -> str:
-        """Where the number comes from, for a message."""
+        """The source of the estimate, in words."""
         how = (
             f"regression over size and tokens per parameter of {self.rows} comparisons"
             if self.regression

@@ -284,7 +284,7 @@ def _draw(axes: "Axes", bar: _Bar, colours: dict[str, str]) -> None:
 
 
 def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> None:
-    """Draw the labels from `_lines`, each with a line down to the begin of its phase."""
+    """Draw the labels from `_lines`, each with a line down to the start of its phase."""
     for x, at, line, text in labels:
         bottom = 1.08 + LINE * line / BAR
         axes.plot([x, x], [0, bottom + LINE / BAR], color="black", linewidth=0.8)
@@ -298,7 +298,7 @@ def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, st
     connecting line does not cross another label.
 
     Returns:
-      For each label: the begin of its phase, its own begin, its line number, and its text.
+      For each label: the start of its phase, its own start, its line number, and its text.
     """
     texts: dict[float, list[str]] = {}
     for bar in bars:
@@ -314,7 +314,7 @@ def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, st
 
 
 def _amount(parameters: int) -> str:
-    """``"129 K"``."""
+    """A number of parameters as text, such as ``"129 K"``."""
     size, of = next(
         (s, of)
         for s, of in ((1e9, " B"), (1e6, " M"), (1e3, " K"), (1, ""))

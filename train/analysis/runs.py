@@ -117,8 +117,8 @@ class Run:
     def cost_to(self, loss: float, unit: Unit) -> float | None:
         """The cost at which the last phase reached ``loss`` for good; None if it never did.
 
-        From there to its end, the loss is not above ``loss``. It is interpolated linearly between two
-        validations.
+        From there to its end, the loss is not above ``loss``. It is interpolated linearly between
+        two validations.
         """
         points = [(spent(line, unit), line["val_loss"]) for line in self.segments[-1]]
         above = [i for i, (_, y) in enumerate(points) if y > loss]
@@ -166,9 +166,9 @@ def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
 def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
     """The FLOPs that a fully decayed run from scratch needs to end at ``loss``.
 
-    The loss is interpolated over log FLOPs between neighbouring runs of the frontier, each of which has
-    a complete learning rate schedule. The result is infinite if ``loss`` is below all of them, because
-    the longest run does not suffice, and None if it is above all of them.
+    The loss is interpolated over log FLOPs between neighbouring runs of the frontier, each of which
+    has a complete learning rate schedule. The result is infinite if ``loss`` is below all of them,
+    because the longest run does not suffice, and None if it is above all of them.
     """
     points = sorted((math.log(r.result["flops"]), r.loss) for r in frontier)
     if loss < min(y for _, y in points):

@@ -41,18 +41,20 @@ class Comparison:
         return [self.runs[0], *self.frontier]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per config, with the savings of each seed over the same seed of the baseline.
+        """One row per config, with one saving per seed.
 
-        A saving is one minus a ratio of costs:
+        Each seed is compared with the same seed of the baseline. A saving is one minus a ratio of
+        costs:
 
-        - ``saved_frontier``: the cost of the run relative to the budget with which a run from scratch with
-          a complete learning rate schedule ends at the same loss. It is a lower bound if the loss is below
-          the frontier (``below_frontier``), None if it is above, and null for all seeds without a frontier.
-        - ``saved_{unit}``: the cost at which the run reached the baseline's final loss for good, relative
-          to the cost at which the baseline's curve did. None if the run never did.
+        - ``saved_frontier``: the cost of the run relative to the budget with which a run from
+          scratch with a complete learning rate schedule ends at the same loss. It is a lower bound
+          if the loss is below the frontier (``below_frontier``), None if it is above, and null for
+          all seeds without a frontier.
+        - ``saved_{unit}``: the cost at which the run reached the baseline's final loss for good,
+          relative to the cost at which the baseline's curve did. None if the run never did.
         - ``.._given``: the same if the small model that a growth starts from costs nothing.
-        - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over seeds), if it
-          exists.
+        - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over
+          seeds), if it exists.
         """
         baseline = {r.seed: r for r in self.runs[0]}
         budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}

@@ -26,7 +26,7 @@ from train.data.text import Data, tokenizer, tokens
 from train.data.workers import end_with_parent
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
-_AHEAD = 4  # batches
+_AHEAD = 4  # batches that are read ahead
 # Samples that a worker prepares at once. A small number lets the worker end quickly.
 _CHUNK = 32
 
@@ -76,8 +76,8 @@ class Windows:
 def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     """Describe the data by content: a name, and hashes of ``train``, ``valid`` and the tokenizer.
 
-    The hashes are those of the data that the model is trained on. The standard library as a corpus
-    also has the version of Python. Equal data may have different names.
+    The hashes are computed from the data that the model is trained on. The standard library as a
+    corpus also has the version of Python. Equal data may have different names.
 
     Raises:
       UserError: the data cannot be read.

@@ -27,7 +27,7 @@ class Counts:
 
     files: int = 0
     documents: int = 0
-    bytes: int = 0  # of the text as UTF-8
+    bytes: int = 0  # the size of the text in UTF-8
     replaced: int = 0  # characters replaced by U+FFFD, because they were not UTF-8 or were NUL
     first_replaced: str = ""  # the file with the first replaced character
     file: str = ""  # the file that is being read
@@ -206,7 +206,7 @@ def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
                 (e.name, e.is_dir(follow_symlinks=False), e.is_dir(), e.is_file()) for e in entries
             )
         for name, is_folder, leads_to_folder, is_file in found:
-            if name.startswith("."):  # such as ._a.txt, which macOS writes beside a.txt
+            if name.startswith("."):  # such as ._a.txt, which macOS writes next to a.txt
                 yield path / name, "hidden"
             elif is_folder:
                 yield from _entries(path / name)

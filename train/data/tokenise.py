@@ -29,7 +29,7 @@ from train.data.workers import end_with_parent
 Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], list[int]]]
 
 BATCH = 1 << 20  # characters that are encoded in one call
-# A corpus of fewer batches is encoded by this process: starting others would take longer.
+# A corpus of fewer batches is encoded by this process, because starting others takes longer.
 ALONE = 8
 SHARD = 64  # batches between two records of the progress
 

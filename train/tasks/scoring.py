@@ -53,7 +53,7 @@ class Scorer:
     # --- requests ---
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens at its begin and end."""
+        """The tokens of a text, without special tokens at its start and end."""
         return self.model.tokenizer.encode(text, add_special_tokens=False).ids
 
     def after(self, context: Sequence[int], continuation: Sequence[int]) -> Request:

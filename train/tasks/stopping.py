@@ -52,7 +52,7 @@ class Stopping:
         return text[: len(text) - max(ends, default=0)]
 
     def _stop(self, text: str) -> int | None:
-        """The begin of the first stop string; None if there is no stop string."""
+        """The index of the first stop string in the text, or None."""
         found = [place for string in self.strings if (place := text.find(string)) >= 0]
         return min(found, default=None)
 

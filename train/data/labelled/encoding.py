@@ -1,4 +1,4 @@
-"""The input of a model for one text or two: their tokens, and tokens that mark begin and end."""
+"""The input of a model for one text or two: their tokens, and tokens that mark start and end."""
 
 import hashlib
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ class Encoder:
     def places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens [n] of each text, and their character ranges, int32 [n, 2].
 
-        A range [begin, end) is in characters of the text.
+        A range [begin, end) counts characters of the text.
         """
         if self._loaded is None:
             return [
@@ -191,7 +191,7 @@ class Texts:
     """Framed texts, concatenated."""
 
     tokens: np.ndarray
-    edges: np.ndarray  # int64 [N + 1]: the begin of each text, and the end of the last one
+    edges: np.ndarray  # int64 [N + 1]: the start of each text, and the end of the last one
     second: np.ndarray  # int32 [N]: the number of tokens before the second text
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class Texts:
 def framed(
     frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, kind: type
 ) -> Texts:
-    """Put texts or pairs of texts, which must fit, into their frame, as tokens of dtype ``kind``."""
+    """Put texts or pairs of texts, which must fit, into their frame; ``kind`` is the dtype."""
     begin, between, end = (np.array(part, kind) for part in frame[:3])
     parts, sizes, before = [np.zeros(0, kind)], [], []
     for i, a in enumerate(first):
@@ -223,7 +223,7 @@ class Examples:
 
     The inputs of an encoder are ``tokens`` int32, ``types`` int32 if the model has token types, and
     ``mask`` bool, [T] each. The inputs of a decoder are ``tokens`` int32 [T] and ``lengths`` int32.
-    T is the same for all samples. A target is a class, int32; a number, float32; or the begin and
+    T is the same for all samples. A target is a class, int32; a number, float32; or the start and
     end of a span, int32 [2].
     """
 

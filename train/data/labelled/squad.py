@@ -1,4 +1,4 @@
-"""SQuAD (Rajpurkar et al., 2016; 2018): find where the answer to a question begins and ends in a text.
+"""SQuAD (Rajpurkar et al., 2016; 2018): find the answer to a question as a span of a text.
 
 A text that is longer than the input of the model is split into windows, each after the question;
 the result is the best answer of all windows. In version 2, some questions have no answer.
@@ -55,7 +55,7 @@ class Question(NamedTuple):
     text: str
     context: str
     answers: tuple[str, ...]  # the answers that people gave; empty: there is no answer
-    begin: int  # the character at which the first of them begins
+    begin: int  # the index of the first character of the first answer
 
 
 def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
@@ -218,7 +218,7 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
 
 
 def _begins(tokens: int, room: int, stride: int) -> range:
-    """The begins of windows of ``room`` tokens, up to the first one with the last token."""
+    """The starts of windows of ``room`` tokens, up to the first window with the last token."""
     step = min(stride, room)
     return range(0, max(tokens - room, 0) + step, step)
 
@@ -258,17 +258,17 @@ def answers(
 def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
     """Find the best answer to each question, as text of its context.
 
-    It is the span of at most `ANSWER` tokens within one window that has the largest sum of a begin
+    It is the span of at most `ANSWER` tokens within one window that has the largest sum of a start
     logit and an end logit. The score of no answer is the sum of both logits at the first token, in
     the window with the smallest sum.
 
-    Deviation(BERT): all spans are compared, not only spans between the 20 best begins and the 20
+    Deviation(BERT): all spans are compared, not only spans between the 20 best starts and the 20
     best ends. If one of those is the best span of all, the result is the same.
 
     Args:
       windows: the windows of the questions.
       questions: the questions, in the same order.
-      logits: [W, length, 2], the logits of begins and ends.
+      logits: [W, length, 2], the logits of starts and ends.
 
     Returns:
       An answer for each question.
@@ -315,7 +315,7 @@ def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.nd
 def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
     """Find the best scores of version 2 over all thresholds of `Answers.at`.
 
-    The method is that of the official script.
+    The method is the same as in the official script.
 
     Args:
       questions: the questions, some of which have no answer.
@@ -335,7 +335,7 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
         totals = np.concatenate([[0.0], np.cumsum((said - silent)[order])]) + silent.sum()
         after = np.append(
             np.diff(found.silence[order]) > 0, True
-        )  # a threshold lies between two different margins
+        )  # a threshold separates two different margins
         allowed = np.flatnonzero(np.concatenate([[True], after]))
         best = allowed[totals[allowed].argmax()]
         below = found.silence[order[best - 1]] if best else found.silence[order[0]] - 1.0

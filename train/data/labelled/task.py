@@ -102,7 +102,10 @@ class Prepared:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The ``config.json`` entries of a model that learned the task (`jaxgrow.checkpoints.save`)."""
+        """The ``config.json`` entries of a model that learned the task.
+
+        `jaxgrow.checkpoints.save` writes them.
+        """
         of_text = {} if self.encoder is None or self.encoder.own_pad else {"pad_token_id": self.pad}
         return named(self.labels, self.task) | of_text
 
@@ -111,7 +114,7 @@ class Prepared:
 
         Args:
           split: a key of ``valid``.
-          outputs: logits [N, classes], numbers [N, 1], or logits of begins and ends [N, length, 2].
+          outputs: logits [N, classes], numbers [N, 1], or logits of starts and ends [N, length, 2].
 
         Returns:
           The metrics, the main one of the task first. They are from 0 to 1; correlations are from
