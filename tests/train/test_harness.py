@@ -349,7 +349,7 @@ def test_tasks_that_cannot_be_run_are_refused(home, task, settings, says):
             '{"txt": "a b"}',
             "line 1: text is missing; there are txt",
         ),
-        ("lambada_openai", "lambada_test.jsonl", '{"text": "one"}', "line 1 is one word"),
+        ("lambada_openai", "lambada_test.jsonl", '{"text": "one"}', "line 1 is a single word"),
         (
             "piqa",
             "valid.jsonl",
