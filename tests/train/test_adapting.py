@@ -67,7 +67,7 @@ def test_a_task_is_learned(home):
     assert found[1e-2][0]["dev"]["matthews"] > 0.9
 
 
-def test_the_model_at_the_end_is_the_base_to_the_bit_with_the_lora_merged_into_it(home, whole):
+def test_merged_lora_gives_the_base_model_plus_the_lora_bitwise(home, whole):
     _, before = load(home / "gpt2")
     config, after = load(whole)
     saved = saved_in(whole / "lora.npz")
@@ -171,7 +171,7 @@ def test_a_model_with_an_adapter_is_a_model(home, adapted):
     assert load(home / "deep")[0].adapter == BOTTLENECK
 
 
-def test_only_the_adapter_and_the_head_have_gradients_and_moments(home):
+def test_only_adapter_and_head_have_gradients_and_moments(home):
     experiment = adapting(home)
     *_, phase, _ = experiment.plan
     (model,) = shapes(experiment.plan, 2, experiment.tx).values()

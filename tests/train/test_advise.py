@@ -83,7 +83,7 @@ def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
     assert saved(e, HALF, 0.0) == 0
 
 
-def test_a_growth_comes_where_most_is_saved_and_before_the_rate_decays(tmp_path):
+def test_growth_is_placed_at_the_largest_saving_before_the_decay(tmp_path):
     e = experiment(tmp_path)  # the rate decays over the last tenth
     for behind in (0.0, 0.22, 0.5, 0.9):
         gain, tau = placed(e, HALF, behind)
@@ -129,7 +129,7 @@ def near(tmp_path, **changes):
     return experiment(tmp_path, **{"optim": MUON, "steps": 3600} | changes)
 
 
-def test_without_a_pilot_the_advice_is_the_regression_over_comparable_measurements(tmp_path):
+def test_without_a_pilot_advice_is_the_regression(tmp_path):
     e = near(tmp_path)
     text, best = advice(e)
     rows = [
@@ -159,7 +159,7 @@ def test_without_a_pilot_the_advice_is_the_regression_over_comparable_measuremen
         },
     ],
 )
-def test_far_from_every_comparable_measurement_there_is_no_advice(tmp_path, changes):
+def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
     """Neither another size or budget answers, nor another family or optimizer."""
     text, best = advice(near(tmp_path, **changes))
     assert (
@@ -170,13 +170,13 @@ def test_far_from_every_comparable_measurement_there_is_no_advice(tmp_path, chan
     assert text.count("too far from anything measured: nearest is ") == len(RECIPES)
 
 
-def test_the_nearest_measurement_is_one_of_the_same_family_if_there_is_one():
+def test_the_nearest_measurement_prefers_the_same_family():
     text, _ = advice(load("configs/wikipedia_encoder.py:muon", ["steps=200"]))
     line = next(line for line in text.splitlines() if line.startswith("- half of the layers first"))
     assert "nearest is > 19.7 % [22.8, 16.7] (ModernBERT, Muon, 269 K parameters" in line
 
 
-def test_no_recipe_is_advised_where_the_small_model_alone_was_cheaper(tmp_path):
+def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
     rows = [e for e in evidence() if e.small_alone_is_cheaper]
     assert {(e.family, e.method) for e in rows} == {
         (f, m) for f in ("ViT", "ModernBERT") for m in ("deepen", "halves")
@@ -249,9 +249,7 @@ def advised(monkeypatch, *arguments):
     exits_cleanly(advise.main)
 
 
-def test_a_pilot_runs_its_cost_is_told_and_the_config_is_that_advised(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeypatch, capsys):
     e = runs.experiment(
         tmp_path,
         steps=40,

@@ -85,7 +85,7 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
 
 
-def test_experts_over_eight_h100s_exchange_tokens_and_no_kernels():
+def test_experts_on_eight_h100s_exchange_tokens_only():
     e = load(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
     )
@@ -117,7 +117,7 @@ SMALL = {"layers": 40, "embed": 4096, "mlp": 14336}
 
 @pytest.mark.parametrize("names", [("layers", "embed.in", "mlp"), ("layers", "mlp.in", "embed")])
 @pytest.mark.parametrize("fsdp", [8, 2])
-def test_leaves_of_a_70b_model_grow_in_the_memory_of_their_parts(names, fsdp):
+def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
     mesh = Mesh(1, fsdp, 8 // fsdp).over(list(described("h100:8").devices))
     growth = stack(SMALL, {"layers": 80}) | hypercloning(SMALL, {"embed": 8192, "mlp": 28672})
     shape = tuple(SMALL[name.removesuffix(".in")] for name in names)
@@ -191,7 +191,7 @@ def test_attention_by_a_kernel_and_by_xla():
 
 
 @pytest.mark.parametrize("mesh", [":mesh.fsdp=2", ":mesh.fsdp=2:mesh.tensor=2"])
-def test_attention_by_a_kernel_where_two_axes_divide_the_samples_or_the_heads(mesh):
+def test_attention_kernel_with_two_sharded_axes(mesh):
     """JAX's own rule for cuDNN's kernel fails where two axes divide the samples."""
     e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]

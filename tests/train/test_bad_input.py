@@ -208,9 +208,7 @@ def test_a_full_disk_while_tokenising(tmp_path, refused, monkeypatch):
     )
 
 
-def test_a_full_disk_while_saving_keeps_the_checkpoint_before_and_continues(
-    tmp_path, refused, monkeypatch
-):
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, refused, monkeypatch):
     save = Checkpoints.save
 
     def full(self, step, *rest):
@@ -252,7 +250,7 @@ def test_a_full_disk_is_recognised_however_it_is_wrapped(error, full):
     assert is_full_disk(error) == full
 
 
-def test_other_errors_keep_their_traceback_and_an_interrupt_its_code(monkeypatch, refused):
+def test_other_errors_keep_traceback_and_exit_code(monkeypatch, refused):
     def broken():
         raise ZeroDivisionError
 
@@ -287,7 +285,7 @@ def test_errors_of_the_input_and_of_the_machine_are_one_line(monkeypatch, refuse
     assert refused().startswith(says)
 
 
-def test_processes_that_lost_each_other_are_one_line_and_to_be_started_again(monkeypatch, refused):
+def test_lost_processes_end_in_one_line_that_says_restart(monkeypatch, refused):
     def apart():
         raise jax.errors.JaxRuntimeError(
             "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED\n and more"

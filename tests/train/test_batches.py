@@ -66,7 +66,7 @@ def test_a_stream_goes_on_where_its_state_was_taken(done):
 @pytest.mark.parametrize(
     "before, after", [(1, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 5), (5, 1)))]
 )
-def test_what_some_processes_began_any_other_number_goes_on_with(before, after):
+def test_any_number_of_processes_can_resume(before, after):
     """The state is of the whole batch, and the same in each of them."""
 
     def shares(processes):
@@ -217,7 +217,7 @@ def test_processes_share_out_validation():
     )
 
 
-def test_a_validation_text_smaller_than_a_batch_is_refused_with_the_way_out():
+def test_a_validation_text_below_one_batch_is_an_error():
     with pytest.raises(
         UserError, match=r"less than one batch of 26; raise data.valid_fraction, or lower batch"
     ):

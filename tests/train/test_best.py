@@ -115,7 +115,7 @@ SWIN = SwinConfig(
 
 
 @pytest.mark.parametrize("config", [*FAMILIES.values(), SWIN], ids=[*FAMILIES, "swin"])
-def test_every_family_drops_other_units_in_every_layer_sublayer_and_sample(config):
+def test_dropout_differs_by_layer_sublayer_and_sample(config):
     params, example = jax.tree.map(lambda x: x + 0.01, runs.fresh(config)), config.example
     many = jax.tree.map(lambda x: np.repeat(np.asarray(x), 2, 0), example)
     keys = jax.random.split(jax.random.key(0), (config.depth, 2))

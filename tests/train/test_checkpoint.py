@@ -94,9 +94,7 @@ def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
     assert "damaged" not in capsys.readouterr().err
 
 
-def test_a_change_of_any_file_is_found_and_said_and_the_checkpoint_before_is_used(
-    saved, tmp_path, capsys
-):
+def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, capsys):
     """Of the array file each kind of change; of the others, whose every byte is a law of checksums, one kind each."""
     paths = files(saved / "checkpoints" / "6")
     arrays = max(paths, key=lambda path: path.stat().st_size)
@@ -122,7 +120,7 @@ def test_a_change_of_any_file_is_found_and_said_and_the_checkpoint_before_is_use
         shutil.rmtree(run)
 
 
-def test_with_no_whole_checkpoint_one_line_says_so_and_nothing_is_moved(saved, tmp_path):
+def test_without_an_intact_checkpoint_nothing_is_moved(saved, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     for step in (3, 6):
         flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
@@ -144,9 +142,7 @@ INCOMPLETE = "checkpoint 9 is incomplete: its save was interrupted; deleted it\n
 
 
 @pytest.mark.parametrize("at", ["seal", "sync", "sync_folder"])
-def test_a_process_that_is_killed_while_it_saves_leaves_no_damaged_checkpoint(
-    saved, tmp_path, monkeypatch, capsys, at
-):
+def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monkeypatch, capsys, at):
     """After Orbax has written everything: before the checksums, before the renaming, and right after it."""
 
     def dies(folder):
@@ -171,9 +167,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_no_damaged_checkpoint(
     assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
 
 
-def test_the_newest_checkpoint_without_checksums_is_incomplete_and_an_earlier_one_is_damaged(
-    saved, tmp_path, capsys
-):
+def test_the_newest_unsealed_checkpoint_is_incomplete(saved, tmp_path, capsys):
     shutil.copytree(saved, tmp_path / "a")
     (tmp_path / "a" / "checkpoints" / "6" / "SHA256SUMS").unlink()
     np.testing.assert_array_equal(
@@ -215,7 +209,7 @@ def test_only_the_last_damaged_checkpoint_is_kept(saved, tmp_path):
             )
 
 
-def test_checksums_that_cannot_be_written_are_an_error_at_the_next_save(tmp_path, monkeypatch):
+def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device")
 
@@ -226,7 +220,7 @@ def test_checksums_that_cannot_be_written_are_an_error_at_the_next_save(tmp_path
     assert not (tmp_path / "6").exists()
 
 
-def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_path):
+def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
     """What it cost is what that one cost: an earlier one is no substitute."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
@@ -244,9 +238,7 @@ def test_a_finished_run_is_read_only_if_its_last_checkpoint_is_whole(saved, tmp_
         open_checkpoint(tmp_path)  # of a version that did not export its parameters
 
 
-def test_what_a_finished_run_exports_is_what_it_ended_with_and_is_read_only_if_it_is_whole(
-    tmp_path, capsys
-):
+def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     run, experiment = tmp_path / "run", runs.experiment(tmp_path)
     result = pretrain.run(experiment, run)
     params = load(run)

@@ -49,7 +49,7 @@ def test_every_command_is_found():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_help_text_keeps_its_paragraphs_and_shows_every_default(command, parser):
+def test_help_texts_keep_paragraphs_and_show_defaults(command, parser):
     found, doc = parser(command), str(importlib.import_module(f"train.{command}").__doc__)
     text = found.format_help()
     assert f"usage: python -m train.{command}" in text and "`" not in text

@@ -99,7 +99,7 @@ CYCLE = [
 ]
 
 
-def test_the_cost_of_a_loss_is_read_between_two_validations_of_the_last_phase(tmp_path):
+def test_the_cost_of_a_loss_is_interpolated(tmp_path):
     run = made(tmp_path, "cycle", CYCLE)
     assert run.cost_to(3.0, "run_seconds") == 26.0  # half way from 3.5 to 2.5
     assert run.cost_to(3.0, "seconds") == 26.0 + COMPILING
@@ -248,7 +248,7 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
         )
 
 
-def test_without_a_frontier_nothing_is_said_to_be_saved_against_it(comparison):
+def test_without_a_frontier_no_saving_is_reported(comparison):
     alone = replace(comparison, frontier=[])
     for row in alone.rows():
         assert row["saved_frontier"] is row["saved_frontier_given"] is row["below_frontier"] is None
@@ -275,7 +275,7 @@ def noisy(seed: int, steps: int = 60, shift: float = 0.0) -> list[tuple]:
     ]
 
 
-def test_a_run_against_its_copy_saves_nothing_however_noisy_its_curve(tmp_path):
+def test_a_run_compared_with_its_copy_saves_nothing(tmp_path):
     """A/A: where a first crossing is set against a whole budget, these curves "save" a third and more."""
     first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(5)]
     again = [made(tmp_path, "two", noisy(seed), seed) for seed in range(5)]
@@ -291,7 +291,7 @@ def test_a_run_against_its_copy_saves_nothing_however_noisy_its_curve(tmp_path):
         assert row[f"{name}_interval"] == pytest.approx(0, abs=1e-12), name
 
 
-def test_runs_that_differ_by_chance_alone_save_zero_within_the_interval(tmp_path):
+def test_runs_that_differ_by_chance_save_zero(tmp_path):
     """A/A with other noise on either side, 20 times: a 95 % interval may miss zero now and then."""
     missed = 0
     for i in range(20):
@@ -446,7 +446,7 @@ def test_a_bound_is_one_only_beside_a_number(comparison):
     assert "| above the frontier: 1 of 2 seeds |" in table and "> above" not in table
 
 
-def test_a_config_that_diverged_is_marked_and_no_saving_of_its_luckier_seeds_is_told(comparison):
+def test_a_diverged_config_is_marked_without_a_saving(comparison):
     (scratch, cycle), shorter = comparison.runs, comparison.frontier
     diverged = {"cycle": [1], "wild": [0, 1]}
     partly = Comparison([scratch, cycle[:1]], shorter, diverged=diverged)
@@ -619,7 +619,7 @@ def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
     assert [row[4:6] for row in rows] == [["4.00", "1000.0"], ["", ""], ["2.75", "625.0"]]
 
 
-def test_keep_probabilities_are_plotted_where_layers_are_dropped(tmp_path):
+def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):
     scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
     assert not plots.keep(Comparison([[scratch]], []), path)
     assert not path.exists()
@@ -640,9 +640,7 @@ def figures(monkeypatch):
     return found
 
 
-def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_them(
-    comparison, figures, tmp_path
-):
+def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures, tmp_path):
     many = [
         [made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])]
         for i in range(9)
@@ -678,9 +676,7 @@ def test_losses_are_drawn_against_the_logarithm_of_flops_with_the_legend_beside_
     )  # no two alike
 
 
-def test_every_line_style_is_in_the_legend_and_an_identical_run_lies_on_top_of_the_baseline(
-    figures, tmp_path
-):
+def test_every_line_style_is_in_the_legend(figures, tmp_path):
     scratch, again = (
         [made(tmp_path, name, SCRATCH, seed=s) for s in range(3)] for name in ("scratch", "again")
     )
@@ -757,7 +753,7 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     )  # no band, and crosses without their bars
 
 
-def test_keep_probabilities_have_a_panel_a_model_and_whole_layers_as_ticks(figures, tmp_path):
+def test_keep_probabilities_have_one_panel_per_model(figures, tmp_path):
     run = dropping(tmp_path, 0, 0.5)
     coarse = {
         "phase": "train coarse1",
@@ -888,9 +884,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         (("--seeds", ","), "--seeds needs at least one seed"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_runs(
-    tmp_path, monkeypatch, capsys, options, says
-):
+def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):
     script = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
     with pytest.raises(SystemExit):
         called(

@@ -67,7 +67,7 @@ def test_an_experiment_has_settings_of_its_own_after_its_name():
     assert (made.optim.peak_lr, made.name, made.steps) == (2e-2, "again", 7)
 
 
-def test_a_name_that_a_file_does_not_have_is_refused_with_those_that_it_has():
+def test_an_unknown_experiment_is_refused_with_known_names():
     path = ROOT / "configs" / "wikipedia.py"
     others = "scratch, muon, muon_deepen, vcycle, vcycle_paper, bert_scratch, bert_vcycle"
     for text, asked in ((f"{path}:nothing", "nothing"), (str(path), "config")):
@@ -141,7 +141,7 @@ def test_overrides_are_applied_in_order(path):
     assert load(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr == 3 * load(path).optim.peak_lr
 
 
-def test_overrides_are_judged_together_in_any_order_and_at_any_depth(tmp_path, path):
+def test_overrides_are_checked_together_in_any_order(tmp_path, path):
     """Each alone breaks a rule that all of them keep."""
     stdlib = runs.experiment(tmp_path, data=Data(), name="stdlib")
     for overrides in (
@@ -290,7 +290,7 @@ def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
     assert str(tmp_path / "broken.py") in str(error.value)
 
 
-def test_a_value_of_the_wrong_type_is_refused_in_a_file_as_on_the_command_line(tmp_path):
+def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
     wrong = runs.experiment(tmp_path, name=3, method=VCycle(down=(Stage("half"),)), parallel="tpu")
     with pytest.raises(UserError) as error:
         load(runs.script(tmp_path, wrong))
@@ -309,7 +309,7 @@ def test_a_missing_config_is_named(tmp_path, name):
         load(tmp_path / name)
 
 
-def test_fields_that_came_later_are_told_where_they_say_something(tmp_path):
+def test_later_fields_are_recorded_if_not_default(tmp_path):
     """So that a run that an earlier version began goes on."""
     one = runs.experiment(tmp_path)
     told = as_json(one)["optim"]

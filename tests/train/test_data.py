@@ -180,7 +180,7 @@ def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
     ]
 
 
-def test_hidden_files_and_symlinked_folders_are_skipped_and_counted(odd, tmp_path):
+def test_hidden_files_and_symlinks_are_skipped_and_counted(odd, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.txt").write_text("not read")
     (tmp_path / "odd").mkdir()
@@ -281,9 +281,7 @@ def encoded(monkeypatch) -> list[list[str]]:
     return calls
 
 
-def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
-    tmp_path, text, encoded, small_pieces, monkeypatch
-):
+def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_pieces, monkeypatch):
     """Whatever the size of a file, and of how many."""
     read, ahead = [0], []
     pieces = formats.text
@@ -307,9 +305,7 @@ def test_no_more_is_in_memory_than_a_batch_and_small_documents_share_one(
     assert [len(call) for call in encoded] == [17] * 5 + [15]  # of 50 characters
 
 
-def test_a_tokenisation_that_was_killed_goes_on_from_its_last_shard(
-    text, encoded, small_pieces, monkeypatch
-):
+def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pieces, monkeypatch):
     whole = tokens(text)
     expected, everything = (whole.train.tolist(), whole.valid.tolist()), len(encoded)
     encoded.clear()
@@ -370,7 +366,7 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     assert len(count) == 1 and [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
 
 
-def test_a_work_folder_that_is_renamed_while_mkdir_looks_at_it_is_no_error(tmp_path, monkeypatch):
+def test_a_folder_renamed_during_mkdir_is_accepted(tmp_path, monkeypatch):
     folder, mkdir = tmp_path / "made", Path.mkdir
 
     def late(self, *arguments, **options):
@@ -493,7 +489,7 @@ def test_a_vocabulary_with_merges_decodes_what_it_encodes(tokenizer):
         assert made.decode(made.encode(text).ids) == text
 
 
-def test_a_tokenizer_that_truncates_and_pads_does_neither_to_a_corpus(tmp_path, text, tokenizer):
+def test_a_corpus_is_never_truncated_or_padded(tmp_path, text, tokenizer):
     made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     made.enable_truncation(5)
     made.enable_padding(length=900)
@@ -521,7 +517,7 @@ def test_an_absent_tokenizer_is_named(text, tmp_path):
 @pytest.mark.parametrize(
     "name", ["docs.json", "docs.parquet.gz", "docs.tar.xz", "docs.tar.gz", "docs.zip", "docs"]
 )
-def test_what_would_be_trained_on_as_raw_bytes_is_refused_with_what_would_not(tmp_path, text, name):
+def test_formats_read_as_raw_bytes_are_refused(tmp_path, text, name):
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder" / name
     path.write_bytes(gzip.compress(b'{"text": "a"}') if name.endswith(".gz") else b'{"text": "a"}')
@@ -584,7 +580,7 @@ def test_a_tfds_corpus_is_prepared_and_read_without_tensorflow(docs):
     assert sorted(other.train.tobytes().decode().split("\0")) == ["", *map(str, range(6))]
 
 
-def test_a_feature_that_a_tfds_corpus_lacks_is_refused_with_those_it_has(docs):
+def test_a_missing_tfds_feature_is_refused_with_known_ones(docs):
     with pytest.raises(
         UserError, match=r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"
     ):

@@ -67,7 +67,7 @@ def losses(scorer, tokens):
 # --- tokens ---
 
 
-def test_the_tokenizer_of_bytes_gives_the_bytes_that_models_were_trained_on():
+def test_the_byte_tokenizer_gives_the_trained_bytes():
     of_bytes, text = tokenizer("bytes"), "Hëllo \u0100\x7f\u00ad \n\t 日本 \U0001f600  z"
     assert of_bytes.encode(text).ids == list(text.encode())
     assert of_bytes.decode(list(text.encode())) == text
@@ -76,7 +76,7 @@ def test_the_tokenizer_of_bytes_gives_the_bytes_that_models_were_trained_on():
 
 
 @pytest.mark.parametrize("stride", [None, 16, 5, 1])
-def test_windows_score_every_token_once_with_the_context_that_a_stride_leaves(gpt, stride):
+def test_windows_score_every_token_once(gpt, stride):
     requests, tokens = gpt.windows(TEXT, stride), [0, *TEXT.encode()]
     scored = [request.tokens[request.begin : request.end] for request in requests]
     np.testing.assert_array_equal(np.concatenate(scored), tokens[1:])
@@ -84,7 +84,7 @@ def test_windows_score_every_token_once_with_the_context_that_a_stride_leaves(gp
     assert all(request.begin > 16 - (stride or 16) for request in requests[1:-1])
 
 
-def test_scores_are_those_of_one_pass_whatever_is_scored_together(gpt):
+def test_scores_do_not_depend_on_batching(gpt):
     requests = [
         *gpt.windows(TEXT),
         *gpt.windows(TEXT, 3),
@@ -254,7 +254,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("dataset", SETS)
-def test_sets_of_tensorflow_datasets_have_the_columns_of_the_hub(dataset, tmp_path):
+def test_tfds_sets_have_the_columns_of_the_hub(dataset, tmp_path):
     folder, name, split, features, record, expected = SETS[dataset]
 
     class Written(tfds.core.GeneratorBasedBuilder, skip_registration=True):

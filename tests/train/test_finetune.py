@@ -257,7 +257,7 @@ def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, opt
         command.main()
 
 
-def test_the_best_rate_is_that_of_the_best_mean_of_the_tasks_own_metric():
+def test_the_best_learning_rate_has_the_best_mean_metric():
     def scores(f1, accuracy):
         return {
             "matched": {"f1": f1, "accuracy": accuracy},

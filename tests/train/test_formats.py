@@ -150,7 +150,7 @@ def as_csv(path: Path, documents: list[Any]) -> Path:
     return path
 
 
-def test_markdown_python_and_csv_are_read_if_the_file_itself_is_named(tmp_path, settings):
+def test_markdown_python_and_csv_are_read_if_named(tmp_path, settings):
     mixed = tmp_path / "mixed"
     mixed.mkdir()
     (mixed / "a.txt").write_text("the text " * 9)
@@ -181,7 +181,7 @@ def test_markdown_python_and_csv_are_read_if_the_file_itself_is_named(tmp_path, 
         list(formats.documents(rows, "body"))
 
 
-def test_a_folder_of_several_formats_is_read_in_the_order_of_names(tmp_path, settings):
+def test_a_folder_of_formats_is_read_in_name_order(tmp_path, settings):
     (tmp_path / "b.txt").write_text("second")
     as_lines(tmp_path / "a", ["first"])
     as_dataset(tmp_path / "c", ["third", None, "fourth"])

@@ -64,7 +64,7 @@ def moved(before, after):
 # --- what is frozen ---
 
 
-def test_the_bottom_is_what_is_frozen_without_a_gap_above_frozen_embeddings():
+def test_the_frozen_bottom_is_contiguous():
     axes = LARGE.axes()
     assert Freeze((0, 1)).bottom(axes) == 2
     assert Freeze((1, 0, 3)).bottom(axes) == 2
@@ -77,7 +77,7 @@ def test_the_bottom_is_what_is_frozen_without_a_gap_above_frozen_embeddings():
 @pytest.mark.parametrize(
     "paths", [(), ("token_embedding",), ("position_embedding",), ("blocks/*",)]
 )
-def test_below_an_embedding_that_trains_every_backward_pass_runs(paths):
+def test_a_trained_embedding_needs_every_backward_pass(paths):
     assert Freeze((0, 1), paths, below=False).bottom(LARGE.axes()) == 0
 
 
@@ -129,7 +129,7 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
 @pytest.mark.parametrize(
     "paths", [(), ("*embedding",), ("final_norm/*", "blocks/attention/*/bias")]
 )
-def test_what_is_held_stays_to_the_bit_with_its_moments_and_the_rest_moves(paths):
+def test_frozen_parameters_and_moments_stay_bitwise(paths):
     before = trained(LARGE)
     after = jax.tree.map(lambda x: x + 1, (before.params, before.opt))
     held = hold(
@@ -163,7 +163,7 @@ def step():
     return mapped(partial(train_step, TX, 1, (Hold(BOTTOM),)), "mesh", runs.mesh(), donate=True)
 
 
-def test_a_step_moves_neither_frozen_layers_nor_the_tied_table_nor_their_moments(step):
+def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
     before = trained(LARGE)
     after = jax.device_put(before, replicated(runs.mesh()))
     for number in range(2):
@@ -187,7 +187,7 @@ def test_a_step_moves_neither_frozen_layers_nor_the_tied_table_nor_their_moments
     assert float(metrics["grad_norm"]) > 0
 
 
-def test_the_gradient_of_a_frozen_bottom_is_zero_and_that_of_the_rest_is_what_it_was():
+def test_frozen_layers_have_zero_gradients_only():
     config = replace(LARGE, tied=False)
 
     @jax.jit

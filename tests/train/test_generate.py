@@ -84,7 +84,7 @@ def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):
     assert first != second
 
 
-def test_prompts_come_in_line_by_line_and_a_text_ends_with_the_context(gpt, run, monkeypatch):
+def test_prompts_are_read_line_by_line(gpt, run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo words\n"))
     samples = list(
         map(json.loads, run(gpt, "--prompt", "-", "--json", "--max-new", 64).splitlines())

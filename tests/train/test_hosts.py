@@ -146,7 +146,7 @@ def slurm(tasks: int) -> list[dict[str, str]]:
 PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 
-def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_path):
+def test_two_processes_stop_resume_and_equal_one(tmp_path):
     """By SIGTERM at one; then finished; then refused; another one by ``kill -9`` of one process, which then goes on alone."""
     e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
@@ -190,7 +190,7 @@ def test_a_run_of_two_processes_is_stopped_goes_on_and_is_the_run_of_one(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(tmp_path, who):
+def test_two_new_processes_resume_after_a_kill(tmp_path, who):
     e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
     job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
     with runs.only(1):
@@ -204,7 +204,7 @@ def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_with_two_others(t
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_of_which_one_is_killed_goes_on_alone(tmp_path):
+def test_one_process_resumes_after_a_kill(tmp_path):
     e = experiment(tmp_path, "V-cycle", checkpoint_every=2)
     folder = tmp_path / "run"
     driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
@@ -325,7 +325,7 @@ exits_cleanly(pretrain.main)
 
 
 @pytest.mark.slow
-def test_processes_that_drift_apart_at_the_start_wait_for_each_other(tmp_path):
+def test_processes_wait_for_each_other_at_the_start(tmp_path):
     config = runs.script(tmp_path, runs.experiment(tmp_path, mesh=Mesh(2, 2)))
     each = [
         [str(i), config, "--coordinator", "{}", "--processes", "2", "--process", str(i)]

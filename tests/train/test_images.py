@@ -145,7 +145,7 @@ def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.25, 0.1])
-def test_training_and_validation_share_no_image_and_leave_none_out(data, fraction):
+def test_training_and_validation_images_are_a_partition(data, fraction):
     found = images(replace(data, valid_fraction=fraction))
     train, valid = set(whole(found.train)), set(whole(found.valid))
     assert not train & valid
@@ -153,7 +153,7 @@ def test_training_and_validation_share_no_image_and_leave_none_out(data, fractio
     assert abs(len(valid) - 24 * fraction) < 1
 
 
-def test_every_class_is_held_out_though_files_are_sorted_by_class(data):
+def test_every_class_is_in_the_validation_set(data):
     found = images(data)
     assert {y for _, y in whole(found.valid)} == {0, 1, 2}
     assert whole(images(data).valid) == whole(found.valid)
@@ -258,7 +258,7 @@ class TinyPictures(tfds.core.GeneratorBasedBuilder):
             yield i, {"image": io.BytesIO(file.getvalue()), "label": i % 3}
 
 
-def test_a_tfds_set_stays_encoded_and_has_its_own_validation_split(tmp_path):
+def test_a_tfds_set_stays_encoded_and_keeps_its_split(tmp_path):
     data = Images("tfds", str(tmp_path), "tiny_pictures", size=8)
     found = images(data)
     assert (len(found.train), len(found.valid), found.classes) == (6, 2, CLASSES)
@@ -367,7 +367,7 @@ def test_operations_by_hand():
     np.testing.assert_array_equal(quarter[:, :3], np.asarray(two)[:, 1:])
 
 
-def test_randaugment_does_each_of_its_operations_half_of_the_time(monkeypatch):
+def test_randaugment_applies_each_operation_half_the_time(monkeypatch):
     levels = []
     monkeypatch.setattr(
         pixels, "OPERATIONS", {"record": lambda image, level: levels.append(level) or image}
@@ -397,7 +397,7 @@ def test_targets_are_probabilities(data, augment):
         assert y.min() >= 0 and abs(y.sum() - 1) < 1e-6
 
 
-def test_mixup_mixes_pixels_and_targets_alike_and_cutmix_as_much_as_it_cuts():
+def test_mixup_and_cutmix_mix_targets_in_proportion():
     zero, one, rng = (
         np.zeros((20, 30, 3), np.float32),
         np.ones((20, 30, 3), np.float32),

@@ -51,7 +51,7 @@ def test_a_teacher_is_trained_or_imported_and_then_teaches():
     assert (large.config, large.modifiers) == (runs.LARGE, (Teacher("small", 3.0, 0.5),))
 
 
-def test_a_checkpoint_amid_the_lessons_holds_the_teacher_without_its_moments():
+def test_a_checkpoint_holds_the_teacher_without_moments():
     plan, tx = (
         replace(METHOD, source=Stage(0.25)).plan(runs.LARGE, Optim(), 100),
         transformation(Optim()),
@@ -149,7 +149,7 @@ def step():
 
 
 @pytest.mark.parametrize("lesson", [1.0, 0.25, 0.0])
-def test_a_step_moves_by_the_weighted_gradient_and_tells_the_cross_entropy(oracle, step, lesson):
+def test_a_step_uses_the_weighted_gradient(oracle, step, lesson):
     student, teacher, (loss, plain), (_, taught) = oracle
     now = StepInputs(
         np.float32(0.5),

@@ -43,7 +43,7 @@ def published(run: Path, folder: Path, labels: list[str], swapped: bool = False)
     return folder
 
 
-def test_a_run_records_its_task_and_a_transformed_checkpoint_keeps_it(run, tmp_path):
+def test_a_run_records_its_task_for_later_checkpoints(run, tmp_path):
     expected = Head("cola", ("unacceptable", "acceptable"))
     assert learned(run) == expected
     growth = operators.stack(FAMILIES["gpt2"].sizes(), {"layers": 4})

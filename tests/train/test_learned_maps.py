@@ -117,7 +117,7 @@ def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsy
     assert says in capsys.readouterr().err
 
 
-def test_models_that_do_not_fit_and_results_that_exist_are_refused(
+def test_unfitting_models_and_existing_results_are_refused(
     saved, small_run, wide, tmp_path, monkeypatch, capsys
 ):
     path, _ = saved
@@ -132,7 +132,7 @@ def test_models_that_do_not_fit_and_results_that_exist_are_refused(
     assert "--apply and --out go together" in capsys.readouterr().err
 
 
-def test_every_panel_of_the_plot_is_a_map_with_whole_ticks_and_labels(tmp_path, monkeypatch):
+def test_every_panel_of_the_plot_is_a_labelled_map(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)

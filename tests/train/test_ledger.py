@@ -96,7 +96,7 @@ def test_every_line_tells_the_cost_at_its_own_step(finished):
     assert lines[-1]["val_loss"] == result["val_loss"]
 
 
-def test_a_line_of_training_has_loss_gradient_norm_and_learning_rate(finished):
+def test_a_log_line_has_loss_gradient_norm_learning_rate(finished):
     _, folder, _ = finished
     lines = [line for line in runs.log(folder) if "loss" in line]
     assert all({"loss", "grad_norm", "lr"} <= line.keys() for line in lines)
@@ -116,7 +116,7 @@ def points(folder) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_tensorboard_reads_the_same_numbers_by_model_at_steps_of_the_run(finished):
+def test_tensorboard_reads_the_same_numbers(finished):
     _, folder, _ = finished
     shown, expected, before, last = points(folder), {}, 0, None
     models = {"train large": "large", "coalesce large": "coarse1", "train coarse1": "coarse1"}
@@ -157,7 +157,7 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_time_belongs_to_the_phase_that_is_open_and_validation_to_none(tmp_path, clock):
+def test_time_belongs_to_the_open_phase(tmp_path, clock):
     book = Recorder(tmp_path)
     book.ledger.begin("one", "train", "large", 1)
     clock.now += 3
@@ -194,7 +194,7 @@ def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
     assert len(list((tmp_path / "tensorboard").iterdir())) == 3  # one a process
 
 
-def test_a_new_run_and_one_that_lost_its_points_show_none_of_an_earlier_one(tmp_path):
+def test_a_new_run_shows_no_points_of_an_earlier_one(tmp_path):
     for _ in range(2):
         book = Recorder(tmp_path)
         book.ledger.begin("one", "train", "large", 1)
@@ -270,7 +270,7 @@ def test_a_new_run_starts_a_new_log(tmp_path):
         ),
     ],
 )
-def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
+def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
     tmp_path, monkeypatch, changes, at, says, last
 ):
     monkeypatch.setattr(
@@ -291,7 +291,7 @@ def test_a_number_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(
 # --- compiling ---
 
 
-def test_compiling_is_told_apart_in_every_phase_and_validation_is_none_of_it(tmp_path, clock):
+def test_compilation_is_counted_separately_in_every_phase(tmp_path, clock):
     book, event = Recorder(tmp_path), "/jax/core/compile/backend_compile_duration"
     book.ledger.begin("one", "train", "large", 1)
     clock.now += 3

@@ -41,9 +41,7 @@ def words(tokens):
 
 
 @given(st.integers(1, 90), st.floats(0.01, 1), st.floats(0, 1), st.booleans(), st.integers(0, 99))
-def test_every_window_has_the_same_number_of_places_and_the_rest_is_untouched(
-    length, masked, special, whole, seed
-):
+def test_every_window_masks_the_same_number_of_positions(length, masked, special, whole, seed):
     tokens = text(3 * length + length // 2, seed, special)
     windows = MaskedWindows(tokens, length, *(PIECES if whole else WORDS), masked=masked)
     assert len(windows) == 3

@@ -77,9 +77,7 @@ methods = pytest.mark.parametrize(
     indirect=["one_device"],
     scope="module",
 )
-def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(
-    one_device, tmp_path, monkeypatch, mesh
-):
+def test_one_batch_gives_equal_losses_on_every_mesh(one_device, tmp_path, monkeypatch, mesh):
     e, whole = one_device
     divided, save = set(), Checkpoints.save
 
@@ -98,7 +96,7 @@ def test_one_batch_gives_the_same_losses_on_one_device_and_on_every_mesh(
 
 
 @methods
-def test_a_run_that_was_stopped_on_four_devices_goes_on_with_two(tmp_path, one_device):
+def test_a_run_stopped_on_four_devices_resumes_on_two(tmp_path, one_device):
     e, whole = one_device
     runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
     with runs.only(2):
@@ -161,7 +159,7 @@ def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
         pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
 
 
-def test_a_model_too_large_for_its_devices_is_told_before_anything_is_made(tmp_path, monkeypatch):
+def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
     """By hand: parameters, gradients and both moments in float32, 16 bytes a parameter, and Adam's counters."""
     e = runs.experiment(tmp_path)
     parameters = sum(x.size for x in jax.tree.leaves(runs.fresh(runs.MODEL)))

@@ -149,7 +149,7 @@ def test_ways_to_grow_may_follow_each_other():
     ]
 
 
-def test_a_checkpoint_amid_learning_holds_the_maps_and_their_base():
+def test_a_checkpoint_while_learning_holds_maps_and_base():
     plan = LIGO.plan(LARGE, BASE, 100)
     held = shapes(plan, 2, TX)
     assert held.keys() == {"maps"}
@@ -186,7 +186,7 @@ def test_after_a_phase_only_what_is_still_read_is_kept():
     ],
     ids=str,
 )
-def test_operators_in_turn_take_what_they_grow_and_the_last_one_the_rest(by, takes):
+def test_operators_in_turn_share_the_target(by, takes):
     def changed(growth, before):
         return {axis: size for axis, size in new_sizes(growth).items() if size != before[axis]}
 
@@ -241,7 +241,7 @@ def test_models_that_differ_in_what_is_no_axis_are_refused():
         Grow("small", "large", small, replace(small, layers=4, context=16), ("stack",)).growths  # noqa: B018
 
 
-def test_a_config_with_an_unknown_operator_is_refused_on_one_line(tmp_path):
+def test_an_unknown_operator_is_refused_in_one_line(tmp_path):
     path = runs.script(tmp_path, runs.growing(tmp_path, GrowTo(by=("stck",)), name="typo"))
     with pytest.raises(UserError, match=f"config {re.escape(path)}: there is no operator 'stck'"):
         config.load(path)
@@ -250,7 +250,7 @@ def test_a_config_with_an_unknown_operator_is_refused_on_one_line(tmp_path):
     assert config.load(runs.script(tmp_path, fine)) == fine
 
 
-def test_the_eps_of_lemon_arrives_in_training_and_stays_with_the_model():
+def test_the_eps_of_lemon_stays_with_the_model():
     """Of 4 slots into 6, one tile fits: variances, and so eps, are multiplied by 4 / 6."""
     shrunk = pytest.approx(1e-5 * 4 / 6)
     once = Growing(SMALL, Stage(0.5), (GrowTo((Stage(0.2), Stage(0.3)), ("lemon", "llama_pro")),))
@@ -456,7 +456,7 @@ def test_learning_the_maps_lowers_the_loss_of_the_grown_model(learned):
     assert [p["steps"] for p in result["phases"]] == [8, 8, 0, 2]
 
 
-def test_learning_is_charged_for_the_large_models_step_and_for_growing(learned):
+def test_learning_costs_large_steps_and_growing(learned):
     experiment, _, result, _ = learned
     learn, tokens = experiment.plan[1], experiment.batch * LARGE.context
     assert result["phases"][1]["flops"] == pytest.approx(
@@ -478,7 +478,7 @@ def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
         found.apply(load(folder))
 
 
-def test_the_control_begins_where_learning_does_and_learns_nothing(learned, small_run):
+def test_the_control_starts_as_learning_does(learned, small_run):
     to = replace(LEARNED, stages=(Stage(0.0),), by=replace(LEARNED.by, steps=0))
     e = runs.growing(small_run.parent, to, name="control")
     result = pretrain.run(e, small_run.parent / "control")
@@ -498,9 +498,7 @@ def test_the_control_begins_where_learning_does_and_learns_nothing(learned, smal
     )
 
 
-def test_ligo_killed_while_it_learns_and_while_it_trains_ends_with_the_same_bits(
-    learned, small_run
-):
+def test_killed_ligo_runs_end_bitwise_identical(learned, small_run):
     experiment, whole, _, _ = learned
     again = small_run.parent / "killed"
     runs.stopped(

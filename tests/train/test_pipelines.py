@@ -160,7 +160,7 @@ def test_raw_images_are_classified_as_the_run_reported(home, family, tmp_path):
     ] == pytest.approx([0.485, 0.456, 0.406])
 
 
-def test_a_model_of_gray_images_takes_what_the_pipeline_makes_of_them(home):
+def test_a_gray_model_accepts_images_of_the_pipeline(home):
     small = ViTConfig(**VISION | {"channels": 1}, image=8, layers=1, embed=16, heads=2, head_dim=8)
     orbax.export(home / "gray", small, runs.fresh(small))
     folder, reported = exported(

@@ -85,7 +85,7 @@ def test_a_v_cycle_by_correction():
     ]
 
 
-def test_without_a_first_training_the_large_model_is_coalesced_as_it_was_born():
+def test_without_training_the_initial_model_is_coalesced():
     assert spelled(VCycle(down=(Stage(0.0),)))[:3] == [
         "train large 0",
         "coalesce large > coarse1",
@@ -127,7 +127,7 @@ def test_every_level_may_have_its_own_groups():
     ]
 
 
-def test_stages_and_groups_that_do_not_fit_the_levels_are_refused():
+def test_unfitting_stages_and_groups_are_refused():
     with pytest.raises(ValueError, match="a V-cycle of 3 levels needs 3 stages up, but has 2"):
         VCycle(down=(Stage(0.1), Stage(0.1)))
     with pytest.raises(ValueError, match="one for each of 1 levels down, not 2"):
@@ -190,7 +190,7 @@ def test_coalescing_and_decoalescing_with_their_moments(models, policy):
             )
 
 
-def test_fresh_moments_follow_a_drop_and_kept_ones_do_not_restart(models):
+def test_dropped_moments_restart_and_kept_ones_do_not(models):
     phase = Train("large", 1, BASE, DEEP)
     fresh = jax.jit(lambda m: phase.start(m, TX, jax.random.key(0)))(
         {"large": replace(models["large"], opt=None)}

@@ -88,7 +88,7 @@ def test_every_program_of_a_plan_is_compiled_and_nothing_is_run(monkeypatch):
     assert ("coalesce large", "coalesce") in found and ("coalesce large", "evaluation") in found
 
 
-def test_parameters_and_moments_are_those_of_the_model_to_the_byte():
+def test_sizes_of_parameters_and_moments_are_exact():
     params = jax.tree.leaves(runs.fresh(runs.MODEL))
     size = sum(x.nbytes for x in params)
     whole = plain_step()
@@ -115,7 +115,7 @@ def test_what_devices_add_in_a_step_is_every_gradient_once():
 
 
 @pytest.mark.slow
-def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
+def test_data_axes_reduce_once_per_step_with_fsdp():
     """Beyond what ``fsdp`` exchanges for each of two micro-batches: the gradients of a device's part, and a few numbers."""
     sent = []
     for mesh, devices in (Mesh(2, 2), 4), (Mesh(1, 2), 2):
@@ -129,7 +129,7 @@ def test_where_models_are_divided_too_what_data_adds_is_still_once_a_step():
 
 
 @pytest.mark.slow
-def test_dropping_layers_is_a_program_of_its_own_with_conditionals_and_fewer_flops():
+def test_layer_dropping_has_its_own_program():
     found = steps(method=SBLD, model=replace(runs.MODEL, layers=4))
     dense, dropping = (
         next(p for p in found if p.what == what) for what in ("step", "step, dropping")
@@ -210,7 +210,7 @@ def test_the_bound_is_the_longest_of_kernels_products_and_links():
         (4, 1, 9),  # one device of each of four hosts: its own adapter
     ],
 )
-def test_exchanges_between_hosts_have_the_speed_of_their_adapters(devices, local, slower):
+def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
     exchange = hlo.Collective(
         "all-gather", 450e9 * devices / (devices - 1), devices, 1, local=local
     )
@@ -280,7 +280,7 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
 PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, (), 0, (), Roofline())
 
 
-def test_a_pipelined_loop_turns_as_often_as_its_condition_compares():
+def test_pipelined_loops_have_their_trip_count():
     """XLA for GPUs runs a turn before the loop, and its condition is a fusion."""
     text = """
 %compared (p: s32[]) -> pred[] {
@@ -479,7 +479,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 """
 
 
-def test_a_tpus_collectives_are_read_with_its_ways_to_write_loops_and_groups():
+def test_collectives_of_a_tpu_program_are_read():
     gather, reduce, permute = sorted(hlo.collectives(TPU, 8), key=lambda c: c.kind)
     assert gather == hlo.Collective("all-gather", 32, 4, 3)
     assert reduce == hlo.Collective("all-reduce", 32, 4, 1)
@@ -491,7 +491,7 @@ def test_kernels_are_read():
     assert hlo.kernels(text + text) == ("a", "b")
 
 
-def test_collectives_are_read_with_sizes_groups_and_turns_of_loops():
+def test_collectives_are_read_with_sizes_and_trip_counts():
     gather, reduce, scatter = sorted(hlo.collectives(TEXT, 8), key=lambda c: c.kind)
     assert gather == hlo.Collective("all-gather", 8 * 4 * 2 + 16, 4, 12, True)
     assert gather.sent == 12 * 80 * 3 / 4
@@ -536,7 +536,7 @@ ENTRY %main (q: f32[3,100]) -> f32[3,100] {
 """
 
 
-def test_kernels_have_the_bytes_that_they_touch_and_the_flops_of_their_products():
+def test_kernels_have_their_bytes_and_flops():
     product, sliced, reshaped, updated = kernels(KERNELS)
     assert (product.flops, product.moved, product.times) == (
         2 * 4 * 8 * 16,
@@ -553,7 +553,7 @@ def test_kernels_have_the_bytes_that_they_touch_and_the_flops_of_their_products(
     )  # not of the array that it updates
 
 
-def test_a_roofline_adds_the_slower_of_compute_and_memory_of_every_kernel():
+def test_a_roofline_adds_the_slower_part_of_every_kernel():
     found = roofline(kernels(KERNELS), peak=1024.0, bandwidth=800.0)
     assert found.parts == pytest.approx(
         {"MLP": 3 * 1.0, "optimizer": 804 / 800, "other": 1.0, "copies of scans": 804 / 800}

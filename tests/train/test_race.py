@@ -39,7 +39,7 @@ def raced(folder, monkeypatch, *options):
     exits_cleanly(race.main)
 
 
-def test_a_race_grows_one_checkpoint_by_each_operator_and_trains_it(folder, monkeypatch, capsys):
+def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys):
     raced(
         folder,
         monkeypatch,

@@ -44,7 +44,7 @@ def test_the_branches_of_each_layer_by_hand():
     assert given((4, 8, 12, 0), 12) is NOTHING  # the plain step, without any scale
 
 
-def test_a_model_that_grew_is_the_old_one_when_it_is_born_and_all_of_it_trains():
+def test_a_ramped_growth_starts_as_the_old_model():
     small, batch = (
         runs.MODEL,
         next_tokens(np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)),
@@ -74,7 +74,7 @@ def test_a_model_that_grew_is_the_old_one_when_it_is_born_and_all_of_it_trains()
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_plain_program_and_costs_what_it_would(tmp_path):
+def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
     ramped = runs.experiment(tmp_path, method=Scratch(ramp=(2, 4)))
     result = run(ramped, tmp_path / "ramped")
     plain = replace(ramped, method=Scratch())

@@ -45,9 +45,7 @@ def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
     runs.assert_same_end(tmp_path, whole[1])
 
 
-def test_a_run_stopped_at_each_end_of_every_phase_ends_with_the_same_bits(
-    tmp_path, monkeypatch, whole
-):
+def test_runs_stopped_between_phases_end_bitwise_identical(tmp_path, monkeypatch, whole):
     """Before a checkpoint or after it, on each side of every phase, until nothing is left to stop."""
     stops = {1: "before", 2: "after", 3: "before", 6: "after", 7: "before", 10: "after"}
     save, reached = Checkpoints.save, []
@@ -204,7 +202,7 @@ def test_a_signal_saves_says_so_and_exits_with_its_code(
     runs.assert_same_end(tmp_path / "run", whole[1])
 
 
-def test_a_second_ctrl_c_ends_at_once_and_an_ignored_one_stays_ignored(monkeypatch, capfd):
+def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     with Stop() as stop:

@@ -50,9 +50,7 @@ def test_the_rate_by_hand():
 @pytest.mark.parametrize(
     ("peak", "steps", "floor"), [(1.3, 250, 0.0), (1.0, 1, 0.1), (2.0, 999, 1.0), (3.0, 0, 0.5)]
 )
-def test_the_rate_rises_to_its_peak_and_falls_to_the_floor_of_the_phase(
-    schedule, peak, steps, floor
-):
+def test_the_learning_rate_peaks_and_ends_at_the_floor(schedule, peak, steps, floor):
     optim = Optim(peak_lr=2.0, warmup=0, floor=floor, schedule=schedule)
     rates = [Rewarm(peak, steps).rate(optim, 1000, i) for i in range(1001)]
     assert all(learning_rate(optim, 1000, 0) <= a <= b for a, b in pairwise(rates[:steps]))
@@ -90,7 +88,7 @@ def grown() -> Model:
     return jax.device_get(jax.jit(lambda m: phase.apply({"small": m}, TX))(small))
 
 
-def test_entries_born_at_the_growth_move_by_the_second_rate_and_the_old_ones_by_the_first():
+def test_new_entries_use_the_second_learning_rate():
     start, run = grown(), mapped(partial(train_step, TX, 1, (Rewarm(),)), "mesh", runs.mesh())
     born = clock(start.opt).born
     assert {int(x) for b in jax.tree.leaves(born) for x in np.unique(b)} == {0, 5}
@@ -122,7 +120,7 @@ def three(a, b, c):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_amid_the_second_warmup_ends_with_the_same_bits(small_run):
+def test_a_run_stopped_in_the_rewarmup_is_bitwise_identical(small_run):
     """2 steps of the small model, then 4: killed after the first and the third of these."""
     to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
     e = runs.growing(
@@ -133,7 +131,7 @@ def test_a_run_stopped_amid_the_second_warmup_ends_with_the_same_bits(small_run)
     runs.assert_same_end(small_run.parent / "rewarm-stopped", small_run.parent / "rewarm")
 
 
-def test_new_entries_are_those_of_the_growth_in_every_phase_of_a_schedule(tmp_path, monkeypatch):
+def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
     """As where a schedule is cut to measure layers: its second phase begins when the new entries are not so new."""
     seen = []
 

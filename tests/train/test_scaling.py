@@ -41,7 +41,7 @@ def test_intervals_are_those_of_a_regression():
     assert (value, half) == pytest.approx((oracle.intercept, t * oracle.intercept_stderr))
 
 
-def test_what_is_alike_everywhere_does_not_change_and_nearer_is_surer():
+def test_equal_savings_give_flat_fits_with_intervals():
     points = [Measured((size, 20.0), (0.1, 0.2), 0) for size in (1e5, 2e5)]
     found = fit(points)
     slope, half = found.slope("parameters")

@@ -62,7 +62,7 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_on_four_devices_is_that_of_one_and_is_judged_by_whole_samples(tmp_path):
+def test_four_devices_equal_one_on_complete_samples(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
     method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
     e = runs.experiment(tmp_path, method=method, accumulate=2)

@@ -81,7 +81,7 @@ def test_every_operator_is_drawn_each_matrix_that_acts_once(name):
         } == both
 
 
-def test_two_panels_an_axis_by_hand_and_one_where_write_and_read_are_equal():
+def test_panels_of_an_axis_by_hand():
     growth = {"mlp": select([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], 9), "heads": AxisMap(*[np.full((3, 3), 0.25)] * 2),
               "embed": identity(6)}  # fmt: skip
     panels = plot.panels(growth, SHAPES, AXES)
@@ -156,7 +156,7 @@ def test_learned_maps_over_two_axes_are_drawn():
     assert {p.axes for p in panels} == {("layers",), ("heads", "head_dim")}
 
 
-def test_the_arrays_of_a_figure_are_the_matrices_in_one_scale_with_white_at_zero():
+def test_figures_show_the_matrices_in_one_scale():
     panels = plot.panels(OPERATORS["lemon, ragged"].growth, SHAPES, AXES)
     figure = plot.figure(panels)
     most = max(np.abs(dense(p.matrix)).max() for p in panels)
@@ -180,7 +180,7 @@ def test_the_arrays_of_a_figure_are_the_matrices_in_one_scale_with_white_at_zero
     assert all(t.get_fontsize() >= 8 for t in texts) and figure.get_figwidth() <= 8.7
 
 
-def test_a_cell_of_many_units_is_the_largest_entry_of_its_square():
+def test_a_cell_shows_the_largest_entry_of_its_square():
     rng = np.random.default_rng(0)
     m = rng.normal(size=(300, 257)) * (rng.random((300, 257)) < 0.02)
     drawn = plot.cells(m)  # 3 units a cell
@@ -233,7 +233,7 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
     )  # no number lies over another
 
 
-def test_a_growth_that_fits_no_axis_or_changes_nothing_is_refused():
+def test_an_unfitting_or_empty_growth_is_refused():
     with pytest.raises(ValueError, match="axis 'mlp' has size 9, but its map takes 4 to 8"):
         plot.growth({"mlp": tile(4, 2)}, SHAPES, AXES)
     with pytest.raises(
@@ -352,7 +352,7 @@ def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
     assert expected["flops"] == pytest.approx(ledger[0]["flops"])
 
 
-def test_bars_are_as_wide_as_flops_and_as_high_as_models_are_large(tmp_path):
+def test_bars_show_flops_and_model_sizes(tmp_path):
     scratch, cycle = (
         runs.experiment(tmp_path, name="x", method=m) for m in (Scratch(), runs.VCYCLE)
     )

@@ -309,7 +309,7 @@ def test_without_other_files_the_names_of_tokens_decide(tmp_path):
     assert special_tokens(tokenizer, tmp_path) == special
 
 
-def test_numbers_of_tokens_that_a_tokenizer_does_not_have_end_nothing(tmp_path):
+def test_unknown_token_numbers_end_nothing(tmp_path):
     folder = written(tmp_path / "model", PUBLISHED["gpt2"])
     (folder / "generation_config.json").write_text('{"eos_token_id": [50256, null, -1]}')
     assert opened(folder).special.ends == (0,)  # of config.json
@@ -323,7 +323,7 @@ def test_a_damaged_file_is_named(tmp_path):
             _ = opened(folder).special
 
 
-def test_a_masked_model_reads_texts_between_the_tokens_of_the_post_processor(tmp_path):
+def test_a_masked_model_uses_the_post_processor(tmp_path):
     tokenizer = made(
         replace(PUBLISHED["gpt2"], special=("<s>", "</s>", "<pad>", "<mask>", "<unk>"))
     )

@@ -68,7 +68,7 @@ def test_there_are_several_devices():
 @pytest.mark.parametrize(
     ("how", "accumulate"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in OTHERS)]
 )
-def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, accumulate):
+def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     tx = optax.identity()
     params, _, expected = reference(tx, steps=3)
     run, found = (
@@ -88,7 +88,7 @@ def test_four_devices_and_micro_batches_give_the_numbers_of_one_full_batch(how, 
 @pytest.mark.parametrize(
     "mesh", [Mesh(fsdp=4), pytest.param(Mesh(2, 2), marks=pytest.mark.slow)], ids=str
 )
-def test_gradients_that_are_added_once_a_step_are_those_of_one_full_batch(mesh):
+def test_gradients_added_once_equal_one_full_batch(mesh):
     tx = optax.identity()
     params, _, expected = reference(tx, steps=3)
     lies = mesh.over(jax.devices())
@@ -118,7 +118,7 @@ def test_gradients_that_are_added_once_a_step_are_those_of_one_full_batch(mesh):
     ],
     ids=str,
 )
-def test_divided_sequences_and_replicas_give_the_numbers_of_one_full_batch(mesh):
+def test_context_and_replica_axes_equal_one_full_batch(mesh):
     tx = optax.identity()
     params, _, expected = reference(tx, steps=3)
     lies = mesh.over(jax.devices())
@@ -149,7 +149,7 @@ def test_replicas_are_whole_hosts():
             Mesh(replica=8).over(devices)
 
 
-def test_gradients_are_added_once_a_step_in_float32_or_for_each_layer():
+def test_gradients_are_added_once_in_float32_or_per_layer():
     """Of two layers and two micro-batches, in bfloat16."""
     config, tx, mesh = (
         replace(runs.MODEL, dtype="bfloat16"),
@@ -168,7 +168,7 @@ def test_gradients_are_added_once_a_step_in_float32_or_for_each_layer():
 
 
 @pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
-def test_adam_clips_the_gradient_of_the_whole_batch_by_pmap_and_on_the_mesh(how):
+def test_adam_clips_the_gradient_of_the_full_batch(how):
     tx = transformation(
         Optim(clip=0.1, eps=1e-3)
     )  # large, or Adam blows up the rounding where gradients vanish
@@ -271,7 +271,7 @@ class Watched:
         return float(self.value)
 
 
-def test_the_host_reads_a_metric_only_after_it_has_sent_the_next_steps(tmp_path, monkeypatch):
+def test_the_host_reads_metrics_after_later_dispatches(tmp_path, monkeypatch):
     events, step = [], programs.step
 
     def watching(*of):
@@ -346,7 +346,7 @@ def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
     assert lines[0]["compile_seconds"] > 10 * lines[1]["compile_seconds"]
 
 
-def test_runs_of_another_seed_rate_and_length_share_all_programs_with_other_numbers(tmp_path):
+def test_runs_that_differ_in_numbers_share_programs(tmp_path):
     once = runs.experiment(tmp_path)
     pretrain.run(once, tmp_path / "one")
     others = [

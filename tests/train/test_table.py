@@ -219,7 +219,7 @@ def test_the_command_line_names_columns(tmp_path):
 # --- predictions ---
 
 
-def test_rows_without_labels_are_predicted_from_the_command_line(tmp_path, monkeypatch, capsys):
+def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, capsys):
     checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
     rows = [{"title": "ab"[i % 2] * 4, "kind": ("good", "bad")[i % 2]} for i in range(160)]
     (tmp_path / "train.csv").write_text(csv(rows))

@@ -561,9 +561,7 @@ def test_a_text_that_is_too_long_still_ends(tmp_path):
     assert said(made, "bytes") == list("\xc0abc\x00xy\x00")
 
 
-def test_identity_is_of_the_content_and_few_examples_are_the_first_of_one_shuffle(
-    tmp_path, tokenizers
-):
+def test_identity_depends_on_content(tmp_path, tokenizers):
     rows = [f"text {i}\t{i % 2}" for i in range(20)]
     data = Labelled("sst2", saved(tmp_path / "a", "sst2", rows), tokenizer=tokenizers["gpt2"])
     made = task(data, GPT2)
@@ -739,7 +737,7 @@ def test_answers_are_found_back_in_any_window(
 
 @quick
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(1, 40))
-def test_windows_hold_every_token_once_or_more_and_none_is_for_nothing(tokens, room, stride):
+def test_windows_cover_every_token(tokens, room, stride):
     begins = squad._begins(tokens, room, stride)
     assert {t for b in begins for t in range(b, min(b + room, tokens))} == set(range(tokens))
     assert len(begins) == 1 or begins[-2] + room < tokens
@@ -757,7 +755,7 @@ def test_windows_by_hand(tmp_path):
     assert made.train.sample(0, None)[0]["types"].tolist() == [0] * 6 + [1] * 5
 
 
-def test_the_best_span_of_all_windows_is_in_the_context_in_order_and_not_long(tmp_path, tokenizers):
+def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
     context = "cat " * 40 + "dog"
     contexts = {context: ["dog"]}
     squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
@@ -872,7 +870,7 @@ def test_files_that_are_not_squads(tmp_path, content, message):
     assert "\n" not in str(error.value)
 
 
-def test_squad_is_for_models_that_see_what_follows_and_names_what_lacks(tmp_path):
+def test_squad_needs_bidirectional_models_and_files(tmp_path):
     data = Labelled("squad1", str(tmp_path))
     with pytest.raises(UserError, match=r"squad1 needs a BERT, .* the model is a GPT2Config"):
         task(data, GPT2)
@@ -902,7 +900,7 @@ def test_published_tasks(name, train, dev):
 
 
 @published
-def test_published_squad_without_a_file_that_judges_holds_articles_out():
+def test_squad_without_a_dev_file_splits_articles():
     questions = squad.from_files(squad.TASKS["squad1"], SHARED)
     assert not {q.context for q in questions["train"]} & {q.context for q in questions["dev"]}
     read = squad.windows(questions["dev"][:100], Encoder("bytes", BERT), 512, 128)

@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_tokenizer_is_trained_on_the_training_text_and_a_run_reads_its_tokens(tmp_path, run):
+def test_a_trained_tokenizer_serves_a_run(tmp_path, run):
     out = tmp_path / "own.json"
     config, said = run("--vocab", 280, "--out", out)
     setting = f"data.tokenizer={out} model.vocab=280"
