@@ -83,7 +83,7 @@ def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
     assert saved(e, HALF, 0.0) == 0
 
 
-def test_growth_is_placed_at_the_largest_saving_before_the_decay(tmp_path):
+def test_growth_is_placed_at_the_largest_saving(tmp_path):
     e = experiment(tmp_path)  # the rate decays over the last tenth
     for behind in (0.0, 0.22, 0.5, 0.9):
         gain, tau = placed(e, HALF, behind)
