@@ -1,31 +1,42 @@
-"""Axis names: given where a parameter is born, read off a model, checked against a tree.
+"""Axis names: what does each dimension of a parameter mean?
 
-A leaf names each of its axes, and says whether it *writes* or *reads* it. A kernel reads an axis
-when it contracts it away (mark ``.in``); everything else writes: outputs of kernels, biases, norm
-scales, embedding tables. A query kernel is ``("layers", "embed.in", "heads", "head_dim")``. An axes
-tree has the structure of the parameters, with such tuples as leaves.
+Every parameter has a tuple with one name per axis. A name identifies an axis of the model, such as
+``embed`` (the residual stream) or ``mlp``, and records whether the parameter contracts it. The
+suffix ``.in`` marks an input axis: a kernel contracts it away, it *reads* the axis. All other axes
+are output axes: the outputs of kernels, biases, norm scales and embeddings *write* them. For
+example, a query kernel is ``("layers", "embed.in", "heads", "head_dim")``. An axes tree has the
+same structure as the parameters and such a tuple for each of them. How a parameter grows depends
+only on its axis names.
 
-What a leaf is for, its `role`, is read off these names, never off those of modules. A leaf over two
-axes or more is a kernel, or a table if it reads none of them. What axes cannot tell is declared by
-marks on a name, each after a dot, in any order; whatever else follows a dot belongs to the name:
+The role of a parameter (`role`: kernel, table, bias, scale, norm bias or norm scale) follows from
+its axis names, never from the names of modules. A parameter with two or more axes is a kernel if it
+reads one of them, otherwise a table (an embedding). Where the axes do not determine the role, a
+suffix declares it. Each suffix follows a dot, and their order is free. Any other word after a dot
+belongs to the name of the axis:
 
-========================= ===========================================================================================
-``embed.bias``            is added to what a kernel wrote
-``embed.scale``           multiplies what a sublayer wrote, unit by unit
-``embed.norm.scale``      multiplies what a norm made of the axis
-``embed.norm.bias``       is added to that
-``embed.table``           a row of a table, as a class token is; ``.kernel`` of a kernel over one axis
-``head_dim.value``        of attention's values: their ``head_dim`` is not the one of queries and keys
-``embed.below``           of what makes the input of the layers, in any role; freezing goes by it (`jaxgrow.optim.freeze`)
-``embed.post.norm.scale`` of a norm after a sublayer, whose output is added to the residual stream
-========================= ===========================================================================================
+========================= ========================================================================
+suffix                    meaning
+========================= ========================================================================
+``embed.bias``            bias that is added to the output of a kernel
+``embed.scale``           scale of the output of a sublayer, one value per unit (LayerScale)
+``embed.norm.scale``      scale of a norm over the axis
+``embed.norm.bias``       bias of a norm over the axis
+``embed.table``           one row of an embedding, such as a class token
+``embed.in.kernel``       kernel over a single axis
+``head_dim.value``        head dimension of the values, which differs from that of queries and keys
+``embed.below``           parameter of any role that produces the input of the layers; freezing
+                          uses it (`jaxgrow.optim.freeze`)
+``embed.post.norm.scale`` norm after a sublayer, before its output is added to the residual stream
+========================= ========================================================================
 
-A model whose stages have sizes of their own numbers its axes: ``embed.0``, ``layers.2``. What an
-axis is for, its `kind`, does not depend on the stage, and axes of one stage belong together.
+The number of a stage follows the axis, ``embed.0``, ``layers.2``, if the stages of a model have
+different sizes. The `kind` of an axis does not depend on the stage, and axes with the same number
+belong to the same stage.
 
-So the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, and the value kernel
-``("layers", "embed.in", "heads", "head_dim.value")``. What reads attention,
-``("layers", "heads.in", "head_dim.in", "embed")``, needs no mark.
+The bias of a key is therefore ``("layers", "heads", "head_dim.in.bias")``, because the attention
+contracts the head dimension of keys later, and the value kernel is
+``("layers", "embed.in", "heads", "head_dim.value")``. The output kernel of the attention,
+``("layers", "heads.in", "head_dim.in", "embed")``, needs no further suffix.
 """
 
 import itertools
@@ -39,31 +50,34 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 
 Names: TypeAlias = tuple[str, ...]
-Params: TypeAlias = (
-    Any  # a pytree of arrays, or of what has their shape: Python has no type that any of these fits
-)
-Axes: TypeAlias = Any  # a pytree of the same structure, of Names
-Tree: TypeAlias = Any  # any other pytree
+# A pytree of arrays or of objects with a shape. Python cannot express this type.
+Params: TypeAlias = Any
+# A pytree of Names, with the structure of the parameters.
+Axes: TypeAlias = Any
+# Any other pytree.
+Tree: TypeAlias = Any
 
-# the kind of axis that stacks blocks: applied one after the other, so it composes instead of adding
+# The axis along which layers are stacked. Layers are composed, units of other axes are summed.
 LAYERS = "layers"
 READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
-UNSURE = "?"  # in a name that `jaxgrow.axes.naming` cannot tell
+# `jaxgrow.axes.naming` puts it into a name that it cannot determine.
+UNSURE = "?"
 ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "table", "bias", "scale"}
 
 
 def named(init: Initializer, *names: str, role: str = "") -> Callable:
-    """An initialiser whose parameter carries axis names.
+    """Return an initializer whose parameter carries axis names.
 
     Args:
-      init: an initialiser, ``(key, shape, dtype) -> array``.
-      names: one for each axis, with its marks (`jaxgrow.axes`).
-      role: one of `ROLES`, what the axes cannot tell: ``named(init, "embed", role="norm scale")``
-        is ``named(init, "embed.norm.scale")``.
+      init: the initializer to wrap, ``(key, shape, dtype) -> array``.
+      names: one name per axis of the parameter, with its suffixes (`jaxgrow.axes`).
+      role: role of the parameter, one of `ROLES`, if the axes alone do not determine it:
+        ``named(init, "embed", role="norm scale")`` is the same as
+        ``named(init, "embed.norm.scale")``.
 
     Returns:
-      An initialiser for ``self.param`` of a Flax module; `split` takes the names off again.
+      An initializer for ``self.param`` of a Flax module. `split` separates names and arrays again.
 
     Example:
       >>> from flax import linen as nn
@@ -78,7 +92,7 @@ def named(init: Initializer, *names: str, role: str = "") -> Callable:
 
 @cache
 def _parsed(name: str) -> tuple[str, frozenset[str]]:
-    """``("embed", {"in", "bias"})`` of ``"embed.in.bias"``."""
+    """Split a name: ``"embed.in.bias"`` gives the axis ``"embed"`` and its suffixes."""
     words = name.split(".")
     count = len(words)
     while count > 1 and words[count - 1] in _MARKS:
@@ -87,42 +101,48 @@ def _parsed(name: str) -> tuple[str, frozenset[str]]:
 
 
 def reads(name: str) -> bool:
-    """Whether a leaf with this name contracts the axis away: ``reads("embed.in")``."""
+    """Whether a parameter with this name contracts the axis, as in ``reads("embed.in")``."""
     return "in" in _parsed(name)[1]
 
 
 def marked(names: Names, mark: str) -> bool:
-    """Whether any axis of the leaf has the mark, such as `BELOW`."""
+    """Whether any axis name of the leaf has the suffix ``mark``, such as `BELOW`."""
     return any(mark[1:] in _parsed(n)[1] for n in names)
 
 
 def axis(name: str) -> str:
-    """The axis that a leaf's name speaks of: ``"embed.in"`` and ``"embed"`` are both the axis ``"embed"``."""
+    """Return the name without suffixes: ``"embed.in"`` and ``"embed"`` both give ``"embed"``."""
     return _parsed(name)[0]
 
 
 def marks(name: str) -> frozenset[str]:
-    """``{"in", "bias"}`` of ``"embed.in.bias"``."""
+    """Return the suffixes of a name: ``"embed.in.bias"`` has ``{"in", "bias"}``."""
     return _parsed(name)[1]
 
 
 def kind(axis: str) -> str:
-    """What an axis is for, in whichever stage: ``kind("embed.0")`` and ``kind("embed")`` are both ``"embed"``."""
+    """Return the axis name without its stage number.
+
+    ``kind("embed.0")`` and ``kind("embed")`` are both ``"embed"``.
+    """
     return axis.partition(".")[0]
 
 
 def beside(axis: str, other: str) -> str:
-    """The axis of kind ``other`` in the stage of ``axis``: ``beside("heads.2", "layers")`` is ``"layers.2"``."""
+    """Return the axis of kind ``other`` in the same stage as ``axis``.
+
+    ``beside("heads.2", "layers")`` is ``"layers.2"``.
+    """
     return other + axis[len(kind(axis)) :]
 
 
 def is_layers(axis: str) -> bool:
-    """Whether an axis stacks layers: ``"layers"``, or ``"layers.2"`` of a stage."""
+    """Whether an axis stacks layers: ``"layers"``, or ``"layers.2"`` of one stage."""
     return kind(axis) == LAYERS
 
 
 def layers_of(names: Names) -> str | None:
-    """The axis of layers that a leaf is stacked on, or None.
+    """Return the layer axis along which a leaf is stacked, or None.
 
     Example:
       >>> layers_of(("layers.2", "embed.2.in", "mlp.2")), layers_of(("embed.scale",))
@@ -132,7 +152,13 @@ def layers_of(names: Names) -> str | None:
 
 
 def stages(sizes: Mapping[str, int]) -> dict[str, slice]:
-    """Which of all layers, counted from the input on, each axis of layers has.
+    """Return the layers of each stage as a slice of all layers, counted from the input.
+
+    Args:
+      sizes: size of each axis, as `sizes` returns it. Only layer axes are used.
+
+    Returns:
+      A slice for each layer axis, in the order of the stage numbers.
 
     Example:
       >>> stages({"layers.0": 2, "embed.0": 96, "layers.1": 6})
@@ -149,7 +175,7 @@ def stages(sizes: Mapping[str, int]) -> dict[str, slice]:
 
 
 def turned(name: str, read: bool) -> str:
-    """The name as a reader's, or as a writer's.
+    """Return the name as an input axis (``read=True``) or output axis, keeping other suffixes.
 
     Example:
       >>> turned("embed.norm.scale", read=True)
@@ -161,10 +187,15 @@ def turned(name: str, read: bool) -> str:
 
 
 def role(leaf: str, names: Names) -> str:
-    """What the leaf at the path ``leaf`` is for, one of `ROLES`.
+    """Return the role of a parameter, one of `ROLES`.
+
+    Args:
+      leaf: path of the parameter, for the error message.
+      names: its axis names.
 
     Raises:
-      ValueError: a leaf over one axis of a layer, which may be anything, declares nothing.
+      ValueError: the parameter has only one axis besides layers and ``head_dim``, so that its role
+        is ambiguous, and no suffix declares the role; or suffixes declare several roles.
 
     Example:
       >>> role("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
@@ -175,22 +206,23 @@ def role(leaf: str, names: Names) -> str:
     if len(declared) == 1:
         (only,) = declared
         return f"norm {only}" if "norm" in marks and only in ("bias", "scale") else only
-    # Heads and their dimensions are the units of one place.
+    # Heads and head dimensions together index the units of one axis.
     if declared or sum(kind(axis(n)) not in (LAYERS, "head_dim") for n in names) < 2:
-        found = " and ".join(sorted(declared)) if declared else "nothing"
+        found = " and ".join(sorted(declared)) if declared else "no role"
         raise ValueError(
-            f"{leaf}: {names} declares {found}: name its last axis with one of .bias, .scale, .norm.scale, .norm.bias, .table, "
-            ".kernel (jaxgrow.axes)"
+            f"{leaf}: {names} declares {found}, so the role is ambiguous. Add exactly one of "
+            ".bias, .scale, .norm.scale, .norm.bias, .table and .kernel to the last axis."
         )
     return "kernel" if any(map(reads, names)) else "table"
 
 
 class Kernel(NamedTuple):
-    """The axes of a kernel: those that stack kernels, those that it reads, and those that it writes."""
+    """The axes of a kernel in three groups: stacking axes, input axes and output axes."""
 
     stacked: Names
     read: Names
-    written: Names  # to a key, ``head_dim.in`` is one of these: it is contracted later
+    # Includes ``head_dim.in`` of keys, which the attention contracts later.
+    written: Names
 
     @property
     def names(self) -> Names:
@@ -198,11 +230,14 @@ class Kernel(NamedTuple):
 
 
 def cut(names: Names) -> Kernel:
-    """The axes of a kernel, which reads one at least, by their parts.
+    """Split the axes of a kernel into stacking, input and output axes.
+
+    Args:
+      names: axis names of a kernel, at least one of them an input axis.
 
     Raises:
-      ValueError: layers are stacked on a later dimension, so that a kernel is no block of the
-        array.
+      ValueError: the layers are stacked along an input axis or a later dimension, so that the
+        kernel of one layer is not a contiguous block of the array.
 
     Example:
       >>> cut(("layers", "embed.in", "heads", "head_dim")).written
@@ -213,16 +248,17 @@ def cut(names: Names) -> Kernel:
     if layers_of(names[first:]):
         dim = next(i for i, name in enumerate(names) if is_layers(axis(name)))
         raise ValueError(
-            f"a kernel with the axes {names} stacks its layers on dimension {dim}: move them to the first one, of the array "
-            "(jnp.moveaxis) and of its names"
+            f"a kernel with the axes {names} stacks its layers on dimension {dim}. Move this "
+            "dimension to the front, in the array (jnp.moveaxis) and in its names."
         )
     return Kernel(names[:first], names[first:last], names[last:])
 
 
 def is_names(x: Tree) -> TypeGuard[Names]:
-    """Whether this is a leaf of an axes tree: ``is_leaf`` for `jax.tree.map`. A tuple of other things is a node of it.
+    """Whether this is a leaf of an axes tree, as ``is_leaf`` for `jax.tree.map`.
 
-    The empty tuple is the leaf of a scalar. A named tuple is a node, an empty one too, such as
+    A leaf is a tuple with at least one string, or the empty tuple, which is the leaf of a scalar.
+    Tuples of other things are nodes. Named tuples are always nodes, also empty ones such as
     `optax.MaskedNode`.
     """
     return (
@@ -233,14 +269,14 @@ def is_names(x: Tree) -> TypeGuard[Names]:
 
 
 def split(boxed: Tree) -> tuple[Params, Axes]:
-    """Plain parameters, and the axis names that they were born with.
+    """Split initialized variables into plain parameters and their axis names.
 
     Args:
-      boxed: what a Flax module's ``init`` returns, of parameters that are `named`.
+      boxed: result of ``init`` of a Flax module whose parameters are `named`.
 
     Returns:
       ``(params, axes)``: the arrays, and a tree of the same structure with a tuple of names for
-      each.
+      each array.
 
     Example:
       >>> from flax import linen as nn
@@ -258,31 +294,34 @@ def split(boxed: Tree) -> tuple[Params, Axes]:
 
 
 def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
-    """Every leaf with its path and its axis names.
+    """Iterate over all leaves with their paths and axis names, after checking that the trees match.
 
     Args:
-      params: a pytree of arrays, or of their shapes.
-      axes: the axis names of each.
+      params: a pytree of arrays, or of objects with a shape.
+      axes: the axis names, in a tree of the same structure.
 
     Yields:
-      ``(path, leaf, names)``, the path as of `path`.
+      ``(path, leaf, names)``, with the path in the format of `path`.
 
     Raises:
-      ValueError: the two trees differ in structure, or a leaf does not name each of its axes; every
-        such leaf is listed.
+      ValueError: the structures of the two trees differ, a leaf does not have one name per axis, or
+        a name contains ``?``. The message lists every such leaf.
       TypeError: ``axes`` is not a tree of axis names.
     """
     arrays = {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
     names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
     if other := next(((p, n) for p, n in names.items() if not is_names(n)), None):
-        where = f" has at {other[0]!r} a leaf" if other[0] else " is"
+        where = f"the leaf {other[0]!r} of axes" if other[0] else "axes"
         raise TypeError(
-            f"axes{where} of type {type(other[1]).__name__}, but should be a tree like the parameters, with a tuple of axis "
-            "names for each of them, as config.axes() gives it (jaxgrow.axes)"
+            f"{where} is of type {type(other[1]).__name__}. Expected a tree with the structure of "
+            "the parameters and a tuple of axis names for each of them, as config.axes() returns "
+            "it (jaxgrow.axes)."
         )
     wrong = [f"{p}: has no axis names" for p in arrays if p not in names]
     wrong += [
-        f"{p}: is named, but the parameters have no such leaf" for p in names if p not in arrays
+        f"{p}: has axis names, but the parameters have no such leaf"
+        for p in names
+        if p not in arrays
     ]
     wrong += [
         f"{p}: has shape {np.shape(x)}, but {len(names[p])} axis names {names[p]}"
@@ -290,7 +329,8 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         if p in names and np.ndim(x) != len(names[p])
     ]
     wrong += [
-        f"{p}: of its axis names {n}, {', '.join(repr(a) for a in n if not isinstance(a, str))} is none; each axis has one"
+        f"{p}: the axis names {n} contain "
+        f"{', '.join(repr(a) for a in n if not isinstance(a, str))}, but each name must be a string"
         for p, n in names.items()
         if not all(isinstance(a, str) for a in n)
     ]
@@ -299,27 +339,28 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         if any(isinstance(a, str) and UNSURE in a for a in n):
             unsure.setdefault(n, []).append(p)
     wrong += [
-        f"{some(found)}: the names {n} are not sure of the axes with {UNSURE!r}: write which they are and which of them is read"
+        f"{some(found)}: the names {n} contain {UNSURE!r}, which marks unknown axes. "
+        "Write the right names, with .in for input axes."
         for n, found in unsure.items()
     ]
     if wrong:
-        raise ValueError("the axes tree does not fit the parameters:\n  " + "\n  ".join(wrong))
+        raise ValueError("the axes tree does not match the parameters:\n  " + "\n  ".join(wrong))
     for name, x in arrays.items():
         yield name, x, names[name]
 
 
 def sizes(params: Params, axes: Axes) -> dict[str, int]:
-    """The size of every axis, ``{"embed": 768, ...}``: what operators are told of a model.
+    """Return the size of every axis of a model, ``{"embed": 768, ...}``, as operators expect it.
 
     Args:
-      params: a pytree of arrays, or of their shapes.
-      axes: the axis names of each.
+      params: a pytree of arrays, or of objects with a shape.
+      axes: the axis names, in a tree of the same structure.
 
     Returns:
-      The sizes by axis, without marks.
+      The sizes by axis name, without suffixes.
 
     Raises:
-      ValueError: one axis has two sizes; both leaves are named.
+      ValueError: one axis has two sizes. The message names the leaves.
 
     Example:
       >>> sizes({"up": np.ones((2, 3))}, {"up": ("embed.in", "mlp")})
@@ -336,13 +377,14 @@ def sizes(params: Params, axes: Axes) -> dict[str, int]:
     if wrong:
         lines = [fault + some(found) for fault, found in wrong.items()]
         raise ValueError(
-            "one axis has one size; give these axes different names:\n  " + "\n  ".join(lines)
+            "each axis must have one size; give axes of different sizes different names:\n  "
+            + "\n  ".join(lines)
         )
     return {name: size for name, (size, _) in seen.items()}
 
 
 def some(leaves: Sequence[str]) -> str:
-    """The first of the leaves that share a fault, and how many there are.
+    """Format a list of leaves with the same problem: the first one, and the number of others.
 
     Example:
       >>> some(["a", "b", "c"])
@@ -353,12 +395,21 @@ def some(leaves: Sequence[str]) -> str:
 
 
 def path(key_path: tuple) -> str:
-    """``"blocks/mlp/up/kernel"``: a leaf's name in errors, and what an optimizer state is matched by."""
+    """Format a key path as ``"blocks/mlp/up/kernel"``.
+
+    Error messages and patterns use this format, and optimizer state is matched to parameters by it.
+    """
     return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 
 def owner(name: str, params: Iterable[str]) -> str | None:
-    """The parameter that the leaf ``name`` of an optimizer state belongs to: the longest path that ends the leaf's own.
+    """Return the parameter that a leaf of an optimizer state belongs to, or None.
+
+    It is the parameter with the longest path with which the path of the leaf ends.
+
+    Args:
+      name: path of the leaf in the optimizer state.
+      params: paths of the parameters.
 
     Example:
       >>> owner("0/mu/mlp/up", ["up", "mlp/up"])

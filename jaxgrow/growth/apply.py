@@ -1,4 +1,9 @@
-"""`grow`: the one function that applies a growth to a parameter tree."""
+"""`grow`: how is a growth applied to the parameters of a model?
+
+For each axis of each parameter, `grow` looks up the map by the name of the axis and multiplies the
+axis by it: by the read map if the parameter contracts the axis, otherwise by the write map. All
+operators use this one function. It also works on sharded parameters and under ``jit``.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,45 +24,49 @@ from jaxgrow.growth import _sharded, maps, matrices
 from jaxgrow.growth.matrices import Array, Matrix
 from jaxgrow.sharding import shared_spec
 
-Part: TypeAlias = tuple[
-    maps.AxisMap | None, int, int
-]  # what acts on the axes from .. to of a leaf, the second one excluded
+# The map of the axes from the first number up to the second (exclusive) of a leaf.
+Part: TypeAlias = tuple[maps.AxisMap | None, int, int]
 
 
 def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
-    """Contracts every named axis of every leaf with that axis's map.
+    """Apply a growth: contract every named axis of every parameter with the map of that axis.
 
-    For a kernel ``W[i, o]`` that reads ``a`` and writes ``b``: ``W'= read_a @ W @ write_b.T``; with
-    `maps.Rules`, the sum of such terms that the first matching rule has for the leaf.
+    For a kernel ``W`` with input axis ``a`` and output axis ``b``: ``W' = read_a @ W @ write_b.T``.
+    With `maps.Rules`, the result is the sum of such terms of the first rule that matches the
+    parameter.
 
     Args:
-      growth: ``{axis name: AxisMap}``, other axes stay as they are; or `maps.Rules`.
-      params: a pytree of arrays. NumPy leaves stay NumPy, so that a checkpoint can be transformed
-        on the host.
-      axes: a tree of the same structure, of tuples of axis names (see `jaxgrow.axes`).
+      growth: ``{axis name: AxisMap}``, where other axes are unchanged; or `maps.Rules`.
+      params: a pytree of arrays. NumPy arrays remain NumPy arrays, so that a checkpoint can be
+        transformed on the host.
+      axes: a tree of the same structure with a tuple of axis names for each array (`jaxgrow.axes`).
 
     Returns:
-      A tree of the same structure and dtypes. Linear in ``params``; exact where the maps only copy;
-      otherwise computed in float32 or better and cast back. A leaf that no map touches is returned
-      as it is, not copied. Pure: works under ``jit``, ``grad`` and ``eval_shape``. Differentiable
-      in the maps, too.
+      A tree of the same structure and dtypes. A leaf that no map touches is returned as it is,
+      without a copy. The result is linear in ``params`` and exact where the maps only copy.
+      Otherwise it is computed in float32 or a wider type and cast back. `grow` is pure and works
+      under ``jit``, ``grad`` and ``eval_shape``. It is also differentiable with respect to the
+      maps.
 
       A sharded leaf keeps its sharding. Each device computes its own part of the result, in about
-      as much temporary memory as its part of the source takes; no device gathers the whole leaf.
-      The program is compiled once for all leaves of the same shapes, sharding and number of terms,
-      whatever their maps. Copies, means and sums are bitwise identical to those of one device;
-      products with dense maps may be summed in another order. Under ``jit``, JAX reports the
-      sharding of a leaf only on meshes with explicit axes. On others, leaves are taken to be
-      sharded by `jaxgrow.sharding.RULES`; for leaves that are not, ask for ``out_shardings``.
+      as much temporary memory as its part of the source takes; no device gathers the full leaf.
+      JAX compiles one program for all leaves of the same shapes, sharding and number of terms,
+      whatever their maps. Copies, means and sums are bitwise identical to a single-device run.
+      Products with dense maps may be summed in another order.
+
+      Under ``jit``, JAX reports the sharding of a leaf only on meshes with explicit axes. On other
+      meshes, leaves are assumed to be sharded by `jaxgrow.sharding.RULES`; if they are not, pass
+      ``out_shardings`` to ``jit``.
 
     Raises:
-      ValueError: a map whose old size is not the size of its axis, an axis that no leaf has, leaves
-        that come out with two sizes for one axis, a rule that matches no leaf, a leaf that does not
-        say the role that a rule asks for, or a new size that does not divide among the devices that
-        share the axis; all in one message.
+      ValueError: the growth does not fit the parameters: the old size of a map is not the size of
+        its axis, no leaf has an axis, leaves get different sizes for one axis, a rule matches no
+        leaf, the role of a leaf is ambiguous but a rule asks for it, or a new size is not divisible
+        by the number of devices along which the axis is sharded. One message lists all problems.
 
     Example:
-      Two units of an MLP become four: what writes them is copied, what reads them is shared.
+      The two units of an MLP become four. The kernel before them is copied, and the weights of the
+      kernel after them are divided by the number of copies.
 
       >>> params = {"up": np.array([[1.0, 2.0]]), "down": np.array([[3.0], [4.0]])}
       >>> axes = {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
@@ -74,7 +83,13 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
 
 
 def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
-    """The sum of ``terms`` for one leaf, whose shape is taken to fit; the leaf itself, if no term touches it."""
+    """Apply the sum of ``terms`` to one leaf. If no term touches the leaf, return it unchanged.
+
+    Args:
+      terms: growths whose results are summed, as `maps.terms` returns them.
+      names: axis names of the leaf.
+      x: the leaf. Its shape must fit the terms; this is not checked.
+    """
     if not any(m for term in terms for m, _, _ in parts(term, names)):
         return x
     traced = isinstance(x, jax.core.Tracer)
@@ -84,38 +99,44 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
         spec = _by_rules(terms, names, x) if traced and not learned else P()
         return _divided_sum(terms, names, x, spec) if any(spec) else _sum(terms, names, x)
     if not traced:
-        assert isinstance(sharding.mesh, Mesh)  # that of an array
+        assert isinstance(sharding.mesh, Mesh)  # arrays always have a concrete mesh
         with jax.set_mesh(sharding.mesh):
             return _divided_sum(terms, names, x, sharding.spec)
     if not learned:
         return _divided_sum(terms, names, x, sharding.spec)
-    # XLA divides products with learned maps well, and their gradients.
+    # XLA partitions products with learned maps and their gradients well.
     run: Any = jax.sharding.auto_axes(lambda terms, x: _sum(terms, names, x), out_sharding=sharding)
     return run(terms, x)
 
 
 def _by_rules(terms: Sequence[maps.Term], names: Names, x: Any) -> P:
-    """How a traced leaf and its result are sharded by `jaxgrow.sharding.RULES`, where XLA divides the work."""
+    """Return the sharding of a traced leaf and its result according to `jaxgrow.sharding.RULES`."""
     return shared_spec(names, x.shape, _new_shape(parts(terms[0], names), x.shape))
 
 
 @dataclass(frozen=True)
 class _Shapes:
-    """Of a leaf and its result: with axes that go together as one, and as they are."""
+    """Shapes of a leaf and its result.
+
+    In the joined shapes, adjacent axes with one common map are flattened into one.
+    """
 
     joined: tuple[int, ...]
     new_joined: tuple[int, ...]
     new: tuple[int, ...]
-    spec: P  # how both are sharded
+    spec: P  # sharding of the leaf and of the result
     joined_spec: P
 
 
 def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> jax.Array:
-    """`_sum`, of which each device of the mesh that is set computes its own part; ``spec``: of the leaf and its result."""
+    """Compute `_sum` with every device of the current mesh computing its own part.
+
+    ``spec`` is the sharding of the leaf and of its result.
+    """
     found = [parts(term, names) for term in terms]
     groups = [[(begin, end) for _, begin, end in each] for each in found]
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    if any(each != groups[0] for each in groups):  # they join different axes
+    if any(each != groups[0] for each in groups):  # the terms flatten different axes
         return reduce(
             add, [_divided_sum([term], names, x.astype(wide), spec) for term in terms]
         ).astype(x.dtype)
@@ -126,7 +147,9 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> j
         new_joined=tuple(_joined(found[0], new)),
         new=tuple(new),
         spec=P(*entries),
-        joined_spec=P(*[entries[begin] for begin, _ in groups[0]]),  # the others are gathered
+        joined_spec=P(
+            *[entries[begin] for begin, _ in groups[0]]
+        ),  # further axes of a group are gathered
     )
     return _program(
         shapes, x, [tuple(_sharded.part(m, wide) for m in _matrices(each, names)) for each in found]
@@ -135,7 +158,7 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> j
 
 @partial(jax.jit, static_argnums=0)
 def _program(shapes: _Shapes, x: jax.Array, terms: Sequence[_sharded.Parts]) -> jax.Array:
-    """One program for all leaves of these shapes: their maps are arguments."""
+    """Apply the terms to a leaf, as one program for all leaves of these shapes."""
 
     def contracted(x, terms):
         lay = _sharded.layout(terms, shapes.joined, shapes.new_joined, shapes.joined_spec, x.dtype)
@@ -145,7 +168,8 @@ def _program(shapes: _Shapes, x: jax.Array, terms: Sequence[_sharded.Parts]) -> 
     mesh = jax.typeof(x).sharding.mesh
     explicit = AxisType.Explicit in mesh.axis_types
     run: Any = contracted
-    if explicit:  # whose operations want to be told where each result is
+    # On explicit axes, JAX requires the sharding of each result.
+    if explicit:
         run = jax.sharding.auto_axes(contracted, out_sharding=NamedSharding(mesh, shapes.spec))
     return run(x, terms)
 
@@ -155,7 +179,10 @@ def _new_shape(parts: Sequence[Part], shape: Sequence[int]) -> list[int]:
 
 
 def _on_mesh(x: Any) -> NamedSharding | None:
-    """The sharding that a leaf has to keep. While tracing it is in the types of explicit meshes alone."""
+    """Return the sharding that a leaf must keep, or None if it is not known or not on a mesh.
+
+    The type of a traced leaf shows its sharding only on meshes with explicit axes.
+    """
     if isinstance(x, jax.core.Tracer):
         sharding = jax.typeof(x).sharding
         return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
@@ -175,7 +202,12 @@ def _sum(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
 
 
 def parts(term: maps.Term, names: Names) -> list[Part]:
-    """What acts on each axis of a leaf, or on a key's adjacent ones."""
+    """Return the map of each axis of a leaf, or of adjacent axes with one common map.
+
+    Args:
+      term: maps by tuples of axis names.
+      names: axis names of the leaf.
+    """
     out, i, plain = [], 0, tuple(axis(n) for n in names)
     joint = [axes for axes in term if len(axes) > 1]
     while i < len(names):
@@ -186,7 +218,7 @@ def parts(term: maps.Term, names: Names) -> list[Part]:
 
 
 def _grow_one(parts: Sequence[Part], names: Names, x: Array) -> Array:
-    """One term: axes that go together are one axis meanwhile."""
+    """Apply one term, with adjacent axes of one map flattened into one."""
     shape = _new_shape(parts, x.shape)
     x = x.reshape(_joined(parts, x.shape))
     return matrices.contract(_matrices(parts, names), x).reshape(shape)
@@ -201,16 +233,27 @@ def _matrices(parts: Sequence[Part], names: Names) -> list[Matrix | None]:
 
 
 def products(term: maps.Term, names: Names, shape: Sequence[int]) -> list[float]:
-    """2 x multiply-adds of each matrix product that a term does for a leaf, in order."""
+    """Return the FLOPs (2 per multiply-add) of each matrix product of a term for a leaf, in order.
+
+    Args:
+      term: maps by tuples of axis names.
+      names: axis names of the leaf.
+      shape: shape of the leaf.
+    """
     found = parts(term, names)
     return matrices.products(_matrices(found, names), _joined(found, shape))
 
 
 def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
-    """Whether the growth fits the parameters, of which only the shapes count.
+    """Check that the growth fits the parameters, using only their shapes and shardings.
+
+    Args:
+      growth: as in `grow`.
+      params: as in `grow`, or a pytree of objects with a shape.
+      axes: as in `grow`.
 
     Raises:
-      ValueError: as `grow`.
+      ValueError: as in `grow`.
     """
     known = sizes(params, axes)
     became: dict[str, tuple[int, str]] = {}
@@ -224,7 +267,8 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
         except ValueError as error:
             undeclared.append(str(error))
             continue
-        for term in found or ({},):  # each by itself: sizes that differ may broadcast
+        # Each term is checked alone, because results of different sizes might broadcast in the sum.
+        for term in found or ({},):
             sizes_ = dict(enumerate(np.shape(x)))
             for m, begin, end in parts(term, names):
                 if m is None:
@@ -234,16 +278,18 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
                     sizes_[dim] = new
                     if old != size:
                         wrong.append(
-                            f"{leaf}: axis {name!r} has size {size}, but its map takes {old} to {new}"
+                            f"{leaf}: axis {name!r} has size {size}, "
+                            f"but its map takes {old} to {new}"
                         )
             wrong += _undivided(leaf, x, names, sizes_)
             for dim, new in sizes_.items():
                 before = became.setdefault(axis(names[dim]), (new, leaf))
                 if before[0] != new and not wrong:
                     wrong.append(
-                        f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, but {new} in {leaf}"
+                        f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, "
+                        f"but {new} in {leaf}"
                     )
-    wrong += undeclared or [f"{rule} matches none of this model" for rule in unmatched]
+    wrong += undeclared or [f"{rule} matches no leaf of this model" for rule in unmatched]
     absent = [name for name in maps.new_sizes(growth) if name not in known]
     wrong = [
         f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}"
@@ -251,13 +297,13 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
     ] + wrong
     if wrong:
         raise ValueError(
-            "the growth does not fit the parameters; build it from their sizes():\n  "
+            "the growth does not fit the parameters; build it from sizes(params, axes):\n  "
             + "\n  ".join(wrong)
         )
 
 
 def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[str]:
-    """What is wrong with the new size of each dimension, if the leaf is to lie on its mesh as before."""
+    """List the new sizes that are not divisible by the number of devices of their mesh axes."""
     sharding = _on_mesh(x)
     if sharding is None:
         return []
@@ -267,7 +313,8 @@ def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[
         devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
         if new[dim] != x.shape[dim] and new[dim] % devices:
             wrong.append(
-                f"{leaf}: axis {axis(names[dim])!r} becomes {new[dim]}, which does not divide among the {devices} devices of "
-                f"its mesh axes {', '.join(mesh_axes)}; jax.device_put the leaf without them first"
+                f"{leaf}: axis {axis(names[dim])!r} becomes {new[dim]}, which is not divisible by "
+                f"the {devices} devices of its mesh axes {', '.join(mesh_axes)}. Replicate the "
+                "leaf along them first, with jax.device_put."
             )
     return wrong

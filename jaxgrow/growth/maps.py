@@ -1,9 +1,14 @@
-"""How one named axis changes size: a pair of linear maps, as data.
+"""Growths: how does a model change size?
 
-A growth is a plain dict ``{axis name: AxisMap}``; axes that it does not name stay as they are.
-Where one map an axis is not enough, it is `Rules`: sums of such dicts, for some leaves and not for
-others. Growths are pytrees: print them, save them, differentiate through them, and combine them
-with `swap`, `dual` and `jaxgrow.compose`.
+The size of a named axis changes by a pair of linear maps, an `AxisMap`. Its write map acts on the
+parameters that have the axis as an output axis, its read map on the parameters that contract it. If
+the MLP of a model is to be twice as wide, the write map copies each neuron and the read map halves
+the weights that read the copies: the model computes the same function.
+
+A growth is a plain dict ``{axis name: AxisMap}``. Axes that it does not name are unchanged. If one
+map per axis is not enough, a growth is `Rules`: different sums of such dicts for different leaves.
+Growths are pytrees: they can be printed, saved, differentiated, and combined with `swap`, `dual`
+and `jaxgrow.compose`. `jaxgrow.grow` applies a growth to parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +35,26 @@ from jaxgrow.growth.matrices import (
 
 @struct.dataclass
 class AxisMap:
-    """How one axis changes size; both matrices are ``[new, old]``.
+    """The change of one axis: a write map and a read map, both matrices ``[new, old]``.
 
-    ``write`` acts on leaves that write the axis, ``read`` on leaves that contract it away. The
-    function of a network is kept when ``read.T @ write == I`` and ``write`` only copies: a reader
-    then receives what it received before.
+    `grow` multiplies the output axis of a parameter by ``write`` and the input axis of a parameter
+    by ``read`` (`jaxgrow.axes` defines input and output axes). For a kernel ``W [in, out]`` whose
+    two axes grow:
+
+    ``W' = read_in @ W @ write_out.T``
+
+    The growth is function-preserving if ``read.T @ write == I`` and ``write`` only copies units:
+    the kernels that contract the axis then compute the same outputs as before.
+
+    Args:
+      write: matrix for parameters with this output axis, ``[new, old]``.
+      read: matrix for parameters with this input axis, ``[new, old]``.
+      joint: ``(new sizes, old sizes)`` of the axes, if one map acts on several adjacent axes. The
+        matrices then act on the flattened product of these axes.
     """
 
     write: Matrix
     read: Matrix
-    # Of a map over several adjacent axes at once, (new sizes, old sizes); the matrices are over
-    # their product.
     joint: tuple[tuple[int, ...], tuple[int, ...]] | None = struct.field(
         pytree_node=False, default=None
     )
@@ -55,18 +69,20 @@ class AxisMap:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """``(new, old)``: the sizes of the axes that it acts on, mostly one."""
+        """The sizes ``(new, old)`` of the axes that the map acts on, in most cases one axis."""
         return self.joint or ((self.new,), (self.old,))
 
     def of(self, name: str) -> Matrix:
-        """The matrix for an axis of a leaf that is named so."""
+        """Return the matrix for an axis with this name: ``read`` for input axes, else ``write``."""
         return self.read if reads(name) else self.write
 
     def __repr__(self) -> str:
-        """``AxisMap(24 -> 48, write: copies, read: scaled copies)``: sizes and kinds, never the entries."""
-        if not all(
-            hasattr(m, "shape") for m in (self.write, self.read)
-        ):  # a tree of something else than matrices
+        """Sizes and kinds of the matrices, never the entries.
+
+        For example ``AxisMap(24 -> 48, write: copies, read: scaled copies)``.
+        """
+        # Tree functions also make such objects with other leaves than matrices.
+        if not all(hasattr(m, "shape") for m in (self.write, self.read)):
             return f"AxisMap(write={self.write!r}, read={self.read!r})"
         new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
         write, read = described(self.write), described(self.read)
@@ -74,46 +90,46 @@ class AxisMap:
         return f"AxisMap({old} -> {new}, {kinds})"
 
 
-# By axis. Or by the axes that go together, ``("heads", "head_dim")``, adjacent ones, for the leaves
-# that have them all: those take it first, in the role of the first axis; then every key is a tuple,
-# ``("embed",)``, for jax sorts the keys of a dict.
+# Keys are tuples of axis names. A key with several names, such as ``("heads", "head_dim")``, is for
+# leaves in which these axes are adjacent. It takes precedence over maps of single axes, and the
+# first name decides between the write and the read map.
 Term: TypeAlias = Mapping[tuple[str, ...], AxisMap]
+# Keys are names or tuples, but not both, because JAX sorts the keys of a dict.
 Maps: TypeAlias = Mapping[str, AxisMap] | Term
 
 
 @struct.dataclass
 class Rule:
-    """What happens to the leaves whose path matches the pattern ``path``, that have all of ``axes``
-    and one of ``roles``: the sum of ``terms``.
+    """The growth of the leaves that match a path pattern, axes and roles: the sum of ``terms``.
 
-    Each term contracts every axis that it names. A leaf that no term touches stays as it is.
+    Each term contracts every axis that it names. A leaf that no term touches is unchanged.
+
+    Args:
+      terms: growths whose results are summed. Without terms, the matching leaves are unchanged.
+      path: pattern of shell style for the path of a leaf; ``*`` also matches slashes.
+      axes: axes that a leaf must have. ``"embed.in"`` requires an input axis, ``"embed.out"`` an
+        output axis, ``"embed"`` accepts either, and ``"embed.post"`` requires this suffix.
+      roles: accepted roles, of `jaxgrow.axes.ROLES`; all roles if empty.
+      also: further conditions that a leaf must meet, as rules without terms.
     """
 
     terms: tuple[Maps, ...]
-    path: str = struct.field(
-        pytree_node=False, default="*"
-    )  # as in a shell; ``*`` matches slashes, too
-    # ``"embed.in"``: that it reads; ``"embed.out"``: that it writes; ``"embed"``: either;
-    # ``"embed.post"``: with that mark.
+    path: str = struct.field(pytree_node=False, default="*")
     axes: tuple[str, ...] = struct.field(pytree_node=False, default=())
-    roles: tuple[str, ...] = struct.field(
-        pytree_node=False, default=()
-    )  # of `jaxgrow.axes.ROLES`; none: any
-    also: tuple["Rule", ...] = struct.field(
-        pytree_node=False, default=()
-    )  # further conditions: rules without terms
+    roles: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    also: tuple["Rule", ...] = struct.field(pytree_node=False, default=())
 
     @property
     def conditions(self) -> tuple["Rule", ...]:
-        """What a leaf must meet, as rules without terms; of a rule for all leaves, none."""
+        """Conditions that a leaf must meet, as rules without terms; empty for a catch-all rule."""
         own = Rule((), self.path, self.axes, self.roles)
         return tuple(condition for condition in (own, *self.also) if condition != Rule(()))
 
     def matches(self, path: str, names: Names) -> bool:
-        """Whether it is about the leaf.
+        """Whether the rule applies to the leaf at ``path`` with these axis ``names``.
 
         Raises:
-          ValueError: it asks for a role, and the leaf does not say its own.
+          ValueError: the rule has ``roles``, and the role of the leaf is ambiguous.
         """
         return all(condition._met(path, names) for condition in self.conditions)
 
@@ -127,7 +143,8 @@ class Rule:
         )
 
     def __repr__(self) -> str:
-        return f"Rule({str(self).removeprefix('a rule ')}: {' + '.join(map(repr, self.terms)) or 'unchanged'})"
+        grown = " + ".join(map(repr, self.terms)) or "unchanged"
+        return f"Rule({str(self).removeprefix('a rule ')}: {grown})"
 
     def __str__(self) -> str:
         about: list[str] = []
@@ -140,13 +157,17 @@ class Rule:
 
 @struct.dataclass
 class Rules:
-    """A growth by leaves: the first rule that matches a leaf says how it grows; a leaf that none matches stays as it is.
+    """A growth by leaves: the first rule that matches a leaf decides how the leaf grows.
 
-    A rule that matches no leaf of a model is an error (`jaxgrow.grow`), unless it is one for all
-    leaves.
+    A leaf that no rule matches is unchanged. It is an error if a rule matches no leaf of a model
+    (`jaxgrow.grow`), except for a catch-all rule.
+
+    Args:
+      rules: the rules, in order of precedence.
+      eps: factor for the ``eps`` of norms over ``embed``.
 
     Example:
-      Attention's value and output kernels stay as they are; all else that has heads gets a copy of each.
+      The value and output kernels of the attention are unchanged, all other heads are copied.
 
       >>> stays = Rule((), path="*/attention/[vo]*")
       >>> growth = Rules((stays, Rule(({"heads": tile(2, 2)},))))
@@ -155,20 +176,18 @@ class Rules:
     """
 
     rules: tuple[Rule, ...]
-    eps: float = struct.field(
-        pytree_node=False, default=1.0
-    )  # what the eps of norms over ``embed`` is multiplied by
+    eps: float = struct.field(pytree_node=False, default=1.0)
 
 
 Growth: TypeAlias = Maps | Rules
 
 
 def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
-    """The maps, each by the axes that it acts on, mostly one.
+    """Return the maps with tuples of axis names as keys, for most maps a tuple of one name.
 
     Raises:
-      ValueError: a key does not name all of them.
-      TypeError: this is not a mapping from names of axes to maps.
+      ValueError: a key has another number of axes than its map.
+      TypeError: ``maps`` is not a mapping from axis names to maps.
 
     Example:
       >>> list(by_axes({"mlp": tile(3, 2)}))
@@ -179,15 +198,17 @@ def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
     for axes, m in found.items():
         if len(axes) != len(m.shapes[0]):
             raise ValueError(
-                f"a map from the sizes {m.shapes[1]} to {m.shapes[0]} has the key {axes}: it names each of its axes"
+                f"a map from the sizes {m.shapes[1]} to {m.shapes[0]} has the key {axes}, but "
+                "the key must name each of its axes"
             )
     return found
 
 
 def check_maps(growth: object) -> None:
-    """
+    """Check that ``growth`` is a mapping from axis names to maps.
+
     Raises:
-      TypeError: this is not a mapping from names of axes to maps.
+      TypeError: it is not.
     """
     should = "should be Rules or {axis: AxisMap}, as the functions of jaxgrow.operators return"
     if not isinstance(growth, Mapping):
@@ -196,13 +217,19 @@ def check_maps(growth: object) -> None:
         if not isinstance(m, AxisMap):
             what = m if isinstance(m, int | float | str) else "a value"
             raise TypeError(
-                f"the growth has {what} of type {type(m).__name__} for the axis {key!r}, but {should}: for example, "
-                'operators.stack(sizes, {"layers": 24})'
+                f"the growth has {what} of type {type(m).__name__} for the axis {key!r}, but "
+                f'{should}, for example operators.stack(sizes, {{"layers": 24}})'
             )
 
 
 def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
-    """The maps whose sum acts on a leaf, by axes; none: it stays as it is."""
+    """Return the terms whose sum acts on a leaf; an empty tuple if the leaf is unchanged.
+
+    Args:
+      growth: maps, or rules.
+      path: path of the leaf.
+      names: axis names of the leaf.
+    """
     if not isinstance(growth, Rules):
         return (by_axes(growth),)
     found = next((rule.terms for rule in growth.rules if rule.matches(path, names)), ())
@@ -210,23 +237,30 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
 
 
 def copying(terms: Sequence[Term]) -> list[Term]:
-    """The terms with the writers' matrices for readers, too: what copies states as it copies units."""
+    """Return the terms with the write map also for input axes: they copy values unscaled."""
     return [
         {axes: AxisMap(m.write, m.write, m.joint) for axes, m in term.items()} for term in terms
     ]
 
 
 def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
-    """Of the first term, each unit's first copy, with weight one, for readers too: further terms hold what is new.
+    """Return maps that keep only the first copy of each old unit, with weight 1, on all axes.
+
+    The maps are made from the first term, because further terms only add new values.
+
+    Args:
+      terms: the terms of a growth for one leaf.
+      asks: name of the caller, for the error message.
 
     Raises:
-      ValueError: the terms do not copy units, as ``asks`` needs them to.
+      ValueError: the first term does not copy units.
     """
 
     def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
         if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
             raise ValueError(
-                f"axis {' '.join(axes)!r}: {asks} needs a growth that copies units, {m.old} to {m.new}"
+                f"axis {' '.join(axes)!r}: {asks} needs a growth that copies units, "
+                f"{m.old} to {m.new} does not"
             )
         copies = np.flatnonzero(m.write.weight[:, 0])
         weight = np.zeros((m.new, 1))
@@ -238,11 +272,11 @@ def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
 
 
 def new_sizes(growth: Growth) -> dict[str, int]:
-    """The sizes of the axes that change, after the growth.
+    """Return the sizes of the axes that the growth changes, after the growth.
 
     Raises:
-      ValueError: two rules give one axis two sizes, or a key names another number of axes than its
-        map has.
+      ValueError: two rules give one axis different sizes, or a key has another number of axes than
+        its map.
 
     Example:
       >>> new_sizes({"mlp": tile(3, 2)})
@@ -264,7 +298,7 @@ def new_sizes(growth: Growth) -> dict[str, int]:
 
 
 def _by_one(growth: Growth) -> TypeGuard[Mapping[str, AxisMap]]:
-    """Whether there is one map an axis."""
+    """Whether the growth has one map for each axis."""
     return not isinstance(growth, Rules) and all(isinstance(key, str) for key in growth)
 
 
@@ -278,7 +312,7 @@ def _each(growth: Mapping[str, AxisMap], change: Change) -> dict[str, AxisMap]: 
 @overload
 def _each(growth: Term, change: Change) -> dict[tuple[str, ...], AxisMap]: ...
 def _each(growth: Growth, change: Change) -> Growth:
-    """The growth with ``change`` done to every map."""
+    """Apply ``change`` to every map of the growth."""
     if not isinstance(growth, Rules):
         check_maps(growth)
         return {key: change(m) for key, m in growth.items()}  # type: ignore[return-value]
@@ -287,21 +321,23 @@ def _each(growth: Growth, change: Change) -> Growth:
 
 
 def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
-    """New unit ``i`` is a copy of old unit ``index[i]``; its readers share the old weight among the copies.
+    """Copy units: new unit ``i`` is a copy of old unit ``index[i]``.
 
-    ``write[i, j] = [index[i] = j]``, ``read[i, j] = write[i, j] / copies of j``. This is Net2Net's
-    map (Chen et al., 2016, Eq. 2), and de-coalescing's (Zou et al., 2024, section 3.2).
-    ``read.T @ write == I`` if each unit is copied.
+    ``write[i, j] = [index[i] = j]``, ``read[i, j] = write[i, j] / copies of j``
+
+    Kernels that contract the axis divide the old weight among the copies. This is the map of
+    Net2Net (Chen et al., 2016, Eq. 2) and of de-coalescing (Zou et al., 2024, section 3.2).
+    ``read.T @ write == I`` if every old unit is copied at least once.
 
     Args:
-      index: the old unit that each new one copies.
-      old: how many old units there are.
+      index: old unit that each new unit copies, ``[new]``.
+      old: number of old units.
 
     Returns:
-      The map from ``old`` units to ``len(index)``.
+      The map from ``old`` units to ``len(index)`` units.
 
     Raises:
-      ValueError: an index outside ``0 .. old - 1``.
+      ValueError: an index is outside ``0 .. old - 1``.
 
     Example:
       >>> from jaxgrow.growth.matrices import dense
@@ -332,7 +368,11 @@ def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
 
 
 def tile(old: int, times: int) -> AxisMap:
-    """``[x, x, ..]``: copies lie ``old`` apart.
+    """Copy the sequence of all units: ``[x, x, ...]``.
+
+    Args:
+      old: number of old units.
+      times: number of copies of each unit.
 
     Example:
       >>> tile(2, times=2).write.index[:, 0].tolist()
@@ -342,7 +382,11 @@ def tile(old: int, times: int) -> AxisMap:
 
 
 def repeat(old: int, times: int) -> AxisMap:
-    """``[x0, x0, .., x1, x1, ..]``: copies lie side by side.
+    """Copy each unit next to itself: ``[x0, x0, ..., x1, x1, ...]``.
+
+    Args:
+      old: number of old units.
+      times: number of copies of each unit.
 
     Example:
       >>> repeat(2, times=2).write.index[:, 0].tolist()
@@ -352,12 +396,16 @@ def repeat(old: int, times: int) -> AxisMap:
 
 
 def identity(size: int) -> AxisMap:
-    """The map that changes nothing: for an axis that must be named all the same."""
+    """Return the map that changes nothing, for an axis that must have a map."""
     return select(np.arange(size), size)
 
 
 def blocks(m: AxisMap, size: int) -> AxisMap:
-    """The map that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``. Needs `Rows`.
+    """Return the map that moves blocks of ``size`` units as ``m`` moves single units: ``m (x) I``.
+
+    Args:
+      m: map of blocks. Its matrices must be `Rows`.
+      size: number of units in a block.
 
     Example:
       >>> blocks(tile(1, times=2), size=3).write.index[:, 0].tolist()
@@ -373,16 +421,16 @@ def swap(growth: Mapping[str, AxisMap]) -> dict[str, AxisMap]: ...
 @overload
 def swap(growth: Term) -> dict[tuple[str, ...], AxisMap]: ...
 def swap(growth: Growth) -> Growth:
-    """The growth the other way: ``write, read = read.T, write.T``. Growing becomes coalescing.
+    """Return the reverse growth, ``write, read = read.T, write.T``: growing becomes coalescing.
 
-    Where ``read.T @ write == I``, ``grow(swap(g), grow(g, s)) == s``; for `Rules` of several terms
-    this does not hold. An involution.
+    ``grow(swap(g), grow(g, s)) == s`` where ``read.T @ write == I``. This does not hold for `Rules`
+    of several terms. Swapping twice returns the original growth.
 
     Args:
       growth: maps, or rules.
 
     Returns:
-      The same kind of growth, from the new sizes to the old ones.
+      A growth of the same type, from the new sizes to the old sizes.
 
     Example:
       >>> up = {"mlp": tile(3, times=2)}
@@ -408,18 +456,19 @@ def dual(growth: Mapping[str, AxisMap]) -> dict[str, AxisMap]: ...
 @overload
 def dual(growth: Term) -> dict[tuple[str, ...], AxisMap]: ...
 def dual(growth: Growth) -> Growth:
-    """How gradients travel: ``write, read = read, write``.
+    """Return the growth of the gradients: ``write, read = read, write``.
 
-    Where ``g`` keeps the function by copying, and the readers of axes that a norm averages over
-    share alike, ``grad at grow(g, s) == grow(dual(g), grad at s)`` (of the operators that keep it,
-    not for `lemon`, if ``embed`` grows, and not for `llama_pro`); and for every ``g``,
-    ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. An involution.
+    ``grad at grow(g, s) == grow(dual(g), grad at s)`` if ``g`` is function-preserving by copying
+    and, on the axes that a norm averages over, ``read`` divides equally among the copies. Among the
+    function-preserving operators, this does not hold for `lemon` if ``embed`` grows, nor for
+    `llama_pro`. For every ``g``, ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``.
+    Applying `dual` twice returns the original growth.
 
     Args:
       growth: maps, or rules.
 
     Returns:
-      The same kind of growth, between the same sizes.
+      A growth of the same type, between the same sizes.
 
     Example:
       >>> up = {"mlp": tile(3, times=2)}
@@ -432,36 +481,39 @@ def dual(growth: Growth) -> Growth:
 def preserves_function(
     growth: Growth, axes: Axes | None = None, normed: Sequence[str] = ("embed",)
 ) -> bool:
-    """Whether the growth preserves the function of a model with these axes, whatever its weights (up to rounding).
+    """Whether the growth preserves the function of a model for all weights, up to rounding.
 
-    Each map must satisfy ``read.T @ write == I`` with a ``write`` that only copies, or leaves units
-    at zero that no parameter reads. On the axes that a norm averages over (``normed``) every old
-    unit must be copied equally often, or mean and variance change. Stacked layers must stay as they
-    are: copying a layer changes the function to first order (Zou et al., 2024; measured in
-    ``tests/operators/test_laws.py``).
+    The conditions on the maps are:
 
-    With ``axes``, a parameter must also make the output of the model from a residual stream
-    (``embed``) that grows: one outside of the layers that reads the stream and writes nothing that
-    another parameter reads. It is a head, or a final norm marked ``.in``. A tied head is declared
-    as a table, which writes. So a model with a tied head and no final norm does not pass: its
-    logits would be multiplied. Without ``axes``, such a parameter is assumed.
+    - Each map satisfies ``read.T @ write == I``. Its ``write`` only copies, or sets units to zero
+      that no parameter reads.
+    - On the axes that a norm averages over (``normed``), every old unit is copied equally often.
+      Otherwise the mean and the variance change.
+    - Stacked layers are unchanged. Copying a layer changes the function to first order (Zou et al.,
+      2024; measured in ``tests/operators/test_laws.py``).
 
-    It is always assumed that the names are right (`jaxgrow.check_rules`), and that query heads stay
-    with the key heads that they share, as the operators here arrange it
+    With ``axes``, the model must also undo the growth of a residual stream (``embed``) before its
+    output. So there must be a parameter outside of the layers that reads the stream and writes no
+    axis that another parameter reads. Examples are a head, or a final norm with the suffix ``.in``.
+    A tied head is declared as a table, which writes. So a model with a tied head and no final norm
+    does not pass: its logits would be multiplied. Without ``axes``, such a parameter is assumed.
+
+    Two assumptions are not checked: the names are right (`jaxgrow.check_rules`), and query heads
+    stay with the key heads that they share, as the operators of jaxgrow arrange it
     (`jaxgrow.operators.targets.sources`).
 
     Args:
       growth: one map for each axis.
-      axes: the axis names of the model's parameters.
+      axes: the axis names of the parameters of the model.
       normed: the kinds of axes that a norm averages over, in every stage.
 
     Returns:
-      Whether the function is preserved for all weights; False means that for some weights it is
-      not.
+      True if the function is preserved for all weights. False means that it changes for some
+      weights.
 
     Raises:
-      TypeError: `Rules` or a map over several axes. What these preserve depends on the model:
-        `jaxgrow.growth.report.preservation` measures it.
+      TypeError: the growth is `Rules` or has a map over several axes. Whether these preserve the
+        function depends on the model: measure it with `jaxgrow.growth.report.preservation`.
 
     Example:
       >>> preserves_function({"embed": tile(2, times=2)}), preserves_function({"embed": select([0, 1, 1], 2)})
@@ -474,7 +526,8 @@ def preserves_function(
     """
     if not _by_one(growth):
         raise TypeError(
-            "this judges one map an axis; measure what rules keep with jaxgrow.growth.report.preservation"
+            "preserves_function supports only growths with one map per axis. For Rules and "
+            "maps over several axes, measure the change with jaxgrow.growth.report.preservation."
         )
     for name, m in growth.items():
         write, read = sparse(m.write), sparse(m.read)
@@ -496,7 +549,10 @@ def preserves_function(
 
 
 def _leaves_by_a_reader(stream: str, axes: Axes) -> bool:
-    """Whether a parameter makes the output of the model, or another residual stream, of this one."""
+    """Whether a parameter outside of the layers reads this stream and produces a model output.
+
+    The output may also be another residual stream.
+    """
     leaves = jax.tree.leaves(axes, is_leaf=is_names)
     inner = {
         axis(n)
@@ -506,7 +562,7 @@ def _leaves_by_a_reader(stream: str, axes: Axes) -> bool:
     }
 
     def stays(n: str) -> bool:
-        """Whether a parameter with this name is of a layer, or writes what another parameter reads."""
+        """Whether the name shows a layer, or an output axis that another parameter reads."""
         return is_layers(axis(n)) or (not reads(n) and axis(n) in inner)
 
     readers = [names for names in leaves if any(reads(n) and axis(n) == stream for n in names)]

@@ -1,8 +1,10 @@
-"""Optimizer state across a growth.
+"""How does the optimizer state grow together with the model?
 
-A state leaf belongs to the parameter whose path ends its own and whose shape it has. What it holds
-(gradients, their squares, parameters) is measured, by trying the optimizer on a small problem.
-Counters pass through. A leaf for which no rule is known is an error that names it.
+A leaf of the state belongs to the parameter with whose path its own path ends, if both have the
+same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``. The leaf grows by the maps of this parameter, in
+a way that depends on its content: gradients, squared gradients, or parameters. The content is not
+guessed from names. It is measured by running the optimizer on a small problem. Counters are kept. A
+leaf without a known rule is an error, and the message names the leaf.
 """
 
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -32,45 +34,55 @@ def grow_optimizer(
     policy: Policy,
     layers: str | None = None,
 ) -> optax.OptState:
-    """The optimizer state of ``grow(growth, params, axes)``, from the state of ``params``.
+    """Grow an optimizer state together with its parameters.
 
-    ========== ================================================================ ==========================================
-    policy     first moment m, second moment v                                  source
-    ========== ================================================================ ==========================================
-    drop       a fresh ``tx.init``, its step count too                          Zou et al. 2024, LiGO, G_stack
-    copy       like the units they belong to, unscaled                          StackBERT's option
-    exact      m' = D* m, sqrt(v') = D* sqrt(v), with D* = grow(dual(g), .)     Staged Training (Shen et al. 2022), ours
-    asymmetric the first copy of a unit keeps m and v, its twins get zero       SPARKLING (2026)
-    ========== ================================================================ ==========================================
+    The state of ``params`` becomes a state of ``grow(growth, params, axes)``, by one of four
+    policies:
 
-    State leaves that begin as a copy of the parameters grow as these do, under every policy: the
-    ``z`` of `optax.contrib.schedule_free`, initial parameters. Other leaves are treated by what a
-    trial of ``tx`` on two units an axis finds in them, whatever their names: ``exact`` needs the
-    first or second power of each entry's own gradients.
+    ========== ============================================= ======================================
+    policy     first moment m and second moment v            source
+    ========== ============================================= ======================================
+    drop       fresh ``tx.init``, also a fresh step count    Zou et al. 2024, LiGO, G_stack
+    copy       copied with their units, unscaled             an option of StackBERT
+    exact      m' = D* m, sqrt(v') = D* sqrt(v),             Staged Training (Shen et al. 2022) for
+               with D* = grow(dual(g), .)                    the idea, extended here
+    asymmetric the first copy of a unit keeps m and v,       SPARKLING (2026)
+               the other copies get zero
+    ========== ============================================= ======================================
 
-    ``exact`` is what training the grown model would have accumulated, where gradients grow by the
-    `dual`. Coalescing sums over twins: exact for ``m`` on the range of the de-coalescing map; for
-    ``v`` if twins had equal gradients, else an upper bound. ``asymmetric`` restarts single entries
-    under one step count: chain `rebias` after Adam, or entries that restart late move up to 6.6
-    times too far; without it this policy is refused.
+    State leaves that are initialized as a copy of the parameters grow like the parameters, under
+    every policy. Examples are ``z`` of `optax.contrib.schedule_free`, and initial parameters. How
+    other leaves grow depends on what they hold, not on their names. A trial run of ``tx`` with two
+    units per axis determines it. ``exact`` requires leaves that hold the first or second power of
+    the gradients of each entry.
+
+    ``exact`` gives the moments that training the grown model would have accumulated, because
+    gradients grow by the `dual`. Coalescing sums over copies. This is exact for ``m`` on the range
+    of the de-coalescing map. For ``v`` it is exact if the copies had equal gradients, otherwise it
+    is an upper bound.
+
+    ``asymmetric`` resets single entries to zero while the step count continues. Without a
+    correction, entries that restart late would move up to 6.6 times too far. Therefore the
+    optimizer must contain `rebias` after Adam; otherwise this policy raises an error.
 
     Args:
       tx: the optimizer.
       state: its state for ``params``, of any optax optimizer.
-      growth: as of `jaxgrow.grow`.
+      growth: as in `jaxgrow.grow`.
       params: the parameters before the growth.
       axes: their axis names.
-      policy: one of the table above.
-      layers: where the layers are, as of `jaxgrow.stack_layers`, if the state, ``params`` and
-        ``axes`` were stacked by it: the optimizer is tried on layers that are apart, as it knows
-        them.
+      policy: how the state grows, one of the table above.
+      layers: path pattern of the layers, as in `jaxgrow.stack_layers`, if the state, ``params`` and
+        ``axes`` were stacked with it. The trial then runs on separate layers, as the optimizer
+        expects them.
 
     Returns:
       A state of the same structure, with leaves of the grown shapes.
 
     Raises:
-      ValueError: a leaf for which the policy has no rule, an optimizer that the trial cannot run, a
-        state of another optimizer; ``asymmetric`` without `rebias`, or when the model shrinks.
+      ValueError: the policy does not support a leaf, the trial cannot run the optimizer, or the
+        state belongs to another optimizer; with ``asymmetric`` also if `rebias` is missing or the
+        model shrinks.
 
     Example:
       >>> params, axes, tx = {"b": jnp.ones(2)}, {"b": ("mlp",)}, optax.adam(1e-3)
@@ -87,9 +99,8 @@ def grow_optimizer(
     """
     if policy == "drop":
         return _fresh(tx, grow(growth, params, axes), layers)
-    if jax.tree.structure(params) == jax.tree.structure(
-        0
-    ):  # a bare array has no path to find its moments by
+    # A bare array has no path by which its moments could be found, so it is put into a dict.
+    if jax.tree.structure(params) == jax.tree.structure(0):
         leaves, alone = jax.tree.flatten(state)
         inside = jax.tree.unflatten(
             jax.tree.structure(jax.eval_shape(tx.init, {"": params})), leaves
@@ -101,7 +112,8 @@ def grow_optimizer(
     clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
     if policy == "asymmetric" and not clocks:
         raise ValueError(
-            "policy 'asymmetric' restarts single entries: chain jaxgrow.growth.moments.rebias(b1, b2) after Adam"
+            "policy 'asymmetric' restarts single entries, but the optimizer does not correct their "
+            "bias. Chain jaxgrow.growth.moments.rebias(b1, b2) after Adam."
         )
     holds = kinds(tx, params, axes, layers)
 
@@ -125,18 +137,19 @@ def grow_optimizer(
             return grow_leaf(terms, on, x)
         if kind in ("mixed", "other"):
             on_what = (
-                "the parameters, and on more than these"
+                "the parameters and on other values"
                 if kind == "mixed"
                 else "gradients of other entries"
             )
             raise ValueError(
-                f"optimizer state {name}: each entry depends on {on_what}; use policy 'drop'"
+                f"optimizer state {name}: each entry depends on {on_what}. Use policy 'drop'."
             )
         if policy != "exact":
             return grow_leaf(alike, on, x)
         if kind not in (1, 2):
             raise ValueError(
-                f"optimizer state {name}: holds neither each entry's gradients nor their squares; use policy 'copy' or 'drop'"
+                f"optimizer state {name}: holds neither the gradients of each entry nor their "
+                "squares. Use policy 'copy' or 'drop'."
             )
         back, xp = [dual(term) for term in terms], (jnp if isinstance(x, jax.Array) else np)
         return grow_leaf(back, on, x) if kind == 1 else xp.square(grow_leaf(back, on, xp.sqrt(x)))
@@ -157,34 +170,37 @@ def _field(name: str, parameter: str) -> str:
 def _known(name: str, holds: dict[str, Kind]) -> Kind:
     if name not in holds:
         raise ValueError(
-            f"optimizer state {name}: the optimizer makes no such leaf for these parameters. Pass the optimizer of the state, "
-            "and, where layers were stacked by stack_layers, their place as layers"
+            f"optimizer state {name}: the optimizer has no such leaf for these parameters. Pass "
+            "the optimizer that the state belongs to and, if stack_layers stacked the layers, "
+            "its path pattern as layers."
         )
     return holds[name]
 
 
 def _of_no_parameter(name: str, x: Any, holds: dict[str, Kind]) -> Any:
-    """A counter; but not a number that is measured from gradients or parameters of all entries."""
+    """Return a counter unchanged; reject numbers that depend on all gradients or parameters."""
     if _known(name, holds) != "unchanged":
         raise ValueError(
-            f"optimizer state {name}: belongs to no parameter, and depends on all gradients or parameters; use policy 'drop'"
+            f"optimizer state {name}: belongs to no single parameter and depends on all gradients "
+            "or parameters. Use policy 'drop'."
         )
     return x
 
 
 def _of_another_shape(name: str, x: Any, shape: tuple[int, ...], holds: dict[str, Kind]) -> Any:
-    """A number for each parameter, which no gradient changes."""
+    """Return a number per parameter unchanged, if it does not depend on the gradients."""
     if jnp.shape(x) == () and _known(name, holds) == "unchanged":
         return x
     raise ValueError(
-        f"optimizer state {name}: shape {jnp.shape(x)} is not its parameter's {shape}; use policy 'drop'"
+        f"optimizer state {name}: has shape {jnp.shape(x)}, but its parameter has shape {shape}. "
+        "Use policy 'drop'."
     )
 
 
 def _grown_clock(
     x: Any, clock: "RebiasState", alike: Any, on: Any, shape: tuple[int, ...], policy: Policy
 ) -> Any:
-    """When each entry began: for `rebias`."""
+    """Grow the start step of each entry, the state of `rebias`."""
     if policy != "asymmetric":
         return grow_leaf(alike, on, x) if jnp.shape(x) == shape else x
     xp: Any = jnp if isinstance(x, jax.Array) else np
@@ -193,27 +209,37 @@ def _grown_clock(
 
 
 class RebiasState(NamedTuple):
-    """What `rebias` counts."""
+    """State of `rebias`.
 
-    count: chex.Array  # type: ignore[assignment]  # int32 [], steps taken
-    born: Tree  # int32, a scalar a parameter or its shape: the step count at which a moment began
+    Args:
+      count: number of steps taken, int32 scalar.
+      born: step count at which the moments of a parameter began, int32: one scalar per parameter,
+        or an array of the parameter's shape.
+    """
+
+    count: chex.Array  # type: ignore[assignment]
+    born: Tree
 
 
 def rebias(b1: float, b2: float) -> optax.GradientTransformation:
-    """Corrects Adam's bias for entries whose moments began later than its step count; chain it after ``scale_by_adam``.
+    """Correct Adam's bias correction for entries whose moments restarted; chain it after Adam.
 
-    Adam divides by ``1 - b^count`` with one count for all. An entry that restarted at zero ``a``
-    steps ago needs ``1 - b^a``: the update is multiplied by
-    ``(1 - b1^count) / (1 - b1^a) * sqrt((1 - b2^a) / (1 - b2^count))``, which is exactly 1 for
-    entries that never restarted. Without it, at b2 = 0.999, such an entry moves 3.2 times too far
-    at once and 6.6 times after 12 steps. Exact up to Adam's eps.
+    ``scale_by_adam`` divides by ``1 - b^count``, with one step count for all entries. An entry that
+    restarted at zero ``a`` steps ago needs ``1 - b^a``. So the update is multiplied by
+
+    ``(1 - b1^count) / (1 - b1^a) * sqrt((1 - b2^a) / (1 - b2^count))``
+
+    which is exactly 1 for entries that never restarted. Without the correction, at b2 = 0.999, a
+    restarted entry moves 3.2 times too far in its first step and 6.6 times too far after 12 steps.
+    The correction is exact up to Adam's eps.
 
     Args:
-      b1: Adam's.
-      b2: Adam's.
+      b1: decay rate of Adam's first moment.
+      b2: decay rate of Adam's second moment.
 
     Returns:
-      The transformation, whose state counts for each parameter, or each entry, when it began.
+      The transformation. Its state stores for each parameter, or for each entry, the step at which
+      the moments began.
 
     Example:
       >>> tx = optax.chain(optax.scale_by_adam(0.9, 0.999), rebias(0.9, 0.999), optax.scale(-1e-3))
@@ -242,15 +268,16 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
 
 
 def clock(state: optax.OptState) -> RebiasState:
-    """The state of `rebias` in an optimizer state.
+    """Return the state of `rebias` within an optimizer state.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the optimizer does not contain `rebias`.
     """
     found = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
     if not found:
         raise ValueError(
-            "this optimizer has no clock: chain jaxgrow.growth.moments.rebias(b1, b2) after Adam"
+            "the optimizer state contains no RebiasState: chain jaxgrow.growth.moments.rebias(b1, "
+            "b2) after Adam"
         )
     return found[0]
 

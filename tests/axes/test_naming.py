@@ -145,7 +145,7 @@ def test_all_that_is_wrong_with_rules_is_in_one_error():
     with wrong(
         "down: no rule matches, of shape (3, 2)",
         "norm: the rule 'norm' is 'embed', no tuple of names",
-        "up/bias: the rule '*/bias': ('mlp',) declares nothing",
+        "up/bias: the rule '*/bias': ('mlp',) declares no role",
         "up/kernel: the rule 'up/kernel' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
         "the rule '*/b*': matches no leaf that none before it matches",
     ):
@@ -167,8 +167,8 @@ def test_a_wrong_rule_is_printed_once_however_many_layers_it_is_for():
         "the rules do not name these parameters; jaxgrow.infer proposes some:",
         "  layers_0/down and 47 others: the rule '*/down' is not sure of 'mlp?': write which it is",
         "  layers_0/new and 47 others: no rule matches, of shape (5,)",
-        "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares nothing: name its last axis with one of .bias, "
-        ".scale, .norm.scale, .norm.bias, .table, .kernel (jaxgrow.axes)",
+        "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares no role, so the role is ambiguous. "
+        "Add exactly one of .bias, .scale, .norm.scale, .norm.bias, .table and .kernel to the last axis.",
         "  layers_0/up and 47 others: the rule '*/up' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
     ]
     rules = {

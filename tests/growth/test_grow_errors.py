@@ -50,9 +50,9 @@ def raises(*lines):
 def test_an_axes_tree_names_each_axis_of_each_leaf():
     axes = {"mlp": {"kernel": ("embed.in",), "gate": ("mlp",)}, "scale": ("head",)}
     with raises(
-        "the axes tree does not fit the parameters:",
+        "the axes tree does not match the parameters:",
         "mlp/bias: has no axis names",
-        "mlp/gate: is named, but the parameters have no such leaf",
+        "mlp/gate: has axis names, but the parameters have no such leaf",
         "mlp/kernel: has shape (2, 3), but 1 axis names ('embed.in',)",
     ):
         list(leaves(PARAMS, axes))
@@ -61,7 +61,7 @@ def test_an_axes_tree_names_each_axis_of_each_leaf():
 def test_an_axis_without_a_name_is_named_with_its_leaf():
     axes = {**AXES, "mlp": {"kernel": ("embed.in", None), "bias": ("mlp",)}}
     with raises(
-        "mlp/kernel: of its axis names ('embed.in', None), None is none; each axis has one"
+        "mlp/kernel: the axis names ('embed.in', None) contain None, but each name must be a string"
     ):
         grow({}, PARAMS, axes)
 
@@ -69,7 +69,7 @@ def test_an_axis_without_a_name_is_named_with_its_leaf():
 def test_one_axis_has_one_size():
     axes = {"mlp": {"kernel": ("embed.in", "mlp"), "bias": ("mlp",)}, "scale": ("embed",)}
     with raises(
-        "one axis has one size; give these axes different names:",
+        "each axis must have one size; give axes of different sizes different names:",
         "axis 'embed' has size 2 in mlp/kernel, but 5 in scale",
     ):
         sizes(PARAMS, axes)
@@ -81,7 +81,7 @@ def test_one_axis_has_one_size():
 
 def test_a_growth_fits_the_sizes_of_the_model():
     with raises(
-        "the growth does not fit the parameters; build it from their sizes():",
+        "the growth does not fit the parameters; build it from sizes(params, axes):",
         "axis 'width': the model has no such axis, only 'embed', 'head', 'mlp'",
         "mlp/bias: axis 'mlp' has size 3, but its map takes 2 to 4",
         "mlp/kernel: axis 'mlp' has size 3, but its map takes 2 to 4",
@@ -422,10 +422,10 @@ def test_a_growth_is_maps_and_no_sizes(use):
 )
 def test_axes_are_a_tree_of_names(use):
     with pytest.raises(
-        TypeError, match=r"axes is of type GPT2Config, but should be a tree like .* config.axes\(\)"
+        TypeError, match=r"axes is of type GPT2Config. Expected a tree .* config.axes\(\)"
     ):
         use(GPT2Config())
-    with pytest.raises(TypeError, match="axes has at 'mlp/bias' a leaf of type ndarray"):
+    with pytest.raises(TypeError, match="the leaf 'mlp/bias' of axes is of type ndarray"):
         use(PARAMS)
-    with pytest.raises(TypeError, match="axes has at 'scale' a leaf of type str"):
+    with pytest.raises(TypeError, match="the leaf 'scale' of axes is of type str"):
         use({**AXES, "scale": "head"})

@@ -153,7 +153,7 @@ def test_a_rule_needs_all_of_its_axes_and_its_whole_path():
     for nothing in ("up", "kernel", "UP/*"):
         with pytest.raises(
             ValueError,
-            match=f"a rule for leaves of path '{re.escape(nothing)}' matches none of this model",
+            match=f"a rule for leaves of path '{re.escape(nothing)}' matches no leaf of this model",
         ):
             grown(nothing)
     assert grown("*/bias") == [1, 6, 10]

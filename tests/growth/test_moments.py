@@ -410,7 +410,8 @@ def raises(message):
 def test_asymmetric_needs_a_clock_and_copies():
     adam, state = optax.adam(0.1), trained(optax.adam(0.1))
     with raises(
-        "policy 'asymmetric' restarts single entries: chain jaxgrow.growth.moments.rebias(b1, b2) after Adam"
+        "policy 'asymmetric' restarts single entries, but the optimizer does not correct their bias. "
+        "Chain jaxgrow.growth.moments.rebias(b1, b2) after Adam."
     ):
         grow_optimizer(adam, state, THREE, SMALL, AXES, "asymmetric")
     with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 1"):
@@ -428,7 +429,7 @@ def test_asymmetric_needs_a_clock_and_copies():
 def test_moments_of_unknown_kind_are_copied_but_never_scaled():
     tx = optax.adadelta(0.1)
     with raises(
-        "e_x/v: holds neither each entry's gradients nor their squares; use policy 'copy' or 'drop'"
+        "e_x/v: holds neither the gradients of each entry nor their squares. Use policy 'copy' or 'drop'."
     ):
         grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "exact")
     copied = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")
@@ -443,7 +444,7 @@ def test_moments_of_unknown_kind_are_copied_but_never_scaled():
 
 def test_moments_of_another_shape_than_their_parameter_are_refused():
     tx = optax.adafactor(0.1)
-    with raises("use policy 'drop'"):
+    with raises("Use policy 'drop'"):
         grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")
     grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "drop")
 

@@ -371,6 +371,6 @@ def test_muon_of_a_list_of_layers_grows(policy):
         before = state.inner_states["muon"].inner_state[0].mu["layers"][1]["w"]
         np.testing.assert_allclose(mu, np.concatenate([before, before]), atol=1e-12)
         with pytest.raises(
-            ValueError, match=r"the optimizer makes no such leaf .* their place as layers"
+            ValueError, match=r"the optimizer has no such leaf .* path pattern as layers"
         ):
             grow_optimizer(tx, of_state, GROWTH, stacked, axes, policy)

@@ -260,8 +260,8 @@ def test_moments_stay_with_their_parameters(mode, policy):
 def test_a_size_that_does_not_divide_among_the_devices_is_named_with_its_leaf(mode):
     params, axes = host()
     says = (
-        r"v: axis 'a' becomes 7, which does not divide among the 4 devices of its mesh axes x, y.*\n"
-        r".*w: axis 'a' becomes 7, which does not divide among the 2 devices of its mesh axes x"
+        r"v: axis 'a' becomes 7, which is not divisible by the 4 devices of its mesh axes x, y.*\n"
+        r".*w: axis 'a' becomes 7, which is not divisible by the 2 devices of its mesh axes x"
     )
     with pytest.raises(ValueError, match=says):
         grow({"a": select([0, 1, 2, 3, 1, 2, 0], 4)}, placed(params, mode), axes)

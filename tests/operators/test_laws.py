@@ -303,7 +303,7 @@ def test_a_composed_rule_that_matches_no_leaf_of_the_model_is_still_an_error():
     ):
         with pytest.raises(
             ValueError,
-            match=r"a rule for leaves of path 'blocks/attn/\*' matches none of this model",
+            match=r"a rule for leaves of path 'blocks/attn/\*' matches no leaf of this model",
         ):
             grow(both, small, axes)
 
