@@ -1,11 +1,12 @@
-"""Contract an array that is sharded over a mesh: each device computes its own part of the result.
+"""How is a sharded array contracted, without gathering it on one device?
 
-A device needs source rows that other devices hold. It never gathers the whole source: it computes a
-few rows of its result at a time, along one dimension, and fetches only what these rows need. So the
-temporary memory of a device is about the size of its own part of the source.
+Each device computes its own part of the result. For this it needs source rows that other devices
+hold. It computes a few rows of its result at a time, along one dimension, and fetches only the
+source rows that these need. So the temporary memory of a device is about the size of its own part
+of the source.
 
-Maps are arguments of the compiled program, not constants: one program serves every leaf of the same
-shapes and sharding.
+The maps are arguments of the compiled program, not constants. So one program is used for every leaf
+of the same shapes and sharding.
 """
 
 import math
@@ -24,17 +25,24 @@ from jaxgrow.growth import matrices
 from jaxgrow.growth.matrices import Matrix, Rows
 
 MOST_TERMS = 64  # rows that add more terms than this are computed by a matrix product
-LEAST_BUDGET = (
-    1 << 20
-)  # bytes that a device may always use for what it fetches and computes at a time
+# Bytes that a device may always use for fetched and intermediate values, even if its part is
+# smaller.
+LEAST_BUDGET = 1 << 20
 
 
 @struct.dataclass
 class Part:
-    """What acts on one dimension: ``y[i] = sum_k weight[i, k] x[index[i, k]]``, or the product of a matrix with ``x``."""
+    """The map of one dimension, in the form in which devices compute with it.
 
-    index: Any  # int32 [new, terms]; None: ``weight`` is a matrix [new, old]
-    weight: Any  # float [new, terms], or one number for all terms; None: all are one
+    It is ``y[i] = sum_k weight[i, k] x[index[i, k]]``, or the product of a matrix with ``x``.
+
+    Args:
+      index: int32 ``[new, terms]``, or None if ``weight`` is a matrix ``[new, old]``.
+      weight: float ``[new, terms]``, one number for all terms, or None if all weights are one.
+    """
+
+    index: Any
+    weight: Any
 
     @property
     def terms(self) -> int:
@@ -45,13 +53,12 @@ class Part:
         return self.weight is None and self.terms == 1
 
 
-Parts: TypeAlias = tuple[
-    Part | None, ...
-]  # one for each dimension; None: that dimension stays as it is
+# One map for each dimension, or None if the dimension is unchanged.
+Parts: TypeAlias = tuple[Part | None, ...]
 
 
 def part(m: Matrix | None, dtype: Any) -> Part | None:
-    """A matrix in the form that devices compute with, in a wide ``dtype``."""
+    """Convert a matrix to a `Part`, with weights of a wide ``dtype``."""
     if m is None:
         return None
     if isinstance(m, np.ndarray) and m.shape[1] <= MOST_TERMS:
@@ -68,13 +75,21 @@ def part(m: Matrix | None, dtype: Any) -> Part | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """How an array and its result are sharded, and which rows of the result a device computes at a time."""
+    """The sharding of an array and its result, and the rows that a device computes at a time.
 
-    over: tuple[tuple[str, ...], ...]  # the mesh axes that shard each dimension
-    counts: tuple[int, ...]  # how many devices these are
-    new: tuple[int, ...]  # the shape of a device's part of the result
-    dim: int  # the dimension along which the result is computed in pieces
-    rows: int  # .. and how many rows of it at a time
+    Args:
+      over: mesh axes that shard each dimension.
+      counts: number of devices along these mesh axes, for each dimension.
+      new: shape of the part of the result on one device.
+      dim: dimension along which the result is computed in pieces.
+      rows: number of rows along ``dim`` in a piece.
+    """
+
+    over: tuple[tuple[str, ...], ...]
+    counts: tuple[int, ...]
+    new: tuple[int, ...]
+    dim: int
+    rows: int
 
     @property
     def pieces(self) -> int:
@@ -85,7 +100,7 @@ class Layout:
         return P(*(over or None for over in self.over))
 
     def specs(self, parts: Parts) -> tuple[Any, ...]:
-        """How the maps are sharded: each device has the rows of its own part of the result."""
+        """Return the sharding of the maps: a device has the rows of its part of the result."""
         return tuple(
             None
             if p is None
@@ -104,17 +119,21 @@ class Layout:
 def layout(
     terms: Sequence[Parts], shape: Sequence[int], new: Sequence[int], spec: P, dtype: Any
 ) -> Layout:
-    """Choose the pieces: as few as fit the memory of the source's part, without an exchange of single rows if possible.
+    """Choose the pieces in which a device computes its part of the result.
+
+    There are as few pieces as the memory allows, which is as large as the part of the source. If
+    possible, devices do not exchange single rows.
 
     Args:
       terms: the maps whose sum acts on the array.
-      shape: of the array.
-      new: the shape of the result.
-      spec: how both are sharded on the mesh that is set.
-      dtype: of the array.
+      shape: shape of the array.
+      new: shape of the result.
+      spec: sharding of both on the current mesh.
+      dtype: dtype of the array.
 
     Returns:
-      The layout. If not even one row fits the memory, the rows are those that need the least.
+      The layout. If not even one row fits the memory, the pieces are the rows that need the least
+      memory.
     """
     mesh = jax.sharding.get_abstract_mesh()
     over = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
@@ -129,9 +148,10 @@ def layout(
         row = itemsize * sum(_numbers(parts, source, result, counts, dim) for parts in terms)
         rows = min(result[dim], budget // row)
         sharded = [p for parts in terms if (p := parts[dim]) is not None and counts[dim] > 1]
-        whole = any(p.index is None for p in sharded)  # a product needs all of the dimension
+        whole = any(p.index is None for p in sharded)  # a product needs the full dimension
         pieces = -(-result[dim] // max(1, rows))
-        last = dim == len(shape) - 1  # a few of its numbers lie far from the next ones
+        # Pieces of the last dimension are not contiguous in memory.
+        last = dim == len(shape) - 1
         return (whole, rows == 0, (last, bool(sharded)) if rows else row, pieces, dim)
 
     *_, pieces, dim = min(choice(dim) for dim in range(len(shape)))
@@ -141,7 +161,7 @@ def layout(
 def _numbers(
     parts: Parts, source: Sequence[int], new: Sequence[int], counts: Sequence[int], dim: int
 ) -> int:
-    """How many numbers a device holds, at most, while it computes one row of its result along ``dim``."""
+    """Return the most array elements that a device stores while it computes one row."""
     shape = [*source]
     shape[dim] = 1
     exchanged = 3 * counts[dim] if parts[dim] is not None and counts[dim] > 1 else 0
@@ -149,7 +169,7 @@ def _numbers(
     for other, p in _others(parts, dim, source, new):
         if counts[other] > 1:
             shape[other] *= counts[other]
-            total += 2 * math.prod(shape)  # twice: XLA may reorder dimensions
+            total += 2 * math.prod(shape)  # twice, because XLA may reorder dimensions
         shape[other] = new[other]
         total += (2 + _sums(p)) * math.prod(shape)
     return total
@@ -162,18 +182,20 @@ def _sums(p: Part | None) -> bool:
 def _others(
     parts: Parts, dim: int, source: Sequence[int], new: Sequence[int]
 ) -> list[tuple[int, Part]]:
-    """The other dimensions that have a map. Those that shrink come first: then there is less to move."""
+    """Return the other dimensions that have a map, shrinking ones first to move less data."""
     found = [(d, p) for d, p in enumerate(parts) if p is not None and d != dim]
     return sorted(found, key=lambda item: new[item[0]] / source[item[0]])
 
 
 def contract(terms: Sequence[Parts], x: jax.Array, lay: Layout) -> jax.Array:
-    """The sum of ``terms``, contracted with ``x``, both sharded by ``lay.spec`` on the mesh of the context; for traced code.
+    """Contract ``x`` with the sum of ``terms``, in traced code.
+
+    The array and the result are sharded by ``lay.spec`` on the current mesh.
 
     Args:
-      terms: of each term, the maps of all dimensions.
+      terms: the maps of all dimensions, for each term.
       x: the array.
-      lay: of `layout`.
+      lay: the layout, from `layout`.
 
     Returns:
       The result in the dtype of ``x``.
@@ -184,7 +206,7 @@ def contract(terms: Sequence[Parts], x: jax.Array, lay: Layout) -> jax.Array:
 
 
 def _own(lay: Layout, x: jax.Array, terms: Sequence[Parts]) -> jax.Array:
-    """A device's part of the result."""
+    """Compute the part of the result that belongs to this device."""
 
     def piece(start: Any) -> jax.Array:
         found = [_piece(lay, x, parts, start, wide=len(terms) > 1) for parts in terms]
@@ -194,16 +216,15 @@ def _own(lay: Layout, x: jax.Array, terms: Sequence[Parts]) -> jax.Array:
         return piece(0)
 
     def step(i: jax.Array, out: jax.Array) -> jax.Array:
-        start = jnp.minimum(
-            i * lay.rows, lay.new[lay.dim] - lay.rows
-        )  # the last piece overlaps the one before it
+        # The last piece overlaps the one before it.
+        start = jnp.minimum(i * lay.rows, lay.new[lay.dim] - lay.rows)
         return jax.lax.dynamic_update_slice_in_dim(out, piece(start), start, lay.dim)
 
     return jax.lax.fori_loop(0, lay.pieces, step, jnp.zeros(lay.new, x.dtype))
 
 
 def _piece(lay: Layout, x: jax.Array, parts: Parts, start: Any, wide: bool) -> jax.Array:
-    """``lay.rows`` rows of a device's part of one term."""
+    """Compute ``lay.rows`` rows of the part of one term that belongs to this device."""
     dim, p = lay.dim, parts[lay.dim]
     if p is None:
         y = jax.lax.dynamic_slice_in_dim(x, start, lay.rows, dim)
@@ -224,7 +245,7 @@ def _piece(lay: Layout, x: jax.Array, parts: Parts, start: Any, wide: bool) -> j
 
 
 def _rows(p: Part, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: int) -> jax.Array:
-    """``p`` contracted with dimension ``dim`` of ``x``, of which ``take`` gets rows."""
+    """Contract dimension ``dim`` of ``x`` with ``p``, where ``take`` returns rows of ``x``."""
     if p.index is None:
         product = jnp.tensordot(p.weight, x.astype(p.weight.dtype), (1, dim), precision="highest")
         return jnp.moveaxis(product, 0, dim)
@@ -237,7 +258,7 @@ def _rows(p: Part, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: in
         rows = take(p.index[:, k]).astype(_wide(x.dtype))
         return rows * jnp.expand_dims(p.weight[:, k], others) if each else rows
 
-    # A loop: no more than one term is in memory at a time.
+    # In a loop, only one term is in memory at a time.
     total = jax.lax.fori_loop(1, p.terms, lambda k, total: total + term(k), term(0))
     return total if each or p.weight is None else total * p.weight
 
@@ -250,18 +271,22 @@ def _taken(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     return jnp.take(x, index, dim, mode="clip")
 
 
-# Devices exchange parts along a new first dimension. Otherwise XLA would lay out the whole source,
-# and the whole result, with the sharded dimension first, and copy both.
+# Devices exchange parts along a new first dimension. Otherwise XLA would copy the full source and
+# the full result to a memory layout with the sharded dimension first.
 
 
 def _gathered(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:
-    """The parts of all devices, joined along ``dim``."""
+    """Gather the parts of all devices and join them along ``dim``."""
     parts = jnp.moveaxis(jax.lax.all_gather(x, over), 0, dim)
     return parts.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
 
 def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:
-    """Rows of a sharded dimension: every device sends the rows that each other one asks for, if it has them."""
+    """Fetch rows of a sharded dimension from the devices that hold them.
+
+    Every device sends the requested rows to each other device. Rows that it does not hold are
+    replaced by arbitrary ones, and the receiver selects those of the owner.
+    """
     over, dim, size = lay.over[lay.dim], lay.dim, x.shape[lay.dim]
     asked = jax.lax.all_gather(index, over) - jax.lax.axis_index(over) * size
     sent = jnp.moveaxis(_taken(x, dim, asked), dim, 0)

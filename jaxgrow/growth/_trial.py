@@ -1,9 +1,10 @@
-"""What the leaves of an optimizer state hold, found by trying the optimizer on a small problem.
+"""What does each leaf of an optimizer state hold? A trial on a small problem finds out.
 
-Names do not tell: ``mu`` is a mean of gradients in Adam, of normalised gradients in ADOPT, and of
-parameters nowhere; and what ``optax.trace`` adds up depends on the transformations before it. So a
-few steps are taken with parameters of two units an axis, and again with other gradients and other
-parameters. The changes of a leaf tell what it is made of.
+The names of leaves do not answer this. ``mu`` is a mean of gradients in Adam and a mean of
+normalized gradients in ADOPT, and what ``optax.trace`` accumulates depends on the transformations
+before it. So the optimizer takes a few steps with parameters of two units per axis. It repeats them
+with scaled gradients and with scaled parameters. The content of a leaf follows from how its changes
+scale.
 """
 
 from collections.abc import Callable
@@ -18,40 +19,44 @@ import optax
 from jaxgrow.axes.names import Axes, Params, Tree, is_names, owner, path
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
-# 1, 2: that power of each entry's own gradients. own: another function of them, such as their
-# signs. parameters: begins as a copy of them. unchanged: by any gradient. mixed: depends on the
-# parameters, too. other: depends on gradients of other entries.
+# 1 and 2: the first or second power of the gradients of the same entry.
+# own: another function of these gradients, such as their signs.
+# parameters: is initialized as a copy of the parameters.
+# unchanged: does not depend on gradients.
+# mixed: depends on gradients and on parameters.
+# other: depends on gradients of other entries.
 Kind: TypeAlias = Literal[1, 2, "own", "parameters", "unchanged", "mixed", "other"]
 
-UNITS = 2  # of each axis, or one
-# at least; further ones until every leaf has changed, for some change only every so many steps
+# The largest size of an axis in the trial.
+UNITS = 2
+# A trial takes at least STEPS steps, and at most MOST until every leaf has changed. Some leaves
+# change only at intervals of several steps.
 STEPS = 4
 MOST = 64
-# Of gradients. Small ones pass clipping unchanged, large ones outweigh the small numbers that some
-# states begin with.
+# Magnitudes of the gradients. Clipping does not change small gradients. Large gradients outweigh
+# the small numbers with which some states are initialized.
 MAGNITUDES = (1.0, 1e-3)
-EXTRA = (
-    ("axes", "value", "grad"),
-    ("axes",),
-    (),
-)  # arguments of an update besides gradients, state and parameters
-TOLERANCE = 0.05  # a factor of 2 is 1, 2 or 4: no rounding, but the optimizer's epsilon
+# Arguments of an update besides gradients, state and parameters. The first accepted ones are used.
+EXTRA = (("axes", "value", "grad"), ("axes",), ())
+# Gradients are scaled by 2, so their powers are scaled by 1, 2 or 4. The tolerance allows for the
+# epsilon of the optimizer.
+TOLERANCE = 0.05
 
 
 def kinds(
     tx: optax.GradientTransformation, params: Params, axes: Axes, layers: str | None = None
 ) -> dict[str, Kind]:
-    """What each leaf of the states of ``tx`` holds, by its path.
+    """Return what each leaf of the states of ``tx`` holds, by its path.
 
     Args:
       tx: the optimizer.
-      params: a pytree of arrays, or of their shapes.
+      params: a pytree of arrays, or of objects with a shape.
       axes: their axis names.
-      layers: where layers are that ``params`` and ``axes`` have stacked, as of
+      layers: path pattern of the layers that ``params`` and ``axes`` have stacked, as in
         `jaxgrow.stack_layers`.
 
     Raises:
-      ValueError: the optimizer does not run in the trial.
+      ValueError: the trial cannot run the optimizer.
     """
     arrays, tree = jax.tree.flatten(params)
     shapes = tuple(
@@ -61,7 +66,7 @@ def kinds(
     return _kinds(tx, tree, shapes, names_tree, tuple(names), layers)
 
 
-@cache  # a run grows more than once
+@cache  # a run may grow several times
 def _kinds(
     tx: optax.GradientTransformation,
     tree: Any,
@@ -82,14 +87,14 @@ def _kinds(
     axes = unstack_layers(axes, layers, UNITS) if layers else axes
     with jax.ensure_compile_time_eval():
         params = drawn(rng.standard_normal)
-        factors = drawn(lambda shape: np.resize([2.0, 1.0], shape))  # different ones within a leaf
+        factors = drawn(lambda shape: np.resize([2.0, 1.0], shape))  # they differ within a leaf
         gradients = [drawn(rng.standard_normal) for _ in range(MOST)]
         trials = _tried(tx, params, axes, gradients, factors, layers)
     return {leaf: _either([trial.kind(leaf) for trial in trials]) for leaf in trials[0].leaves}
 
 
 def _tried(tx, params, axes, gradients, factors, layers) -> "list[_Trial]":
-    """Trials of all magnitudes, with the extra arguments that the optimizer takes."""
+    """Run trials of all magnitudes, with the first extra arguments that the optimizer accepts."""
     failed: list[Exception] = []
     for extra in EXTRA:
         try:
@@ -97,22 +102,29 @@ def _tried(tx, params, axes, gradients, factors, layers) -> "list[_Trial]":
                 _Trial(tx, params, axes, gradients, factors, size, layers, extra)
                 for size in MAGNITUDES
             ]
-        except Exception as error:  # of any optimizer's code
+        except Exception as error:  # an optimizer may raise any exception
             failed.append(error)
     raise ValueError(
-        "an optimizer state grows by what a trial of the optimizer finds in it, which failed with "
-        f"{type(failed[0]).__name__}: {failed[0]}; use policy 'drop'"
+        "to grow an optimizer state, a trial of the optimizer determines what the state holds. It "
+        f"failed with {type(failed[0]).__name__}: {failed[0]}. Use policy 'drop'."
     ) from failed[0]
 
 
 def _either(found: list[Kind]) -> Kind:
-    """What gradients of one magnitude say, where those of another are clipped, or too small."""
+    """Combine the kinds of a leaf that were found with gradients of different magnitudes.
+
+    Large gradients may be clipped, and small ones may be negligible.
+    """
     order: tuple[Kind, ...] = ("mixed", "parameters", 1, 2, "own", "other", "unchanged")
     return next(kind for kind in order if kind in found)
 
 
 class _Trial:
-    """A few steps with some gradients, with these times ``factors``, and with ten times the parameters."""
+    """A few steps of three runs that differ in their gradients and parameters.
+
+    The first run is the reference. The second one has its gradients multiplied by ``factors``, the
+    third one starts from parameters that are ten times as large.
+    """
 
     def __init__(self, tx, params, axes, gradients, factors, size, layers, extra):
         tx = optax.with_extra_args_support(tx)
@@ -168,7 +180,7 @@ class _Trial:
         return "own" if self._scales(leaf, factors, factors == 1) else "other"
 
     def _scales(self, leaf: str, by: np.ndarray, where: np.ndarray) -> bool:
-        """Whether the change of each of some entries is multiplied ``by`` as much, in all steps."""
+        """Whether the changes of the entries ``where`` are multiplied by ``by``, in all steps."""
         begun = self.first[0][leaf][where]
         for plain, scaled, _ in self.after:
             expected, found = by[where] * (plain[leaf][where] - begun), scaled[leaf][where] - begun
@@ -178,7 +190,7 @@ class _Trial:
 
 
 def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:
-    """By path, as numbers that can be compared."""
+    """Return the leaves by their paths, as numbers that can be compared."""
     tree = stack_layers(tree, layers) if layers else tree
 
     def numbers(x: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Two growths as one: a leaf that grows by ``compose(second, first)`` grows by ``first``, then by ``second``."""
+"""How can two growths be combined into one? `compose` multiplies their maps."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,25 +15,26 @@ def compose(second: Mapping[str, AxisMap], first: Mapping[str, AxisMap]) -> dict
 @overload
 def compose(second: Growth, first: Growth) -> Growth: ...
 def compose(second: Growth, first: Growth) -> Growth:
-    """Multiply two growths into one: ``grow(compose(second, first), p) == grow(second, grow(first, p))``, up to rounding.
+    """Multiply two growths into one, up to rounding.
 
-    The maps of each axis are multiplied. Where one of the growths is `Rules`, the result is
-    `Rules`: one for each pair of a rule of ``first`` and a rule of ``second`` that a leaf may match
-    both, and with the product of each pair of their terms.
+    ``grow(compose(second, first), p) == grow(second, grow(first, p))``
+
+    The maps of each axis are multiplied. If one of the growths is `Rules`, the result is `Rules`,
+    with one rule for each pair of a rule of ``first`` and a rule of ``second`` that can match the
+    same leaf. Its terms are the products of all pairs of their terms.
 
     Args:
-      second: the growth that is applied last. Its maps start from the sizes that ``first`` leads
-        to.
+      second: the growth that is applied last. Its maps start from the sizes after ``first``.
       first: the growth that is applied first.
 
     Returns:
-      ``{axis: AxisMap}`` for each axis that one of them names, or `Rules`, whose factor of ``eps``
-      is the product of the two.
+      ``{axis: AxisMap}`` for each axis that one of them names, or `Rules`, whose factor for ``eps``
+      is the product of both factors.
 
     Raises:
-      ValueError: an axis leaves ``first`` with another size than ``second`` expects.
-      TypeError: one of them has a map over several axes, and the other changes some of these axes
-        by another map.
+      ValueError: the size of an axis after ``first`` is not the size that ``second`` starts from.
+      TypeError: one growth has a map over several axes, and the other changes some of these axes by
+        another map.
 
     Example:
       >>> from jaxgrow.growth.maps import new_sizes
@@ -61,11 +62,12 @@ def compose(second: Growth, first: Growth) -> Growth:
 
 
 def _exhaustive(growth: Growth) -> list[Rule]:
-    """The growth as rules that every leaf matches one of, and each of which touches its leaves or has one term alone.
+    """Return the growth as rules of which every leaf matches at least one.
 
-    A leaf that no term touches is returned unchanged once, however many terms there are. So a rule
-    of several terms is divided into rules for the leaves that have an axis of the terms, and one
-    that leaves the others as they are.
+    Each rule either touches all of its leaves or has only one term. A leaf that no term touches is
+    returned unchanged, not multiplied by the number of terms. So a rule of several terms is split
+    into rules for the leaves that have an axis of the terms, and one rule that keeps the others
+    unchanged.
     """
     found: list[Rule] = []
     for rule in growth.rules if isinstance(growth, Rules) else (Rule((growth,)),):
@@ -80,7 +82,7 @@ def _exhaustive(growth: Growth) -> list[Rule]:
         else:
             found += [_rule(rule.terms, [*rule.conditions, Rule((), axes=key)]) for key in keys]
             found.append(_rule(({},), rule.conditions))
-        if not found[-1].conditions:  # a rule for all leaves: no leaf gets further
+        if not found[-1].conditions:  # a catch-all rule: later rules match no leaf
             return found
     return [*found, Rule(({},))]
 
@@ -89,11 +91,11 @@ Keys: TypeAlias = set[tuple[str, ...]]
 
 
 def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
-    """The rule for leaves that match both.
+    """Return the rule for leaves that match both rules.
 
-    A leaf that has a resized axis has it resized by both growths. So where a rule lacks the map of
-    an axis that other rules of its growth resize, its leaves do not have this axis, and the map of
-    the other growth is left out.
+    Both growths resize the same axes of a leaf. So if a rule has no map for an axis that other
+    rules of its growth resize, its leaves do not have this axis, and the map of the other growth is
+    omitted.
     """
     terms = []
     for a, b in itertools.product(map(by_axes, first.terms), map(by_axes, second.terms)):
@@ -107,7 +109,7 @@ def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
 
 
 def _resized(growth: Growth) -> Keys:
-    """The axes of all maps that change a size."""
+    """Return the axes of all maps that change a size."""
     every = (
         [term for rule in growth.rules for term in rule.terms]
         if isinstance(growth, Rules)
@@ -122,7 +124,11 @@ def _rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:
 
 
 def _exclude(one: Sequence[Rule], other: Sequence[Rule]) -> bool:
-    """Whether no leaf can meet the conditions of both: two paths without wildcards, or roles that have none in common."""
+    """Whether no leaf can meet both lists of conditions.
+
+    This is the case for two different literal paths, a literal path that the other pattern does not
+    match, or roles without a common one.
+    """
 
     def literal(path: str) -> bool:
         return not set("*?[") & set(path)
@@ -142,7 +148,8 @@ def _product(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:
         for other in out:
             if key != other and set(key) & set(other):
                 raise TypeError(
-                    f"compose() cannot multiply a map over the axes {' x '.join(max(key, other, key=len))} by one over "
+                    f"compose() cannot multiply a map over the axes "
+                    f"{' x '.join(max(key, other, key=len))} by one over "
                     f"{' x '.join(min(key, other, key=len))}: grow twice instead"
                 )
     for key in first.keys() & second.keys():
@@ -150,7 +157,8 @@ def _product(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:
         if start != end:
             sizes = [" x ".join(map(str, size)) for size in (end, start)]
             raise ValueError(
-                f"axis {' x '.join(key)!r}: the first growth ends at size {sizes[0]}, the second starts at size {sizes[1]}"
+                f"axis {' x '.join(key)!r}: the first growth ends at size {sizes[0]}, "
+                f"the second starts at size {sizes[1]}"
             )
         write, read = (
             matmul(getattr(second[key], side), getattr(first[key], side))

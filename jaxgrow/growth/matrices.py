@@ -1,4 +1,8 @@
-"""Matrices of maps, sparse or dense, and how arrays are contracted with them: what growing spends its time on."""
+"""Matrices of maps: how are they stored, and how is an array contracted with them?
+
+Sparse matrices (`Rows`) copy, average or sum units. Dense matrices are arrays. Most of the run time
+of a growth is spent here.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,18 +18,25 @@ from flax import struct
 
 from jaxgrow.sharding import whole_along
 
-_PART = (
-    2 << 20
-    # bytes of a result that are worked on at a time: small enough for a cache, large enough for Python
-)
+# Bytes of a result that are computed at a time. They fit a cache, and the overhead of Python is
+# small.
+_PART = 2 << 20
 
 
 @struct.dataclass
 class Rows:
-    """A sparse matrix ``[new, old]``: ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``.
+    """A sparse matrix ``[new, old]`` with a few terms per row.
 
-    Copies, means and sums are this, with one or a few terms a row. Applied by gathering, never by a
-    matrix product, so a copy is exact to the bit on every device and runs at the speed of memory.
+    ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``
+
+    Copies, means and sums have this form, with one or a few terms per row. The matrix is applied by
+    gathering, never by a matrix product. So a copy is bitwise identical on every device and as fast
+    as the memory.
+
+    Args:
+      index: column of each term, int ``[new, terms]``.
+      weight: value of each term, float ``[new, terms]``.
+      old: number of columns.
 
     Example:
       >>> mean = Rows(np.array([[0, 1]]), np.array([[0.5, 0.5]]), old=3)
@@ -33,8 +44,8 @@ class Rows:
       [[0.5, 0.5, 0.0]]
     """
 
-    index: np.ndarray  # int [new, terms]
-    weight: np.ndarray  # float [new, terms]
+    index: np.ndarray
+    weight: np.ndarray
     old: int = struct.field(pytree_node=False)
 
     @property
@@ -42,10 +53,9 @@ class Rows:
         return (self.index.shape[0], self.old)
 
     def __repr__(self) -> str:
-        """``Rows(24 -> 48, copies)``: sizes and kind, never the entries."""
-        if not all(
-            hasattr(x, "shape") for x in (self.index, self.weight)
-        ):  # a tree of something else than arrays
+        """Sizes and kind, never the entries, such as ``Rows(24 -> 48, copies)``."""
+        # Tree functions also make such objects with other leaves than arrays.
+        if not all(hasattr(x, "shape") for x in (self.index, self.weight)):
             return f"Rows(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
         return f"Rows({self.old} -> {self.shape[0]}, {described(self)})"
 
@@ -58,15 +68,15 @@ Matrix: TypeAlias = Rows | Array
 
 
 def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
-    """An array whose every dimension is contracted with its matrix.
+    """Contract every dimension of an array with its matrix.
 
     Args:
-      matrices: one for each dimension of ``x``, or None: that one stays as it is.
-      x: NumPy arrays stay NumPy arrays, if the matrices are.
+      matrices: one matrix ``[new, old]`` for each dimension of ``x``, or None if the dimension is
+        unchanged.
+      x: the array. The result is a NumPy array if ``x`` and all matrices are NumPy arrays.
 
     Returns:
-      The result in the dtype of ``x``, computed in float32 or better where anything is added or
-      multiplied.
+      The result in the dtype of ``x``. Sums and products are computed in float32 or a wider type.
 
     Example:
       >>> twice = Rows(np.array([[0], [1], [0], [1]]), np.ones((4, 1)), old=2)
@@ -86,7 +96,12 @@ def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
 
 
 def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[float]:
-    """2 x multiply-adds of each matrix product that `contract` does for an array of ``shape``, in order."""
+    """Return the FLOPs (2 per multiply-add) of each matrix product of `contract`, in order.
+
+    Args:
+      matrices: one matrix for each dimension, or None, as in `contract`.
+      shape: shape of the array.
+    """
     now, out = list(shape), []
     for dim, m in _in_order(matrices):
         now[dim] = m.shape[0]
@@ -95,11 +110,11 @@ def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[fl
     return out
 
 
-# --- matrices by themselves ---
+# --- operations on matrices ---
 
 
 def dense(m: Matrix) -> np.ndarray:
-    """The matrix as an array ``[new, old]``."""
+    """Return the matrix as an array ``[new, old]``."""
     if not isinstance(m, Rows):
         return np.asarray(m)
     out = np.zeros(m.shape)
@@ -108,7 +123,7 @@ def dense(m: Matrix) -> np.ndarray:
 
 
 def described(m: Matrix) -> str:
-    """What the new units are of the old ones, in a word or two.
+    """Describe in one to three words how the matrix makes new units of the old ones.
 
     Example:
       >>> described(Rows(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
@@ -116,9 +131,8 @@ def described(m: Matrix) -> str:
     """
     if not isinstance(m, Rows):
         return "dense"
-    if not isinstance(m.weight, np.ndarray) or not isinstance(
-        m.index, np.ndarray
-    ):  # traced: the entries are not known
+    # The entries of traced matrices are not known.
+    if not isinstance(m.weight, np.ndarray) or not isinstance(m.index, np.ndarray):
         return "sparse"
     if is_identity(m):
         return "identity"
@@ -135,12 +149,12 @@ def described(m: Matrix) -> str:
 
 
 def transpose(m: Matrix) -> Matrix:
-    """The transposed matrix; of a sparse one, as sparse."""
+    """Return the transposed matrix, which is sparse if ``m`` is."""
     return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
 
 
 def matmul(a: Matrix, b: Matrix) -> Matrix:
-    """The product ``a @ b``; of two sparse ones, sparse."""
+    """Return the product ``a @ b``, which is sparse if both are."""
     if not (isinstance(a, Rows) and isinstance(b, Rows)):
         a, b = (dense(m) if isinstance(m, Rows) else m for m in (a, b))
         return a @ b
@@ -150,14 +164,19 @@ def matmul(a: Matrix, b: Matrix) -> Matrix:
 
 
 def kron(m: Matrix, size: int) -> Rows:
-    """The matrix that moves whole blocks of ``size`` units as ``m`` moves units: ``m (x) I``.
+    """Return ``m (x) I``: it moves blocks of ``size`` units as ``m`` moves single units.
+
+    Args:
+      m: a sparse matrix.
+      size: number of units in a block.
 
     Raises:
       TypeError: the matrix is dense.
     """
     if not isinstance(m, Rows):
         raise TypeError(
-            "blocks() takes a map made of Rows: a dense map over blocks of units is np.kron(map, identity)"
+            "blocks() supports only maps made of Rows. For a dense map over blocks of units, use "
+            "np.kron(map, identity)."
         )
     index = (m.index[:, None, :] * size + np.arange(size)[None, :, None]).reshape(
         -1, m.index.shape[1]
@@ -166,14 +185,14 @@ def kron(m: Matrix, size: int) -> Rows:
 
 
 def sparse(m: Matrix) -> Rows:
-    """The same matrix as `Rows`, no entry of it in two terms."""
+    """Return the same matrix as `Rows`, where each entry is a single term."""
     if isinstance(m, Rows):
         return _from_entries(m)
     return Rows(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
 
 
 def is_identity(m: Matrix) -> bool:
-    """Whether it is the identity, to 1e-6."""
+    """Whether the matrix is the identity, with an absolute tolerance of 1e-6."""
     if m.shape[0] != m.shape[1]:
         return False
     m = sparse(m)
@@ -183,7 +202,10 @@ def is_identity(m: Matrix) -> bool:
 
 
 def _from_entries(m: Rows, transposed: bool = False) -> Rows:
-    """The same matrix, or its transpose, with as few terms a row as it needs; short rows end in terms of weight 0."""
+    """Return the matrix, or its transpose, with as few terms per row as possible.
+
+    Shorter rows are padded with terms of weight 0.
+    """
     i, j = np.repeat(np.arange(m.shape[0]), m.index.shape[1]), m.index.reshape(-1)
     new, old = m.shape
     if transposed:
@@ -201,17 +223,17 @@ def _from_entries(m: Rows, transposed: bool = False) -> Rows:
     return out
 
 
-# --- one dimension after the other ---
+# --- contraction of all dimensions ---
 
 
 def _in_order(matrices: Sequence[Matrix | None]) -> list[tuple[int, Matrix]]:
-    """``[(dim, matrix), ..]``: shrink first, there is less to move then."""
+    """List the matrices as ``[(dim, matrix), ...]``, shrinking ones first to move less data."""
     steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
     return sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1])
 
 
 def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None = None) -> Any:
-    """The result, which may be ``out``, an array that it may be written to."""
+    """Return the result. It may be written to the array ``out``."""
     steps = _in_order(matrices)
     for i, (dim, m) in enumerate(steps):
         x = whole_along(x, dim) if isinstance(x, jax.core.Tracer) else x
@@ -220,7 +242,10 @@ def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None 
 
 
 def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
-    """``out = x`` contracted, in parts that fit a cache: then only source and result travel through memory."""
+    """Write the contracted ``x`` to ``out``, in parts that fit a cache.
+
+    So only source and result pass through the main memory, not the intermediate arrays.
+    """
     first, *rest = matrices
     rows = _PART // max(1, out[:1].nbytes)
     if rows >= len(out) or not (first is None or isinstance(first, Rows)):
@@ -240,22 +265,29 @@ def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
         out[...] = result
 
 
-# --- one dimension ---
+# --- contraction of one dimension ---
 
 
 def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array:
-    """``m`` contracted with axis ``dim`` of ``x``. A NumPy array stays one; anything else becomes a jax array.
+    """Contract axis ``dim`` of ``x`` with ``m``.
 
-    Plain copies keep their dtype; sums and products are float32 or better. The result may be a view
-    of ``x``, or ``out``, an array that it may be written to.
+    Args:
+      m: matrix ``[new, old]``.
+      x: the array.
+      dim: the axis to contract.
+      out: NumPy array to which the result may be written.
+
+    Returns:
+      A NumPy array if ``x`` and ``m`` are NumPy arrays, else a JAX array. Plain copies keep their
+      dtype, sums and products have float32 or a wider type. The result may be a view of ``x``, or
+      ``out``.
     """
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     if not isinstance(m, Rows):
         m, x = xp.asarray(m, dtype), x.astype(dtype)
-        precision = (
-            {} if xp is np else {"precision": "highest"}
-        )  # accelerators round matrix products by default
+        # Accelerators use a lower precision for matrix products by default.
+        precision = {} if xp is np else {"precision": "highest"}
         return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
     first = (
         m.weight.flat[0]
@@ -289,23 +321,21 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
 def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
     if not isinstance(index, np.ndarray):
         return jnp.take(x, index, dim, mode="clip")
-    # Neighbours mostly stay neighbours: whole blocks of them are moved.
+    # Adjacent units mostly remain adjacent, so blocks of them are moved together.
     cuts = np.flatnonzero(np.diff(index) != 1) + 1
     if len(cuts) == 0:
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
     step = index[1] - index[0]
-    if (
-        isinstance(x, np.ndarray) and step > 0 and (np.diff(index) == step).all()
-    ):  # every other one, say: a view
+    # A constant step, such as every second unit, is a view.
+    if isinstance(x, np.ndarray) and step > 0 and (np.diff(index) == step).all():
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1, step),)]
     size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     x, index = x.reshape(*before, -1, size, *after), index[::size] // size
     if isinstance(x, np.ndarray):
         if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
-            np.take(
-                x, index, dim, out.reshape(*before, -1, size, *after), "clip"
-            )  # "raise" would make a copy first
+            # The mode "raise" would make a copy first.
+            np.take(x, index, dim, out.reshape(*before, -1, size, *after), "clip")
             return out
         x = np.take(x, index, dim)
     elif isinstance(x, jax.core.Tracer):
@@ -316,7 +346,10 @@ def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
 
 
 def _slices(x: jax.Array, index: np.ndarray, dim: int) -> jax.Array:
-    """An index known while tracing, as slices and broadcasts: they compile to plain copies and fuse, a gather does not."""
+    """Gather with slices and broadcasts, for an index that is known while tracing.
+
+    XLA compiles these to plain copies and fuses them, but not a gather.
+    """
     times = int((index == index[0]).sum())
     if times > 1 and np.array_equal(index, np.repeat(index[::times], times)):
         return jnp.repeat(_slices(x, index[::times], dim), times, dim)

@@ -1,4 +1,7 @@
-"""Two models of one shape made one: interpolation, and the multigrid correction."""
+"""How is a trained small model merged into the large model that it was coalesced from?
+
+By interpolation (`interpolate`), or by the multigrid correction (`correct`).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +12,24 @@ from jaxgrow.growth.maps import Growth, swap
 
 
 def interpolate(before: Params, up: Params, alpha: float) -> Params:
-    """``(1 - alpha) * before + alpha * up``, leaf by leaf (Zou et al., 2024, section 3.3).
+    """Interpolate two models: ``(1 - alpha) * before + alpha * up`` for each parameter.
 
-    ``before`` is the large model as it was before coalescing, ``up`` the de-coalesced small one;
-    ``alpha`` weighs ``up``. ``alpha = 0`` returns ``before`` and ``alpha = 1`` returns ``up``, to
-    the bit. Note what it does beside moving the coarse part: it shrinks the fine part of ``before``
-    by ``1 - alpha``. `correct` does not.
+    This is the interpolation of Zou et al. (2024, section 3.3) after coalescing. Results for
+    ``alpha = 0`` and ``alpha = 1`` are bitwise identical to ``before`` and ``up``. The
+    interpolation moves the coarse part of ``before`` (the means over coalesced units), but it also
+    shrinks its fine part (the differences between these units) by ``1 - alpha``. `correct` keeps
+    the fine part.
 
     Args:
       before: the large model as it was before coalescing.
-      up: the small one, de-coalesced.
+      up: the small model, de-coalesced.
       alpha: the weight of ``up``.
 
     Returns:
       Parameters in the dtypes of ``before``.
 
     Raises:
-      ValueError: trees of different structure or shapes.
+      ValueError: the trees differ in structure or shapes.
 
     Example:
       >>> import numpy as np
@@ -44,28 +48,29 @@ def interpolate(before: Params, up: Params, alpha: float) -> Params:
 def correct(
     before: Params, small: Params, growth: Growth, axes: Axes, alpha: float = 1.0
 ) -> Params:
-    """The multigrid correction ``before + alpha * D(small - C(before))``, with ``D = grow(growth, .)``, ``C`` its `swap`.
+    """Apply the multigrid correction ``before + alpha * D(small - C(before))``.
 
-    At ``alpha = 1`` the coarse part becomes ``small`` and the fine part of ``before`` stays:
-    ``C(result) == small``. If the small model learned nothing (``small == C(before)``), the result
-    is ``before``. Our alternative to the paper's interpolation, which has neither property.
+    ``D = grow(growth, .)``, and ``C`` is its `swap`. At ``alpha = 1`` the coarse part of the result
+    is ``small``, so ``C(result) == small``, and the fine part is the one of ``before``. If the
+    small model did not change in training (``small == C(before)``), the result is ``before``. This
+    is jaxgrow's alternative to the interpolation of Zou et al., which has neither property.
 
     Args:
       before: the large model as it was before coalescing.
-      small: the small one, trained.
-      growth: D, from the small to the large one.
-      axes: the axis names of the parameters, which both have.
-      alpha: how much of what was learned is brought back.
+      small: the small model after training.
+      growth: the growth ``D`` from the small to the large model.
+      axes: the axis names of the parameters, the same for both models.
+      alpha: fraction of the change of the small model that is added.
 
     Returns:
       Parameters in the dtypes of ``before``.
 
     Raises:
-      ValueError: ``small`` has another shape than ``C(before)``, or the growth does not fit
+      ValueError: ``small`` has other shapes than ``C(before)``, or the growth does not fit
         (`jaxgrow.grow`).
 
     Example:
-      The mean of two units was 2 and became 5; their difference stays.
+      The mean of two units was 2 and became 5. Their difference is unchanged.
 
       >>> import numpy as np
       >>> from jaxgrow.growth import maps

@@ -1,4 +1,4 @@
-"""What a transformed model keeps of another's function, in numbers."""
+"""How much does the function of a model change by a growth? Measure it on tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +9,22 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Preservation:
-    """Of two models on the same tokens."""
+    """Differences between two models on the same tokens.
 
-    max_abs: float  # max |difference of logits|
-    mean_abs: float  # mean |difference of logits|
-    scale: float  # standard deviation of the first model's logits: what the two above compare with
-    kl: float  # mean over positions of KL(first || second), nats
-    rms_first: tuple[float, ...]  # root mean square of each layer's output
+    Args:
+      max_abs: largest absolute difference of the logits.
+      mean_abs: mean absolute difference of the logits.
+      scale: standard deviation of the logits of the first model, as a reference for the two above.
+      kl: mean over positions of KL(first || second), in nats.
+      rms_first: root mean square of the output of each layer of the first model.
+      rms_second: the same for the second model.
+    """
+
+    max_abs: float
+    mean_abs: float
+    scale: float
+    kl: float
+    rms_first: tuple[float, ...]
     rms_second: tuple[float, ...]
 
     def __str__(self) -> str:
@@ -23,19 +32,20 @@ class Preservation:
             return " ".join(f"{v:.3g}" for v in values)
 
         return (
-            f"logits: max |a - b| {self.max_abs:.2e}, mean |a - b| {self.mean_abs:.2e}, std of a {self.scale:.2e}\n"
-            f"KL(a || b): {self.kl:.2e} nats a position\n"
+            f"logits: max |a - b| {self.max_abs:.2e}, mean |a - b| {self.mean_abs:.2e}, "
+            f"std of a {self.scale:.2e}\n"
+            f"KL(a || b): {self.kl:.2e} nats per position\n"
             f"RMS of each layer's output, a: {layers(self.rms_first)}\n"
             f"RMS of each layer's output, b: {layers(self.rms_second)}"
         )
 
 
 def rms(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The root mean square of a layer's output: what the models here are told to ``observe``.
+    """Return the root mean square of the output of a layer, as an ``observe`` function for models.
 
     Args:
-      x: the layer's input.
-      y: its output.
+      x: the input of the layer (not used).
+      y: the output of the layer.
 
     Returns:
       A scalar, in float32.
@@ -48,20 +58,20 @@ def rms(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def preservation(first: Callable, second: Callable, tokens: jax.Array) -> Preservation:
-    """Compares two models on the same tokens.
+    """Compare two models on the same tokens.
 
     Args:
-      first:
-        ``tokens -> (logits [..., vocab], RMS of each layer's output [layers], or a tuple of each stage's)``,
-        as is ``lambda t: model.apply({"params": p}, t, observe=rms)`` of the models here.
-      second: the other one, of the same vocabulary.
-      tokens: what both take.
+      first: a function ``tokens -> (logits, rms)`` with logits ``[..., vocab]`` and the root mean
+        square of the output of each layer ``[layers]``, or a tuple of such arrays, one per stage.
+        For models of jaxgrow, this is ``lambda t: model.apply({"params": p}, t, observe=rms)``.
+      second: the same for the other model, with the same vocabulary.
+      tokens: the input of both models.
 
     Returns:
-      Their differences; ``print`` makes four lines of it.
+      Their differences; ``print`` shows them in four lines.
 
     Raises:
-      ValueError: logits of different shapes.
+      ValueError: the logits have different shapes.
 
     Example:
       >>> found = preservation(*[lambda t: (jnp.eye(3)[t], jnp.ones(2))] * 2, tokens=jnp.array([0, 2]))
@@ -71,7 +81,8 @@ def preservation(first: Callable, second: Callable, tokens: jax.Array) -> Preser
     (a, rms_a), (b, rms_b) = first(tokens), second(tokens)
     if a.shape != b.shape:
         raise ValueError(
-            f"the two models give logits of shapes {a.shape} and {b.shape}; they must share a vocabulary"
+            f"the two models return logits of shapes {a.shape} and {b.shape}; they must share a "
+            "vocabulary"
         )
     log_a, log_b = jax.nn.log_softmax(a), jax.nn.log_softmax(b)
     return Preservation(

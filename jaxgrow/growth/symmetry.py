@@ -1,6 +1,8 @@
-"""Copies that are alike stay alike under deterministic training: `break_symmetry` tells them apart
-and keeps the function, `fresh` puts what a model is born with in their place, or what `spectral`
-makes of that.
+"""How can copied units and layers become different from each other?
+
+Equal copies get equal gradients, so deterministic training keeps them equal. `break_symmetry` adds
+noise that preserves the function. `fresh` replaces the copies by freshly initialized values, which
+`spectral` can scale.
 """
 
 import math
@@ -20,25 +22,29 @@ from jaxgrow.optim.muon import dimension_numbers
 def break_symmetry(
     params: Params, growth: maps.Maps, axes: Axes, seed: int = 0, snr: float = 10.0
 ) -> Params:
-    """Adds noise that cancels over copies to every leaf that reads them: what a reader receives stays the same.
+    """Add noise to kernels that contract copied units; the noise of the copies cancels.
 
-    ``W + (I - read write.T) N``, in the convention of rows that are read: with two copies the pairs
-    ``+N, -N`` of HyperCloning (Samragh et al., 2024); any number of copies, equal or not. Scales of
-    norms that are followed by a tied head count as readers.
+    ``W' = W + (I - read @ write.T) @ N``
+
+    where the first axis of ``W`` is the input axis and ``N`` is noise. For two copies of each unit,
+    these are the pairs ``+N, -N`` of HyperCloning (Samragh et al., 2024). Any number of copies is
+    supported, also different numbers. Scales of a norm before a tied head (``.in``) get noise as
+    well.
 
     Args:
-      params: the *grown* parameters, ``grow(growth, .., axes)``.
-      growth: copies of units, one map an axis.
+      params: the *grown* parameters, ``grow(growth, ..., axes)``.
+      growth: growth that copies units, with one map per axis.
       axes: the axis names of the parameters.
-      seed: of the noise; each leaf draws its own, by its path.
-      snr: signal to noise, in decibels, of a leaf's root mean square.
+      seed: random seed of the noise. The noise of each leaf also depends on its path.
+      snr: signal-to-noise ratio in decibels, the ratio of the root mean squares of a leaf and its
+        noise.
 
     Returns:
-      The parameters with noise; the function is kept wherever every copy is alike. Leaves that read
-      nothing new stay as they are.
+      The parameters with noise. The function is preserved if all copies of a unit have equal
+      activations. Leaves that contract no grown axis are unchanged.
 
     Example:
-      Two copies are read with equal weights, and then with others of the same sum.
+      Two copies have equal weights at first, and then different weights with the same sum.
 
       >>> noisy = break_symmetry({"w": jnp.array([[2.0], [2.0]])}, {"mlp": maps.tile(1, 2)}, {"w": ("mlp.in", "embed")})
       >>> bool(noisy["w"][0, 0] == noisy["w"][1, 0]), round(float(noisy["w"].sum()), 3)
@@ -65,7 +71,7 @@ def break_symmetry(
         )
         for name in mine:
             one = {(axis(name),): copies[axis(name),]}
-            # What the readers of all copies get in sum, shared out again, is what must go.
+            # The part of the noise that does not cancel over the copies is removed.
             noise = noise - _shared(one, name, names, noise)
         level = 10 ** (-snr / 20) * jnp.sqrt(jnp.square(wide).mean() / jnp.square(noise).mean())
         return (wide + level * noise).astype(x.dtype)
@@ -74,24 +80,26 @@ def break_symmetry(
 
 
 def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> Params:
-    """The old model in its place, and all that is new as at birth: ``[[W, N], [N, N]]``, and new layers of N.
+    """Grow the model, but initialize all new units and layers freshly instead of copying them.
 
-    Each old unit, and layer, lies where the growth puts its first copy, with its own weights; what
-    the growth would copy beside it is drawn anew. The direct copy that bert2BERT compares with, and
-    the random layers of zero- and one-layer growth. Keeps no function exactly, but moves it little
-    where new weights are small.
+    ``W' = [[W, N], [N, N]]``, and new layers are ``N``, where ``N`` is taken from ``initial``.
+
+    Each old unit and layer keeps its weights, at the position of its first copy in the growth. This
+    is the direct copy that bert2BERT compares with, and the random layers of zero- and one-layer
+    growth. The function is not preserved exactly, but it changes little if the new weights are
+    small.
 
     Args:
       params: the parameters before the growth.
-      growth: one that copies units and layers; it says where the old ones lie.
+      growth: a growth that copies units and layers. It determines the positions of the old ones.
       axes: their axis names.
-      initial: parameters of the grown model, as it would be born.
+      initial: freshly initialized parameters of the grown model.
 
     Returns:
       The grown parameters.
 
     Raises:
-      ValueError: a growth that does not copy.
+      ValueError: the growth does not copy.
 
     Example:
       >>> params, axes = {"w": jnp.array([[2.0]])}, {"w": ("embed.in", "mlp")}
@@ -109,27 +117,27 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
         if not any(m for term in terms for m in term):
             return x
         terms = maps.first_copies(terms, "fresh")
-        # A program would hold every one of NumPy's.
+        # A compiled program would store a NumPy array of ones as a constant.
         ones = np.ones_like if isinstance(x, np.ndarray) else jnp.ones_like
-        kept = grow_leaf(terms, names, ones(x))  # one or zero, so that sums are exact
+        kept = grow_leaf(terms, names, ones(x))  # one or zero, so the sums are exact
         return grow_leaf(terms, names, x) + (1 - kept) * new
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, initial, is_leaf=is_names)
 
 
 def spectral(params: Params, axes: Axes) -> Params:
-    """Random kernels of layers at the spectral scale: their greatest singular values are about ``sqrt(n_out / n_in)``.
+    """Scale random kernels of layers to largest singular values of about ``sqrt(n_out / n_in)``.
 
-    Each matrix of `jaxgrow.optim.muon.dimension_numbers` is multiplied to the norm that a Gaussian
-    one has where its entries deviate by ``sqrt(n_out / n_in) / (sqrt(n_in) + sqrt(n_out))``. All
-    else stays.
+    Each matrix of `jaxgrow.optim.muon.dimension_numbers` is scaled to the Frobenius norm of a
+    Gaussian matrix with standard deviation ``sqrt(n_out / n_in) / (sqrt(n_in) + sqrt(n_out))``. All
+    other parameters are unchanged.
 
     Args:
-      params: as a model is born with them.
+      params: freshly initialized parameters.
       axes: their axis names.
 
     Returns:
-      The parameters: what `fresh` takes new layers from.
+      The scaled parameters, for example as ``initial`` of `fresh`.
 
     Example:
       >>> kernel = jax.random.normal(jax.random.key(0), (1, 100, 400))
@@ -161,6 +169,6 @@ def spectral(params: Params, axes: Axes) -> Params:
 
 
 def _shared(one: maps.Term, name: str, names: Names, noise: Array) -> Array:
-    """``read write.T`` along the axis ``name``."""
+    """Apply ``read @ write.T`` along the axis ``name``."""
     alone = tuple(n if n == name else "_" for n in names)
     return grow_leaf([one], alone, grow_leaf([maps.swap(one)], alone, noise))

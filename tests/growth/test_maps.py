@@ -241,7 +241,7 @@ def test_axes_that_go_together_swap_their_sizes():
         TypeError, match="a map over the axes h x k by one over h: grow twice instead"
     ):
         compose(PAIR, {"h": tile(1, 2)})
-    with pytest.raises(TypeError, match="one map an axis"):
+    with pytest.raises(TypeError, match="one map per axis"):
         preserves_function(PAIR)
 
 

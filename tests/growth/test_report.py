@@ -86,7 +86,7 @@ def test_models_share_a_vocabulary():
 def test_it_prints_every_number():
     assert str(Preservation(0.5, 0.25, 2.0, 0.125, (1.0, 2.0), (3.0,))).splitlines() == [
         "logits: max |a - b| 5.00e-01, mean |a - b| 2.50e-01, std of a 2.00e+00",
-        "KL(a || b): 1.25e-01 nats a position",
+        "KL(a || b): 1.25e-01 nats per position",
         "RMS of each layer's output, a: 1 2",
         "RMS of each layer's output, b: 3",
     ]
