@@ -1,9 +1,8 @@
-"""What the names of axes and modules mean, as Flax, PyTorch, Equinox and public trainers use them.
+"""What do the usual names of axes and modules in Flax, PyTorch, Equinox and public trainers mean?
 
-A kernel over the residual stream and an inner axis says by its layout, or by the name of its
-module, which of the two it reads. The name of the module goes first: ``down`` reads the MLP's
-units, however the kernel lies. What neither of them says is not guessed: the names of the leaf get
-a ``?``.
+A kernel between the residual stream and an inner axis reads one of them. The name of its module
+decides which one: ``down`` reads the MLP units in every layout. If the name is unknown, the layout
+of the framework decides. If neither is known, the names of the leaf get a ``?`` instead of a guess.
 """
 
 import re
@@ -11,8 +10,8 @@ from collections.abc import Iterable, Sequence, Set
 
 from jaxgrow.axes.names import READ, UNSURE, VALUE, Names, axis, is_layers
 
-# The axes of public trainers that are called otherwise here. MaxText's ``norm`` is told by the
-# path.
+# Axis names of public trainers -> axis names of jaxgrow. The meaning of ``norm`` in MaxText depends
+# on the path, see `translated`.
 _AXES = {
     # MaxText
     "q_heads": "heads",
@@ -29,17 +28,14 @@ _AXES = {
     "kv_head": "kv_heads",
     "position": "context",
 }
-_INNER = {"heads", "kv_heads", "head_dim", "mlp", "shared"}  # written and read within a layer
-_STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}  # kernels side by side
+_INNER = {"heads", "kv_heads", "head_dim", "mlp", "shared"}  # inner axes of a layer
+_STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}  # axes that stack kernels
 _OUTPUTS = {"vocab", "classes"}
-# Of the models here, those besides that a kernel reads or writes.
+# Further input and output axes of kernels of the models in jaxgrow.
 _OTHERS = {"channels", "patch_rows", "patch_columns", "context", "types", "q_heads_per_group"}
 KNOWN = frozenset({"layers", "embed"} | _INNER | _STACKS | _OUTPUTS | _OTHERS)
-FUSED = {
-    "qkv": (3, "qkv"),
-    "kv": (2, "kv_parts"),
-    "gating": (2, "gates"),
-}  # Gemma's: by the word, how many and what axis
+# Stacked kernels of Gemma: word in the path -> (number of kernels, axis).
+FUSED = {"qkv": (3, "qkv"), "kv": (2, "kv_parts"), "gating": (2, "gates")}
 
 _QUERIES, _KEYS, _VALUES = {"q", "query", "wq"}, {"k", "key", "wk"}, {"v", "value", "wv"}
 _HEADS = {"head", "logits", "unembed", "classifier", "score"}
@@ -61,23 +57,25 @@ _READS_EMBED |= {
     "router",
 }
 _WRITES_EMBED = {"o", "out", "output", "down", "wo", "fc2", "w2", "vec"}
-_WHOLE = {
-    "c_attn": "in",
-    "c_proj": "out",
-    "proj": "out",
-}  # parts of a path that mean something as a whole alone
+# Parts of a path that have a meaning only as complete words.
+_WHOLE = {"c_attn": "in", "c_proj": "out", "proj": "out"}
 _TABLES = re.compile(r"(?<!un)emb|\bw[tp]e\b")
 _NORM = re.compile(r"norm|ln|rms", re.IGNORECASE)
 
 
 def translated(leaf: str, names: Iterable[str | None]) -> Names:
-    """The names of axes as they are called here; an axis without a name is ``"?"``."""
+    """Translate axis names to the names of jaxgrow; axes without a name become ``"?"``."""
     norm = "head_dim" if _words(leaf.split("/")) & (_QUERIES | _KEYS) else "embed"
     return tuple(UNSURE if n is None else norm if n == "norm" else _AXES.get(n, n) for n in names)
 
 
 def fused_axis(leaf: str, first: Sequence[int]) -> str | None:
-    """The axis of kernels side by side, if the leaf is one of Gemma's, of a layer that is a subtree of its own."""
+    """Return the axis along which Gemma stacks kernels in this leaf, or None.
+
+    Args:
+      leaf: path of the leaf. Only layers that are separate subtrees are recognized.
+      first: size of the first axis, as a sequence of at most one number.
+    """
     if not re.search(r"(layers?|blocks?|h)[_/]\d+/", leaf):
         return None
     return next(
@@ -92,7 +90,7 @@ def fused_axis(leaf: str, first: Sequence[int]) -> str | None:
 
 
 def is_scale(leaf: str) -> bool:
-    """Whether a vector of this path is called as the scale of a norm."""
+    """Whether a vector with this path has the usual name of a norm scale."""
     *parents, last = leaf.split("/")
     return last in ("scale", "weight", "gamma") or (
         last == "w" and bool(_NORM.search("".join(parents[-1:])))
@@ -100,14 +98,15 @@ def is_scale(leaf: str) -> bool:
 
 
 def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel: bool) -> Names:
-    """The names with marks.
+    """Return the names with suffixes.
 
     Args:
       leaf: the path of the parameter.
-      names: as of `translated`.
-      known: the axes that may be read or written; any other gets a ``?``, but in a table.
-      has_scale: whether its module has the scale of a norm.
-      has_kernel: whether its module has a kernel, whose scale is not that of a norm.
+      names: axis names, from `translated`.
+      known: axes that may be read or written. All others get a ``?``, except in tables.
+      has_scale: whether the module of the parameter has the scale of a norm.
+      has_kernel: whether the module of the parameter has a kernel. A scale in this module does not
+        belong to a norm.
     """
     parts = leaf.split("/")
     if not _is_table(parts):
@@ -127,13 +126,16 @@ def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel
 
 
 def _words(parts: Sequence[str]) -> set[str]:
-    """The words of parts of a path: ``{"attn", "vec", "einsum"}`` of ``attn_vec_einsum``."""
+    """Return the words of parts of a path: ``attn_vec_einsum`` has three."""
     spaced = (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
     return {word for part in spaced for word in re.findall(r"[a-z]+\d*", part)}
 
 
 def _places(names: Names) -> list[list[int]]:
-    """The axes of a leaf, without those that stack kernels; heads and their dimensions are one place."""
+    """Group the axes of a leaf, without the axes that stack kernels.
+
+    Heads and their head dimension are one group.
+    """
     places: list[list[int]] = []
     for i, name in enumerate(names):
         heads = [place for place in places if axis(names[place[0]]).endswith("heads")]
@@ -161,7 +163,8 @@ def _vector(parts: Sequence[str], names: Names, place: list[int], mark: str) -> 
 
 
 def _matrix(parts: Sequence[str], names: Names, places: list[list[int]]) -> Names:
-    last = parts[-2:]  # of a part of a fused kernel, the kernel comes before it
+    # Two parts, because the parts of a split fused kernel are below its name.
+    last = parts[-2:]
     if _is_table(parts):
         return names
     plain = [axis(n) for n in names]
@@ -192,11 +195,12 @@ def _is_table(parts: Sequence[str]) -> bool:
 
 
 def _side(parts: Sequence[str]) -> str | None:
-    """Whether the kernel's module is before (``in``) or after the inner axes (``out``), by the nearest part that says it."""
-    if parts[-1] == "linear" or list(parts[-2:]) == [
-        "linear",
-        "w",
-    ]:  # Gemma's, beside ``gating_einsum``
+    """Return ``"in"`` if a kernel reads ``embed``, ``"out"`` if it writes ``embed``, or None.
+
+    The last part of the path with a known name decides.
+    """
+    # The output kernel of Gemma's MLP, next to ``gating_einsum``.
+    if parts[-1] == "linear" or list(parts[-2:]) == ["linear", "w"]:
         return "out"
     for part in reversed(parts):
         words = _words([part])
@@ -209,11 +213,13 @@ def _side(parts: Sequence[str]) -> str | None:
 
 
 def _by_layout(last: Sequence[str], names: Names, places: list[list[int]]) -> list[int]:
-    """The axes that a kernel reads by the layout of its framework; none: the leaf is called neither kernel nor weight."""
-    if "weight" in last:  # [outputs, inputs], as of Equinox and PyTorch
-        vocab = (
-            axis(names[places[0][0]]) in _OUTPUTS
-        )  # a head, or a table that is called by neither word
+    """Return the input axes of a kernel according to the layout of its framework.
+
+    The result is empty if the leaf is called neither kernel nor weight.
+    """
+    if "weight" in last:  # [outputs, inputs], as in Equinox and PyTorch
+        # Either a head or an embedding, and the name does not determine which one.
+        vocab = axis(names[places[0][0]]) in _OUTPUTS
         return [] if vocab else places[-1]
     if "kernel" not in last:
         return []
@@ -225,7 +231,10 @@ def _by_layout(last: Sequence[str], names: Names, places: list[list[int]]) -> li
 
 
 def _of_attention(parts: Sequence[str], name: str, strict: bool) -> str:
-    """The mark of a ``head_dim``: of keys, of values, or none; in doubt, if ``strict``, ``?``."""
+    """Return the suffix of ``head_dim``: for keys, for values, or none.
+
+    If the path does not determine it and ``strict`` is set, return ``?``.
+    """
     if name != "head_dim":
         return ""
     for part in reversed(parts):

@@ -1,4 +1,8 @@
-"""Kernels that are fused, taken apart into leaves that each have their heads, and put together again, to the bit."""
+"""How do models with fused kernels, such as one ``qkv`` kernel, grow? The kernels are split first.
+
+`split_fused` makes one leaf of each part, with all of its axes, and `join_fused` fuses them again.
+Both only move values, so the round trip is exact.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,38 +24,40 @@ def split_fused(
     parts: Sequence[str] | Mapping[str, int] = (),
     **sizes: int,
 ) -> Tree:
-    """Fused kernels in parts: a leaf ``qkv`` as a dict of ``query``, ``key`` and ``value``, each with all of its axes.
+    """Split fused kernels: a leaf ``qkv`` becomes a dict of ``query``, ``key`` and ``value``.
 
-    A layout names the axes of the fused leaf, as in einops; those in parentheses are one axis of
-    it. ``parts`` is the axis along which the parts lie.
+    Each part has all of its axes, such as ``heads`` and ``head_dim``. The layout names the axes of
+    the fused leaf as in einops, where parentheses group axes that are flattened into one. The parts
+    are stored along the axis ``parts``.
 
-    ======================================= ==============================================================================
-    layout                                  is that of
-    ======================================= ==============================================================================
-    ``"embed (parts heads head_dim)"``      queries of all heads, then keys, then values: GPT-2
-    ``"embed (heads parts head_dim)"``      query, key and value of each head side by side: GPT-NeoX
-    ``"(parts heads head_dim) embed"``      the first one, ``[outputs, inputs]``
-    ``"(heads head_dim) embed"``            nothing is fused but heads: without ``parts``, the leaf with all of its axes
-    ======================================= ==============================================================================
+    ======================================= ====================================================
+    layout                                  example
+    ======================================= ====================================================
+    ``"embed (parts heads head_dim)"``      GPT-2: queries of all heads, then keys, then values
+    ``"embed (heads parts head_dim)"``      GPT-NeoX: query, key and value of each head together
+    ``"(parts heads head_dim) embed"``      as the first one, but ``[outputs, inputs]``
+    ``"(heads head_dim) embed"``            only heads are flattened: without ``parts``, the
+                                            result is the leaf with all of its axes
+    ======================================= ====================================================
 
-    Parts of unequal sizes, as where queries share keys, are given with them:
-    ``{"query": 12, "key": 4, "value": 4}`` with ``"embed (parts head_dim)"``; then each part has
-    its share of that axis, which is no axis of their number.
+    Parts of different sizes, as with GQA, are given with their sizes:
+    ``{"query": 12, "key": 4, "value": 4}`` with ``"embed (parts head_dim)"``. Each part then keeps
+    its share of the axis ``parts`` as an axis.
 
     Args:
       tree: a pytree of arrays: parameters, or an optimizer state.
-      pattern: of the end of the paths of the fused leaves, as in a shell:
+      pattern: pattern of shell style for the end of the paths of the fused leaves:
         ``"attention/qkv/kernel"``.
-      layout: of their axes; with ``layers`` first where they are stacked.
-      parts: the names of the parts in order, or their sizes by name.
-      **sizes: of axes, as many as it takes to tell the others: ``heads=12``.
+      layout: layout of the leaves, with ``layers`` as the first axis if layers are stacked.
+      parts: names of the parts in order, or their sizes by name.
+      **sizes: sizes of axes that are needed to determine the others: ``heads=12``.
 
     Returns:
-      The tree with a dict of the parts, in the order of the axes, in place of each leaf;
-      `join_fused` is the inverse.
+      The tree with a dict of the parts instead of each fused leaf. Each part has its axes in the
+      order of the layout. `join_fused` is the inverse.
 
     Raises:
-      ValueError: no leaf matches, or a leaf does not have the layout; every one is listed.
+      ValueError: no leaf matches, or leaves do not have the layout. The message lists all of them.
 
     Example:
       >>> tree = {"qkv": np.arange(12).reshape(1, 12)}
@@ -81,19 +87,19 @@ def split_fused(
 def join_fused(
     tree: Tree, pattern: str, layout: str, parts: Sequence[str] | Mapping[str, int] = ()
 ) -> Tree:
-    """The inverse of `split_fused`, whatever the sizes are now.
+    """Join the parts of fused kernels: the inverse of `split_fused`, for the present sizes.
 
     Args:
-      tree: as `split_fused` returns it, perhaps grown.
-      pattern: as of `split_fused`.
-      layout: as of `split_fused`.
-      parts: as of `split_fused`; only their names count.
+      tree: result of `split_fused`, possibly grown.
+      pattern: as in `split_fused`.
+      layout: as in `split_fused`.
+      parts: as in `split_fused`. Only the names are used.
 
     Returns:
-      The tree with a fused leaf in place of each dict of parts.
+      The tree with a fused leaf instead of each dict of parts.
 
     Raises:
-      ValueError: no node matches, or parts do not have the layout; every one is listed.
+      ValueError: no node matches, or parts do not have the layout. The message lists all of them.
 
     Example:
       >>> tree = {"qkv": {"q": np.zeros((1, 2, 2)), "k": np.ones((1, 2, 2))}}
@@ -124,15 +130,16 @@ def join_fused(
 
 
 def _plain(layout: str, parts: Sequence[str] | Mapping[str, int]) -> str:
-    """The axes of a part.
+    """Return the axes of one part.
 
     Raises:
-      ValueError: parts lie along no axis of the layout, or an axis of parts has none.
+      ValueError: there are parts, but the layout has no axis ``parts``, or vice versa.
     """
     words = re.sub(r"[()]", " ", layout).split()
     if ("parts" in words) != bool(parts):
         raise ValueError(
-            f"the layout {layout!r} with the parts {tuple(parts)}: name their axis 'parts', if there are any"
+            f"the layout {layout!r} does not fit the parts {tuple(parts)}. The layout must "
+            "contain 'parts' if and only if parts are given."
         )
     return " ".join(w for w in words if w != "parts" or isinstance(parts, Mapping))
 
@@ -147,10 +154,10 @@ def _rearranged(
             return change(node)
         except (EinopsError, ValueError) as error:
             shapes = ", ".join(str(np.shape(x)) for x in jax.tree.leaves(node))
-            wrong.append(f"{at}, of {shapes}: {str(error).strip().splitlines()[-1].strip()}")
+            wrong.append(f"{at}, of shape {shapes}: {str(error).strip().splitlines()[-1].strip()}")
             return node
 
-    out = at_nodes(one, tree, pattern, fits, f"nothing fits {pattern!r}")
+    out = at_nodes(one, tree, pattern, fits, f"no node matches {pattern!r}")
     if wrong:
-        raise ValueError(f"not of the layout {layout!r}:\n  " + "\n  ".join(wrong))
+        raise ValueError(f"leaves do not have the layout {layout!r}:\n  " + "\n  ".join(wrong))
     return out

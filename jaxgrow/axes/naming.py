@@ -1,9 +1,9 @@
-"""Axis names for models that were born without them: by rules over the paths of their leaves.
+"""How does a model without axis names get them?
 
-Where a model names its own axes (`jaxgrow.axes`), nothing of this is needed. Others are named from
-outside: `from_rules` takes the names of each leaf from the first pattern that its path matches,
-`infer` proposes such rules from the sizes of the axes, and `by_convention` adds the marks to names
-that a model carries for its sharding.
+`from_rules` names each leaf by the first pattern that matches its path. `infer` proposes such rules
+from the sizes of the axes. `by_convention` adds suffixes to axis names that a model already has for
+sharding. Models of jaxgrow define their own axis names (`jaxgrow.axes.named`) and do not need this
+file.
 """
 
 import re
@@ -33,22 +33,23 @@ from jaxgrow.axes.names import (
 
 
 def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
-    """The axis names of parameters that have none of their own: each leaf's from the first rule that its path matches.
+    """Name the axes of parameters by rules; the first rule that matches the path of a leaf applies.
 
     Args:
-      params: a pytree of arrays, or of their shapes: a dict, `flax.nnx.State`, the arrays of an
-        Equinox module.
-      rules: ``{pattern: names}``. A pattern is one of a shell, over the whole path ``"a/b/c"`` of a
-        leaf (`jaxgrow.axes.path`), and ``*`` matches slashes, too. Names are those of the leaf's
-        axes in order, with their marks (`jaxgrow.axes`).
+      params: a pytree of arrays, or of objects with a shape: a dict, `flax.nnx.State`, or the
+        arrays of an Equinox module.
+      rules: ``{pattern: names}``. A pattern of shell style is matched against the full path of a
+        leaf, ``"a/b/c"`` (`jaxgrow.axes.path`); ``*`` also matches slashes. ``names`` has one name
+        per axis of the leaf, in order, with suffixes (`jaxgrow.axes`).
 
     Returns:
-      The axes tree, of the structure of ``params``.
+      The axes tree, with the structure of ``params``.
 
     Raises:
-      ValueError: leaves that no rule matches, rules that name another number of axes than a leaf
-        has or do not say what the leaf is for, rules that are left without a leaf, names that
-        `infer` was not sure of, all in one message, each fault once; then, one axis of two sizes.
+      ValueError: no rule matches a leaf, a rule has another number of names than a leaf has axes or
+        leaves the role of a leaf ambiguous, a rule matches no leaf that an earlier rule does not
+        match, or names of `infer` still contain ``?``. One message lists all these problems, each
+        once. If there are none, it is also an error if one axis has two sizes.
 
     Example:
       >>> params = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "down": {"kernel": np.ones((3, 2))}}
@@ -56,14 +57,14 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
       >>> from_rules(params, rules)["down"]
       {'kernel': ('mlp.in', 'embed')}
     """
-    wrong: dict[str, list[str]] = {}  # the leaves of each fault
+    wrong: dict[str, list[str]] = {}  # problem -> leaves
     unused = dict.fromkeys(rules)
 
     def leaf(key_path, x):
         name, shape = path(key_path), np.shape(x)
         pattern = next((p for p in rules if fnmatchcase(name, p)), None)
         if pattern is None:
-            wrong.setdefault(f"no rule matches, of shape {shape}", []).append(name)
+            wrong.setdefault(f"no rule matches this leaf of shape {shape}", []).append(name)
             return ()
         unused.pop(pattern, None)
         if fault := _fault(pattern, rules[pattern], name, shape):
@@ -72,10 +73,10 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
 
     axes = jax.tree_util.tree_map_with_path(leaf, params)
     lines = [f"{some(found)}: {fault}" for fault, found in wrong.items()]
-    lines += [f"the rule {p!r}: matches no leaf that none before it matches" for p in unused]
+    lines += [f"the rule {p!r}: matches no leaf that is left by earlier rules" for p in unused]
     if lines:
         raise ValueError(
-            "the rules do not name these parameters; jaxgrow.infer proposes some:\n  "
+            "the rules do not fit the parameters; jaxgrow.infer proposes rules:\n  "
             + "\n  ".join(lines)
         )
     sizes(params, axes)
@@ -83,14 +84,14 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
 
 
 def _fault(pattern: str, names: Any, leaf: str, shape: tuple[int, ...]) -> str:
-    """What is wrong with a rule for a leaf; nothing, if it is right."""
+    """Return the problem of a rule for a leaf, or an empty string."""
     rule = f"the rule {pattern!r}"
     if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-        return f"{rule} is {names!r}, no tuple of names"
+        return f"{rule} has the names {names!r}, but expected a tuple of strings"
     if len(names) != len(shape):
         return f"{rule} names {len(names)} axes, {names}, but the leaf has shape {shape}"
     if unsure := [n for n in names if UNSURE in n]:
-        return f"{rule} is not sure of {', '.join(map(repr, unsure))}: write which it is"
+        return f"{rule} has unknown axes {', '.join(map(repr, unsure))}: write the right names"
     try:
         if names:
             role(leaf, names)
@@ -100,29 +101,40 @@ def _fault(pattern: str, names: Any, leaf: str, shape: tuple[int, ...]) -> str:
 
 
 def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
-    """A proposal of rules for `from_rules`: axes told by their sizes, marks by convention. Read it before you use it.
+    """Propose rules for `from_rules`, inferring axes from sizes and suffixes from conventions.
 
-    Layers may be stacked on any dimension, the same one in all leaves. Kernels that Gemma has side
-    by side get the axes ``qkv``, ``kv_parts`` and ``gates``.
+    Check the proposal before you use it. Layers may be stacked along any dimension, if it is the
+    same one in all leaves. The stacked kernels of Gemma get the axes ``qkv``, ``kv_parts`` and
+    ``gates``. Suffixes follow the conventions of `by_convention`.
 
-    An axis whose size is that of no name is called ``"?"``, one that has several ``"embed|mlp?"``,
-    one that a leaf would have twice ``"heads?"``, and a vector that is for anything ``"embed?"``. A
-    norm outside of the layers, over an axis that no kernel there reads, is ``"embed.norm.scale?"``:
-    if a tied table reads it, it is ``"embed.in.norm.scale"``. `from_rules` refuses all of these.
+    Uncertain names contain a ``?``, and `from_rules` rejects them:
 
-    So that sizes tell axes apart, propose from a small model of the same class whose sizes all
-    differ; its shapes suffice, and the rules hold for every size.
+    ========================= =====================================================================
+    name                      reason
+    ========================= =====================================================================
+    ``"?"``                   no axis has this size
+    ``"embed|mlp?"``          several axes have this size
+    ``"heads?"``              a leaf would have this axis twice
+    ``"embed?"``              a vector with an ambiguous role
+    ``"embed.norm.scale?"``   norm outside of the layers, over an axis that no kernel there reads.
+                              If a tied embedding reads it, it is ``"embed.in.norm.scale"``.
+    ========================= =====================================================================
 
-    Marks are those of `by_convention`. Parts of a path that differ by a number alone become one,
-    with ``*``, where all that is below them is alike: layers.
+    The sizes identify the axes only if they all differ. So infer the rules from a small model of
+    the same class with different sizes; its shapes are sufficient. The rules are valid for all
+    sizes.
+
+    Parts of a path that differ only by a number, such as layers, become one pattern with ``*``, if
+    the names below them are equal.
 
     Args:
-      params: a pytree of arrays, or of their shapes.
-      sizes: the size of each axis, by the names that operators know:
-        ``{"embed": 768, "heads": 12, ..}``.
+      params: a pytree of arrays, or of objects with a shape.
+      sizes: the size of each axis, with the axis names that operators use:
+        ``{"embed": 768, "heads": 12, ...}``.
 
     Returns:
-      ``{pattern: names}``, those with more parts first. `pprint.pp` prints them to paste.
+      ``{pattern: names}``, patterns with more parts first. `pprint.pp` prints them in a form that
+      can be pasted into code.
 
     Example:
       >>> layer = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "norm": {"scale": np.ones(2)}}
@@ -156,14 +168,17 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     for pattern, names in outside.items():
         if any(".norm." in n for n in names) and axis(names[-1]) not in read:
             rules[pattern] = (*names[:-1], names[-1] + UNSURE)
-    # What is longer and says more comes first: its leaves might match a shorter pattern, too.
+    # Specific patterns come first, because their leaves might also match a shorter pattern.
     return dict(
         sorted(rules.items(), key=lambda rule: (-rule[0].count("/"), rule[0].count("*"), rule[0]))
     )
 
 
 def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any], Names]:
-    """The names of a leaf's axes by their sizes. Layers are stacked on the same dimension in every leaf, mostly the first."""
+    """Return a function that names the axes of a leaf by their sizes.
+
+    Layers are stacked along the same dimension of every leaf, in most models the first one.
+    """
 
     def known(size: int) -> list[str]:
         return [name for name, of in sizes.items() if of == size]
@@ -195,7 +210,10 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any],
 
 
 def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
-    """The rules for all below ``prefix``, with ``*`` where several differ by a number alone."""
+    """Return the rules for all leaves below ``prefix``.
+
+    Parts of a path that differ only by a number become ``*``, if everything below them is equal.
+    """
     alike: dict[str, list[str]] = {}
     for part in tree:
         alike.setdefault(re.sub(r"\d+", "*", part), []).append(part)
@@ -213,38 +231,40 @@ def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
 
 
 def by_convention(axes: Axes) -> Axes:
-    """The marks of `jaxgrow.axes`, added to plain names, such as those that models carry for their sharding.
+    """Add the suffixes of `jaxgrow.axes` to plain axis names, such as names for sharding.
 
-    Axes that MaxText and levanter call otherwise get their names here: ``q_heads``, ``kv``,
-    ``embed_vocab``, ``norm``, ``head_size``, ``kv_head``, and the like. Layers may be stacked on
+    Different axis names of MaxText and levanter are translated: ``q_heads``, ``kv``,
+    ``embed_vocab``, ``norm``, ``head_size``, ``kv_head`` and others. Layers may be stacked along
     any dimension.
 
-    ====================================================== ==========================================================
-    a leaf called                                          is
-    ====================================================== ==========================================================
-    ``embedding``, or ``weight`` below an embedding        a table, which reads nothing
-    below ``query``, ``up``, ``gate``, ``wi``, ``head`` .. a kernel that reads ``embed``
-    below ``out``, ``down``, ``wo``, ``attn_vec`` ..       a kernel that writes ``embed``
-    ``weight``, where its module says neither              a kernel ``[outputs, inputs]``, as of Equinox and PyTorch
-    ``kernel``, where its module says neither              a kernel ``[.. inputs, output]``, as of Flax; if it ends in heads
-                                                           or their ``head_dim``, it reads ``embed``
-                                                           alone, or its first axis
-    ``bias``                                               a bias; of a norm, where a scale lies beside it
-    ``scale``, ``weight``, over one axis                   of a norm; ``w``, where its module is called a norm
-    below ``key``, ``value`` or the like                   of keys, which read ``head_dim``, or values
-    ====================================================== ==========================================================
+    =================================================== ============================================
+    path of the leaf, or similar                        inferred role
+    =================================================== ============================================
+    ``embedding``, or ``weight`` of an embedding        table (reads no axis)
+    below ``query``, ``up``, ``gate``, ``wi``, ``head`` kernel that reads ``embed``
+    below ``out``, ``down``, ``wo``, ``attn_vec``       kernel that writes ``embed``
+    ``weight`` of another module                        kernel ``[outputs, inputs]``, as in Equinox
+                                                        and PyTorch
+    ``kernel`` of another module                        kernel ``[*inputs, output]``, as in Flax. If
+                                                        it ends in heads or ``head_dim``, it reads
+                                                        only ``embed``, or its first axis.
+    ``bias``                                            bias; of a norm, if its module has a scale
+    ``scale``, ``weight``, over one axis                scale of a norm; also ``w``, if the module
+                                                        is called a norm
+    below ``key``, ``value``                            keys, which read ``head_dim``, or values
+    =================================================== ============================================
 
-    What is no convention must be said by hand: a norm before a tied head (``embed.in.norm.scale``),
-    the scale of a sublayer.
+    Roles without a convention must be declared by hand. These are a norm before a tied head
+    (``embed.in.norm.scale``) and the scale of a sublayer (``embed.scale``).
 
     Args:
-      axes: a tree with a tuple of names for each leaf, marked or not. The name of an axis may be
-        None.
+      axes: a tree with a tuple of names for each leaf, with or without suffixes. The name of an
+        axis may be None.
 
     Returns:
-      The tree with all names marked; a leaf that has marks stays as it is. Nothing is guessed: an
-      axis that is not recognised gets a ``?``, ``"embed?"`` or ``"?"``, which `jaxgrow.sizes`,
-      `jaxgrow.grow` and `from_rules` refuse, with a list of all such leaves.
+      The tree with suffixes. A leaf that already has suffixes is unchanged. Unknown axes are not
+      guessed: their names get a ``?``, such as ``"embed?"`` or ``"?"``. `jaxgrow.sizes`,
+      `jaxgrow.grow` and `from_rules` reject these names and list all such leaves.
 
     Example:
       >>> by_convention({"key": {"kernel": ("embed", "heads", "head_dim")}, "norm": {"scale": ("embed",)}})
@@ -254,7 +274,7 @@ def by_convention(axes: Axes) -> Axes:
 
 
 def _marked(axes: Axes, known: Set[str]) -> Axes:
-    """`by_convention`, of which axes are ``known``."""
+    """Add suffixes as `by_convention`, for the axes ``known``."""
     leaves = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=_is_names)}
     scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
@@ -270,7 +290,7 @@ def _marked(axes: Axes, known: Set[str]) -> Axes:
 
 
 def _is_names(x: Any) -> bool:
-    """As `is_names`, but an axis may have no name."""
+    """Same as `is_names`, but axes may have None instead of a name."""
     return isinstance(x, tuple) and all(name is None or isinstance(name, str) for name in x)
 
 

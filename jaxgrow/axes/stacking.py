@@ -1,7 +1,8 @@
-"""Layers that are subtrees of their own, stacked for operators and taken apart again, to the bit.
+"""How do models with separate layers grow in depth? Their layers are stacked first, then unstacked.
 
-An optimizer state is brought into the same form as its parameters, whose names its moments have. So
-what is found by a path is found by the end of a path.
+Operators expect all layers in one subtree, whose leaves have a leading axis of layers. Stacking and
+unstacking change no values. They also work on an optimizer state, because the paths of its moments
+end with the paths of the parameters. For this reason, all patterns here match the end of a path.
 """
 
 import re
@@ -17,25 +18,26 @@ from jaxgrow.axes.names import LAYERS, Tree, is_names, path
 
 
 def stack_layers(tree: Tree, layers: str) -> Tree:
-    """Layers that are subtrees, such as ``layers_0``, ``layers_1``, .., as one whose leaves have a leading axis of them all.
+    """Stack layers that are separate subtrees (``layers_0``, ``layers_1``, ...) into one subtree.
 
-    They are taken in the order of their numbers, 10 after 9. Beside them nothing changes, such as
-    an optimizer's step count.
+    Each leaf of the new subtree has a leading axis of layers, in the order of their numbers (10
+    after 9). Other leaves, such as the step count of an optimizer, are unchanged.
 
     Args:
-      tree: a pytree of arrays: parameters, or an optimizer state of any optax optimizer; or an axes
-        tree, whose leaves get the axis ``"layers"``.
-      layers: where they are, with ``{}`` for their number, as the end of a path: ``"layers_{}"``,
-        ``"decoder/layers_{}"``, and for a list ``"layers/{}"``. All places that fit are stacked.
+      tree: a pytree of arrays (parameters, or the state of any optax optimizer), or an axes tree.
+        The leaves of an axes tree get the axis ``"layers"``.
+      layers: path pattern of the layers, with ``{}`` for their number, which matches the end of a
+        path: ``"layers_{}"``, ``"decoder/layers_{}"``, and for a list ``"layers/{}"``. The layers
+        at all matching paths are stacked.
 
     Returns:
-      The tree, where in place of the layers stands one subtree: in a dict under the name
-      ``layers_{}`` itself, in a list, or under numbers, the only one. `unstack_layers` takes it
-      apart again.
+      The tree with one subtree instead of the layers. Its key in a dict is the pattern
+      ``layers_{}`` itself. In a list, or if the keys are numbers, it is the only entry.
+      `unstack_layers` is the inverse.
 
     Raises:
-      ValueError: there are none, numbers are missing, layers differ in structure, shapes, or names;
-        every leaf that does is listed.
+      ValueError: no layers match, numbers are missing, or layers differ in structure, shapes or
+        names. The message lists every leaf that differs.
 
     Example:
       >>> tree = {"norm": np.ones(2), "layers_0": {"w": np.zeros(3)}, "layers_1": {"w": np.ones(3)}}
@@ -51,14 +53,14 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         keys = _numbered(entries, name)
         places = [f"{at}/{name.format(i)}".removeprefix("/") for i in range(max(keys) + 1)]
         if missing := [of for i, of in enumerate(places) if i not in keys]:
-            wrong.append(f"{', '.join(missing)}: not there, but {places[-1]} is")
+            wrong.append(f"{', '.join(missing)}: missing, but {places[-1]} exists")
             return node
         flat, differ = [_flat(entries[keys[i]], is_leaf) for i in range(len(keys))], []
         first, of_first = flat[0], places[0]
         for of, layer in zip(places, flat, strict=True):
-            differ += [f"{of}/{p}: {of_first} has no such leaf" for p in layer if p not in first]
+            differ += [f"{of}/{p}: missing in {of_first}" for p in layer if p not in first]
             differ += [
-                f"{of}/{p}: is not there, but {of_first}/{p} is" for p in first if p not in layer
+                f"{of}/{p}: missing, but {of_first}/{p} exists" for p in first if p not in layer
             ]
             differ += [
                 f"{of}/{p}: is {_what(x)}, but {of_first}/{p} is {_what(first[p])}"
@@ -81,26 +83,26 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         tree,
         where,
         lambda node: bool(_numbered(_entries(node), name)),
-        f"no layers are at {layers!r}",
+        f"no layers found at {layers!r}",
     )
     if wrong:
-        raise ValueError(f"the layers {layers!r} are not alike:\n  " + "\n  ".join(wrong))
+        raise ValueError(f"the layers {layers!r} cannot be stacked:\n  " + "\n  ".join(wrong))
     return out
 
 
 def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
-    """The inverse of `stack_layers`, for as many layers as there are now.
+    """Unstack layers: the inverse of `stack_layers`, for the present number of layers.
 
     Args:
-      tree: as `stack_layers` returns it, perhaps grown.
-      layers: as of `stack_layers`.
-      number: how many layers; only an axes tree cannot tell.
+      tree: result of `stack_layers`, possibly grown.
+      layers: path pattern of the layers, as in `stack_layers`.
+      number: number of layers. It is required only for an axes tree, which does not contain it.
 
     Returns:
-      The tree with a subtree for each layer.
+      The tree with one subtree per layer.
 
     Raises:
-      ValueError: nothing is stacked there, or leaves have other numbers of layers.
+      ValueError: nothing is stacked at this path, or leaves have different numbers of layers.
 
     Example:
       >>> unstack_layers({"layers_{}": {"w": np.array([[1.0], [2.0]])}}, "layers_{}")
@@ -114,12 +116,12 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
         return _is_stacked(_entries(node), name)
 
     def lengths(node: Any) -> dict[str, int | None]:
-        """The leading axis of each leaf of the stacked layers in a node."""
+        """Return the size of the leading axis of each leaf of the stacked layers."""
         flat = _flat(_entries(node)[_only(_entries(node), name)], is_leaf)
         return {p: number if is_names(x) else (*np.shape(x), None)[0] for p, x in flat.items()}
 
-    # Layers without a leaf of their own, such as those that an optimizer's mask leaves out, are as
-    # many as elsewhere.
+    # Some stacked layers have no leaves, for example if they are excluded by the mask of an
+    # optimizer. Their number is taken from the other nodes.
     found = [
         next(iter(lengths(node).values()), None) for node in nodes(tree, where, stacked).values()
     ]
@@ -134,12 +136,13 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
         if not flat and not number:
             if len(everywhere) != 1:
                 wrong.append(
-                    f"{place}: has no leaf that tells how many layers there are; give their number"
+                    f"{place}: the number of layers is unknown without a leaf. Pass number."
                 )
                 return node
             (count,) = everywhere
         differ = [
-            f"{place}/{p}: is {_what(x)}, not stacked from {f'{count} layers' if count else 'layers'}"
+            f"{place}/{p}: is {_what(x)}, expected {f'{count} layers' if count else 'layers'} "
+            "along the first axis"
             for p, x in flat.items()
             if counts[p] is None or counts[p] != count or (is_names(x) and x[:1] != (LAYERS,))
         ]
@@ -156,29 +159,33 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
 
     out = at_nodes(unstack, tree, where, stacked, f"nothing is stacked at {layers!r}")
     if wrong:
-        raise ValueError("one number of layers in all leaves is needed:\n  " + "\n  ".join(wrong))
+        raise ValueError("the layers cannot be unstacked:\n  " + "\n  ".join(wrong))
     return out
 
 
 def _leaves_of(tree: Tree) -> Callable[[Any], bool]:
-    """``is_leaf`` of an axes tree, or of one of arrays, where an empty tuple is a node without leaves."""
+    """Return ``is_leaf`` for an axes tree or a tree of arrays.
+
+    In a tree of arrays, an empty tuple is a node without leaves.
+    """
     if any(is_names(x) and x for x in jax.tree.leaves(tree, is_leaf=is_names)):
         return is_names
     return lambda node: False
 
 
 def _place(layers: str) -> tuple[str, str]:
-    """``("decoder", "layers_{}")`` of ``"decoder/layers_{}"``."""
+    """Split a pattern: ``"decoder/layers_{}"`` gives ``("decoder", "layers_{}")``."""
     where, _, name = layers.rpartition("/")
     if not re.fullmatch(r"[^{}]*\{[^{}]*\}[^{}]*", name) or "{" in where:
         raise ValueError(
-            f"{layers!r} does not say where the number of a layer stands: 'layers_{{}}' or 'layers/{{}}'"
+            f"the pattern {layers!r} must have one {{}} for the number of a layer in its last "
+            "part, such as 'layers_{}' or 'layers/{}'"
         )
     return where, name
 
 
 def _entries(node: Any) -> dict:
-    """Of a dict, or of a list by their places; of anything else, none."""
+    """Return the entries of a dict, or of a list by their indices; empty for other nodes."""
     if isinstance(node, Mapping):
         return dict(node)
     is_list = isinstance(node, list | tuple) and not hasattr(node, "_fields") and not is_names(node)
@@ -186,12 +193,12 @@ def _entries(node: Any) -> dict:
 
 
 def _rebuilt(node: Any, entries: dict) -> Any:
-    """A dict or list like ``node``, of other entries."""
+    """Return a dict or list of the same type as ``node``, with other entries."""
     return type(node)(entries if isinstance(node, Mapping) else entries.values())
 
 
 def _numbered(entries: dict, name: str) -> dict[int, Any]:
-    """The keys of the layers by their numbers, in order."""
+    """Return the keys of the layers by their numbers, in order."""
     before, after = re.split(r"\{.*\}", name)
     found = {
         key: re.fullmatch(re.escape(before) + r"(\d+)" + re.escape(after), str(key))
@@ -204,7 +211,7 @@ def _numbered(entries: dict, name: str) -> dict[int, Any]:
 
 
 def _only(entries: dict, name: str) -> Any:
-    """The key of the stacked layers: the pattern itself, or 0 in what counts its layers by numbers."""
+    """Return the key of the stacked layers: the pattern itself, or 0 if layers have number keys."""
     return 0 if any(isinstance(key, int) for key in entries) else name
 
 
@@ -231,7 +238,7 @@ def _stacked(parts: list) -> Any:
 
 
 def _ends(at: str, where: str) -> bool:
-    """Whether a path ends as a pattern says."""
+    """Whether the end of a path matches a pattern."""
     return fnmatchcase(at, where) or fnmatchcase(at, f"*/{where}")
 
 
@@ -242,7 +249,18 @@ def at_nodes(
     fits: Callable[[Any], bool],
     none: str,
 ) -> Tree:
-    """``tree`` with ``change(path, node)`` for every node that ``fits``, at a path that ends in ``where``."""
+    """Apply ``change(path, node)`` to every node that fits, at a path that ends in ``where``.
+
+    Args:
+      change: function of the path and the node that returns the new node.
+      tree: a pytree of arrays, or an axes tree.
+      where: pattern of shell style for the end of the path.
+      fits: condition for the node.
+      none: start of the error message if no node matches.
+
+    Raises:
+      ValueError: no node matches, although the tree has leaves with axes.
+    """
     places = nodes(tree, where, fits)
     is_leaf = _leaves_of(tree)
 
@@ -253,17 +271,23 @@ def at_nodes(
         return is_leaf(node) or path(key_path) in places
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
-    # A state without moments, such as that of plain SGD, has nothing to change.
+    # A state without moments, such as the state of plain SGD, does not need a change.
     there = [p for p, x in _flat(tree).items() if (x if is_names(x) else np.ndim(x))]
     if there and not places:
         raise ValueError(
-            f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ..' * (len(there) > 3)}"
+            f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ...' * (len(there) > 3)}"
         )
     return out
 
 
 def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
-    """The nodes of ``tree`` that ``fits``, outermost first, at a path that ends in ``where``."""
+    """Return the nodes that meet a condition by their paths, outermost first.
+
+    Args:
+      tree: a pytree of arrays, or an axes tree.
+      where: pattern of shell style for the end of the path.
+      fits: condition for the node.
+    """
     is_leaf, found = _leaves_of(tree), {}
 
     def is_node(key_path, node):
@@ -277,21 +301,22 @@ def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]
 
 
 def restructured(tree: Tree, like: Tree) -> Tree:
-    """The leaves of ``tree`` in the structure of ``like``, each where its path says.
+    """Return the leaves of ``tree`` in the structure of ``like``, matched by their paths.
 
-    What a module holds beside its arrays, such as its number of heads, is part of its structure:
-    grown parameters belong into that of the larger model.
+    The structure of a module contains values besides arrays, such as the number of heads. So grown
+    parameters need the structure of the larger model.
 
     Args:
       tree: a pytree of arrays, such as the grown parameters.
-      like: one with leaves at the same paths, of the same shapes, such as the larger model's;
-        shapes suffice.
+      like: a pytree with leaves at the same paths, of the same shapes, such as the parameters of
+        the larger model. Objects with a shape are sufficient.
 
     Returns:
-      A pytree of the structure of ``like``.
+      A pytree with the structure of ``like``.
 
     Raises:
-      ValueError: leaves that one of the two lacks, and leaves of other shapes; all in one message.
+      ValueError: leaves are missing in one of the trees or have different shapes. One message lists
+        all of them.
 
     Example:
       >>> restructured({"0": np.ones(2), "1": np.zeros(2)}, [np.empty(2), np.empty(2)])
@@ -299,12 +324,12 @@ def restructured(tree: Tree, like: Tree) -> Tree:
     """
     given, asked = _flat(tree), _flat(like)
     wrong = [
-        f"{p}: of shape {np.shape(x)} in the larger model, is not there"
+        f"{p}: has shape {np.shape(x)} in the larger model, but is missing in the parameters"
         for p, x in asked.items()
         if p not in given
     ]
     wrong += [
-        f"{p}: of shape {np.shape(x)}, the larger model has no such leaf"
+        f"{p}: has shape {np.shape(x)}, but is missing in the larger model"
         for p, x in given.items()
         if p not in asked
     ]
@@ -315,6 +340,6 @@ def restructured(tree: Tree, like: Tree) -> Tree:
     ]
     if wrong:
         raise ValueError(
-            "these parameters are not those of the larger model:\n  " + "\n  ".join(wrong)
+            "the parameters do not fit the structure of the larger model:\n  " + "\n  ".join(wrong)
         )
     return jax.tree_util.tree_map_with_path(lambda p, _: given[path(p)], like)

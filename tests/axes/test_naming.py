@@ -96,7 +96,7 @@ def test_what_the_sizes_tell_is_proposed_and_what_they_do_not_is_refused():
     twice = infer(tree, {**known, "mlp": known["embed"]})
     assert twice["head/kernel"] == ("embed|mlp?.in", "vocab")
     with wrong(
-        "head/kernel: the rule 'head/kernel' is not sure of 'embed|mlp?.in': write which it is"
+        "head/kernel: the rule 'head/kernel' has unknown axes 'embed|mlp?.in': write the right names"
     ):
         from_rules(tree, twice)
     assert infer({"a": np.ones(4), "b": {"kernel": np.ones((4, 5))}}, {"embed": 4}) == {
@@ -143,11 +143,11 @@ def test_all_that_is_wrong_with_rules_is_in_one_error():
     }
     rules = {"up/kernel": ("embed.in",), "*/bias": ("mlp",), "*/b*": ("mlp.bias",), "norm": "embed"}
     with wrong(
-        "down: no rule matches, of shape (3, 2)",
-        "norm: the rule 'norm' is 'embed', no tuple of names",
+        "down: no rule matches this leaf of shape (3, 2)",
+        "norm: the rule 'norm' has the names 'embed', but expected a tuple of strings",
         "up/bias: the rule '*/bias': ('mlp',) declares no role",
         "up/kernel: the rule 'up/kernel' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
-        "the rule '*/b*': matches no leaf that none before it matches",
+        "the rule '*/b*': matches no leaf that is left by earlier rules",
     ):
         from_rules(params, rules)
     with wrong("axis 'mlp' has size 2 in down, but 3 in up"):
@@ -164,9 +164,9 @@ def test_a_wrong_rule_is_printed_once_however_many_layers_it_is_for():
     with pytest.raises(ValueError) as error:
         from_rules(params, rules)
     assert str(error.value).splitlines() == [
-        "the rules do not name these parameters; jaxgrow.infer proposes some:",
-        "  layers_0/down and 47 others: the rule '*/down' is not sure of 'mlp?': write which it is",
-        "  layers_0/new and 47 others: no rule matches, of shape (5,)",
+        "the rules do not fit the parameters; jaxgrow.infer proposes rules:",
+        "  layers_0/down and 47 others: the rule '*/down' has unknown axes 'mlp?': write the right names",
+        "  layers_0/new and 47 others: no rule matches this leaf of shape (5,)",
         "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares no role, so the role is ambiguous. "
         "Add exactly one of .bias, .scale, .norm.scale, .norm.bias, .table and .kernel to the last axis.",
         "  layers_0/up and 47 others: the rule '*/up' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
@@ -241,7 +241,7 @@ def test_layers_within_layers_are_stacked_one_after_the_other():
     tree = {f"layers_{i}": {"experts": [layer(2 * i), layer(2 * i + 1)]} for i in range(2)}
     stacked = stack_layers(stack_layers(tree, "layers_{}"), "experts/{}")
     assert stacked["layers_{}"]["experts"][0]["bias"].shape == (2, 2, 3)
-    with wrong("layers_{}/experts/1/bias: is not there, but layers_{}/experts/0/bias is"):
+    with wrong("layers_{}/experts/1/bias: missing, but layers_{}/experts/0/bias exists"):
         stack_layers({"layers_{}": {"experts": [{"bias": np.ones(3)}, {}]}}, "experts/{}")
 
 
@@ -308,7 +308,7 @@ def test_what_an_optimizer_masks_is_stacked_and_taken_apart(name, as_list):
 
 
 def test_layers_without_a_leaf_need_their_number():
-    with wrong("layers_{}: has no leaf that tells how many layers there are; give their number"):
+    with wrong("layers_{}: the number of layers is unknown without a leaf. Pass number."):
         unstack_layers({"layers_{}": {}, "norm": np.ones(5)}, "layers_{}")
     tree = {"layers_0": {}, "layers_1": {}, "norm": np.ones(5)}
     assert unstack_layers(stack_layers(tree, "layers_{}"), "layers_{}", 2).keys() == tree.keys()
@@ -325,26 +325,26 @@ def test_named_tuples_are_no_axis_names():
 
 
 def test_layers_that_are_not_alike_are_named():
-    with wrong("layers_1, layers_3: not there, but layers_4 is"):
+    with wrong("layers_1, layers_3: missing, but layers_4 exists"):
         stack_layers({f"layers_{i}": layer(0) for i in (0, 2, 4)}, "layers_{}")
     unlike = {"kernel": np.ones((2, 4)), "scale": np.ones(3)}
     with wrong(
-        "d/layers_1/scale: d/layers_0 has no such leaf",
-        "d/layers_1/bias: is not there, but d/layers_0/bias is",
+        "d/layers_1/scale: missing in d/layers_0",
+        "d/layers_1/bias: missing, but d/layers_0/bias exists",
         "d/layers_1/kernel: is of shape (2, 4) and float64, but d/layers_0/kernel is of shape (2, 3) and float64",
     ):
         stack_layers({"d": {"layers_0": layer(0), "layers_1": unlike}}, "layers_{}")
     with wrong("layers_1/a: is named ('y',), but layers_0/a is named ('x',)"):
         stack_layers({"layers_0": {"a": ("x",)}, "layers_1": {"a": ("y",)}}, "layers_{}")
     with wrong(
-        "no layers are at 'h_{}'; the leaves of the tree are layers_0/bias, layers_0/kernel"
+        "no layers found at 'h_{}'; the leaves of the tree are layers_0/bias, layers_0/kernel"
     ):
         stack_layers({"layers_0": layer(0)}, "h_{}")
-    with wrong("'layers' does not say where the number of a layer stands"):
+    with wrong("the pattern 'layers' must have one {} for the number of a layer"):
         stack_layers({"layers_0": layer(0)}, "layers")
     with wrong("nothing is stacked at 'layers_{}'"):
         unstack_layers({"layers_0": layer(0)}, "layers_{}")
-    with wrong("layers_{}/b: is of shape (3,) and float64, not stacked from 2 layers"):
+    with wrong("layers_{}/b: is of shape (3,) and float64, expected 2 layers along the first axis"):
         unstack_layers({"layers_{}": {"a": np.ones((2, 3)), "b": np.ones(3)}}, "layers_{}")
 
 
@@ -391,16 +391,16 @@ def test_queries_come_first_or_beside_their_keys():
 def test_a_fused_leaf_that_does_not_fit_is_named():
     tree = {"a": {"qkv": np.ones((2, 10))}, "b": {"qkv": np.ones((2, 3, 4))}}
     with wrong(
-        "not of the layout 'embed (parts heads head_dim)'",
-        "a/qkv, of (2, 10): ",
-        "b/qkv, of (2, 3, 4): ",
+        "leaves do not have the layout 'embed (parts heads head_dim)'",
+        "a/qkv, of shape (2, 10): ",
+        "b/qkv, of shape (2, 3, 4): ",
     ):
         split_fused(tree, "qkv", "embed (parts heads head_dim)", PARTS, heads=2)
-    with wrong("nothing fits 'c_attn'; the leaves of the tree are a/qkv, b/qkv"):
+    with wrong("no node matches 'c_attn'; the leaves of the tree are a/qkv, b/qkv"):
         split_fused(tree, "c_attn", "embed (parts heads)", PARTS)
-    with wrong("name their axis 'parts'"):
+    with wrong("The layout must contain 'parts' if"):
         split_fused(tree, "qkv", "embed (heads head_dim)", PARTS)
-    with wrong("nothing fits 'qkv'"):
+    with wrong("no node matches 'qkv'"):
         join_fused(
             {"a": {"qkv": {"query": np.ones(2), "key": np.ones(2)}}}, "qkv", "(parts a)", PARTS
         )
@@ -408,8 +408,8 @@ def test_a_fused_leaf_that_does_not_fit_is_named():
 
 def test_leaves_that_do_not_fit_the_larger_model_are_named():
     with wrong(
-        "b: of shape (2,) in the larger model, is not there",
-        "c: of shape (3,), the larger model has no such leaf",
+        "b: has shape (2,) in the larger model, but is missing in the parameters",
+        "c: has shape (3,), but is missing in the larger model",
         "a: has shape (2,), but (4,) in the larger model",
     ):
         restructured({"a": np.ones(2), "c": np.ones(3)}, {"a": np.ones(4), "b": np.ones(2)})
