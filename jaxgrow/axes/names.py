@@ -5,14 +5,15 @@ Every parameter has a tuple with one name per axis. A name identifies an axis of
 suffix ``.in`` marks an input axis: a kernel contracts it away, it *reads* the axis. All other axes
 are output axes: the outputs of kernels, biases, norm scales and embeddings *write* them. For
 example, a query kernel is ``("layers", "embed.in", "heads", "head_dim")``. An axes tree has the
-same structure as the parameters and such a tuple for each of them. How a parameter grows depends
-only on its axis names.
+same structure as the parameters and such a tuple for each of them. Operators decide by these names
+how a parameter grows.
 
 The role of a parameter (`role`: kernel, table, bias, scale, norm bias or norm scale) follows from
 its axis names, never from the names of modules. A parameter with two or more axes is a kernel if it
-reads one of them, otherwise a table (an embedding). Where the axes do not determine the role, a
-suffix declares it. Each suffix follows a dot, and their order is free. Any other word after a dot
-belongs to the name of the axis:
+reads one of them, otherwise a table (an embedding). Here ``layers`` is not counted, and heads and
+their ``head_dim`` count as one axis. Where the axes do not determine the role, a suffix declares
+it. Each suffix follows a dot, and their order is free. Any other word after a dot belongs to the
+name of the axis:
 
 ========================= ========================================================================
 suffix                    meaning

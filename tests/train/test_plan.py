@@ -241,7 +241,7 @@ def test_asymmetric_moments_need_a_growth_and_a_clock(models):
             lambda m: Coalesce("large", "coarse1", GROUPING, "asymmetric").apply(m, TX), models
         )
     adam = optax.scale_by_adam()
-    with pytest.raises(ValueError, match=r"chain jaxgrow\.moments\.rebias"):
+    with pytest.raises(ValueError, match=r"Chain jaxgrow\.growth\.moments\.rebias"):
         small = replace(models["coarse1"], opt=jax.eval_shape(adam.init, models["coarse1"].params))
         phase = Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric")
         jax.eval_shape(lambda m: phase.apply(m, adam), models | {"coarse1": small})
