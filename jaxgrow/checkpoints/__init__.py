@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face and Orbax: read, transformed and written, tensor by tensor, without PyTorch."""
+"""Read, transform and write Hugging Face and Orbax checkpoints tensor by tensor, without PyTorch."""
 
 from jaxgrow.checkpoints._transform import load, open_checkpoint, save, transform, write
 from jaxgrow.checkpoints.changed import Cast, Noisy

@@ -1,4 +1,4 @@
-"""Checkpoints in, checkpoints out: opened as a `Source`, whatever their kind, and written from any."""
+"""How are checkpoints opened as a `Source`, and how is any `Source` written as a checkpoint?"""
 
 import os
 import shutil
@@ -33,38 +33,42 @@ Kind = Literal["hf", "orbax"]
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """The model of a Hugging Face folder (`HuggingFace`), or of an Orbax folder of ours, such as a finished run's (`Orbax`).
+    """Open the checkpoint in a Hugging Face folder or an Orbax folder.
+
+    A Hugging Face folder gives a `HuggingFace`. An Orbax folder that jaxgrow wrote, such as the
+    folder of a finished run, gives an `Orbax`.
 
     Args:
-      folder: on disk; of Hugging Face's cache, the model's own or one of its snapshots.
+      folder: a folder on disk. In the cache of Hugging Face, it may be the folder of the model or
+        one of its snapshots.
 
     Returns:
-      A `Source`, of which nothing but sizes and names is read yet (of Orbax folders, all of it).
+      A `Source`. Only names and sizes are read yet; an Orbax folder is read completely when the
+      first leaf is read.
 
     Raises:
-      CheckpointError: there is none, or it is damaged or not supported.
+      CheckpointError: the folder does not exist, is damaged, or has a model that is not supported.
     """
     folder = _snapshot(Path(folder).expanduser())
     if not folder.is_dir():
         raise CheckpointError(
-            f"there is no folder {folder}; models are not downloaded, only read from disk"
+            f"there is no folder {folder}. jaxgrow reads models from disk and does not download them"
         )
     if (folder / RECORD).is_file() and (folder / "params").is_dir():
-        from jaxgrow.checkpoints.orbax import (
-            Orbax,
-        )  # seconds to import, which Hugging Face folders need not wait for
+        # The import takes seconds, and Hugging Face folders do not need it.
+        from jaxgrow.checkpoints.orbax import Orbax
 
         return Orbax(folder)
     if not _is_huggingface(folder):
         raise CheckpointError(
-            f"{folder} is no finished run and no Hugging Face folder: it has neither {RECORD} and params/, which a run "
-            "writes when it ends, nor a config.json that names an architecture"
+            f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
+            "ends; a Hugging Face folder has a config.json that names an architecture"
         )
     return HuggingFace(folder)
 
 
 def _is_huggingface(folder: Path) -> bool:
-    """Whether a folder is meant to be one, however damaged."""
+    """Whether a folder is meant to be a Hugging Face folder, even if it is damaged."""
     file = folder / "config.json"
     try:
         return any(folder.glob("*.safetensors")) or not {"architectures", "model_type"}.isdisjoint(
@@ -77,10 +81,13 @@ def _is_huggingface(folder: Path) -> bool:
 
 
 def _snapshot(folder: Path) -> Path:
-    """Where a model lies in Hugging Face's cache: of ``models--org--name``, the revision that was fetched last as ``main``.
+    """Find the snapshot to read in a folder ``models--org--name`` of the cache of Hugging Face.
+
+    It is the revision that was fetched last as ``main``, or the only one. Any other folder is
+    returned unchanged.
 
     Raises:
-      CheckpointError: there are several, and none is ``main``.
+      CheckpointError: there are several snapshots, and ``main`` is not one of them.
     """
     if not folder.name.startswith("models--") or not (folder / "snapshots").is_dir():
         return folder
@@ -93,21 +100,25 @@ def _snapshot(folder: Path) -> Path:
     if len(found) != 1:
         names = ", ".join(f.name for f in found) or "none"
         raise CheckpointError(
-            f"{folder}: name one of its snapshots, as {folder.name}/snapshots/HASH; there are {names}"
+            f"{folder} has these snapshots: {names}. Give the path of one of them, {folder.name}/snapshots/HASH"
         )
     return found[0]
 
 
 def load(folder: str | Path, mesh: Mesh | None = None) -> tuple[Config, Params]:
-    """``(config, parameters)``, blocks stacked, the parameters as NumPy arrays, or on the devices of a mesh.
+    """Load the config and the parameters of a checkpoint, with stacked blocks.
+
+    To shard with other rules, or to grow a model while it is read, use `Source.shard` instead of
+    ``mesh``.
 
     Args:
-      folder: as of `open_checkpoint`.
-      mesh: where they go, read and divided part by part (`Source.shard`, which takes other rules,
-        and models that are grown on the way); None: they stay on the host.
+      folder: the folder of the checkpoint, as for `open_checkpoint`.
+      mesh: the devices onto which the parameters are sharded while they are read (`Source.shard`).
+        None keeps the parameters on the host.
 
     Returns:
-      Both; ``config.module.apply({"params": params}, tokens)`` computes with them.
+      ``(config, parameters)``. The parameters are NumPy arrays, or arrays on the mesh.
+      ``config.module.apply({"params": params}, tokens)`` computes the outputs of the model.
 
     Raises:
       CheckpointError: as `open_checkpoint`.
@@ -125,19 +136,20 @@ def save(
     overwrite: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a Hugging Face folder; with ``like``, unknown keys of its ``config.json`` and its other files are carried over.
+    """Write a model as a Hugging Face folder.
 
     Args:
-      folder: to be made.
-      config: of the model.
+      folder: the new folder.
+      config: the config of the model.
       params: its parameters.
-      like: a checkpoint of the same architecture, or of the same model with another head.
-      overwrite: whether a checkpoint that is there is replaced, at the end.
-      settings: as of `write`.
+      like: a checkpoint of the same architecture, or of the same model with another head. Its other
+        files, and the keys of its ``config.json`` that jaxgrow does not know, are copied.
+      overwrite: whether to replace an existing checkpoint, after the new one is complete.
+      settings: more keys of ``config.json``, as for `write`.
 
     Raises:
-      CheckpointError: no architecture stores such a model, parameters that do not fit the config,
-        or a folder that exists.
+      CheckpointError: no architecture stores such a model, the parameters do not fit the config, or
+        the folder exists.
     """
     template = None if like is None else open_checkpoint(like)
     write(
@@ -148,7 +160,8 @@ def save(
         to="hf",
         overwrite=overwrite,
         settings=settings,
-        beside=lambda part: [],  # an adapter of the template is not one of these parameters
+        # An adapter of the template does not belong to these parameters.
+        beside=lambda part: [],
     )
 
 
@@ -162,32 +175,35 @@ def transform(
     lora: str | Path | None = None,
     **options: Any,
 ) -> int:
-    """Grows a checkpoint on disk into another: ``grow(growth, parameters, axes)``, layer by layer.
+    """Grow a checkpoint on disk into another one, layer by layer.
+
+    The parameters written are ``grow(growth, parameters, axes)``.
 
     Args:
-      source: a folder, or what `open_checkpoint` returned, whose ``sizes()`` operators want.
-      folder: to be made.
-      growth: as of `jaxgrow.grow`. In layers, what the map of a new layer does not name is not
-        read.
-      record: what ``jaxgrow.json`` should say of it, e.g.
+      source: a folder, or a checkpoint from `open_checkpoint`. Operators take its ``sizes()``.
+      folder: the new folder.
+      growth: the growth, as for `jaxgrow.grow`. Layers that no new layer depends on are not read.
+      record: what ``jaxgrow.json`` records about this growth, such as
         ``{"operator": "stack", "target": {"layers": 24}}``.
-      axes: other names than the config's, as of `jaxgrow.models.Config.paper_axes`.
-      lora: the folder of a LoRA of the source in PEFT's layout, which may be the source itself. It
-        grows by the same growth, and is written beside the grown model, where ``transformers``
-        finds it.
-      options: as of `write`.
+      axes: axis names that replace the names in the config, such as
+        `jaxgrow.models.Config.paper_axes`.
+      lora: the folder of a LoRA of the source in the layout of PEFT, which may be the source
+        itself. The LoRA is grown by the same growth and written into the new folder, where
+        ``transformers`` finds it.
+      options: options of `write`.
 
     Returns:
-      The bytes of the tensors that are written, without the LoRA.
+      The size in bytes of the tensors that are written, without the LoRA.
 
     Raises:
       CheckpointError: as `open_checkpoint` and `write`, the growth does not fit, or the source
-        holds a LoRA that is not given.
+        holds a LoRA and ``lora`` is None.
     """
     source = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     grown = Grown(source, growth, axes)
     if lora is not None:
-        from jaxgrow.checkpoints.hf import peft  # which imports this file
+        # This is not at the top of the file because peft imports this module.
+        from jaxgrow.checkpoints.hf import peft
 
         own = peft.load_beside(lora, source).grown(growth)
         options["beside"] = lambda part: peft.write_into(part, own, grown, str(folder))
@@ -208,32 +224,33 @@ def write(
     settings: Mapping[str, Any] | None = None,
     beside: Callable[[Path], list[str]] | None = None,
 ) -> int:
-    """Writes a model as a folder, which appears whole or not at all.
+    """Write a model as a new folder, which appears only when it is complete.
 
     Args:
-      source: the model, of which one tensor is in memory at a time (Orbax folders are written
-        whole).
-      folder: to be made.
-      record: goes into ``jaxgrow.json``, beside the version, our config, and the sources'
-        fingerprints.
-      roots: the checkpoints that it was made of. The first one says the kind, if ``to`` does not,
-        and has the ``config.json`` and the other files that are carried over.
-      to: a Hugging Face folder, or an Orbax one.
-      overwrite: whether a checkpoint that is there is replaced, at the end.
-      shard: bytes of a safetensors file, at most.
-      progress: whether to show a bar.
-      dry_run: writes nothing; what is wrong with the model or the folder is told all the same.
-      settings: what the ``config.json`` of a Hugging Face folder should say that the model does
-        not, such as ``id2label``, the labels of classes, or ``pad_token_id``
+      source: the model. Only one tensor is in memory at a time; for an Orbax folder, all of them
+        are.
+      folder: the new folder.
+      record: keys of ``jaxgrow.json``, which also holds the version, the config, and the
+        fingerprints of ``roots``.
+      roots: the checkpoints from which the model was made. The ``config.json`` and the other files
+        of the first one are copied.
+      to: the kind of folder, Hugging Face or Orbax; None: the kind of the first root.
+      overwrite: whether to replace an existing checkpoint, after the new one is complete.
+      shard: the largest size of a safetensors file in bytes.
+      progress: whether to show a progress bar.
+      dry_run: whether to write nothing. The model and the folder are checked as usual.
+      settings: keys of the ``config.json`` of a Hugging Face folder that the model does not
+        determine, such as ``id2label``, the labels of the classes, or ``pad_token_id``
         (`jaxgrow.checkpoints.hf.labels`).
-      beside: writes more files into the new folder, which it is given, and returns their names.
+      beside: a function that writes more files into the new folder, which is its argument, and
+        returns their names.
 
     Returns:
-      The bytes of the tensors that are written.
+      The size in bytes of the tensors that are written.
 
     Raises:
-      CheckpointError: the folder exists, the architecture has no such model, or a source holds a
-        LoRA of which nothing is written.
+      CheckpointError: the folder exists, the architecture has no such model, or a root holds a LoRA
+        and ``beside`` is None.
     """
     if beside is None:
         for of in roots:
@@ -262,13 +279,16 @@ def write(
     if history := _history(roots):
         about["history"] = history
     if kind != "hf" and foreign is not None:
-        about["huggingface"] = foreign  # for the way back
+        # A later conversion to Hugging Face needs it.
+        about["huggingface"] = foreign
     if kind != "hf" and head:
         about["head"] = head
     with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
         free = shutil.disk_usage(part).free
         if size > free:
-            raise CheckpointError(f"{folder} needs {size} bytes, but {free} are free on its disk")
+            raise CheckpointError(
+                f"{folder} needs {size} bytes, but {free} are free on its disk. Free some space, or choose another disk"
+            )
         bar = tqdm(total=size, unit="B", unit_scale=True, disable=None if progress else True)
         with bar:
             if family is not None and foreign is not None:
@@ -286,7 +306,10 @@ def write(
 
 
 def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
-    """What an Orbax folder records of its head, if the model that is made of it still has that head."""
+    """Return the task and labels that an Orbax folder records for its head.
+
+    They are empty if the model to write has another head.
+    """
     if root is None or isinstance(root, HuggingFace) or root.head is root.foreign:
         return {}
     own = ("predicts", "classes")
@@ -297,30 +320,33 @@ def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
 
 
 def _check_no_lora(folder: Path) -> None:
-    """
+    """Check that a folder holds a model without a LoRA.
+
     Raises:
-      CheckpointError: the folder holds a LoRA beside the model.
+      CheckpointError: it holds a LoRA.
     """
     if (folder / ADAPTER[0]).is_file():
         raise CheckpointError(
-            f"{folder} holds an adapter beside its model ({ADAPTER[0]}), which would not fit another model. To grow both, give "
-            f"--lora {folder} to grow, coalesce, decoalesce or prune (in Python: transform(.., lora={str(folder)!r})); to "
-            f"go on without it, move {' and '.join(ADAPTER)} out of the folder"
+            f"{folder} holds an adapter beside its model ({ADAPTER[0]}), which would not fit another model. To grow both, pass "
+            f"--lora {folder} to grow, coalesce, decoalesce or prune (in Python: transform(..., lora={str(folder)!r})). To "
+            f"continue without the adapter, move {' and '.join(ADAPTER)} out of the folder"
         )
 
 
 def _in_dtype(foreign: dict[str, Any], source: Source, root: Source) -> dict[str, Any]:
-    """A ``config.json`` that says the dtype of the parameters, if it says one and they have another than they had."""
+    """Update the dtype in a ``config.json`` that has one, if the dtype of the parameters changed."""
     now, before = ({leaf.dtype.name for leaf in model.leaves.values()} for model in (source, root))
     keys = {"dtype", "torch_dtype"} & foreign.keys()
     return {**foreign, **dict.fromkeys(keys, *now)} if len(now) == 1 and now != before else foreign
 
 
 def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:
-    """What was done to the sources before, oldest first; ``made`` is the fingerprint of what came out.
+    """Return the earlier steps of the sources, oldest first.
+
+    The key ``made`` of a step is the fingerprint of its result.
 
     Raises:
-      CheckpointError: their ``jaxgrow.json`` is no JSON.
+      CheckpointError: the ``jaxgrow.json`` of a source is not valid JSON.
     """
     out: list[dict[str, Any]] = []
     for root in roots:

@@ -1,4 +1,4 @@
-"""Models whose numbers are changed while they are read: their dtype, or by noise that keeps the function."""
+"""How can the dtype of a model be changed, or noise be added, while the model is read?"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,14 @@ from jaxgrow.growth.symmetry import break_symmetry
 
 
 class Cast(Source):
-    """A model in another dtype; ``at_least``: only the leaves that this one holds with room to spare."""
+    """Convert a model to another dtype.
+
+    Args:
+      source: the model.
+      dtype: the name of the new dtype.
+      at_least: whether to promote each leaf to a dtype that represents both its own dtype and
+        ``dtype``, so that wider leaves keep theirs.
+    """
 
     def __init__(self, source: Source, dtype: str, *, at_least: bool = False):
         self._source, self.config = source, source.config
@@ -27,7 +34,14 @@ class Cast(Source):
 
 
 class Noisy(Source):
-    """A grown model with `break_symmetry`'s noise, ``snr`` decibels below each layer of a leaf."""
+    """Add the noise of `break_symmetry` to a grown model.
+
+    Args:
+      source: the grown model.
+      growth: the growth that made it. It determines which units are copies.
+      seed: random seed of the noise.
+      snr: signal-to-noise ratio of each layer of a leaf in decibels.
+    """
 
     def __init__(self, source: Source, growth: Maps, seed: int, snr: float):
         self._source, self.config, self.leaves = source, source.config, source.leaves
@@ -36,7 +50,8 @@ class Noisy(Source):
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         x = self._source.read(path, layer)
         names = tuple(n for n in self.leaves[path].names if layer is None or not is_layers(axis(n)))
-        where = path if layer is None else f"{path}/{layer}"  # what the noise is drawn by
+        # The noise depends on the path, so every layer gets different noise.
+        where = path if layer is None else f"{path}/{layer}"
         noisy = break_symmetry(nested({where: x}), axes=nested({where: names}), **self._noise)
         return np.asarray(flat(noisy)[where])
 

@@ -1,8 +1,10 @@
-"""Orbax folders: parameters in ``params/``, and their config in ``jaxgrow.json``. A finished run is one, too.
+"""How does jaxgrow store a model as an Orbax checkpoint?
 
-Unlike tensors of Hugging Face's, Orbax's are read and written all at once: the whole model is in
-memory, or, on a mesh, each device's part. An interrupt waits until it is: Orbax's threads would go
-on, make files in folders that are being removed, and print their tracebacks.
+An Orbax folder has the parameters in ``params/`` and their config in ``jaxgrow.json``. The folder
+of a finished run has this layout. Orbax reads and writes all tensors at once, so the complete model
+is in memory, or, on a mesh, the shards of each device. An interrupt is delayed until Orbax has
+finished. Otherwise its threads would continue, create files in folders that are being removed, and
+print tracebacks.
 """
 
 import hashlib
@@ -29,24 +31,27 @@ from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
 
-PARAMS = "params"  # the folder of parameters
+# The folder of the parameters.
+PARAMS = "params"
 
 
 class Orbax(Loaded, Checkpoint):
-    """The parameters of a folder that `write` or `export` wrote.
+    """The checkpoint in a folder that `write` or `export` wrote.
+
+    Args:
+      folder: the folder.
 
     Raises:
-      CheckpointError: what is there is damaged, or does not fit its config.
+      CheckpointError: the folder is damaged, or the parameters do not fit the config.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        logging.getLogger("absl").setLevel(
-            logging.CRITICAL
-        )  # Orbax logs tracebacks of errors that it also raises
+        # Orbax logs the tracebacks of errors that it also raises.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         about = folder / RECORD
         record = read_json(about)
-        self.foreign = record.get("huggingface")  # ``config.json`` of where it came from
+        self.foreign = record.get("huggingface")
         self._head = record.get("head")
         if self._head is not None and not isinstance(self._head, dict):
             raise CheckpointError(f"{about}: head is {self._head!r:.100}, but should be an object")
@@ -59,11 +64,13 @@ class Orbax(Loaded, Checkpoint):
         try:
             config = from_json(record["config"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{about}: no config of a model in 'config': {error}") from error
+            raise CheckpointError(
+                f"{about}: 'config' does not describe a model: {error}"
+            ) from error
         with self._reading():
             if (folder / PARAMS / NAME).exists() and (found := damage(folder / PARAMS)):
                 raise CheckpointError(
-                    f"{folder / PARAMS} is damaged: {found}; take another copy of it"
+                    f"{folder / PARAMS} is damaged: {found}; restore it from another copy"
                 )
             self._shapes: Any = ocp.metadata(self._where).metadata
         super().__init__(
@@ -86,7 +93,8 @@ class Orbax(Loaded, Checkpoint):
                 yield
         except CheckpointError:
             raise
-        except Exception as error:  # Orbax and TensorStore raise whatever they come across
+        # Orbax and TensorStore raise many kinds of exceptions for damaged files.
+        except Exception as error:
             raise CheckpointError(
                 f"{self.folder} is damaged: {type(error).__name__}: {error}"
             ) from error
@@ -105,15 +113,15 @@ class Orbax(Loaded, Checkpoint):
         self._arrays, self._loaded = flat(params), True
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
-        """As of `Source`; of several processes, all call it."""
+        """Read all parameters onto a mesh, as `Source.shard`. Every process has to call it."""
 
-        def lies(leaf: Leaf) -> jax.ShapeDtypeStruct:
-            where = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+        def sharded(leaf: Leaf) -> jax.ShapeDtypeStruct:
+            sharding = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         with self._reading():
             return ocp.load(
-                self._where, nested({path: lies(leaf) for path, leaf in self.leaves.items()})
+                self._where, nested({path: sharded(leaf) for path, leaf in self.leaves.items()})
             )
 
     def fingerprint(self) -> str:
@@ -130,7 +138,7 @@ class Orbax(Loaded, Checkpoint):
 
 
 def _alone() -> ocp.Context:
-    """Of several processes, the one that reads does not wait for the others to do the same."""
+    """A context in which this process reads without waiting for other processes to do the same."""
     me = jax.process_index()
     return ocp.Context(
         multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -140,7 +148,12 @@ def _alone() -> ocp.Context:
 
 
 def write(source: Source, folder: Path) -> None:
-    """Writes the parameters."""
+    """Write the parameters of a model, and their checksums, into a folder.
+
+    Args:
+      source: the model.
+      folder: a folder that exists.
+    """
     params = source.params()
     with uninterrupted():
         ocp.save(str((folder / PARAMS).resolve()), params)
@@ -150,17 +163,26 @@ def write(source: Source, folder: Path) -> None:
 def export(
     folder: Path, config: Config, params: Params, head: Mapping[str, Any] | None = None
 ) -> None:
-    """Makes a folder that holds other things, such as a run's, one that `Orbax` reads, in place of what it exported before.
+    """Write a model into a folder that may hold other files, such as the folder of a run.
 
-    ``head`` describes the head of the model, as of `jaxgrow.checkpoints.source.Checkpoint.head`. Of
-    several processes, all call it, with arrays that lie on the devices of all: each writes its
-    part.
+    The folder is then a checkpoint that `Orbax` reads. A model that was exported there before is
+    replaced. Every process has to call this function, with arrays that are sharded over the devices
+    of all processes. Each process writes its own shards.
+
+    Args:
+      folder: the folder, which exists.
+      config: the config of the model.
+      params: the parameters.
+      head: the task and the labels of the head, as `jaxgrow.checkpoints.source.Checkpoint.head`.
+
+    Raises:
+      CheckpointError: the parameters do not fit the config.
     """
-    Loaded(config, params)  # they are its own
+    # This checks that the parameters fit the config.
+    Loaded(config, params)
     if jax.process_index() == 0:
-        (folder / RECORD).unlink(
-            missing_ok=True
-        )  # which comes last: until then there is no checkpoint
+        # The record is written last, so an unfinished export is not a checkpoint.
+        (folder / RECORD).unlink(missing_ok=True)
         shutil.rmtree(folder / PARAMS, ignore_errors=True)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("export")

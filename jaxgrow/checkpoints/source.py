@@ -1,7 +1,8 @@
-"""Models that are read piece by piece: one layer of one leaf at a time, from wherever they are.
+"""How can a model be read and transformed without loading all of it into memory?
 
-A growth of a `Source` is a `Source`, and so is an interpolation of two: nothing is computed before
-it is read. A transform of a checkpoint is then: open it, wrap it, write it.
+A `Source` reads one layer of one leaf at a time. A growth of a `Source` is a `Source`, and so is
+the interpolation of two: both compute only the values read. To transform a checkpoint, open it,
+wrap it, and write it.
 """
 
 import itertools
@@ -28,39 +29,65 @@ from jaxgrow.sharding import RULES, spec
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of a model, without its numbers."""
+    """The description of one leaf of a model, without its values.
+
+    Args:
+      names: the names of its axes.
+      shape: its shape, which includes the layer axis if the leaf is stacked.
+      dtype: its dtype.
+    """
 
     names: Names
-    shape: tuple[int, ...]  # of all layers
+    shape: tuple[int, ...]
     dtype: np.dtype
 
     @property
     def layers(self) -> Sequence[int | None]:
-        """What it is read by: its layers, or None, which is all of it."""
+        """The indices for `Source.read`: each layer of a stacked leaf, or None for another leaf."""
         return range(self.shape[0]) if layers_of(self.names) else (None,)
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size of the values in bytes."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 class Source:
-    """A model of ``config``; ``leaves`` are its parameters by path, as of `jaxgrow.axes.path`."""
+    """A model whose parameters are read on demand, one layer of one leaf at a time.
+
+    Its attribute ``config`` is the config of the model. ``leaves`` describes each parameter by its
+    path (`jaxgrow.axes.path`).
+    """
 
     config: Config
     leaves: dict[str, Leaf]
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        """One layer of a stacked leaf, without that axis; all of any other."""
+        """Read one layer of a stacked leaf without its layer axis, or another leaf completely.
+
+        Args:
+          path: the path of the leaf.
+          layer: index of the layer; None for a leaf that is not stacked.
+
+        Returns:
+          A NumPy array.
+        """
         raise NotImplementedError
 
     def origin(self, path: str, layer: int | None) -> "tuple[Source, int | None] | None":
-        """Which layer of which stored model this is an unchanged copy of; None: it is computed."""
+        """Find the stored model that holds this layer unchanged.
+
+        Args:
+          path: the path of the leaf.
+          layer: index of the layer, as for `read`.
+
+        Returns:
+          The stored model and the index of its layer, or None if the values are computed.
+        """
         return self, layer
 
     def sizes(self) -> dict[str, int]:
-        """The size of every axis."""
+        """Return the size of every axis by its name."""
         return {
             axis(n): size
             for leaf in self.leaves.values()
@@ -69,27 +96,28 @@ class Source:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has that it computes with."""
+        """The number of parameters that the model computes with."""
         return sum(int(np.prod(leaf.shape)) for leaf in self.leaves.values()) - self.config.idle
 
     @property
     def bytes(self) -> int:
-        """The size of its leaves."""
+        """The total size of the leaves in bytes."""
         return sum(leaf.size for leaf in self.leaves.values())
 
     def params(self) -> Params:
-        """All of it, as a nested dict of NumPy arrays."""
+        """Read all parameters as a nested dict of NumPy arrays."""
         return nested({path: self._parts(path, [(slice(None),)])[0] for path in self.leaves})
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
-        """All of it, on the devices of a mesh, divided as `jaxgrow.sharding.specs` says.
+        """Read all parameters onto the devices of a mesh, sharded by `jaxgrow.sharding.specs`.
 
-        Nothing is whole: beside what lies on its devices, a process holds their parts of one leaf,
-        and one layer of it.
+        A process never holds the complete model in host memory. It holds one layer of one leaf, and
+        its own shards of that leaf, besides the shards on its devices.
 
         Args:
-          mesh: the devices, of any number of processes; each reads for its own.
-          rules: axis of the model to axis of the mesh.
+          mesh: the devices, which may belong to several processes. Each process reads the shards of
+            its own devices.
+          rules: a dict from axis of the model to axis of the mesh.
 
         Returns:
           A nested dict of `jax.Array`.
@@ -98,19 +126,19 @@ class Source:
 
     def _on(self, path: str, mesh: Mesh, rules: Mapping[str, str]) -> jax.Array:
         leaf = self.leaves[path]
-        lies = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+        sharding = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
         where = {
             d: i
-            for d, i in lies.addressable_devices_indices_map(leaf.shape).items()
+            for d, i in sharding.addressable_devices_indices_map(leaf.shape).items()
             if i is not None
         }
         distinct = list({str(index): index for index in where.values()}.values())
         parts = dict(zip(map(str, distinct), self._parts(path, distinct), strict=True))
         local = [jax.device_put(parts[str(index)], device) for device, index in where.items()]
-        return jax.make_array_from_single_device_arrays(leaf.shape, lies, local)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, local)
 
     def _parts(self, path: str, indices: Sequence[tuple[slice, ...]]) -> list[np.ndarray]:
-        """Parts of a leaf, each layer read once."""
+        """Read several slices of one leaf. Each layer is read only once."""
         leaf = self.leaves[path]
         if leaf.layers == (None,):
             whole = self.read(path)
@@ -131,36 +159,46 @@ class Source:
 
 
 class Checkpoint(Source):
-    """A model in a folder."""
+    """A model in a folder on disk.
+
+    Its attribute ``folder`` is that folder. ``notes`` holds remarks for the user about the
+    checkpoint. ``foreign`` is the content of ``config.json`` of the Hugging Face model that it is,
+    or was made from; None if it has no such origin.
+    """
 
     folder: Path
-    notes: tuple[str, ...] = ()  # what a user should know of what was read
-    foreign: (
-        dict[str, Any] | None
-    )  # the ``config.json`` of the Hugging Face model that it is, or was made from
+    notes: tuple[str, ...] = ()
+    foreign: dict[str, Any] | None
 
     @property
     def head(self) -> dict[str, Any]:
-        """The task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
+        """Task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
         return self.foreign or {}
 
     def fingerprint(self) -> str:
-        """What tells its content from others: a hash of every tensor's name, dtype and shape, and first and last 2048 bytes.
+        """Return a hash that identifies the content of the checkpoint.
 
-        Cheap, and another one after any training; an edit in the middle of a tensor is not seen.
+        The hash covers the name, the dtype, the shape, and the first and last 2048 bytes of every
+        tensor. It is cheap to compute, and it changes with any training. An edit in the middle of a
+        tensor does not change it.
         """
         raise NotImplementedError
 
     def place(self, path: str) -> str:
-        """Where a leaf is stored, for people to read."""
+        """Describe for a reader where a leaf is stored."""
         raise NotImplementedError
 
 
 class Loaded(Source):
-    """Parameters in memory.
+    """A model whose parameters are in memory.
+
+    Args:
+      config: the config of the model.
+      params: its parameters, a nested dict of arrays.
 
     Raises:
-      CheckpointError: leaves that are missing, unknown, or of another shape than the config's.
+      CheckpointError: leaves are missing or unknown, or have another shape than the config gives
+        them.
     """
 
     def __init__(self, config: Config, params: Params):
@@ -178,11 +216,16 @@ class Loaded(Source):
 
 
 class Grown(Source):
-    """``grow(growth, source)``. ``axes``: other names than the config's, as `Config.paper_axes`.
+    """A model that is grown while it is read, equal to ``grow(growth, source)``.
+
+    Args:
+      source: the source model.
+      growth: the growth, as for `jaxgrow.grow`.
+      axes: axis names that replace the names in the config, such as `Config.paper_axes`.
 
     Raises:
-      CheckpointError: the growth does not fit the source, or mixes layers with other axes in one
-        map.
+      CheckpointError: the growth does not fit the source, or one of its maps combines layers with
+        another axis.
     """
 
     def __init__(self, source: Source, growth: Growth, axes: Axes | None = None):
@@ -198,7 +241,8 @@ class Grown(Source):
         }
         if any(len(axes) > 1 and any(map(is_layers, axes)) for axes in together):
             raise CheckpointError(
-                "a map over layers together with another axis cannot be applied layer by layer"
+                "the growth has a map over layers combined with another axis, which cannot be applied "
+                "layer by layer. Load the parameters and call jaxgrow.grow, or use separate maps"
             )
         try:
             shapes = {
@@ -243,10 +287,15 @@ class Grown(Source):
 
 
 class Interpolated(Source):
-    """``(1 - alpha) * before + alpha * up``, in the dtypes of ``before``.
+    """The interpolation ``(1 - alpha) * before + alpha * up``, in the dtypes of ``before``.
+
+    Args:
+      before: the first model.
+      up: the second model.
+      alpha: the weight of the second model.
 
     Raises:
-      CheckpointError: two models of different configs.
+      CheckpointError: the two models have different configs.
     """
 
     def __init__(self, before: Source, up: Source, alpha: float):
@@ -260,7 +309,7 @@ class Interpolated(Source):
         ]
         if differ:
             raise CheckpointError(
-                f"the two models differ: {', '.join(differ)}; de-coalesce the smaller one first"
+                f"the two models differ: {', '.join(differ)}. De-coalesce the smaller model first"
             )
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
@@ -272,27 +321,27 @@ class Interpolated(Source):
         return None
 
 
-# --- trees by path ---
+# --- parameter trees by path ---
 
 
 @lru_cache(maxsize=64)
 def born(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
-    """``{path: (axis names, shape)}`` of a config's parameters, without making any.
+    """Return ``{path: (axis names, shape)}`` of the parameters of a config without allocating them.
 
     Raises:
-      CheckpointError: sizes of which no model can be made.
+      CheckpointError: no model of these sizes can be built.
     """
     try:
         shapes, axes = naming.split(
             jax.eval_shape(lambda: config.module.init(jax.random.key(0), config.example)["params"])
         )
     except (ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"there is no model of {config}: {error}") from error
+        raise CheckpointError(f"no model can be built from {config}: {error}") from error
     return {path: (names, x.shape) for path, x, names in naming.leaves(shapes, axes)}
 
 
 def flat(tree: Tree) -> dict[str, Any]:
-    """By path; tuples are leaves."""
+    """Return the leaves of a tree by their paths. Tuples of axis names are leaves."""
     return {
         naming.path(p): x
         for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=naming.is_names)
@@ -300,13 +349,13 @@ def flat(tree: Tree) -> dict[str, Any]:
 
 
 def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
-    """The shape of that part of an array."""
+    """The shape of the slice ``index`` of an array of shape ``shape``."""
     every = itertools.chain(index, itertools.repeat(slice(None)))
     return tuple(len(range(*i.indices(n))) for n, i in zip(shape, every, strict=False))
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of leaves that are named by their paths, ``{"blocks/mlp": x}``."""
+    """Build the nested dict from leaves by their paths, such as ``{"blocks/mlp": x}``."""
     tree: dict[str, Any] = {}
     for path, x in flat.items():
         *folders, name = path.split("/")
@@ -322,9 +371,16 @@ def fits(
     found: Mapping[str, tuple[int, ...]],
     what: str,
 ) -> None:
-    """
+    """Check that the leaves found are the leaves expected.
+
+    Args:
+      expected: the axis names and the shape of each expected leaf, by path.
+      found: the shape of each leaf found, by path.
+      what: the name of the found leaves in the message.
+
     Raises:
-      CheckpointError: leaves are missing, unknown, or of another shape; all in one message.
+      CheckpointError: leaves are missing or unknown, or have another shape. One message lists them
+        all.
     """
     missing = [f"missing: {path}" for path in expected if path not in found]
     unknown = [f"unknown: {path}" for path in found if path not in expected]
@@ -342,7 +398,7 @@ def fits(
 
 
 def _key(names: Names) -> tuple[str, ...]:
-    """Of the map of a stacked leaf's layers."""
+    """The key of the map that acts on the layer axis of a stacked leaf."""
     stacked = layers_of(names)
     assert stacked is not None
     return (stacked,)
@@ -351,7 +407,17 @@ def _key(names: Names) -> tuple[str, ...]:
 def _one_layer(
     found: Sequence[Term], key: tuple[str, ...], layer: int
 ) -> tuple[list[int], list[Term]]:
-    """The old layers that a new one is made of, and the terms that make it of these alone; ``key`` as of `_key`."""
+    """Restrict the terms of a growth to one new layer.
+
+    Args:
+      found: the terms.
+      key: the key of the map of layers, from `_key`.
+      layer: index of the new layer.
+
+    Returns:
+      The indices of the old layers that the new layer needs, and the terms that compute it from
+      them.
+    """
     rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found] or [
         _only(layer)
     ]
@@ -366,7 +432,7 @@ def _one_layer(
 
 
 def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and weights of one row, without its zeros; one of them if all are."""
+    """Indices and weights of one row without its zeros. A row of zeros keeps one entry."""
     if isinstance(m, Rows):
         index, weight = np.asarray(m.index[i]), np.asarray(m.weight[i])
     else:

@@ -87,7 +87,7 @@ def test_an_existing_folder_is_refused_and_replaced_only_at_the_end(tmp_path, fo
             to="hf",
             overwrite=True,
         )
-    assert error.value.__notes__ == [f"{target} is as it was"]
+    assert error.value.__notes__ == [f"{target} is unchanged"]
     assert contents(target) == before
     assert names(tmp_path) == ["b"]
     checkpoints.transform(folder, target, DEEPER, overwrite=True)
@@ -122,7 +122,7 @@ def umask() -> int:
 def test_a_target_that_overlaps_its_source_is_refused(tmp_path, where):
     folder = saved(tmp_path / "out" / "a")
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match="is, holds or lies in the source"):
+    with pytest.raises(CheckpointError, match="contains it, or is inside it"):
         checkpoints.transform(folder, folder / where, DEEPER, overwrite=True)
     assert contents(tmp_path) == before
 
@@ -193,28 +193,31 @@ def a_file(folder: Path) -> Path:
 
 
 REFUSED = {
-    "a project": (edited, "holds no checkpoint .*: .git/, thesis.tex; name another folder"),
-    "a thesis": (with_more("thesis.tex"), "holds more than a checkpoint.*: thesis.tex;"),
-    "a repository": (with_more(".git/"), "holds more than a checkpoint.*: .git/;"),
+    "a project": (edited, "holds no checkpoint .*: .git/, thesis.tex. Choose another folder"),
+    "a thesis": (
+        with_more("thesis.tex"),
+        r"holds other files besides a checkpoint.*: thesis.tex\.",
+    ),
+    "a repository": (with_more(".git/"), r"holds other files besides a checkpoint.*: .git/\."),
     "weights of others": (
         with_more("optimizer.pt", "pytorch_model.bin"),
-        "optimizer.pt, pytorch_model.bin;",
+        r"optimizer.pt, pytorch_model.bin\.",
     ),
     "weights that look like a shard": (
         with_more("model-best-of-three.safetensors"),
         "model-best-of-three",
     ),
-    "a folder of a known name": (with_more("README.md/"), "README.md/;"),
+    "a folder of a known name": (with_more("README.md/"), r"README.md/\."),
     "a hundred files": (
         with_more(*(f"{i:03}.txt" for i in range(100))),
-        "018.txt, 019.txt, and 80 more;",
+        r"018.txt, 019.txt, and 80 more\.",
     ),
     "among parameters": (with_more("params/thesis.tex", make=orbax), "params/thesis.tex"),
     "another architecture": (of_another_architecture, "holds no checkpoint"),
     "no weights": (without_weights, "holds no checkpoint"),
     "another record": (with_another_record, "holds no checkpoint"),
-    "a link": (linked, "exists and is no folder"),
-    "a file": (a_file, "exists and is no folder"),
+    "a link": (linked, "exists and is not a folder"),
+    "a file": (a_file, "exists and is not a folder"),
 }
 
 
@@ -273,7 +276,7 @@ def test_what_comes_into_a_folder_while_it_is_written_anew_stays(tmp_path, folde
     target = saved(tmp_path / "b")
     before = contents(target)
     with (
-        pytest.raises(CheckpointError, match="more than a checkpoint"),
+        pytest.raises(CheckpointError, match="other files besides a checkpoint"),
         appearing(target, [folder], True),
     ):
         (target / "thesis.tex").write_text("All that I know")
@@ -376,12 +379,12 @@ def test_an_interrupt_at_any_call_leaves_the_old_or_the_new_and_says_which(
         if said is None:  # it is longer than all
             break
         kept = {name: x for name, x in before.items() if not name.startswith("b/")}
-        if said == [f"{home / 'b'} is written whole"]:
+        if said == [f"{home / 'b'} is complete"]:
             expected = kept | {"b/config.json": GPT2, "b/model.safetensors": b"new"}
         else:
             assert said in (
                 [],
-                [f"{home / 'b'} is as it was" if stands else "nothing was written"],
+                [f"{home / 'b'} is unchanged" if stands else "nothing was written"],
             ), at
             expected = before
         assert contents(home) == expected, at
@@ -411,7 +414,7 @@ def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypa
     monkeypatch.setattr(os, "rename", failing)
     with pytest.raises(type(error)) as caught:
         rewritten(tmp_path)
-    assert caught.value.__notes__ == [f"{tmp_path / 'b'} is as it was"]
+    assert caught.value.__notes__ == [f"{tmp_path / 'b'} is unchanged"]
     assert contents(tmp_path) == before
 
 
@@ -432,7 +435,7 @@ def test_what_was_replaced_is_not_removed_where_it_is_the_last_copy(tmp_path, mo
         rewritten(tmp_path)
     note, left = caught.value.__notes__
     assert left.endswith(" could not be removed")
-    where = Path(note.removeprefix(f"what {tmp_path / 'b'} held is in "))
+    where = Path(note.removeprefix(f"the previous content of {tmp_path / 'b'} is in "))
     assert (where / "model.safetensors").read_bytes() == b"old"
     with (
         pytest.raises(CheckpointError, match="exists; --overwrite replaces it"),
@@ -461,7 +464,7 @@ def test_the_command_ends_by_each_signal_with_nothing_left_and_a_true_message(
     )
     with python_handlers():
         assert main(command) == 128 + number
-    said = f"{tmp_path / 'b'} is as it was" if stands else "nothing was written"
+    said = f"{tmp_path / 'b'} is unchanged" if stands else "nothing was written"
     assert capsys.readouterr().err.splitlines()[-1] == f"interrupted; {said}"
     assert contents(tmp_path) == before
     assert names(tmp_path) == ["b"] * stands
@@ -471,10 +474,7 @@ def test_the_command_ends_by_each_signal_with_nothing_left_and_a_true_message(
     monkeypatch.setattr(folders, "_place", lambda *a: (place(*a), signal.raise_signal(number)))
     with python_handlers():
         assert main(command) == 128 + number
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == f"interrupted; {tmp_path / 'b'} is written whole"
-    )
+    assert capsys.readouterr().err.splitlines()[-1] == f"interrupted; {tmp_path / 'b'} is complete"
     np.testing.assert_equal(checkpoints.load(tmp_path / "b")[1], checkpoints.load(folder)[1])
     assert names(tmp_path) == ["b"]
 

@@ -395,7 +395,7 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path, name):
     index["weight_map"]["transformer.wte.weight"] = name
     file.write_text(json.dumps(index))
     with pytest.raises(
-        CheckpointError, match=r"no file of the folder itself|no \.safetensors file"
+        CheckpointError, match=r"not the name of a file in this folder|not a \.safetensors file"
     ):
         checkpoints.open_checkpoint(folder)
 
@@ -423,7 +423,7 @@ def test_links_that_lead_out_are_refused_and_those_of_hugging_faces_cache_are_fo
 def test_pickled_weights_are_refused_with_the_way_out(tmp_path):
     folder = saved(tmp_path / "a")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model.bin, pickled .*save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin\. Pickled .*save_pretrained"):
         checkpoints.open_checkpoint(folder)
 
 
@@ -453,9 +453,9 @@ def test_weights_of_a_dtype_that_nobody_computes_with(tmp_path):
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):
     source = checkpoints.open_checkpoint(saved(tmp_path / "a"))
     os.truncate(tmp_path / "a/model.safetensors", 5000)
-    with pytest.raises(CheckpointError, match="became shorter meanwhile"):
+    with pytest.raises(CheckpointError, match="became shorter while it was read"):
         source.params()
-    with pytest.raises(CheckpointError, match="became shorter meanwhile"):
+    with pytest.raises(CheckpointError, match="became shorter while it was read"):
         checkpoints.transform(source, tmp_path / "b", operators.stack(SIZES, {"layers": 5}))
     assert not (tmp_path / "b").exists()
 
@@ -491,7 +491,7 @@ def test_damaged_orbax_folders(tmp_path, folder):
     checkpoints.write(source, tmp_path / "o", {}, [source], to="orbax")
     record = (tmp_path / "o/jaxgrow.json").read_text()
     for text, message in (
-        ("{}", "no config of a model"),
+        ("{}", "'config' does not describe a model"),
         (record.replace('"mlp": 20', '"mlp": 21'), "should have"),
     ):
         (tmp_path / "o/jaxgrow.json").write_text(text)
@@ -506,7 +506,7 @@ def test_damaged_orbax_folders(tmp_path, folder):
     content[len(content) // 2] ^= 1
     arrays.write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"params is damaged: .* has changed; take another copy"
+        CheckpointError, match=r"params is damaged: .* has changed; restore it from another copy"
     ):
         checkpoints.load(tmp_path / "o")
     for file in (tmp_path / "o/params").rglob("*"):

@@ -89,7 +89,7 @@ def of_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def of_json(rng: random.Random, content: bytes) -> bytes:
-    """A value exchanged, removed, put elsewhere; or written as what is no JSON."""
+    """A value exchanged, removed, put elsewhere; or written as text that is not JSON."""
     tree = json.loads(content)
     places = list(_places(tree))
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
@@ -265,9 +265,9 @@ def peak() -> int:
             "architectures is [['GPT2LMHeadModel']]; supported",
         ),
         ({"architectures": [{}]}, "architectures is [{}]; supported"),
-        ({"layer_norm_epsilon": float("nan")}, "NaN is no number of JSON's"),
-        ({"layer_norm_epsilon": float("inf")}, "Infinity is no number of JSON's"),
-        ({"their_own": [float("nan")]}, "NaN is no number of JSON's"),
+        ({"layer_norm_epsilon": float("nan")}, "NaN is not a number in JSON"),
+        ({"layer_norm_epsilon": float("inf")}, "Infinity is not a number in JSON"),
+        ({"their_own": [float("nan")]}, "NaN is not a number in JSON"),
         ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, not a number from 0"),
         ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, not a number from 0"),
         ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),

@@ -542,10 +542,9 @@ def test_folders_of_hugging_faces_cache(tmp_path, capsys):
     saved(hub / "snapshots" / "1f")
     run("inspect", hub)
     saved(hub / "snapshots" / "2e", replace(CONFIG, layers=3))
-    assert (
-        "name one of its snapshots, as models--org--gpt/snapshots/HASH; there are 1f, 2e"
-        in refused(capsys, "inspect", hub)
-    )
+    message = refused(capsys, "inspect", hub)
+    assert "has these snapshots: 1f, 2e" in message
+    assert "Give the path of one of them, models--org--gpt/snapshots/HASH" in message
     (hub / "refs").mkdir()
     (hub / "refs/main").write_text("2e")
     run("convert", hub, tmp_path / "b", "--shard-size", "1GB")

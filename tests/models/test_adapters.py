@@ -410,9 +410,7 @@ def test_what_adapterhub_computes_otherwise_is_refused(tmp_path):
     about = read_json(file)
     with pytest.raises(CheckpointError, match="exists"):
         adapterhub.save(tmp_path / "hub", config, params)
-    with pytest.raises(
-        CheckpointError, match=r"has shape \(3, 8\), but the model makes it \(3, 16\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"has shape \(3, 8\), but the model needs \(3, 16\)"):
         adapterhub.load(tmp_path / "hub", replace(apart(config), embed=16, heads=8))
     with pytest.raises(CheckpointError, match=r"lacks bert\.encoder\.layer\.2\."):
         adapterhub.load(tmp_path / "hub", apart(config).resized({"layers": tile(2, 2)}))

@@ -351,9 +351,7 @@ def test_a_lora_of_another_model_is_refused(tmp_path):
     peft.save(tmp_path / "lora", own)
     with pytest.raises(CheckpointError, match="exists"):
         peft.save(tmp_path / "lora", own)
-    with pytest.raises(
-        CheckpointError, match=r"has shape \(3, 8\), but the model makes it \(3, 16\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"has shape \(3, 8\), but the model needs \(3, 16\)"):
         peft.load(tmp_path / "lora", config.resized({"embed": tile(8, 2)}))
     with pytest.raises(CheckpointError, match=r"has model\.layers\.1\.self_attn"):
         peft.load(tmp_path / "lora", replace(config, layers=1))

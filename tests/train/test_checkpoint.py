@@ -233,7 +233,7 @@ def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
         imported(tmp_path, runs.MODEL, runs.mesh())
     with pytest.raises(
         CheckpointError,
-        match=r"is no finished run and no Hugging Face folder: it has neither jaxgrow\.json",
+        match=r"is neither a finished run nor a Hugging Face folder. A run writes jaxgrow\.json",
     ):
         open_checkpoint(tmp_path)  # of a version that did not export its parameters
 

@@ -98,7 +98,7 @@ def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
         r"there is no finished run in .*nowhere, nor another model; run its config first",
     )
     (tmp_path / "empty").mkdir()
-    says(Continue("empty"), r"empty is no finished run and no Hugging Face folder")
+    says(Continue("empty"), r"empty is neither a finished run nor a Hugging Face folder")
     wider = replace(config, mlp=2 * config.mlp)
     with pytest.raises(
         UserError, match=rf"another than the one asked for, there and here: mlp: {config.mlp} and"

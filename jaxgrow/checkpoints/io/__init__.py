@@ -1,1 +1,1 @@
-"""Files: how are checkpoints read from and written to disk safely?"""
+"""How are the files of checkpoints read from disk, and written to it safely?"""

@@ -1,6 +1,6 @@
-"""SHA-256 of every file of a folder, in its ``SHA256SUMS``: what a disk changed or lost afterwards is found.
+"""How are files found that a disk has changed or lost? A folder has the SHA-256 of each file.
 
-``sha256sum -c SHA256SUMS`` reads it, too.
+The checksums are in the file ``SHA256SUMS``, which ``sha256sum -c SHA256SUMS`` verifies as well.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ NAME = "SHA256SUMS"
 
 
 def seal(folder: Path) -> None:
-    """Writes the checksums of all that is in ``folder``."""
+    """Write the checksums of all files of a folder into its ``SHA256SUMS``."""
     with (folder / NAME).open("wb") as out:
         out.write(_text({name: _digest(folder / name) for name in sorted(_files(folder))}))
         out.flush()
@@ -19,9 +19,15 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What in ``folder`` is not as it was sealed, or None. Every byte is read, but for hidden files that came later."""
+    """Describe how a folder differs from its checksums, or return None if it does not.
+
+    Every file is read completely. Hidden files that were added later are ignored.
+
+    Args:
+      folder: the folder.
+    """
     if not (folder / NAME).is_file():
-        return f"it has no {NAME}: lost, or saved by a version that wrote none"
+        return f"it has no {NAME}. The file was lost, or the folder was saved by an older version"
     content = (folder / NAME).read_bytes()
     lines = content.decode(errors="replace").splitlines()
     sealed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -38,7 +44,7 @@ def damage(folder: Path) -> str | None:
                 wrong.append(f"{name} is missing")
             elif _digest(folder / name) != digest:
                 wrong.append(f"{name} has changed")
-        except OSError as error:  # a disk that can no longer read it
+        except OSError as error:
             wrong.append(f"{name} cannot be read: {error.strerror}")
     return (
         ", ".join(sorted(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")

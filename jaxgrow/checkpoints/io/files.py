@@ -1,4 +1,4 @@
-"""Files of checkpoints: which may be trusted to lie in a folder, and JSON, read and written."""
+"""How are the JSON files of a checkpoint read and written, and which files may be read at all?"""
 
 import json
 import math
@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-LARGEST_JSON = 10 << 20  # bytes: what is read takes thirty times as much memory at most
-LARGEST_EXTRA = (
-    100 << 20
-)  # bytes of a file that is carried over with a checkpoint: a tokenizer's is a few MB
+# The largest JSON file in bytes. Its parsed content takes at most thirty times this size in memory.
+LARGEST_JSON = 10 << 20
+# The largest size in bytes of another file that is copied with a checkpoint. A tokenizer has a few
+# MB.
+LARGEST_EXTRA = 100 << 20
 RECORD = "jaxgrow.json"
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")  # of a LoRA, as PEFT names them
-_WEIGHTS = (  # of any framework, and what lies beside them
+# The files of a LoRA, by the names that PEFT gives them.
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+# Names of weight files end in these, for any framework, and so do their indices.
+_WEIGHTS = (
     *(
         ".safetensors",
         ".bin",
@@ -42,11 +45,14 @@ _WEIGHTS = (  # of any framework, and what lies beside them
 
 
 class CheckpointError(ValueError):
-    """What is wrong with a checkpoint or with what was asked of it: the file, the tensor, the axis, and the way out."""
+    """A checkpoint, or a request about one, that is not valid.
+
+    The message names the file, the tensor or the axis, and what to do.
+    """
 
 
 def spelt(value: Any) -> str:
-    """A value as JSON spells it, for messages about a JSON file.
+    """Return a value as JSON writes it, for messages about a JSON file.
 
     Example:
       >>> spelt(None), spelt(True), spelt("gelu")
@@ -56,11 +62,17 @@ def spelt(value: Any) -> str:
         text = json.dumps(value)
     except RecursionError:
         return "a value with too many levels"
-    return text if len(text) <= 100 else f"{text[:100]}.."
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def listed(*names: Sequence[str], separator: str = ", ", most: int = 20) -> str:
-    """The first ones of each list, and how many more there are."""
+    """Join the first names of each list, with the number of names that are left out.
+
+    Args:
+      names: the lists of names.
+      separator: the text between two names.
+      most: the largest number of names from each list.
+    """
     out: list[str] = []
     for some in names:
         out += [*some[:most], *([f"and {len(some) - most:,} more"] if len(some) > most else [])]
@@ -68,40 +80,50 @@ def listed(*names: Sequence[str], separator: str = ", ", most: int = 20) -> str:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The regular file ``name`` of ``folder``; a link must stay in it, or in the store of Hugging Face's cache around it.
+    """Return the path of the regular file ``name`` in ``folder``.
+
+    A link is followed only to a file in the folder itself, or in the blob store of the cache of
+    Hugging Face to which the folder belongs.
 
     Raises:
-      CheckpointError: the name leaves the folder, or there is no such file.
+      CheckpointError: the name points outside the folder, or the file does not exist.
     """
     if Path(name).name != name or "\\" in name or "\0" in name or name in (".", ".."):
         raise CheckpointError(
-            f"{folder}: {name!r} is no file of the folder itself; only those are read"
+            f"{folder}: {name!r} is not the name of a file in this folder; other files are not read"
         )
     file = folder / name
     if not file.is_file():
-        raise CheckpointError(f"{file} is {'no regular file' if file.exists() else 'missing'}")
+        raise CheckpointError(f"{file} is {'not a regular file' if file.exists() else 'missing'}")
     real, home = file.resolve(), folder.resolve()
     if home != real.parent and not (
         home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
     ):
         raise CheckpointError(
-            f"{file} is a link to {real}, outside the folder; put the file itself there"
+            f"{file} is a link to {real}, outside the folder. Replace the link by the file"
         )
     return file
 
 
 def read_json(file: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
-    """
+    """Read a JSON object from a file.
+
+    Args:
+      file: the file.
+      largest: the largest size in bytes that is read.
+
     Raises:
-      CheckpointError: the file holds no JSON object, or numbers that are none (NaN, infinities),
-        which JSON does not have.
+      CheckpointError: the file holds no JSON object, is too large, or has NaN or infinite numbers,
+        which JSON does not allow.
     """
     if file.stat().st_size > largest:
-        raise CheckpointError(f"{file} has more than {largest} bytes: that is no JSON to read")
+        raise CheckpointError(
+            f"{file} has more than {largest} bytes, the largest size of a JSON file that is read"
+        )
     try:
         content = json.loads(file.read_bytes(), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds {type(content).__name__}, not an object")
     return content
@@ -109,14 +131,15 @@ def read_json(file: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is no number of JSON's")
+        raise ValueError(f"{text[:20]} is not a number in JSON")
     return number
 
 
 def write_json(file: Path, content: Any) -> None:
-    """
+    """Write a value as JSON.
+
     Raises:
-      CheckpointError: a number is none (NaN, infinities), or lists lie in lists too deeply.
+      CheckpointError: a number is NaN or infinite, or lists are nested too deeply.
     """
     try:
         text = json.dumps(content, indent=2, allow_nan=False)
@@ -126,7 +149,10 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def extras(folder: Path) -> list[Path]:
-    """What lies beside the weights: a tokenizer, a card, a licence. A LoRA of the model is not among it: it has to grow.
+    """Return the files of a checkpoint that are copied to new checkpoints, such as a tokenizer.
+
+    Weights, configs and hidden files are not among them. An adapter is not either, because it has
+    to grow with the model.
 
     Raises:
       CheckpointError: one of them is a link that leads out of the folder.

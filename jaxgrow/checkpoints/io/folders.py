@@ -1,4 +1,7 @@
-"""Folders that appear whole or not at all: written beside their place, and put there by one system call."""
+"""How is a folder written so that it appears complete or not at all?
+
+It is written next to its target, and moved there by one system call.
+"""
 
 import ctypes
 import errno
@@ -20,30 +23,40 @@ from jaxgrow.signals import uninterrupted
 
 try:
     import fcntl
-except ImportError:  # as on Windows
+except ImportError:  # Windows
     fcntl = None
 
 _PREFIX = ".jaxgrow-"
-# What is in a folder of that prefix: the new folder, then what it replaced; what it replaced,
-# between two renames; a file whose lock is held by the process that lives; for whom it does, once
-# it is held.
+# A working folder of that prefix contains:
+# - new: the new folder; after the exchange, the folder that it replaced;
+# - old: the replaced folder between two renames, where folders cannot be exchanged;
+# - lock: a file that the writing process keeps locked while it runs;
+# - about.json: the target and the process. It is written after the lock is acquired.
 _NEW, _OLD, _LOCK, _ABOUT = "new", "old", "lock", "about.json"
 _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
 def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Path]:
-    """A folder to write into, which becomes ``target`` when the block ends well; otherwise nothing is left.
+    """Yield a folder to write into, which becomes ``target`` if the block succeeds.
 
-    Until then it lies beside the target, in a hidden folder of a name that nobody foresees. At
-    every moment the target is what it was, or the new one; a note of the exception says which.
-    (Where a system cannot exchange two folders at once, there is none between two renames; should
-    the second fail, the first is taken back.) What a killed process left is removed, and what it
-    had taken away put back, by the next one that writes the same target on the same machine.
+    If the block fails, nothing remains. Until the end, the new folder is in a hidden folder of a
+    random name next to the target. At every moment the target is either unchanged or the new
+    folder, and a note of a raised exception states which one.
+
+    A system that cannot exchange two folders atomically needs two renames. Between them there is no
+    target, and the first is undone if the second fails. The next process that writes the same
+    target on the same machine removes the remains of a killed process, and puts back a folder that
+    it had moved away.
+
+    Args:
+      target: the folder to create or replace.
+      sources: folders that the target must not overlap.
+      overwrite: whether an existing checkpoint is replaced.
 
     Raises:
-      CheckpointError: the target may not be replaced, it overlaps a source, or another process
-        writes it.
+      CheckpointError: the target may not be replaced, it overlaps a source, or another process is
+        writing it.
     """
     target = Path(os.path.abspath(target.expanduser()))
     may_become(target, sources, overwrite)
@@ -56,16 +69,19 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             work.mkdir(0o700)
             lock = _locked(work, target)
             _no_others(work, target)
-            may_become(target, sources, overwrite)  # it may have been put back
+            # A folder that a killed process had moved away may be back by now.
+            may_become(target, sources, overwrite)
             new.mkdir()
             made = new.stat()
         yield new
         sync(new)
         with uninterrupted():
-            may_become(target, sources, overwrite)  # it may have been changed meanwhile
+            # The target may have changed while the block ran.
+            may_become(target, sources, overwrite)
             _place(new, target, work / _OLD)
             sync_folder(target.parent)
-            lock.close()  # NFS keeps a deleted file that is open
+            # NFS keeps a deleted file that is still open.
+            lock.close()
             _remove(work)
     except BaseException as error:
         with uninterrupted():
@@ -78,11 +94,11 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
                 for folder in [] if placed else missing:
                     folder.rmdir()
             if placed:
-                error.add_note(f"{target} is written whole")
+                error.add_note(f"{target} is complete")
             if os.path.lexists(work / _OLD):
-                error.add_note(f"what {target} held is in {work / _OLD}")
+                error.add_note(f"the previous content of {target} is in {work / _OLD}")
             elif not placed:
-                error.add_note(f"{target} is as it was" if stood else "nothing was written")
+                error.add_note(f"{target} is unchanged" if stood else "nothing was written")
             if os.path.lexists(work / _NEW):
                 error.add_note(f"{work} could not be removed")
         raise
@@ -92,7 +108,10 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
 
 
 def _place(new: Path, target: Path, old: Path) -> None:
-    """Puts a folder in its place; what was there is in ``new`` then. ``old`` is where that lies between two renames."""
+    """Move a new folder to its target. A folder that was there is then at ``new``.
+
+    ``old`` is its path between the two renames, where folders cannot be exchanged.
+    """
     if not os.path.lexists(target):
         os.rename(new, target)
     elif not _exchanged(new, target):
@@ -105,9 +124,10 @@ def _place(new: Path, target: Path, old: Path) -> None:
 
 
 def _exchanged(a: Path, b: Path) -> bool:
-    """Whether two paths were exchanged in one system call, which not every system and file system has."""
+    """Exchange two paths by one system call, and return whether the system could do that."""
     call = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
-    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
+    # AT_FDCWD and RENAME_EXCHANGE in linux/fcntl.h and linux/fs.h.
+    here, exchange = -100, 2
     return call is not None and call(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0
 
 
@@ -115,8 +135,13 @@ def _exchanged(a: Path, b: Path) -> bool:
 
 
 def _locked(work: Path, target: Path) -> IO[str]:
-    """An open file, locked where that can be done: a process that lives is told from one that was killed by it."""
-    lock = (work / _LOCK).open("w")  # not the folder: NFS and CIFS lock what is open for writing
+    """Open and lock a file, and record for which target.
+
+    The lock distinguishes a running process from a killed one. Without support for locks, the file
+    is open but not locked.
+    """
+    # A file is locked, not the folder: NFS and CIFS can lock only files that are open for writing.
+    lock = (work / _LOCK).open("w")
     try:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +150,7 @@ def _locked(work: Path, target: Path) -> IO[str]:
             )
     except OSError as error:
         _LOG.warning(
-            "%s cannot be locked (%s): others that write %s are not seen",
+            "%s cannot be locked (%s): other processes that write %s are not detected",
             lock.name,
             error.strerror,
             target,
@@ -134,7 +159,7 @@ def _locked(work: Path, target: Path) -> IO[str]:
 
 
 def _no_others(work: Path, target: Path) -> None:
-    """Removes what killed processes left of the target; what they had taken out of its place is put back.
+    """Remove the remains of killed processes for this target, and put back folders they had moved.
 
     Raises:
       CheckpointError: another process is writing the target.
@@ -157,9 +182,8 @@ def _no_others(work: Path, target: Path) -> None:
                 except BlockingIOError:
                     who = f"process {about.get('pid')} on {about.get('host')}"
                     raise CheckpointError(f"another process is writing {target}: {who}") from None
-            if (
-                about.get("host") != platform.node()
-            ):  # some network file systems lock on one machine only
+            # Locks of some network file systems are valid on one machine only.
+            if about.get("host") != platform.node():
                 continue
             if os.path.lexists(other / _OLD) and not os.path.lexists(target):
                 os.rename(other / _OLD, target)
@@ -170,15 +194,11 @@ def _no_others(work: Path, target: Path) -> None:
 
 
 def _remove(work: Path) -> None:
-    """Removes a folder of ours, unless it holds the only copy of what was replaced."""
+    """Remove a working folder, unless it holds the only copy of the folder to replace."""
     if os.path.lexists(work / _OLD):
         return
-    for pause in (
-        0.01,
-        0.1,
-        1,
-        None,
-    ):  # a thread of Orbax's may still write, another process may be removing it
+    # A thread of Orbax may still be writing there, or another process may be removing the folder.
+    for pause in (0.01, 0.1, 1, None):
         try:
             shutil.rmtree(work)
         except OSError:
@@ -190,7 +210,7 @@ def _remove(work: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Waits until all files in ``folder``, and their names, are on the disk."""
+    """Wait until all files in a folder, and their names, are on the disk."""
     for where, _, names in os.walk(folder, topdown=False):
         for name in names:
             with open(os.path.join(where, name), "rb+") as file:
@@ -199,14 +219,16 @@ def sync(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in ``folder`` are on the disk."""
-    if os.name == "nt":  # which has no such thing
+    """Wait until the names in a folder are on the disk."""
+    # Windows cannot synchronize a folder.
+    if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # as file systems say that cannot
+        # File systems that do not support it return EINVAL.
+        if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(handle)

@@ -1,4 +1,7 @@
-"""What a folder that is written may replace: nothing, an empty folder, or a checkpoint and nothing else."""
+"""When may a new checkpoint replace an existing folder?
+
+A folder may be replaced if it is empty, or if it holds a checkpoint and nothing else.
+"""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +16,8 @@ from jaxgrow.models import from_json
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
-# What lies beside the weights of a model and is made or fetched with them. Optimizer states, logs
-# and weights of other frameworks are not among it: they may be the only ones.
+# Files that are written or downloaded together with the weights of a model. Optimizer states, logs
+# and weights of other frameworks are not listed, because the folder may hold their only copy.
 _BESIDE = (
     *(
         "config.json",
@@ -42,7 +45,8 @@ _BESIDE = (
     ),
 )
 _PARAMS = "params"
-_ORBAX = (  # what a folder of parameters is made of, on every level
+# Names of files in an Orbax folder of parameters, at every level.
+_ORBAX = (
     *(
         checksums.NAME,
         "_CHECKPOINT_METADATA",
@@ -58,45 +62,51 @@ _ORBAX = (  # what a folder of parameters is made of, on every level
 
 
 def may_become(target: Path, sources: list[Path], overwrite: bool) -> None:
-    """
+    """Check that a new folder may be written to ``target``.
+
+    Args:
+      target: the path of the new folder.
+      sources: folders that the target must not overlap.
+      overwrite: whether an existing checkpoint may be replaced.
+
     Raises:
-      CheckpointError: a target that overlaps a source, exists and shall not be replaced, or is no
-        checkpoint or more than one.
+      CheckpointError: the target overlaps a source, exists although ``overwrite`` is false, is not
+        a checkpoint, or holds other files besides a checkpoint.
     """
     for source in sources:
         a, b = target.resolve(), source.resolve()
         if a == b or a.is_relative_to(b) or b.is_relative_to(a):
             raise CheckpointError(
-                f"{target} is, holds or lies in the source {source}; name another folder"
+                f"{target} is the source {source}, contains it, or is inside it. Choose another folder"
             )
     if not os.path.lexists(target):
         return
     if target.is_symlink() or not target.is_dir():
-        raise CheckpointError(f"{target} exists and is no folder; name another one")
+        raise CheckpointError(f"{target} exists and is not a folder. Choose another path")
     if not overwrite:
         raise CheckpointError(f"{target} exists; --overwrite replaces it")
     if os.path.ismount(target):
         raise CheckpointError(
-            f"{target} is a mount point, which cannot be replaced; name a folder in it"
+            f"{target} is a mount point, which cannot be replaced. Choose a folder in it"
         )
     if not any(target.iterdir()):
         return
     record = _record(target)
     unknown = list(_unknown(target, record))
     if record is None and not _hugging_face(target) and not _adapter(target):
-        what = "no checkpoint of a model that is known here"
+        what = "no checkpoint of a supported model"
     elif unknown:
-        what = "more than a checkpoint"
+        what = "other files besides a checkpoint"
     else:
         return
     more = f": {listed(unknown)}" if unknown else ""
     raise CheckpointError(
-        f"{target} exists and holds {what}, so it is not replaced{more}; name another folder"
+        f"{target} exists and holds {what}, so it is not replaced{more}. Choose another folder"
     )
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
-    """What we said of a folder that we wrote."""
+    """Return the ``jaxgrow.json`` of a folder that jaxgrow wrote, or None."""
     try:
         record = read_json(folder / RECORD)
         from_json(record["config"])
@@ -118,7 +128,10 @@ def _adapter(folder: Path) -> bool:
 
 
 def _unknown(folder: Path, record: dict[str, Any] | None) -> Iterator[str]:
-    """What is no part of a checkpoint; of one that we wrote, what came along is a part."""
+    """Yield the paths in a folder that do not belong to a checkpoint.
+
+    If jaxgrow wrote the folder, the files that it copied belong to the checkpoint.
+    """
     carried = (record or {}).get("files")
     alone = ADAPTER if record is None and not (folder / "config.json").exists() else ()
     known = {*_WEIGHTS, *_BESIDE, *alone} | {

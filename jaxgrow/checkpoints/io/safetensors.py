@@ -1,7 +1,8 @@
-"""Safetensors on disk: tensors as byte ranges, and files that are written tensor by tensor.
+"""How are safetensors files read and written without having all tensors in memory?
 
-Headers are checked by the `safetensors` library. Its reading maps files, whose pages count as
-memory, and its writing wants all tensors at once: bytes are read and written here.
+The `safetensors` library checks the headers. It reads by memory-mapping files, whose pages count as
+used memory, and it writes only when given all tensors at once. Therefore this module reads and
+writes the bytes itself.
 """
 
 import json
@@ -25,31 +26,42 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-LARGEST_HEADER = 100 << 20  # bytes, of an index too: as the library allows
-SHARD = 5_000_000_000  # bytes of a file, at most, as Hugging Face's
-_CHUNK = (
-    1 << 20
-)  # bytes that are copied at a time: they stay in a cache between reading and writing
+# The largest header, or index, in bytes. The safetensors library has the same limit.
+LARGEST_HEADER = 100 << 20
+# The default for the largest size of a file in bytes, as in Hugging Face's library.
+SHARD = 5_000_000_000
+# Bytes are copied in chunks that stay in the CPU cache between reading and writing.
+_CHUNK = 1 << 20
 _FILE = "model.safetensors"
 _INDEX = _FILE + ".index.json"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a file; nothing of it is read yet."""
+    """A tensor in a file. Its values are not read yet.
+
+    Args:
+      file: the file.
+      name: the name of the tensor.
+      stored: its dtype, as the format names it.
+      shape: its shape.
+      begin: the offset of its first byte in the file.
+      size: its size in bytes.
+    """
 
     file: Path
     name: str
-    stored: str  # its dtype, in the words of the format
+    stored: str
     shape: tuple[int, ...]
-    begin: int  # in the file
-    size: int  # in bytes
+    begin: int
+    size: int
 
     @property
     def dtype(self) -> np.dtype:
-        """
+        """The dtype as NumPy has it.
+
         Raises:
-          CheckpointError: it is none that we compute with.
+          CheckpointError: the dtype is not one of `DTYPES`.
         """
         if self.stored not in DTYPES:
             raise CheckpointError(
@@ -65,14 +77,14 @@ class Tensor:
         return out
 
     def sample(self, size: int = 2048) -> bytes:
-        """The first and the last bytes."""
+        """Return the first and the last ``size`` bytes."""
         with self._at() as file:
             first = file.read(min(size, self.size))
             file.seek(self.begin + max(0, self.size - size))
             return first + file.read(min(size, self.size))
 
     def equals(self, other: "Tensor") -> bool:
-        """Whether the other one has its dtype, its shape and its bytes."""
+        """Whether another tensor has the same dtype, shape and bytes."""
         if (self.stored, self.shape) != (other.stored, other.shape):
             return False
         with self._at() as one, other._at() as two:
@@ -80,7 +92,7 @@ class Tensor:
             return all(one.read(size) == two.read(size) for size in chunks)
 
     def copy(self, out: BinaryIO) -> None:
-        """Writes its bytes."""
+        """Copy the bytes of the tensor to a file that is open for writing."""
         buffer = memoryview(bytearray(min(_CHUNK, self.size)))
         with self._at() as file:
             left = self.size
@@ -98,15 +110,17 @@ class Tensor:
 
     def _cut(self) -> CheckpointError:
         return CheckpointError(
-            f"{self.file} ended within tensor {self.name!r}: it became shorter meanwhile"
+            f"{self.file} ends within tensor {self.name!r}: it became shorter while it was read"
         )
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder's ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` lists.
+    """Return the tensors of a folder by name.
+
+    They are in ``model.safetensors``, or in the shards that ``model.safetensors.index.json`` lists.
 
     Raises:
-      CheckpointError: there are no such files, they are damaged, or do not agree with the index.
+      CheckpointError: there are no such files, or they are damaged or do not agree with the index.
     """
     if os.path.lexists(folder / _FILE):
         return header(inside(folder, _FILE))
@@ -116,18 +130,18 @@ def tensors(folder: Path) -> dict[str, Tensor]:
         )
         if pickled:
             raise CheckpointError(
-                f"{folder} holds {listed(pickled)}, pickled files that may run any code when they are read, so they are "
-                f"not; where you trust them, convert them: transformers' from_pretrained, then save_pretrained"
+                f"{folder} holds {listed(pickled)}. Pickled files may run any code when they are loaded, so jaxgrow does "
+                "not read them. If you trust them, convert them with from_pretrained and save_pretrained of transformers"
             )
         raise CheckpointError(f"{folder} has neither {_FILE} nor {_INDEX}")
     index = inside(folder, _INDEX)
     where = read_json(index, LARGEST_HEADER).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise CheckpointError(f"{index} has no weight_map of tensors to files")
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
     found: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
         if not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names {name!r}, which is no .safetensors file")
+            raise CheckpointError(f"{index} names {name!r}, which is not a .safetensors file")
         for tensor in header(inside(folder, name)).values():
             if found.setdefault(tensor.name, tensor) is not tensor:
                 raise CheckpointError(
@@ -140,29 +154,33 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     ]
     if wrong:
         raise CheckpointError(
-            f"{index} names tensors that are not there: {listed(wrong)}; fetch the files again"
+            f"{index} names tensors that are missing: {listed(wrong)}. Download the files again"
         )
     return found
 
 
 def header(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by name.
+    """Return the tensors of one file by name.
 
     Raises:
       CheckpointError: the file is truncated, or its header is damaged.
     """
     try:
         with safe_open(file, framework="np"):
-            pass  # the header is whole, and its tensors cover the file without a gap or overlap
+            # The library checks that the header is complete, and that the tensors cover the file
+            # without gaps and overlaps.
+            pass
         with file.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
             if length > LARGEST_HEADER:
-                raise CheckpointError(f"{file}: a header of {length} bytes")
+                raise CheckpointError(
+                    f"{file} has a header of {length} bytes, but at most {LARGEST_HEADER} are read"
+                )
             entries = json.loads(raw.read(length))
             total = os.fstat(raw.fileno()).st_size
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{file} is no whole safetensors file: {error}; fetch it again"
+            f"{file} is not a complete safetensors file: {error}. Download it again"
         ) from error
     found = {}
     for name, entry in entries.items():
@@ -177,7 +195,7 @@ def header(file: Path) -> dict[str, Tensor]:
             dtype and prod(tensor.shape) * dtype.itemsize != tensor.size
         ):
             raise CheckpointError(
-                f"{file}: tensor {name!r} of shape {tensor.shape} does not fit its bytes; fetch it again"
+                f"{file}: tensor {name!r} of shape {tensor.shape} does not fit its bytes. Download the file again"
             )
         found[name] = tensor
     return found
@@ -186,17 +204,29 @@ def header(file: Path) -> dict[str, Tensor]:
 def stacked(
     stored: Mapping[str, Tensor], file: Path, names: Sequence[str], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Tensors of one shape, a layer each, as one array [layers, ..], float32 or better.
+    """Read tensors of the same shape, one for each layer, as one array.
+
+    Args:
+      stored: the tensors of a file, by name.
+      file: the file, which a message names.
+      names: the names of the tensors, by layer.
+      shape: the shape of each of them.
+
+    Returns:
+      An array of shape [layers, *shape] and dtype float32 or wider.
 
     Raises:
-      CheckpointError: ``file`` lacks some of them, or has one of another shape.
+      CheckpointError: the file lacks one of the tensors, or one has another shape.
     """
     if missing := [name for name in names if name not in stored]:
-        raise CheckpointError(f"{file} lacks {listed(missing)}: all layers have them, or none")
+        raise CheckpointError(
+            f"{file} lacks {listed(missing)}. Either all layers have such tensors, or none"
+        )
     for name in names:
         if stored[name].shape != shape:
             raise CheckpointError(
-                f"{name} in {file} has shape {stored[name].shape}, but the model makes it {shape}; is it another model's?"
+                f"{name} in {file} has shape {stored[name].shape}, but the model needs {shape}. Does the file belong to "
+                "another model?"
             )
     x = np.stack([stored[name].read() for name in names])
     return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
@@ -204,12 +234,19 @@ def stacked(
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor to be written."""
+    """A tensor to be written.
+
+    Args:
+      name: its name.
+      dtype: its dtype.
+      shape: its shape.
+      content: a function that returns the values. A `Tensor` on disk is copied without conversion.
+    """
 
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    content: Callable[[], Tensor | np.ndarray]  # a tensor on disk is copied byte by byte
+    content: Callable[[], Tensor | np.ndarray]
 
     @property
     def size(self) -> int:
@@ -222,9 +259,13 @@ def write(
     shard: int = SHARD,
     done: Callable[[int], Any] = lambda n: None,
 ) -> None:
-    """Writes ``model.safetensors``, or shards and their index; one tensor is in memory at a time.
+    """Write ``model.safetensors``, or shards and their index, with one tensor in memory at a time.
 
-    ``done`` is told the bytes of each tensor.
+    Args:
+      folder: a folder that exists.
+      planned: the tensors to write.
+      shard: the largest size of a file in bytes.
+      done: a function that is called with the size in bytes of each tensor that has been written.
     """
     files = _shards(planned, shard)
     names = (
@@ -259,13 +300,17 @@ def _shards(planned: Iterable[Planned], shard: int) -> list[list[Planned]]:
 def write_file(
     path: Path, planned: Sequence[Planned], done: Callable[[int], Any] = lambda n: None
 ) -> None:
-    """Writes one file of these tensors; ``done`` as of `write`."""
-    planned = sorted(
-        planned, key=lambda p: -p.dtype.itemsize
-    )  # so that every tensor lies where its dtype may
-    entries: dict[str, Any] = {
-        "__metadata__": {"format": "pt"}
-    }  # transformers refuses files without it
+    """Write one safetensors file.
+
+    Args:
+      path: the new file.
+      planned: the tensors to write.
+      done: as for `write`.
+    """
+    # Tensors of wide dtypes come first, so that every tensor is aligned to its dtype.
+    planned = sorted(planned, key=lambda p: -p.dtype.itemsize)
+    # transformers does not load files without this entry.
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for p in planned:
         begin, end = end, end + p.size
