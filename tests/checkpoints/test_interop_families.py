@@ -638,7 +638,7 @@ def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method
         if architecture == "LlamaForCausalLM":
             assert checkpoint_commands.main([str(a) for a in (*arguments, 18)]) == 1
             assert (
-                "4 heads do not divide its 18 units; --embed 16 or --embed 20 fits"
+                "only if its 4 heads divide its hidden size 18; --embed 16 or --embed 20 fits"
                 in capsys.readouterr().err
             )
             run(*arguments, 20)
@@ -756,7 +756,7 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     assert checkpoint_commands.main(["inspect", str(tmp_path / "llama")]) == 1
     said = capsys.readouterr().err
     assert (
-        "a model without its head; give the folder of the LlamaForCausalLM that this model was taken from"
+        "a model without its head; give the folder of the LlamaForCausalLM from which this model was extracted"
         in said
     )
 
@@ -876,8 +876,7 @@ def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, 
     change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
     assert checkpoint_commands.main(["inspect", str(folder)]) == 1
     assert (
-        f"load its vision tower as {tower} in transformers, and save that"
-        in capsys.readouterr().err
+        f"load its vision tower as {tower} in transformers, and save it" in capsys.readouterr().err
     )
 
 

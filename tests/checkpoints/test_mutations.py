@@ -262,9 +262,9 @@ def peak() -> int:
     [
         (
             {"architectures": [["GPT2LMHeadModel"]]},
-            "architectures is [['GPT2LMHeadModel']]; supported",
+            'architectures is [["GPT2LMHeadModel"]], which is not supported',
         ),
-        ({"architectures": [{}]}, "architectures is [{}]; supported"),
+        ({"architectures": [{}]}, "architectures is [{}], which is not supported"),
         ({"layer_norm_epsilon": float("nan")}, "NaN is not a number in JSON"),
         ({"layer_norm_epsilon": float("inf")}, "Infinity is not a number in JSON"),
         ({"their_own": [float("nan")]}, "NaN is not a number in JSON"),

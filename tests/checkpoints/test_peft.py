@@ -254,7 +254,7 @@ def test_a_dora_of_some_modules_and_one_that_cannot_grow(tmp_path, capsys):
     )
     assert run(*uneven) == 1
     assert (
-        "some outputs of layer 1 have only zero weights, by whose norm a DoRA would divide"
+        "some outputs of layer 1 have only zero weights, and a DoRA divides by their norm"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "b").exists()
@@ -332,7 +332,7 @@ REFUSED = {
     "target_modules": (7, "target_modules is 7, but should be a list of names"),
     "layers_to_transform": (["1"], "layers_to_transform is .* but should be numbers of layers"),
     "layers_pattern": ("(", "layers_pattern has .* not a regular expression"),
-    "exclude_modules": (["q_proj"], "has no LoRA of a kernel in the layers of a LlamaForCausalLM"),
+    "exclude_modules": (["q_proj"], "has no LoRA of a kernel in the layers of LlamaForCausalLM"),
     "modules_to_save": (["lm_head"], "lacks lm_head.weight"),
 }
 

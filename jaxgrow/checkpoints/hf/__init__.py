@@ -1,1 +1,1 @@
-"""Hugging Face: how do its names, layouts and settings correspond to the models here? One file for each family."""
+"""How do the tensors and settings of Hugging Face models map to jaxgrow's? One file per family."""

@@ -1,4 +1,4 @@
-"""How a Hugging Face architecture stores a model: names, layouts and settings, as data."""
+"""How does a Hugging Face architecture store a model? Names, layouts and settings are data here."""
 
 import dataclasses
 import math
@@ -15,43 +15,50 @@ from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK
 
 _KINDS: Mapping[type, str] = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "true or false",
-    str: "text",
+    str: "a string",
     tuple: "a list",
 }
-_IN = "_in"  # for ".in", which einops would not take
+# This suffix stands for ".in" in layouts, because einops does not accept dots in names.
+_IN = "_in"
 Heads: TypeAlias = Literal["divide embed", "must divide embed", "free"]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a leaf is stored.
+    """The place and the layout in which one leaf is stored.
+
     ``Stored("h.{layers}.attn.c_attn.weight", "embed (3 heads head_dim)", part=0)`` is a query
-    kernel: one tensor a layer, the first of three that lie side by side.
+    kernel. Each layer has one tensor, and the query is the first of three equal parts in it.
+
+    Args:
+      name: the name of the tensor. With ``{layers}``, each layer of a stacked leaf has a tensor;
+        with ``{experts}``, each expert of the leaf has one.
+      layout: the kinds of the axes of the tensor, as in einops, without the layer axis. A number is
+        the number of parts of a fused tensor. In a kernel from ``embed`` to ``embed``, the input
+        axis ends in ``_in``.
+      part: the index of this leaf among the parts of a fused tensor.
+      beside: for parts that are concatenated along the first axis, the axes of each part there,
+        such as ``("heads head_dim", "mlp")``.
+      times: the tensor is ``times * leaf + plus``.
+      plus: see ``times``. The norms of Gemma are stored minus one, for example. Leaves with other
+        values than 1 and 0 are float32 or wider.
+      first: the first layer that has a tensor. Lower layers do not use the leaf, whose values are 1
+        there.
     """
 
-    # Of the tensor; with ``{layers}``, one for each layer of a stacked leaf; with ``{experts}``,
-    # for each expert of it.
     name: str
-    # The kinds of its axes, as in einops, without that of layers; a number is the parts of a fused
-    # tensor; of a kernel from ``embed`` to ``embed``, what it reads ends in ``_in``.
     layout: str
     part: int | None = None
-    # Of parts that lie one after the other along the first axis, what each has there:
-    # ``("heads head_dim", "mlp")``.
     beside: tuple[str, ...] = ()
-    # What is stored is ``times * leaf + plus``: a Gemma's norms are stored less one. Then leaves
-    # are float32 or better.
     times: float = 1.0
     plus: float = 0.0
-    first: int = (
-        0  # the first layer that has it; those below it compute nothing by theirs, which are ones
-    )
+    first: int = 0
 
     def layers(self, of: Sequence[int | None]) -> Sequence[int | None]:
-        """Those of a leaf's layers that are stored."""
+        """The layers that are stored, out of the layers ``of`` of a leaf."""
         return of[self.first :]
 
     @property
@@ -59,16 +66,28 @@ class Stored:
         return (self.times, self.plus) != (1.0, 0.0)
 
     def of_experts(self, sizes: Mapping[str, int]) -> list[str]:
-        """The name, for each expert, where each has a tensor of its own."""
+        """Return the tensor names: one per expert if experts are stored separately, otherwise one.
+
+        Args:
+          sizes: the size of every axis.
+        """
         if "{experts}" not in self.name:
             return [self.name]
         return [self.name.replace("{experts}", str(i)) for i in range(sizes["experts"])]
 
     def ours(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
-        """The leaf (of one layer), with its axes ``names``, as it lies in the tensor: a view where that is possible.
+        """Return the leaf (of one layer) that a tensor holds, as a view if possible.
+
+        Args:
+          tensor: the stored tensor.
+          names: the axis names of the leaf.
+          sizes: the size of every axis.
+
+        Returns:
+          An array whose axes are ``names`` without the layer axis.
 
         Raises:
-          ValueError: the tensor has another shape than ``sizes`` make.
+          ValueError: the tensor does not have the shape that ``sizes`` determine.
         """
         if tensor.shape != self.shape(names, sizes):
             raise ValueError(
@@ -98,7 +117,17 @@ class Stored:
         sizes: Mapping[str, int],
         into: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The tensor of the leaf (of one layer): the whole of it, or ``into`` with this part filled in."""
+        """Return the tensor that holds a leaf (of one layer).
+
+        Args:
+          leaf: the values of the leaf.
+          names: the axis names of the leaf.
+          sizes: the size of every axis.
+          into: the tensor to fill this part into, if several leaves share it; None: a new tensor.
+
+        Returns:
+          The tensor, with the layout of Hugging Face.
+        """
         parts, plain = self._parts(names)
         if self.moved:
             leaf = (self.times * leaf + self.plus).astype(leaf.dtype)
@@ -106,11 +135,12 @@ class Stored:
             return rearrange(leaf, f"{' '.join(plain)} -> {self.layout}")
         if into is None:
             into = np.zeros(self.shape(names, sizes), leaf.dtype)
-        self._view(into, names, sizes)[...] = leaf  # a view: axes are only divided and exchanged
+        # `rearrange` only splits and transposes axes here, so this writes into the tensor itself.
+        self._view(into, names, sizes)[...] = leaf
         return into
 
     def shape(self, names: Names, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The tensor's shape."""
+        """Return the shape of the tensor."""
         _, plain = self._parts(names)
         axes = [a.strip("() ") for a in _top(self.layout)]
         assert {n for a in axes for n in a.split() if not n.isdigit()} == set(plain), (self, names)
@@ -118,9 +148,13 @@ class Stored:
         return (sum(_product(a, sizes) for a in self.beside) or shape[0], *shape[1:])
 
     def factors(self, names: Names) -> tuple["Stored", "Stored"]:
-        """Where the factors of a LoRA of this kernel are stored: [rank, inputs], and [outputs, rank].
+        """Return the places of the two factors of a LoRA of this kernel.
 
-        The outputs are divided among kernels, ordered and multiplied as those of the kernel itself.
+        They have the shapes [rank, inputs] and [outputs, rank]. The outputs have the same parts,
+        order and multiplier as in the kernel.
+
+        Args:
+          names: the axis names of the kernel.
         """
         kernel = cut(names)
         read, written = ({kind(axis(n)) for n in of} for of in (kernel.read, kernel.written))
@@ -135,13 +169,13 @@ class Stored:
         )
 
     def _slice(self, sizes: Mapping[str, int]) -> slice:
-        """Where this part lies."""
+        """The slice of this part along the first axis."""
         assert self.part is not None
         begin = sum(_product(a, sizes) for a in self.beside[: self.part])
         return slice(begin, begin + _product(self.beside[self.part], sizes))
 
     def _parts(self, names: Names) -> tuple[int | None, dict[str, str]]:
-        """The part of a fused tensor, if it is one, and the leaf's axes by their names in the layout."""
+        """Return the number of fused parts, or None, and the axes of the leaf by layout name."""
         apart = "experts" if "{experts}" in self.name else None
         own = [n for n in names if not is_layers(axis(n)) and axis(n) != apart]
         plain = {kind(axis(n)): axis(n) for n in own}
@@ -154,14 +188,14 @@ class Stored:
 
 
 def _product(axes: str, sizes: Mapping[str, int], plain: Mapping[str, str] | None = None) -> int:
-    """Of ``"3 heads head_dim"``; ``plain``: the axes that these kinds are."""
+    """The size of axes such as ``"3 heads head_dim"``. ``plain`` maps their kinds to axes."""
     return math.prod(
         int(n) if n.isdigit() else sizes[(plain or {}).get(n, n)] for n in axes.split()
     )
 
 
 def _top(layout: str) -> list[str]:
-    """``["embed", "(3 heads head_dim)"]``."""
+    """Split a layout into the axes of the tensor, such as ``["embed", "(3 heads head_dim)"]``."""
     out, depth = [], 0
     for word in layout.replace("(", "( ").replace(")", " )").split():
         depth += word == "("
@@ -174,7 +208,14 @@ def _top(layout: str) -> list[str]:
 
 
 def linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[str, Stored]:
-    """Where a kernel that lies output first, and its bias, are stored."""
+    """Return the places of a kernel that is stored as [outputs, inputs], and of its bias.
+
+    Args:
+      ours: the path of the module in jaxgrow.
+      theirs: the name of the module in Hugging Face's model.
+      outputs: the layout of the output axes.
+      inputs: the layout of the input axes.
+    """
     return {
         f"{ours}/kernel": Stored(f"{theirs}.weight", f"{outputs} {inputs}"),
         f"{ours}/bias": Stored(f"{theirs}.bias", outputs),
@@ -182,7 +223,11 @@ def linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[
 
 
 def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
-    """Where the scales and biases of LayerNorms are stored; ``names``: ours, and the module's."""
+    """Return the places of the scales and biases of LayerNorms.
+
+    Args:
+      names: a dict from the path of the module in jaxgrow to its name in Hugging Face's model.
+    """
     out = {}
     for ours, theirs in names.items():
         out |= {
@@ -194,62 +239,75 @@ def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture: ``config.json`` and tensors, against a config and leaves of ours."""
+    """A Hugging Face architecture: how its ``config.json`` and tensors map to a config and leaves.
 
-    architecture: str  # as in ``config.json``
+    Args:
+      architecture: its name in ``config.json``.
+      model_type: its ``model_type`` in ``config.json``.
+      config: the class of its configs in jaxgrow.
+      fields: a dict from keys of ``config.json`` to fields of the config.
+      names: a function from a config to a dict from the path of each leaf to its `Stored`.
+      fixed: fields of the config that have one value for the whole architecture. Models with
+        another value are stored as another architecture.
+      settings: keys of ``config.json``, and the values that jaxgrow supports. The first value is
+        the default of a missing key. Other values are errors.
+      inferred: a function from ``config.json`` to fields of the config that do not correspond to
+        one key.
+      unsaid: keys that are written if there is no ``config.json`` to follow.
+      always: keys that are written even if the ``config.json`` to follow has another value, because
+        the tensors that they would require are not stored.
+      derived: a function from the config to keys that follow from it. They are written but not
+        read.
+      ignored: name patterns of tensors without learned values, which a file may have.
+      copies: a function from the config to a dict from tensor names to leaves. These tensors repeat
+        the leaf, and are written for programs that expect them.
+      stray: a prefix that some files have before all tensor names of a model without a head.
+      seen: a function from the config and the tensor names to the config, for fields that
+        ``config.json`` does not determine.
+      renamed: a dict from the ends of tensor names in older files to their present ends.
+      modules: a dict from parts of tensor names to the parts that the modules of transformers 5
+        have instead. Adapters are named after modules.
+      folded: fields of the config whose effect is folded into the weights if the architecture does
+        not have the setting.
+      absent: the meaning of a key of ``fields`` that is missing or null: a value, or a function of
+        the other fields.
+      mixture: whether it has experts.
+      prefix: the prefix of tensor names that is missing in checkpoints of the model without its
+        head.
+      heads: which sizes the heads may have. With "divide embed", their size is embed / heads. With
+        "must divide embed", it is free, but `transformers` loads the model only if the number of
+        heads divides embed. With "free", it is free. A function returns one of these for a config.
+    """
+
+    architecture: str
     model_type: str
     config: type[Config]
-    fields: Mapping[str, str]  # their key: our field
-    names: Callable[[Any], dict[str, Stored]]  # of a config: our leaf, and where it is stored
-    # What of our config the architecture leaves no choice of: our field: value. A config with
-    # another is stored elsewhere.
+    fields: Mapping[str, str]
+    names: Callable[[Any], dict[str, Stored]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    # What we compute: their key, and the values that mean it, the first one where it is left out.
-    # Others are refused.
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # Fields of ours that no single key of theirs is, from their whole ``config.json``.
     inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
-    # What is written where there is no ``config.json`` to follow.
     unsaid: Mapping[str, Any] = field(default_factory=dict)
-    # What is written whatever was there, because we store no tensors for anything else: their key:
-    # value.
     always: Mapping[str, Any] = field(default_factory=dict)
-    # What follows from our config and is written, but not read: their key: value.
     derived: Callable[[Any], dict[str, Any]] = lambda config: {}
-    # Tensors that hold nothing that was learned, as patterns of names: they may be there.
     ignored: tuple[str, ...] = ()
-    # Tensors that only repeat a leaf of ours, written for those who look for them: their name: our
-    # leaf.
     copies: Callable[[Config], dict[str, str]] = lambda config: {}
-    # A prefix that some files put before the names of all tensors of a model without a head.
     stray: str = ""
-    # The config, after a look at the names of the tensors, where ``config.json`` does not say
-    # everything.
     seen: Callable[[Any, Collection[str]], Any] = lambda config, tensors: config
-    # How names end in older files: how they end now.
     renamed: Mapping[str, str] = field(default_factory=dict)
-    # What parts of names are called in the modules of transformers 5, where files keep the older
-    # names. Adapters go by modules.
     modules: Mapping[str, str] = field(default_factory=dict)
-    # Fields of ours that are folded into weights where they are not what the architecture computes.
     folded: tuple[str, ...] = ()
-    # What a key of ``fields`` means where it is left out or null: a value, or a function of our
-    # fields that are there.
     absent: Mapping[str, Any] = field(default_factory=dict)
-    mixture: bool = False  # whether it has experts
-    # What the tensors of the model without its head are named without, in checkpoints that were
-    # saved so.
+    mixture: bool = False
     prefix: str = ""
-    # Of how many units a head is: embed / heads, and nothing else; any number, but `transformers`
-    # loads no embed that the heads do not divide; any number.
     heads: Heads | Callable[[Any], Heads] = "divide embed"
 
     def has_head(self, config: Config) -> bool:
-        """Whether it predicts what the model does."""
+        """Whether the architecture has the head of a config."""
         return self.fixed.get("head", config.predicts) == config.predicts
 
     def current(self, name: str) -> str:
-        """The name of a tensor today, whatever it was in the file."""
+        """Return the present name of a tensor from its name in a file."""
         name = name.removeprefix(self.stray)
         for old, new in self.renamed.items():
             if name.endswith(old):
@@ -257,17 +315,17 @@ class Family:
         return name
 
     def in_memory(self, name: str) -> str:
-        """The name of a stored tensor in the model that transformers 5 makes of the file."""
+        """Return the name of a stored tensor in the model that transformers 5 loads."""
         for old, new in self.modules.items():
             name = name.replace(old, new)
         return name
 
     def ours(self, theirs: Mapping[str, Any]) -> Config:
-        """The config of a ``config.json``.
+        """Return the config that a ``config.json`` describes.
 
         Raises:
-          ValueError: keys that are missing or of another type, sizes that make no model, settings
-            that we do not compute; all in one message.
+          ValueError: keys are missing or have the wrong type, the sizes do not form a model, or
+            settings are not supported. One message lists them all.
         """
         values: dict[str, Any] = {}
         follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
@@ -303,7 +361,9 @@ class Family:
             raise ValueError("; ".join(wrong))
         if "head_dim" not in values:
             if values["embed"] % values["heads"]:
-                raise ValueError(f"{values['embed']} units are no {values['heads']} equal heads")
+                raise ValueError(
+                    f"hidden size {values['embed']} is not divisible by {values['heads']} heads"
+                )
             values["head_dim"] = values["embed"] // values["heads"]
         try:
             return self.config(**values, **self.fixed)
@@ -311,29 +371,31 @@ class Family:
             raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
 
     def _other(self, key: str, value: Any, allowed: Sequence[Any]) -> str:
-        """The message about a setting that is not computed here."""
+        """The message about a setting that is not supported."""
         others = " or ".join(map(spelt, allowed))
         return (
-            f"{key} is {spelt(value)}, but {self.architecture} is computed here only with {others}"
+            f"{key} is {spelt(value)}, but jaxgrow supports {self.architecture} only with {others}"
         )
 
     def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
-        """The value of a field of ours, or a line more in ``wrong``."""
+        """Return the value of a field of the config, and append to ``wrong`` if it is not valid."""
         kind = next(f.type for f in dataclasses.fields(self.config) if f.name == name)
-        if type(value) is int and kind is float and abs(value) < 1 << 127:  # float32's
+        # Larger integers do not fit into float32.
+        if type(value) is int and kind is float and abs(value) < 1 << 127:
             value = float(value)
         if isinstance(kind, type) and type(value) is not kind:
             wrong.append(f"{key} is {spelt(value)}, but should be {_KINDS[kind]}")
         elif type(value) is int and not 0 < value < 1 << 31:
             wrong.append(
-                f"{key} is {spelt(value)}, but a size is a whole number from 1 to {(1 << 31) - 1}"
+                f"{key} is {spelt(value)}, but a size must be an integer from 1 to {(1 << 31) - 1}"
             )
         return value
 
     def _storable(self, config: Config) -> None:
-        """
+        """Check the size of the heads.
+
         Raises:
-          ValueError: heads of a size that this architecture does not have.
+          ValueError: the architecture does not support heads of this size.
         """
         embed, heads, size = config.embed, config.heads, config.head_dim
         rule = self.heads(config) if callable(self.heads) else self.heads
@@ -341,19 +403,19 @@ class Family:
             fits = f"heads={embed // size} fits, or " if embed % size == 0 else ""
             wrong = f"{self.architecture} has no setting for head_dim {size} (it would be {embed / heads:g})"
         elif rule == "must divide embed" and embed % heads:
-            wrong = f"transformers loads no {self.architecture} whose {heads} heads do not divide its {embed} units"
+            wrong = f"transformers loads a {self.architecture} only if its {heads} heads divide its hidden size {embed}"
             fits = f"embed={embed // heads * heads} or embed={-(-embed // heads) * heads} fits, or "
         else:
             return
         raise ValueError(f"{wrong}; {fits}--to orbax writes any model")
 
     def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The ``config.json`` of a config.
+        """Return the ``config.json`` of a config.
 
         Args:
-          config: of the model.
-          like: a ``config.json`` to follow. Its keys stay as they are, unless the model differs
-            from the one that it describes.
+          config: the config of the model.
+          like: a ``config.json`` to follow. Its keys are kept, unless the model differs from the
+            model that it describes.
 
         Raises:
           ValueError: the architecture has no such model.
@@ -389,12 +451,13 @@ class Family:
     def _changed(
         self, config: Config, like: Mapping[str, Any], every: dict[str, Any]
     ) -> dict[str, Any]:
-        """The keys of ``every`` that have another value than ``like`` gives them, spelt out or not."""
+        """The keys of ``every`` that differ from the explicit or implied values in ``like``."""
         try:
             was = self._every(self.ours(like)) | {
                 key: like.get(key) for key in ("architectures", "model_type")
             }
-        except ValueError:  # another model, whose settings mean something else
+        except ValueError:
+            # ``like`` is another model, so its settings may have another meaning.
             return every
         if was["model_type"] != self.model_type:
             return every
@@ -405,12 +468,12 @@ class Family:
             same = self.ours({**like, **changed}).run_as(config) == config
         except ValueError:
             same = False
-        # A key that is left out may follow from one that has changed.
+        # The default of a missing key may depend on a key that has changed.
         return changed if same else {**every, **self._own(like, every, was)}
 
     @staticmethod
     def _own(like: Mapping[str, Any], every: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
-        """What the user chose and the model does not say, such as the labels of classes."""
+        """Keys that the user chose and the model does not determine, such as labels."""
         names = ("id2label", "label2id", "problem_type")
         return {
             key: like[key]

@@ -22,16 +22,16 @@ from jaxgrow.peft.lora import LoRA
 def norms(
     source: Source, module: str, kernel: Kernel, layer: int, own: LoRA, a: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
-    """``|W + scale a b|`` of each output of one layer's kernel, float32.
+    """Return ``|W + scale a b|`` of each output of the kernel of one layer, as float32.
 
     Args:
       source: the base model.
-      module: the path of the module that has the kernel.
+      module: the path of the module of the kernel.
       kernel: the axes of the kernel.
-      layer: the layer.
+      layer: index of the layer.
       own: the rank and the scale.
-      a: the first factor of this layer, [*inputs, rank].
-      b: the second factor of this layer, [rank, *outputs].
+      a: the first factor of this layer, ``[*inputs, rank]``.
+      b: the second factor of this layer, ``[rank, *outputs]``.
     """
     w = source.read(f"{module}/kernel", layer).astype(np.float32)
     product = a.reshape(-1, own.rank) @ b.reshape(own.rank, -1)
@@ -40,16 +40,16 @@ def norms(
 
 
 def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) -> np.ndarray:
-    """The gains of a grown kernel.
+    """Return the gains of a grown kernel.
 
     Args:
-      gain: of the outputs of each layer, [layers, *outputs].
-      terms: of the growth of the kernel.
+      gain: the gains of the outputs of each layer, ``[layers, *outputs]``.
+      terms: the terms of the growth of the kernel.
       kernel: the axes of the kernel.
       module: the path of the module, which the message names.
 
     Raises:
-      ValueError: a new output is made of outputs with different gains.
+      ValueError: a new output combines outputs with different gains.
     """
     names = (*kernel.stacked, *kernel.written)
     shares = [
@@ -75,7 +75,13 @@ def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) 
 def multiplied(
     leaves: dict[str, Any], gains: Mapping[str, np.ndarray], kernels: Mapping[str, Kernel]
 ) -> dict[str, Any]:
-    """The leaves of a merged model, with each output of a kernel multiplied by its gain."""
+    """Return the leaves of a merged model, with each output of a kernel multiplied by its gain.
+
+    Args:
+      leaves: the leaves of the model, by path.
+      gains: the gains, ``[layers, *outputs]``, by module.
+      kernels: the axes of the kernels, by module.
+    """
     out = dict(leaves)
     for module, gain in gains.items():
         kernel = kernels[module]
@@ -87,5 +93,5 @@ def multiplied(
 
 
 def _size(m: Matrix) -> Matrix:
-    """A matrix of the absolute weights."""
+    """Return the matrix of the absolute values of the weights."""
     return Rows(m.index, np.abs(m.weight), m.old) if isinstance(m, Rows) else np.abs(m)

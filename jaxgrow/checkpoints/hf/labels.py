@@ -1,9 +1,10 @@
-"""The classes of a head, as ``config.json`` says them: by their labels, and with the task that the head has learned.
+"""How does ``config.json`` describe the classes of a head, and the task it was trained for?
 
-A decoder classifies a text by its last token. We are told its place; `transformers` takes the last
-one that is not ``pad_token_id``, and refuses several texts at once where that is null, as it is in
-what we write of our own. Both give the same logits if padding comes after the text and has an id
-with which no text ends: where texts end with end-of-text, any other.
+A decoder classifies a text by its last token. In jaxgrow the caller passes the position of that
+token. `transformers` takes the last token that is not ``pad_token_id``. If that key is null, as in
+models that jaxgrow writes itself, `transformers` does not accept batches of several texts. Both
+give the same logits if the padding comes after the text and its id is never the last token of a
+text. If texts end with end-of-text, any other id has this property.
 """
 
 import re
@@ -12,16 +13,18 @@ from typing import Any, NamedTuple
 
 from jaxgrow.models import Config
 
-TASK = "finetuning_task"  # the key of ``config.json`` that names the task
-_UNNAMED = re.compile(r"LABEL_\d+")  # what `transformers` calls a class without a name
+# The key of ``config.json`` that names the task.
+TASK = "finetuning_task"
+# `transformers` gives these names to classes without names.
+_UNNAMED = re.compile(r"LABEL_\d+")
 
 
 class Head(NamedTuple):
     """The task and the labels of the head of a model.
 
-    Attributes:
-      task: the name of the task that it has learned; None: unknown.
-      labels: the names of its classes in their order; empty if they have none.
+    ``task`` is the name of the task that the head was trained for, or None if it is unknown.
+    ``labels`` are the names of its classes in their order; they are empty if the classes have no
+    names.
     """
 
     task: str | None = None
@@ -29,18 +32,26 @@ class Head(NamedTuple):
 
 
 def classes(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """As many as there are labels, or else ``num_labels``, which is two where it is left out."""
+    """Return the number of classes that a ``config.json`` describes, as a field of the config.
+
+    It is the number of labels, or else ``num_labels``. The default is two.
+    """
     labels = theirs.get("id2label")
     return {"classes": theirs.get("num_labels", 2) if labels is None else len(labels)}
 
 
 def labelled(config: Config) -> dict[str, Any]:
-    """Labels for as many classes as a model has."""
+    """Return labels ``LABEL_0``, ``LABEL_1``, ... for the classes of a model."""
     return named([f"LABEL_{i}" for i in range(config.integers()["classes"])])
 
 
 def named(labels: Sequence[str], task: str | None = None) -> dict[str, Any]:
-    """Labels of classes by their numbers, and the other way round, and the task; each only if it is given."""
+    """Return the keys of ``config.json`` for labels and a task.
+
+    Args:
+      labels: the labels of the classes in their order; empty: no labels are written.
+      task: the name of the task; None: no task is written.
+    """
     out: dict[str, Any] = {} if task is None else {TASK: task}
     if labels:
         out |= {
@@ -71,7 +82,7 @@ def head(settings: Mapping[str, Any]) -> Head:
 
 
 def same_name(label: str) -> str:
-    """A label without the differences in case and punctuation that mean nothing: ``Not-Entailment`` is ``not_entailment``.
+    """Normalize a label, so that labels that differ only in case and separators become equal.
 
     Example:
       >>> same_name("Not-Entailment")
@@ -81,6 +92,9 @@ def same_name(label: str) -> str:
 
 
 def problem(config: Config) -> dict[str, Any]:
-    """Labels, and what `transformers` takes them for: with one class, a number."""
+    """Return labels, and the ``problem_type`` from which `transformers` chooses the loss.
+
+    A head with one class predicts a number.
+    """
     kind = "regression" if config.integers()["classes"] == 1 else "single_label_classification"
     return labelled(config) | {"problem_type": kind}

@@ -1,20 +1,21 @@
-"""LoRAs in the layout of Hugging Face's PEFT: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""How are LoRAs read and written in the layout of Hugging Face's PEFT?
 
-A LoRA that was trained with PEFT can be read, grown with its model, and written again::
+A LoRA in this layout has the files ``adapter_config.json`` and ``adapter_model.safetensors``. A
+LoRA that was trained with PEFT can be read, grown with its model, and written again::
 
     own = peft.load("their-lora", config)
     peft.save("grown-lora", own.grown(growth))
 
-The factors of one layer's kernel are ``base_model.model.<module>.lora_A.weight`` [rank, inputs] and
-``.lora_B.weight`` [outputs, rank], where PyTorch computes ``x W.T + scale x A.T B.T``. Modules have
-the names of the base model (`jaxgrow.checkpoints.hf.registry`), and outputs are divided among
-kernels as those of the base model: `Stored.factors` derives the layout of the factors from that of
-the weight.
+The factors of the kernel of one layer are ``base_model.model.<module>.lora_A.weight`` [rank,
+inputs] and ``.lora_B.weight`` [outputs, rank]. PyTorch computes ``x W.T + scale x A.T B.T`` with
+them. The modules are named as in the base model (`jaxgrow.checkpoints.hf.registry`), and the
+outputs of a fused tensor are divided among the kernels as in the base model. `Stored.factors`
+derives the layout of the factors from the layout of the weight.
 
-A `jaxgrow.peft.lora.LoRA` has one rank and one scale. Modules of a smaller rank are filled up with
-zeros when they are read (``rank_pattern``, ``layers_to_transform``), and another scale is
-multiplied into ``b`` (``alpha_pattern``, ``use_rslora``). `save` leaves zeros out, and writes ranks
-that differ as ``rank_pattern``. The magnitudes of a DoRA are kept as gains
+A `jaxgrow.peft.lora.LoRA` has one rank and one scale. When a module with a smaller rank is read
+(``rank_pattern``, ``layers_to_transform``), its factors are padded with zeros. Another scale is
+multiplied into ``b`` (``alpha_pattern``, ``use_rslora``). `save` removes zeros, and writes
+differing ranks as ``rank_pattern``. The magnitudes of a DoRA are kept as gains
 (`jaxgrow.checkpoints.hf.dora`), for which the kernels of the base model are read.
 """
 
@@ -44,29 +45,27 @@ from jaxgrow.peft import lora
 from jaxgrow.peft.lora import RANK, LoRA
 
 (CONFIG, WEIGHTS), PREFIX = ADAPTER, "base_model.model."
-_CARRIED = (
-    "task_type",
-    "auto_mapping",
-    "lora_dropout",
-    "inference_mode",
-)  # from the file that was read
+# These keys are copied from the file that was read.
+_CARRIED = ("task_type", "auto_mapping", "lora_dropout", "inference_mode")
 
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """A LoRA with what PEFT stores beside it.
+    """A LoRA, with the settings and the complete leaves that PEFT stores in the same files.
 
     Attributes:
-      config: of the adapted model. It has the head that the adapter holds.
+      config: the config of the adapted model, with the head that the adapter holds.
       lora: the rank, the scale and the modules.
-      factors: as of `jaxgrow.peft.lora.init`.
-      gains: of a DoRA, the factor of each output of the kernels, [layers, *outputs] by module;
+      factors: the factors, as from `jaxgrow.peft.lora.init`.
+      gains: the gain of each output of the kernels of a DoRA, ``[layers, *outputs]``, by module;
         empty for a LoRA.
-      saved: trained copies of whole leaves of the model, by path (``modules_to_save``). They
-        replace the model's own.
+      saved: complete trained leaves of the model, by path (``modules_to_save``). They replace the
+        leaves of the base model.
       about: the ``adapter_config.json`` that was read.
-      family: the architecture whose names the modules have; None: any that stores ``config``.
-      older: whether the modules have the names of transformers 4, where those differ.
+      family: the architecture after which the modules are named; None: any architecture that stores
+        ``config``.
+      older: whether the modules have the names of transformers 4, where those of transformers 5
+        differ.
     """
 
     config: Config
@@ -79,13 +78,17 @@ class PeftAdapter:
     older: bool = False
 
     def grown(self, growth: Growth) -> "PeftAdapter":
-        """The adapter of the model that has grown by ``growth``.
+        """Return the adapter of the grown model.
 
-        The factors grow by `jaxgrow.peft.lora.growth`, and whole leaves as those of the model.
+        The factors grow by `jaxgrow.peft.lora.growth`. Complete leaves grow like the leaves of the
+        model.
+
+        Args:
+          growth: the growth of the model.
 
         Raises:
-          ValueError: as of `jaxgrow.peft.lora.growth` and `jaxgrow.grow`, or the growth makes no
-            DoRA of a DoRA.
+          ValueError: as from `jaxgrow.peft.lora.growth` and `jaxgrow.grow`, or the growth of a DoRA
+            is not a DoRA.
         """
         axes, names = self.config.axes(), born(self.config)
         rules = lora.growth(growth, self.lora, axes)
@@ -111,10 +114,16 @@ class PeftAdapter:
         )
 
     def merged(self, params: Params) -> Params:
-        """The parameters of the adapted model, without an adapter.
+        """Merge the adapter into the parameters of the base model.
 
         Args:
-          params: of the base model, which may have another head.
+          params: the parameters of the base model, which may have another head.
+
+        Returns:
+          The parameters of the adapted model.
+
+        Raises:
+          ValueError: neither the model nor the adapter has all leaves.
         """
         leaves = flat(params) | dict(self.saved)
         if lost := born(self.config).keys() - leaves:
@@ -127,13 +136,13 @@ class PeftAdapter:
 
 
 class _Names(NamedTuple):
-    """Which names the modules have."""
+    """An architecture, and the version of transformers after which the modules are named."""
 
     family: Family
-    older: bool  # those of transformers 4
+    older: bool  # names of transformers 4
 
     def of(self, config: Config) -> dict[str, Stored]:
-        """Where our leaves are in the modules."""
+        """The place of each leaf, by the names of the modules."""
         names = self.family.names(config)
         return (
             names
@@ -143,16 +152,16 @@ class _Names(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Where the factors of a kernel are stored, one tensor for each layer."""
+    """The places of the two factors of a kernel, which has one tensor of each for each layer."""
 
-    module: str  # our module
+    module: str  # its path in jaxgrow
     kernel: Kernel
     a: Stored
     b: Stored
 
     @property
     def magnitude(self) -> Stored:
-        """Where the magnitudes of a DoRA are stored, one for each output."""
+        """The place of the magnitudes of a DoRA, one for each output."""
         name = self.b.name.replace("lora_B.weight", "lora_magnitude_vector")
         return replace(self.b, name=name, layout=self.b.layout.removesuffix(f" {RANK}"))
 
@@ -160,24 +169,25 @@ class _Factors(NamedTuple):
 def load(
     folder: str | Path, config: Config, like: str | Path | Checkpoint | None = None
 ) -> PeftAdapter:
-    """Read a LoRA of a model of ``config``, float32 or better.
+    """Read a LoRA in the layout of PEFT, as float32 or wider.
 
-    Where several of our kernels are one tensor of the base model (queries, keys and values of a
-    GPT-2), each gets the same ``a``.
+    If one tensor of the base model holds several kernels of jaxgrow, such as the queries, keys and
+    values of GPT-2, each of these kernels gets the same ``a``.
 
     Args:
-      folder: with the two files.
-      config: of the base model. If the adapter holds the head of another task, the result has a
-        config with that head.
-      like: the base model, or its folder, whose names the modules have. Without it, the names in
-        the file decide. A DoRA needs it: its magnitudes are norms of the kernels of the base model.
+      folder: the folder with the two files.
+      config: the config of the base model. If the adapter holds the head of another task, the
+        config of the result has that head.
+      like: the base model, or its folder, after which the modules are named. Without it, the names
+        in the file decide. A DoRA needs it, because its magnitudes are norms of the kernels of the
+        base model.
 
     Returns:
       The adapter.
 
     Raises:
       CheckpointError: a file is missing or damaged, the adapter changes the function in a way that
-        is not computed here, or it belongs to another model.
+        is not supported, or it belongs to another model.
     """
     folder = Path(folder).expanduser()
     settings, file = Settings(inside(folder, CONFIG)), inside(folder, WEIGHTS)
@@ -191,8 +201,8 @@ def load(
     saved = _read_saved(found, names, config)
     if unknown := [name for name in found.tensors if name not in found.known]:
         raise CheckpointError(
-            f"{file} has {listed(unknown)}. A {names.family.architecture} has no such kernels in its layers, or {CONFIG} does "
-            "not name their modules"
+            f"{file} has {listed(unknown)}. Either the layers of {names.family.architecture} do not have such kernels, or "
+            f"{CONFIG} does not name their modules"
         )
     return PeftAdapter(config, own, factors, gains, saved, settings.about, *names)
 
@@ -200,21 +210,25 @@ def load(
 def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
     """Read a LoRA of a checkpoint, as `load` does.
 
+    Args:
+      folder: the folder of the LoRA.
+      base: the checkpoint.
+
     Raises:
-      CheckpointError: as `load`, or the adapter needs a head of which neither it nor the base model
-        has all leaves.
+      CheckpointError: as `load`, or the adapter needs a head, and neither the adapter nor the base
+        model has all leaves of that head.
     """
     own = load(folder, base.config, base)
     if lost := sorted(born(own.config).keys() - base.leaves.keys() - own.saved.keys()):
         raise CheckpointError(
             f"{folder}: the head of this adapter needs {', '.join(lost)}, which neither it nor {base.folder} has. Load the "
-            "base model with that head in transformers, and save that"
+            "base model with that head in transformers, and save it"
         )
     return own
 
 
 class _Found:
-    """The tensors of an adapter, and which of them were read."""
+    """The tensors of an adapter, and the names of the tensors that have been read."""
 
     def __init__(self, settings: Settings, file: Path, tensors: Mapping[str, safetensors.Tensor]):
         self.settings, self.file, self.tensors = settings, file, tensors
@@ -225,13 +239,14 @@ class _Found:
         return safetensors.stacked(self.tensors, self.file, [name], shape)[0]
 
     def need(self, names: list[str]) -> None:
-        """
+        """Check that the adapter has these tensors.
+
         Raises:
           CheckpointError: some of them are missing.
         """
         if missing := [name for name in names if name not in self.tensors]:
             raise CheckpointError(
-                f"{self.file} lacks {listed(missing)}, which belong to it by {CONFIG}; is it the adapter of another model?"
+                f"{self.file} lacks {listed(missing)}, which {CONFIG} requires. Is it the adapter of another model?"
             )
 
 
@@ -246,7 +261,7 @@ def _read_factors(found: _Found, names: _Names, config: Config) -> tuple[LoRA, P
     found.need([f"{module}.lora_{x}.weight" for module in targets.values() for x in "AB"])
     if not targets:
         raise CheckpointError(
-            f"{found.file} has no LoRA of a kernel in the layers of a {names.family.architecture}"
+            f"{found.file} has no LoRA of a kernel in the layers of {names.family.architecture}"
         )
     rank = max(settings.rank(module) for module in targets.values())
     scale = settings.scale(next(iter(targets.values())))
@@ -274,11 +289,11 @@ def _read_factors(found: _Found, names: _Names, config: Config) -> tuple[LoRA, P
 def _read_gains(
     found: _Found, names: _Names, config: Config, own: LoRA, factors: Params, base: Source | None
 ) -> dict[str, np.ndarray]:
-    """The gains of a DoRA; 1 in layers that have none."""
+    """Read the gains of a DoRA. They are 1 in layers without a DoRA."""
     if base is None:
         raise CheckpointError(
             f"{found.settings.file}: use_dora is true. The magnitudes of a DoRA are norms of the kernels of its base model: "
-            "give the folder of the base model (in Python: like=)"
+            "give the folder of the base model (in Python: like=...)"
         )
     out, leaves, sizes = {}, flat(factors), config.sizes()
     for pattern, group in _places(names, config).items():
@@ -306,7 +321,7 @@ def _norms(
 
 
 def _read_saved(found: _Found, names: _Names, config: Config) -> dict[str, np.ndarray]:
-    """The leaves that the adapter holds whole."""
+    """Read the complete leaves that the adapter holds."""
     out, sizes = {}, config.sizes()
     for path, stored in names.of(config).items():
         if not found.settings.saves(stored.name.rpartition(".")[0]):
@@ -321,21 +336,22 @@ def _read_saved(found: _Found, names: _Names, config: Config) -> dict[str, np.nd
         tensors = [stored.name.format(layers=layer) for layer in layers]
         found.need(tensors)
         read = [stored.ours(found.read(n, stored.shape(axes, sizes)), axes, sizes) for n in tensors]
-        out[path] = np.ones(shape, read[0].dtype)  # layers below the first one that is stored
+        # Layers below the first stored layer keep the value 1.
+        out[path] = np.ones(shape, read[0].dtype)
         out[path][stored.first :] = read if layers_of(axes) else read[0]
     return out
 
 
 def _sides(place: _Factors) -> Iterator[tuple[str, Stored, tuple[str, ...]]]:
-    """The two factors of one layer's kernel: our leaf, where it is stored, and its axes."""
+    """Yield the two factors of the kernel of one layer: leaf, place, and axes."""
     yield "a", place.a, (*place.kernel.read, RANK)
     yield "b", place.b, (RANK + READ, *place.kernel.written)
 
 
 def _places(names: _Names, config: Config) -> dict[str, list[_Factors]]:
-    """The kernels of layers by the modules of the base model, which have ``{layers}`` in their names.
+    """Return the kernels of layers by the module of the base model, with ``{layers}`` in its name.
 
-    Experts and routers are left out: PEFT has no LoRA for them that could be read here.
+    Experts and routers are not included, because PEFT has no LoRA for them that can be read here.
     """
     out: dict[str, list[_Factors]] = {}
     for path, stored in names.of(config).items():
@@ -354,13 +370,13 @@ def _layers(group: list[_Factors], sizes: Mapping[str, int]) -> int:
     return sizes[axis(group[0].kernel.stacked[0])]
 
 
-# --- whose names the modules have ---
+# --- the architecture after which the modules are named ---
 
 
 def _model(
     config: Config, base: Checkpoint | None, settings: Settings, stored: Mapping[str, Any]
 ) -> tuple[Config, _Names]:
-    """The config of the adapted model, and the names that most of the tensors have."""
+    """Return the config of the adapted model, and the names that most of the tensors have."""
     if settings.task is not None and config.predicts != settings.task[0]:
         config = _with_head(config, settings, stored)
     modules = {name.partition(".lora_")[0] for name in stored if ".lora_" in name}
@@ -384,7 +400,7 @@ def _model(
 
 
 def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) -> Config:
-    """The config with the head of the adapter's task, and as many classes as the head in the file has."""
+    """Return the config with the head of the adapter's task, and with the classes in the file."""
     assert settings.task is not None
     head, modules = settings.task
     ends = tuple(f"{module}{of}.weight" for module in modules for of in ("", ".out_proj"))
@@ -392,17 +408,17 @@ def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) ->
     change: Any = getattr(config, "with_head", None)
     if len(shapes) != 1 or change is None:
         raise CheckpointError(
-            f"{settings.file}: task_type is {spelt(settings.about['task_type'])}, but there is no head of that task, named "
-            f"{' or '.join(modules)}, for this {type(config).__name__}"
+            f"{settings.file}: task_type is {spelt(settings.about['task_type'])}, but the adapter has no head of that task, "
+            f"{' or '.join(modules)}, that fits this {type(config).__name__}"
         )
     return change(head, shapes[0][0])
 
 
 def _families(config: Config) -> list[Family]:
-    """The architectures that store a model of ``config``.
+    """Return the architectures that store a model of ``config``.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: none does.
     """
     out = [family_for(config, None)[0]]
     for family in FAMILIES.values():
@@ -420,18 +436,19 @@ def _families(config: Config) -> list[Family]:
 
 
 def _family(config: Config, base: Checkpoint) -> Family:
-    """The architecture of a base model, with the head that ``config`` has."""
+    """Return the architecture of a base model with the head of ``config``."""
     return family_for(config, base.foreign)[0]
 
 
 def _check_base(adapter: PeftAdapter, base: Source | None) -> None:
-    """
+    """Check that a DoRA has a base model.
+
     Raises:
-      CheckpointError: a DoRA without its base model.
+      CheckpointError: it has none.
     """
     if adapter.gains and base is None:
         raise CheckpointError(
-            "the adapter is a DoRA, whose magnitudes are norms of the kernels of its base model: give its folder (like=)"
+            "the adapter is a DoRA, whose magnitudes are norms of the kernels of its base model: give its folder (like=...)"
         )
 
 
@@ -445,21 +462,22 @@ def save(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a LoRA for PEFT; the folder appears whole or not at all.
+    """Write a LoRA in the layout of PEFT, to a folder that appears only when it is complete.
 
-    Where several of our kernels are one tensor of the base model, kernels with equal ``a`` share
-    it. Others lie side by side: then the module has the sum of their ranks.
+    If one tensor of the base model holds several kernels of jaxgrow, kernels with equal ``a`` share
+    the factor. Otherwise the factors are concatenated, and the rank of the module is the sum of
+    their ranks.
 
     Args:
-      folder: to be made.
+      folder: the new folder.
       adapter: the LoRA.
-      like: the base model, or its folder, whose names the modules shall have. Without it,
+      like: the base model, or its folder, after which the modules are named. Without it,
         ``adapter.family`` decides. A DoRA needs it.
-      overwrite: whether an adapter that is there is replaced, at the end.
+      overwrite: whether to replace an existing adapter, after the new one is complete.
 
     Raises:
-      CheckpointError: the folder exists, no architecture stores such a model, or it has no such
-        kernels in its layers.
+      CheckpointError: the folder exists, no architecture stores such a model, or the layers of the
+        architecture do not have these kernels.
     """
     base = open_checkpoint(like) if isinstance(like, str | Path) else like
     if base is not None:
@@ -472,13 +490,16 @@ def save(
 def write_into(
     folder: Path, adapter: PeftAdapter, of: Source | None, base: str | None = None
 ) -> list[str]:
-    """Write the two files into a folder that exists, and return their names.
+    """Write the two files of a LoRA into a folder that exists.
 
     Args:
       folder: the folder.
       adapter: the LoRA.
-      of: its base model, whose kernels the magnitudes of a DoRA are computed with.
+      of: its base model, whose kernels determine the magnitudes of a DoRA.
       base: the name of the base model that the files record.
+
+    Returns:
+      The names of the files.
 
     Raises:
       CheckpointError: as `save`.
@@ -523,7 +544,7 @@ def write_into(
 def _factor_tensors(
     adapter: PeftAdapter, names: _Names, base: Source | None
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The tensors of the factors, and the rank of each module that has any."""
+    """Return the tensors of the factors, and the rank of each module that has a LoRA."""
     config, leaves = (
         adapter.config,
         {path: np.asarray(x) for path, x in flat(adapter.factors).items()},
@@ -535,8 +556,8 @@ def _factor_tensors(
     }
     if lost := mine - {place.module for group in groups.values() for place in group}:
         raise CheckpointError(
-            f"{', '.join(sorted(lost))}: a {names.family.architecture} has no such kernel in its layers, so PEFT cannot have a "
-            "LoRA there; merge it (jaxgrow.peft.lora.merge)"
+            f"{', '.join(sorted(lost))}: the layers of {names.family.architecture} do not have such a kernel, so PEFT cannot "
+            "have a LoRA there. Merge the LoRA (jaxgrow.peft.lora.merge)"
         )
     tensors, ranks = {}, {}
     for pattern, group in groups.items():
@@ -555,9 +576,7 @@ def _factor_tensors(
                 }
                 ranks[module] = int(live.sum())
     if not ranks:
-        raise CheckpointError(
-            "the LoRA has no factor that is not zero, so there is nothing to write"
-        )
+        raise CheckpointError("all factors of the LoRA are zero, so there is nothing to write")
     return tensors, ranks
 
 
@@ -568,10 +587,12 @@ def _magnitudes(
     layer: int,
     base: Source,
 ) -> dict[str, np.ndarray]:
-    """The magnitudes of one layer's module of a DoRA; nothing if the module adds nothing, or its kernel is not changed.
+    """Return the magnitudes of one module of a layer of a DoRA.
+
+    The result is empty if all weights of the module are zero, or if the DoRA does not change it.
 
     Raises:
-      CheckpointError: some outputs of the module read nothing, and others do.
+      CheckpointError: some outputs of the module have only zero weights, and others do not.
     """
     out: dict[str, np.ndarray] = {}
     sizes = adapter.config.sizes()
@@ -585,7 +606,7 @@ def _magnitudes(
         return out
     if not all(norm.all() for norm in norms):
         raise CheckpointError(
-            f"{group[0].module}: some outputs of layer {layer} have only zero weights, by whose norm a DoRA would divide. "
+            f"{group[0].module}: some outputs of layer {layer} have only zero weights, and a DoRA divides by their norm. "
             "Merge the DoRA into its model with PEFT (merge_and_unload), and grow the merged model"
         )
     for place, gain, norm in zip(group, gains, norms, strict=True):
@@ -598,7 +619,7 @@ def _magnitudes(
 def _module(
     group: list[_Factors], leaves: Mapping[str, np.ndarray], layer: int, sizes: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A [rank, inputs] and B [outputs, rank] of one module: the products of its kernels side by side."""
+    """Return A [rank, inputs] and B [outputs, rank] of a module from the factors of its kernels."""
     a: list[np.ndarray] = []
     b: list[np.ndarray] = []
     for place in group:
@@ -610,13 +631,13 @@ def _module(
         if same is None:
             a.append(x)
             b.append(y)
-        else:  # each is zero where the other has its outputs
+        else:  # each is zero at the outputs of the other, so the sum keeps both
             b[same] = b[same] + y
     return np.concatenate(a), np.concatenate(b, 1)
 
 
 def _saved_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The tensors of whole leaves, and their modules."""
+    """Return the tensors of the complete leaves, and their modules."""
     out: dict[str, np.ndarray] = {}
     sizes = adapter.config.sizes()
     for path, x in adapter.saved.items():
@@ -631,7 +652,7 @@ def _saved_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.nd
 
 
 def _reads_first(family: Family, config: Config) -> bool:
-    """Whether the base model's kernels have their inputs first, as those of a GPT-2."""
+    """Whether the kernels of the base model have their inputs first, as in GPT-2."""
     layered = {
         p: s
         for p, s in family.names(config).items()

@@ -1,4 +1,7 @@
-"""The architectures that are read and written; of several with the same model, the one as it was pre-trained comes first."""
+"""Which Hugging Face architectures are supported, for reading and for writing?
+
+If several architectures have the same model, the pre-training architecture comes first.
+"""
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.bert import (

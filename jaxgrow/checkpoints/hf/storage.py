@@ -1,4 +1,4 @@
-"""Hugging Face folders: ``config.json`` and safetensors, read as a `Source` and written from one."""
+"""How are Hugging Face folders read as a `Source`, and how is a `Source` written as such a folder?"""
 
 import difflib
 import hashlib
@@ -32,11 +32,14 @@ from jaxgrow.models import Config
 
 
 class HuggingFace(Checkpoint):
-    """The folder of a Hugging Face model. Tensors are read when they are asked for.
+    """The model in a Hugging Face folder. Tensors are read on demand.
+
+    Args:
+      folder: the folder.
 
     Raises:
-      CheckpointError: it has no config or weights, they are damaged or do not fit each other, or
-        its architecture or settings are not computed here.
+      CheckpointError: the folder has no config or weights, they are damaged or do not fit each
+        other, or the architecture or its settings are not supported.
     """
 
     def __init__(self, folder: Path):
@@ -60,7 +63,7 @@ class HuggingFace(Checkpoint):
         self.config = self.family.seen(self.config, self.tensors)
         if self.config.depth > len(self.tensors):
             raise CheckpointError(
-                f"{file} has {self.config.depth} layers, but there are {len(self.tensors)} tensors"
+                f"{file} has {self.config.depth} layers, but the folder has {len(self.tensors)} tensors"
             )
         self.names = self.family.names(self.config)
         self._born = born(self.config)
@@ -99,7 +102,8 @@ class HuggingFace(Checkpoint):
             )
         if stored.part is None:
             tensor = self.tensor(stored, layer).read()
-        else:  # its other parts are likely to be next: they are kept until then
+        else:
+            # The other parts of a fused tensor are usually read next, so the tensor is kept.
             if self._fused[0] != stored.name:
                 self._fused = (stored.name, {})
             if layer not in self._fused[1]:
@@ -109,19 +113,25 @@ class HuggingFace(Checkpoint):
 
     @property
     def bytes(self) -> int:
-        """The size of the stored tensors that hold the leaves."""
+        """The size in bytes of the stored tensors that hold the leaves."""
         found = {tensor.name: tensor.size for path in self.leaves for tensor in self._tensors(path)}
         return sum(found.values())
 
     def tensor(self, stored: Stored, layer: int | None, expert: int = 0) -> safetensors.Tensor:
-        """Where one layer of a leaf lies, or one expert of that."""
+        """Return the stored tensor of one layer of a leaf.
+
+        Args:
+          stored: the place of the leaf.
+          layer: index of the layer; None for a leaf that is not stacked.
+          expert: index of the expert, if experts are stored separately.
+        """
         return self.tensors[self._name(stored.of_experts(self._sizes)[expert], layer)]
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         return (self, layer) if layer in self.names[path].layers(self.leaves[path].layers) else None
 
     def fingerprint(self) -> str:
-        # The same however the tensors are sharded.
+        # Sorted names make the hash independent of the sharding into files.
         digest = hashlib.sha256()
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name} {tensor.stored} {tensor.shape}\n".encode())
@@ -141,7 +151,7 @@ class HuggingFace(Checkpoint):
                 yield self.tensors[self._name(name, layer)]
 
     def _layers(self, path: str) -> Sequence[int | None]:
-        """What a leaf is stored by, as of `Leaf.layers`."""
+        """The layers that are stored for a leaf, as `Leaf.layers`."""
         names, shape = self._born[path]
         return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
@@ -165,31 +175,36 @@ class HuggingFace(Checkpoint):
                     unknown.append(f"unknown: {name} in {tensor.file.name}")
             elif tensor.shape != expected[name]:
                 wrong.append(
-                    f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json makes it {expected[name]}, "
-                    f"which is {axes[name]}"
+                    f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json requires {expected[name]} "
+                    f"({axes[name]})"
                 )
         if missing or unknown or wrong:
             raise CheckpointError(
-                f"{self.folder}: the tensors are not those of {self.family.architecture} by config.json:\n  "
+                f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json:\n  "
                 + listed(missing, unknown, wrong, separator="\n  ")
             )
 
     def _ignored(self) -> list[str]:
-        """Patterns of tensors that may be there: those that hold nothing, and the head of a model that is tied."""
+        """Name patterns of tensors that a file may have although they are not read.
+
+        They are tensors without learned values, and the head of a model with tied embeddings.
+        """
         return [*self.family.ignored, *(s.name for s in self._untied().values())]
 
     def _untied(self) -> dict[str, Stored]:
-        """Where the leaves of a tied model would lie if it were not; of others, nothing."""
+        """The names of a model with tied embeddings if it were untied; empty for other models."""
         if not getattr(self.config, "tied", False):
             return {}
         untied: Any = {"tied": False}
         return self.family.names(replace(self.config, **untied))
 
     def _check_tied(self) -> None:
-        """
+        """Check that a stored head equals the embedding to which it is tied.
+
+        If it does not, transformers 4 ignores the head, and transformers 5 unties it.
+
         Raises:
-          CheckpointError: a tied head is stored, too, and is another one. (transformers 4 reads
-            over it, 5 unties it.)
+          CheckpointError: they differ.
         """
         same = {"head_kernel": "token_embedding"}
         for path, stored in self._untied().items():
@@ -199,13 +214,19 @@ class HuggingFace(Checkpoint):
             head, tied = self.tensor(stored, None), self.tensor(mine, None)
             if not head.equals(tied):
                 raise CheckpointError(
-                    f"{self.folder}: config.json ties {head.name} to {tied.name}, but both are stored, and they differ; set "
-                    f'"tie_word_embeddings" to false in it to keep the head, or take {head.name} out of {head.file.name}'
+                    f"{self.folder}: config.json ties {head.name} to {tied.name}, but both are stored, and they differ. Set "
+                    f'"tie_word_embeddings" to false in config.json to keep the head, or remove {head.name} from '
+                    f"{head.file.name}"
                 )
 
 
 def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
-    """
+    """Return the architecture that a ``config.json`` names.
+
+    Args:
+      foreign: the content of ``config.json``.
+      file: the file, which the message names.
+
     Raises:
       CheckpointError: the architecture is not supported.
     """
@@ -215,19 +236,23 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
         return FAMILIES[architecture]
     way_out = _way_out(str(architecture), foreign)
     raise CheckpointError(
-        f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists all "
-        "that are supported"
+        f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists the "
+        "supported ones"
     )
 
 
-# Models of images and texts: the architecture of their vision tower.
+# Architectures of models of images and texts, and the architectures of their vision towers.
 _TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
 def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
-    """What to do about an architecture that is not supported, if another one of its model is."""
+    """Suggest what to do about an architecture that is not supported.
+
+    The result is empty if neither another architecture of the same model nor a similar name is
+    supported.
+    """
     if architecture in _TOWERS:
-        return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save that"
+        return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save it"
     alike = [
         family
         for name, family in FAMILIES.items()
@@ -237,31 +262,43 @@ def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
     if not alike:
         near = difflib.get_close_matches(architecture, FAMILIES, n=1)
         return (
-            f", which is not supported; the nearest one that is supported is {near[0]}"
+            f", which is not supported; a supported one with a similar name is {near[0]}"
             if near
             else ""
         )
     family, bare = alike[0], architecture.endswith("Model")
     tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
-    if bare and family.prefix and tied is True:  # there is nothing in the head
-        todo = f'write ["{family.architecture}"] there: the head is the table of tokens'
-    elif bare:  # transformers would add a head of random weights
-        todo = f"give the folder of the {family.architecture} that this model was taken from"
-    else:  # without a head, if that is supported: another one would have random weights
+    if bare and family.prefix and tied is True:
+        # A tied head has no weights, so nothing is missing.
+        todo = f'write ["{family.architecture}"] there: the head is the token embedding'
+    elif bare:
+        # transformers would add a head with random weights.
+        todo = f"give the folder of the {family.architecture} from which this model was extracted"
+    else:
+        # Another head would have random weights, so the model is loaded without one if possible.
         best = next((f for f in alike if f.fixed.get("head") == "states"), family)
-        todo = f"load it as {best.architecture} in transformers, and save that"
+        todo = f"load it as {best.architecture} in transformers, and save it"
     return f", {'a model without its head' if bare else 'another head'}; {todo}"
 
 
 def family_for(
     config: Config, foreign: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
 ) -> tuple[Family, dict[str, Any]]:
-    """The architecture that stores a model of ``config``, and its ``config.json``, after
-    ``foreign`` and with ``settings``: its own, or that of the same model with the head, or the
-    experts, that ``config`` has.
+    """Find the architecture that stores a model, and build its ``config.json``.
+
+    It is the architecture of ``foreign``, or the architecture of the same model with the head, or
+    the experts, of ``config``.
+
+    Args:
+      config: the config of the model.
+      foreign: the ``config.json`` to follow; None: the defaults of the architecture.
+      settings: more keys of ``config.json``.
+
+    Returns:
+      The architecture, and the content of its ``config.json``.
 
     Raises:
-      CheckpointError: none does.
+      CheckpointError: no architecture stores such a model.
     """
     mixture = "experts" in config.sizes()
     candidates = [
@@ -271,7 +308,8 @@ def family_for(
     ]
     named = f"{type(config).__name__} that predicts {config.predicts}"
     family = None if foreign is None else family_of(foreign, Path("config.json"))
-    if family is not None and family.mixture == mixture:  # else it has become another model
+    # A dense model that became a mixture of experts has another architecture.
+    if family is not None and family.mixture == mixture:
         named = f"{family.model_type} that predicts {config.predicts}"
         candidates = [
             f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)
@@ -292,7 +330,7 @@ def family_for(
 
 
 def common(dtypes: Iterable[np.dtype]) -> np.dtype:
-    """The dtype that holds all of them."""
+    """Return the smallest dtype that represents all values of the given dtypes."""
     return np.dtype(reduce(jnp.promote_types, dtypes))
 
 
@@ -303,7 +341,15 @@ class _Part:
 
 
 def planned(source: Source, family: Family) -> list[safetensors.Planned]:
-    """The tensors of a model, by layers."""
+    """List the tensors of a model in the order in which they are written, by layers.
+
+    Args:
+      source: the model.
+      family: the architecture.
+
+    Returns:
+      The tensors. Their values are read when they are written.
+    """
     groups: dict[str, list[_Part]] = {}
     names = family.names(source.config)
     for path, stored in names.items():
@@ -312,12 +358,13 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
         name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()
     }
     out = []
-    # What is moved is wide here, and as narrow there as all else.
+    # Leaves that are shifted or scaled were widened when they were read. They are written in the
+    # dtype of the other leaves.
     narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
     sizes, last = source.sizes(), {}
 
     def read(path: str, layer: int | None) -> np.ndarray:
-        """The last one is kept: its experts are asked for one after the other."""
+        """Read a leaf, and keep it, because its experts are written one after the other."""
         if (path, layer) not in last:
             last.clear()
             last[path, layer] = source.read(path, layer)
@@ -328,7 +375,8 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     ):
         patterns = list(patterns)
         for layer in source.leaves[groups[patterns[0]][0].path].layers:
-            for pattern in patterns:  # of a copy, not the name that its leaf is stored by
+            # The pattern of a copy differs from the name under which its leaf is stored.
+            for pattern in patterns:
                 parts = groups[pattern]
                 if layer not in parts[0].stored.layers(source.leaves[parts[0].path].layers):
                     continue
@@ -380,13 +428,21 @@ def _planned(
 
 
 def written_bytes(source: Source, family: Family) -> int:
-    """The size of the tensors that `write` writes."""
+    """Return the size in bytes of the tensors that `write` writes."""
     return sum(tensor.size for tensor in planned(source, family))
 
 
 def write(
     source: Source, family: Family, foreign: Mapping[str, Any], folder: Path, **options: Any
 ) -> None:
-    """Writes weights and ``config.json``."""
+    """Write the weights and ``config.json`` of a model.
+
+    Args:
+      source: the model.
+      family: the architecture.
+      foreign: the content of ``config.json``.
+      folder: a folder that exists.
+      options: options of `jaxgrow.checkpoints.io.safetensors.write`.
+    """
     safetensors.write(folder, planned(source, family), **options)
     write_json(folder / "config.json", foreign)
