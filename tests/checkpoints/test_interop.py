@@ -333,7 +333,7 @@ def test_missing_unknown_and_misshapen_tensors_are_listed_together(tmp_path):
         "transformer.wte.weight in model.safetensors has shape (11, 13), but config.json requires (11, 12)"
         in text
     )
-    assert "which is vocab embed" in text
+    assert "(axes: vocab embed)" in text
 
 
 @pytest.mark.parametrize(

@@ -861,7 +861,7 @@ def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, c
         ).logits.numpy()
     words = ("--method", "hypercloning", "--embed", 32, "--heads", 16, "--kv-heads", 8)
     run("grow", tmp_path / "a", tmp_path / "b", *words)
-    assert "this is its text model alone, a Gemma3ForCausalLM" in capsys.readouterr().out
+    assert "Only its text model, a Gemma3ForCausalLM, is read" in capsys.readouterr().out
     config, params = checkpoints.load(tmp_path / "b")
     np.testing.assert_allclose(tiny.forward(config)(params, tokens), before, rtol=0, atol=1e-4)
     assert_alike(tmp_path / "b")
@@ -989,7 +989,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         (
             "GPTNeoXForCausalLM",
             "upcycle --experts 8",
-            "experts are made of gated MLPs without biases",
+            "experts can be made of gated MLPs without biases",
         ),
         ("BertForMaskedLM", "virtual_groups --experts 4 --mlp 4", "but this BERTConfig is none"),
         (

@@ -1,9 +1,10 @@
-"""Bottleneck adapters in the layout of AdapterHub's library ``adapters``: ``adapter_config.json`` and ``adapter.safetensors``.
+"""How are bottleneck adapters read and written in the layout of AdapterHub's library ``adapters``?
 
-Those that are computed as here: after a sublayer, before its residual connection and norm
-(``double_seq_bn``, Houlsby's, and its parts), of a BERT, RoBERTa, GPT-2 or Llama. The library
-writes such files with ``use_safetensors=True``; pickles are not read. So an adapter that somebody
-has can be read, grown with its model, and written again::
+An adapter in this layout has the files ``adapter_config.json`` and ``adapter.safetensors``. It is
+supported if it is computed as in jaxgrow: after a sublayer and before its residual connection and
+norm (``double_seq_bn`` of Houlsby, and its parts), in BERT, RoBERTa, GPT-2 or Llama. The library
+writes such files with ``use_safetensors=True``; pickle files are not read. An existing adapter can
+be read, grown with its model, and written again::
 
     own, adapter = load("their-adapter", config)
     config = replace(config, adapter=own)
@@ -36,9 +37,10 @@ _PLACES: Mapping[type[Config], Mapping[str, str]] = {
 _AT = {"attention": "mh_adapter", "mlp": "output_adapter"}
 _LEAVES = {"down/kernel": "adapter_down.0.weight", "down/bias": "adapter_down.0.bias"}
 _LEAVES |= {"up/kernel": "adapter_up.weight", "up/bias": "adapter_up.bias"}
-_ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu_new": "gelu"}  # theirs: ours
-# What changes the function, and what it is where it does not. Other keys say how the adapter
-# trained, or are of no effect.
+# The library's names of activation functions, and the names in jaxgrow.
+_ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu_new": "gelu"}
+# The keys that change the function, with the only values that are supported. Other keys describe
+# the training of the adapter, or have no effect.
 _PLAIN: Mapping[str, Any] = {
     "architecture": None,
     "original_ln_before": False,
@@ -56,18 +58,18 @@ _PLAIN: Mapping[str, Any] = {
 
 
 def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
-    """An adapter of a model of ``config``, float32 or better.
+    """Read an adapter of a model of ``config``, as float32 or wider.
 
     Args:
-      folder: with the two files.
-      config: of the model that it was made for.
+      folder: the folder with the two files.
+      config: the config of the model that the adapter was trained for.
 
     Returns:
-      ``(Adapter, parameters)``, the latter as of `jaxgrow.peft.adapters.init`.
+      ``(Adapter, parameters)``. The parameters have the structure of `jaxgrow.peft.adapters.init`.
 
     Raises:
-      CheckpointError: a file that is missing or damaged, an adapter that is computed otherwise, or
-        one of another model.
+      CheckpointError: a file is missing or damaged, the adapter is computed in a way that is not
+        supported, or it belongs to another model.
     """
     folder = Path(folder).expanduser()
     file, weights = inside(folder, CONFIG), inside(folder, WEIGHTS)
@@ -81,7 +83,7 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
         said = ", ".join(
             [*wrong, f"non_linearity {how.get('non_linearity')!r}, at {at}, name {name!r}"]
         )
-        raise CheckpointError(f"{file} is of no adapter that is computed here: {said}")
+        raise CheckpointError(f"{file} describes an adapter that is not supported: {said}")
     sizes = {
         stored[t].shape[0]
         for t in stored
@@ -89,36 +91,35 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
     }
     if len(sizes) != 1:
         raise CheckpointError(
-            f"{weights} has bottlenecks of {sorted(sizes)} units; here all have one size"
+            f"{weights} has bottlenecks of {sorted(sizes)} units, but all have to have the same size"
         )
     adapter = Adapter(sizes.pop(), at, activation)  # type: ignore[arg-type]
     leaves, known = {}, set()
     for leaf, names, shape in _leaves(replace(config, adapter=adapter), name):
-        if not any(
-            n in stored for n in names
-        ):  # of the model without its head, which has no name there
+        # In an adapter of the model without its head, the names lack the first part.
+        if not any(n in stored for n in names):
             names = [n.partition(".")[2] for n in names]
         x = safetensors.stacked(stored, weights, names, shape)
         leaves[leaf], known = x.swapaxes(1, -1) if x.ndim == 3 else x, known | {*names}
     if unknown := [tensor for tensor in stored if tensor not in known]:
         raise CheckpointError(
-            f"{weights} has {listed(unknown)}: this {type(config).__name__} has no such adapters"
+            f"{weights} has {listed(unknown)}, but this {type(config).__name__} does not have such adapters"
         )
     return adapter, nested(leaves)
 
 
 def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapter") -> None:
-    """Writes an adapter for the library; the folder appears whole or not at all.
+    """Write an adapter for the library, to a folder that appears only when it is complete.
 
     Args:
-      folder: a new one.
-      config: of the model, with its adapter.
-      adapter: as of `jaxgrow.peft.adapters.init`.
-      name: what the library calls it.
+      folder: the new folder.
+      config: the config of the model with its adapter.
+      adapter: the parameters, as from `jaxgrow.peft.adapters.init`.
+      name: the name of the adapter in the library.
 
     Raises:
-      CheckpointError: the folder exists, the config has no adapter, or one that is fused, or the
-        library has no such model.
+      CheckpointError: the folder exists, the config has no adapter or a fused one, or the library
+        does not support such a model.
     """
     own, leaves = (
         config.adapter,
@@ -129,16 +130,19 @@ def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapt
         x = leaves[leaf].swapaxes(1, -1) if leaves[leaf].ndim == 3 else leaves[leaf]
         if x.shape != (len(names), *shape):
             raise CheckpointError(
-                f"{leaf} has shape {leaves[leaf].shape}, but the config makes it another"
+                f"{leaf} has shape {leaves[leaf].shape}, which does not fit the adapter of the config"
             )
         tensors |= dict(zip(names, map(np.ascontiguousarray, x), strict=True))
-    assert own is not None  # `_leaves` has seen it
-    # The library makes of it floor(hidden size / factor) units.
-    whole = config.embed % own.size == 0
+    # `_leaves` has checked this.
+    assert own is not None
+    # The library computes the number of units as floor(hidden size / factor).
+    divisible = config.embed % own.size == 0
     activation = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[own.activation]
     how = {
         **_PLAIN,
-        "reduction_factor": config.embed // own.size if whole else config.embed / (own.size + 0.5),
+        "reduction_factor": config.embed // own.size
+        if divisible
+        else config.embed / (own.size + 0.5),
     }
     how |= {"non_linearity": activation, **{key: place in own.at for place, key in _AT.items()}}
     family = family_for(replace(config, adapter=None), None)[0]
@@ -148,7 +152,8 @@ def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapt
         "name": name,
     }
     about |= {"model_type": family.model_type, "model_class": family.architecture, "model_name": ""}
-    about |= {"version": "adapters.1.3.0"}  # of the layout
+    # The version of the library whose layout this is.
+    about |= {"version": "adapters.1.3.0"}
     planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in tensors.items()]
     with appearing(Path(folder), [], False) as part:
         safetensors.write_file(part / WEIGHTS, planned)
@@ -156,7 +161,10 @@ def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapt
 
 
 def _leaves(config: Config, name: str) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
-    """Of each leaf its path, the names of its tensors, by layers, and their shape. PyTorch's kernels lie output first."""
+    """Yield each leaf: its path, the names of its tensors by layer, and their shape.
+
+    The kernels in PyTorch are stored as [outputs, inputs].
+    """
     own, places = config.adapter, _PLACES.get(type(config))
     if (
         own is None
@@ -165,7 +173,8 @@ def _leaves(config: Config, name: str) -> Iterator[tuple[str, list[str], tuple[i
         or getattr(config, "norm", "post") == "pre"
     ):
         raise CheckpointError(
-            f"the library adapters has no place for {own} in this {type(config).__name__}; a run's own file keeps any"
+            f"the library adapters does not support {own} in this {type(config).__name__}. Keep it in the checkpoint of its "
+            "run, which stores any adapter"
         )
     stored = (
         family_for(replace(config, adapter=None), None)[0]

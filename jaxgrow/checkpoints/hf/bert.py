@@ -1,4 +1,7 @@
-"""The names of BERT, RoBERTa (and XLM-R), which differ in the head, and DistilBERT. PyTorch's kernels lie output first."""
+"""How are BERT, RoBERTa, XLM-R and DistilBERT stored?
+
+RoBERTa and XLM-R differ from BERT in the head. PyTorch stores kernels as [outputs, inputs].
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -37,13 +40,14 @@ def _names(
     layers: str = "encoder.layer",
     layer: Mapping[str, str] = _LAYER,
 ) -> Callable[[BERTConfig], dict[str, Stored]]:
-    """The table of a model: the names that all heads share, under the prefix ``model``, and those of its head.
+    """Return the function from a config to the places of its leaves.
 
     Args:
-      model: the prefix, such as ``"bert."``; empty for a model without a head.
-      head: the names of the head.
+      model: the name prefix of the model without its head, such as ``"bert."``; empty for a model
+        without a head.
+      head: a function from a config to the places of the leaves of the head.
       layers: the name of the list of layers.
-      layer: the names in a layer.
+      layer: the names of the modules in a layer.
     """
     e, h = f"{model}embeddings.", f"{model}{layers}.{{layers}}."
 
@@ -85,7 +89,7 @@ def _tokens(
         out = linear("transform", transform, "embed", "embed_in") | {
             "head_norm/scale": Stored(f"{norm}.weight", "embed"),
             "head_norm/bias": Stored(f"{norm}.bias", "embed"),
-            # An untied decoder has a bias of its own; the other one is not used then.
+            # An untied decoder has a separate bias, and the other one is not used.
             "head_bias": Stored(bias if config.tied else f"{decoder}.bias", "vocab"),
         }
         return (
@@ -112,17 +116,17 @@ def _each_token(config: BERTConfig) -> dict[str, Stored]:
 
 
 def _pooler(config: BERTConfig) -> dict[str, Stored]:
-    """The head of a model that has none."""
+    """The head of a model without a task."""
     return linear("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
 
 
 def _pooled(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
-    """Whether there is a pooler, which ``config.json`` does not say."""
+    """Set whether the model has a pooler, which ``config.json`` does not state."""
     return replace(config, pooler="pooler.dense.weight" in tensors)
 
 
 def _unused(bias: str) -> Any:
-    """The bias that a model with a decoder of its own has beside the decoder's, and does not add."""
+    """Copy the bias of an untied decoder to a second tensor, which the model does not use."""
     return lambda config: {} if config.tied else {bias: "head_bias"}
 
 
@@ -158,15 +162,16 @@ _BERT: dict[str, Any] = dict(
     **_COMMON,
 )
 _ROBERTA: dict[str, Any] = dict(
-    settings=_SETTINGS | {"pad_token_id": (1,)},  # the row before the first position
+    # The first position embedding is in the row after this index.
+    settings=_SETTINGS | {"pad_token_id": (1,)},
     **_COMMON,
 )
-# What a model has by its head: of classes as many as labels; of spans, labels for their begin and
-# end.
+# The fields that depend on the head. A head for classes has one class per label. A head for spans
+# has labels for their begin and end.
 _CLASSES: dict[str, Any] = dict(inferred=classes, derived=problem)
 _SPANS: dict[str, Any] = dict(inferred=classes, derived=labelled)
 _TOKEN_CLASSES = _SPANS
-# A model without a head: its tensors have no prefix, though some files give them one.
+# A model without a head. Its tensor names have no prefix, except in some files.
 _STATES: dict[str, Any] = dict(seen=_pooled, folded=("pooler",))
 
 
@@ -233,7 +238,7 @@ def _roberta(
     names: Callable[[BERTConfig], dict[str, Stored]],
     of_head: dict[str, Any],
 ) -> Family:
-    """``of_head``: what is inferred and derived for the head."""
+    """Build a family; ``of_head`` has its fields ``inferred`` and ``derived``."""
     fields: dict[str, Any] = {
         "ignored": ("*.position_ids", "roberta.pooler.*"),
         **_ROBERTA,

@@ -1,4 +1,7 @@
-"""GPT-2's names. Its kernels lie as ours do, input first; query, key and value are one tensor."""
+"""How is GPT-2 stored?
+
+Its kernels are stored as in jaxgrow, as [inputs, outputs]. Queries, keys and values are one tensor.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +44,7 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
     return names
 
 
-# The first ones are the same formula.
+# The names in the first group stand for the same formula.
 _ACTIVATIONS = dict.fromkeys(
     ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"
 )
@@ -74,7 +77,8 @@ _GPT2: dict[str, Any] = dict(
         "activation_function": tuple(_ACTIVATIONS),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False, True),  # how it is computed, not what
+        # This changes the precision of the computation, but not the function.
+        "reorder_and_upcast_attn": (False, True),
         "add_cross_attention": (False,),
     },
     ignored=("*.attn.bias", "*.attn.masked_bias"),

@@ -1,23 +1,27 @@
-"""The names of Llama and its kin (`jaxgrow.models.llama`): a table for each, of what it computes and how it is stored.
+"""How are the models of the Llama family (`jaxgrow.models.llama`) stored?
 
-========== ==================================================================================================================
-Llama      2, 3; SmolLM 2, too
-Qwen2      2.5, too: biases of queries, keys, values
+========== ========================================================================================
+Llama      Llama 2, Llama 3, SmolLM 2
+Qwen2      Qwen2, Qwen2.5: biases of queries, keys and values
 Qwen3      norms of queries and keys
 Mistral    a window in all layers
-Gemma      scaled embeddings, GELU; norms are stored as what is added to one
-Gemma 2    norms before and after sublayers, every other layer with a window, capped scores and logits
-Gemma 3    .. five of six with a window, rotary positions of two kinds, norms of queries and keys, no caps (text alone)
-OLMo 2     norms after sublayers, and of all queries, all keys
-Phi-3      Phi-4, too: fused kernels; a longer context by "longrope"
-Mixtral    a mixture of experts in each layer; Qwen3-MoE: of finer ones, perhaps with gates that do not add up to one
-SmolLM 3   every fourth layer without rotary positions
+Gemma      scaled embeddings, GELU; norm scales are stored minus one
+Gemma 2    norms before and after sublayers, a window in every other layer, soft-capped scores and
+           logits
+Gemma 3    norms before and after sublayers, a window in five of six layers, two kinds of rotary
+           embeddings, norms of queries and keys, no soft caps (the text model only)
+OLMo 2     norms after sublayers, norms over all queries and over all keys
+Phi-3      Phi-3, Phi-4: fused kernels, a longer context by "longrope"
+Mixtral    a mixture of experts in each layer; Qwen3-MoE has finer experts, whose gates do not have
+           to add up to one
+SmolLM 3   no rotary embeddings in every fourth layer
 OLMo 1     LayerNorm without parameters
-Qwen2-MoE  finer experts than Mixtral's, and one that every token goes through
+Qwen2-MoE  finer experts than Mixtral, and one expert that every token uses
 Granite    factors of embeddings, scores, sublayers and logits
-gpt-oss    experts with biases and clamped units, attention sinks, every other layer with a window
-GPT-NeoX   Pythia: LayerNorm, biases, sublayers in parallel, a quarter of each head is turned; fused head by head
-========== ==================================================================================================================
+gpt-oss    experts with biases and clamped units, attention sinks, a window in every other layer
+GPT-NeoX   Pythia: LayerNorm, biases, parallel sublayers, partial rotary embeddings (a quarter of
+           each head), queries, keys and values fused head by head
+========== ========================================================================================
 """
 
 import math
@@ -43,7 +47,7 @@ from jaxgrow.models.llama import LlamaConfig, period
 
 _SILU = ("silu", "swish")
 
-# --- names: kernels lie output first ---
+# --- names: kernels are stored as [outputs, inputs] ---
 
 
 def _names(
@@ -53,8 +57,14 @@ def _names(
     router: str = "",
     experts: tuple[str, ...] = (),
 ) -> dict[str, Stored]:
-    """``fused``: queries, keys and values in one tensor, and gate and up; ``one``: what norms are
-    stored without; ``experts``: gate, up and down of each.
+    """Return the places of the leaves.
+
+    Args:
+      config: the config.
+      fused: whether queries, keys and values are one tensor, and gate and up another one.
+      one: the number that is subtracted from the norm scales when they are stored.
+      router: the name of the router.
+      experts: the names of gate, up and down of each expert.
     """
     layer = "model.layers.{layers}."
     names = {
@@ -77,8 +87,8 @@ def _names(
         if config.qkv_bias:
             names[f"blocks/attention/{ours}/bias"] = Stored(f"{linear}.bias", outputs)
         if config.query_norm != "none" and ours != "value":
-            # There is one eps there. A norm gives the same of s times its input under s^2 times its
-            # eps.
+            # The architecture has the same eps in all norms. A norm of s times its input with s^2
+            # times its eps has the same output, so the kernel is scaled.
             times = (config.eps / config.query_eps) ** 0.5 if config.query_eps else 1.0
             names[f"blocks/attention/{ours}/kernel"] = Stored(
                 f"{linear}.weight", f"{outputs} embed", times=times
@@ -110,7 +120,8 @@ def _names(
         return names | _head(config, "lm_head")
     for ours, theirs in _NORMS[config.norms].items():
         names[f"blocks/{ours}/scale"] = Stored(f"{layer}{theirs}.weight", "embed", plus=-one)
-    # A tied table that is scaled where it is read into is not where it is read out.
+    # A tied embedding is multiplied by its factor at the input, but not at the output. There the
+    # final norm compensates for the factor of the stored embedding.
     times = 1 / _embedded(config) if config.ties else 1.0
     names["final_norm/scale"] = Stored("model.norm.weight", "embed", times=times, plus=-one)
     return names | _head(config, "lm_head")
@@ -132,7 +143,7 @@ _NORMS = {
 
 
 def _shared_expert(layer: str) -> dict[str, Stored]:
-    """The expert that every token goes through, and its gate."""
+    """Return the places of the expert that every token uses, and of its gate."""
     names = {
         "blocks/mlp/shared_gate/kernel": Stored(
             f"{layer}mlp.shared_expert_gate.weight", "gates embed"
@@ -150,12 +161,19 @@ def _shared_expert(layer: str) -> dict[str, Stored]:
 
 
 def _granite_names(config: LlamaConfig) -> dict[str, Stored]:
-    """As of a Llama: the factor of the embeddings is a setting here, and not a part of the table."""
+    """Return the places of the leaves of Granite.
+
+    They are as in Llama. The factor of the embeddings is a setting, and not a part of the
+    embedding.
+    """
     return _names(replace(config, embed_scale=1.0))
 
 
 def _gpt_oss_names(config: LlamaConfig) -> dict[str, Stored]:
-    """All experts of a layer are one tensor; gates and units take turns along its last axis."""
+    """Return the places of the leaves of gpt-oss.
+
+    All experts of a layer are one tensor. Gates and units alternate along its last axis.
+    """
     names, mlp = (
         _names(config, router="mlp.router", experts=("", "", "")),
         "model.layers.{layers}.mlp.",
@@ -172,7 +190,11 @@ def _gpt_oss_names(config: LlamaConfig) -> dict[str, Stored]:
 
 
 def _embedded(config: LlamaConfig) -> float:
-    """What a table is stored as a multiple of: a Gemma scales by the root of its width, whatever it had been born with."""
+    """Return the factor of the stored embedding relative to the leaf.
+
+    Gemma multiplies the stored embedding by the square root of its width. jaxgrow multiplies the
+    leaf by ``embed_scale``, which keeps its initial value when the width grows.
+    """
     return config.embed_scale / config.embed**0.5 if config.embed_scale != 1 else 1.0
 
 
@@ -216,12 +238,12 @@ def _llama(
     theta: float = 1e4,
     head_dim: int | None = None,
 ) -> dict[str, Any]:
-    """Heads, and rotary positions that are the same in all layers."""
+    """Return the fields of heads and of rotary embeddings that are the same in all layers."""
     return read_heads(theirs, key_heads, head_dim) | read_rope(theirs, theta)
 
 
 def _biased(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """A Llama's, whose attention may have biases."""
+    """Return the fields of a Llama whose attention may have biases."""
     biased = theirs.get("attention_bias", False)
     return _llama(theirs) | {"qkv_bias": biased, "out_bias": biased}
 
@@ -231,7 +253,7 @@ def _biased_written(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _olmo3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    # `transformers` gives ``rope_theta`` to the layers that see all tokens alone.
+    # `transformers` applies ``rope_theta`` only to the layers with full attention.
     rope = read_layered_rope(theirs, 5e5, None, 5e5)
     return read_heads(theirs) | rope | read_windows(theirs, "sssf", 65536)
 
@@ -274,11 +296,10 @@ def _mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError(
-            "mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here"
+            "mlp_only_layers or decoder_sparse_step make some layers dense, but jaxgrow needs experts in all"
         )
-    experts = theirs.get(
-        "num_local_experts", theirs.get("num_experts", 128)
-    )  # since transformers 5, and before
+    # The first key belongs to transformers 5, the second to earlier versions.
+    experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))
     windows = read_one_window(theirs, 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
     return _llama(theirs, key_heads=4) | windows | {"experts": experts}
 
@@ -295,11 +316,11 @@ def _qwen3_moe_written(config: LlamaConfig) -> dict[str, Any]:
 def _qwen2_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError(
-            "mlp_only_layers or decoder_sparse_step leave layers dense, but all have experts here"
+            "mlp_only_layers or decoder_sparse_step make some layers dense, but jaxgrow needs experts in all"
         )
     if "sliding_attention" in (theirs.get("layer_types") or ()):
         raise ValueError(
-            "layer_types has 'sliding_attention', but all layers of a Qwen2-MoE see all tokens here"
+            "layer_types has 'sliding_attention', but jaxgrow supports Qwen2-MoE only with full attention"
         )
     return _llama(theirs, key_heads=16)
 
@@ -331,14 +352,14 @@ def _gpt_oss(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gpt_oss_written(config: LlamaConfig) -> dict[str, Any]:
     out = _biased_written(config) | written_kinds(config)
-    # Where it is left out, there is a scaling.
+    # The default of gpt-oss is a scaling, so the key is always written.
     return out | {"rope_scaling": out["rope_scaling"] or {"rope_type": "default"}}
 
 
 def _granite(theirs: Mapping[str, Any]) -> dict[str, Any]:
     ours, multiplier = _biased(theirs), theirs.get("attention_multiplier", 1.0)
     if not multiplier > 0:
-        raise ValueError(f"attention_multiplier is {multiplier!r}, but it has to be above 0")
+        raise ValueError(f"attention_multiplier is {multiplier!r}, but has to be greater than 0")
     score_dim = float(multiplier**-2)
     return ours | {
         "score_dim": 0.0 if math.isclose(score_dim, ours["head_dim"], rel_tol=1e-9) else score_dim
@@ -357,21 +378,25 @@ def _mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _phi3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     rope = read_rope({"max_position_embeddings": 4096, **theirs}, rotary=1.0)
     if rope.get("rope_by", "longrope") != "longrope":
-        raise ValueError(f"rope_type is {spelt(rope['rope_by'])}, but a Phi-3 has longrope only")
+        raise ValueError(f"rope_type is {spelt(rope['rope_by'])}, but Phi-3 supports only longrope")
     return read_heads(theirs) | rope | read_one_window(theirs, 4096, None)
 
 
 def _phi3_written(config: LlamaConfig) -> dict[str, Any]:
     out: dict[str, Any] = written_one_window(config) | {"partial_rotary_factor": config.rotary}
     if (scaling := out["rope_scaling"]) is not None:
-        # transformers 4 takes no other keys there than the type and the factors.
+        # transformers 4 accepts only the type and the factors there.
         scaling["type"] = scaling.pop("rope_type")
         out["original_max_position_embeddings"] = scaling.pop("original_max_position_embeddings")
     return out
 
 
 def _phi3_heads(config: LlamaConfig) -> Heads:
-    """`transformers` expects as many factors of longrope as the width divided by the heads makes, whatever ``head_dim`` is."""
+    """Return which sizes the heads may have.
+
+    `transformers` expects the number of longrope factors that follows from the hidden size divided
+    by the number of heads, whatever ``head_dim`` is.
+    """
     return "divide embed" if config.rope_by == "longrope" else "must divide embed"
 
 
@@ -415,17 +440,17 @@ def _gemma3(theirs: Mapping[str, Any]) -> dict[str, Any]:
         **_score_dim(theirs, ours["head_dim"]),
         **read_windows(theirs, pattern, 131072),
         "embed_scale": theirs["hidden_size"] ** 0.5,
-        # `transformers` has a key for a cap of scores, too, and does not apply it.
+        # `transformers` also has a key for a soft cap of scores, but does not apply it.
         "logit_cap": _cap(theirs, "final_logit_softcapping", None),
     }
 
 
 def _cap(theirs: Mapping[str, Any], key: str, absent: float | None) -> float:
-    """A cap; null is none, which is 0 here."""
+    """Return a soft cap. Null in ``config.json`` means no cap, which is 0 in jaxgrow."""
     cap = theirs.get(key, absent)
     if cap is not None and not cap > 0:
         raise ValueError(
-            f"{key} is {spelt(cap)}, but a cap is above 0; null means that there is none"
+            f"{key} is {spelt(cap)}, but a soft cap has to be greater than 0; null disables it"
         )
     return 0.0 if cap is None else float(cap)
 
@@ -456,9 +481,9 @@ def _neox(theirs: Mapping[str, Any]) -> dict[str, Any]:
     heads = read_heads({**theirs, "num_key_value_heads": None})
     if theirs["hidden_size"] != heads["head_dim"] * theirs["num_attention_heads"]:
         raise ValueError(
-            f"head_dim is {heads['head_dim']}, but the heads of a GPT-NeoX divide its width"
+            f"head_dim is {heads['head_dim']}, but in GPT-NeoX it is the hidden size divided by the heads"
         )
-    # `transformers` does not read the usual keys here.
+    # `transformers` does not read the usual keys for this architecture.
     like = {
         **theirs,
         "rope_theta": theirs.get("rotary_emb_base"),
@@ -507,7 +532,7 @@ def _families(
     classifier: str | None = None,
     **more: Any,
 ) -> tuple[Family, Family]:
-    """The architectures of a model that predicts tokens, and of one that predicts classes."""
+    """Return the architectures for the prediction of tokens and for the prediction of classes."""
     common: dict[str, Any] = dict(
         model_type=model_type,
         config=LlamaConfig,
@@ -657,8 +682,8 @@ LLAMA = (
         8192,
         _gemma,
         fixed={"activation": "gelu_tanh"},
-        # The first files say "gelu" and mean its tanh form; later ones have a second key, which may
-        # be null.
+        # The first files have "gelu" for its tanh approximation. Later files have a second key,
+        # which may be null.
         settings={
             "hidden_act": ("gelu_pytorch_tanh", "gelu"),
             "hidden_activation": ("gelu_pytorch_tanh", None),
@@ -823,7 +848,7 @@ LLAMA = (
     ),
 )
 
-# `transformers` has no architecture of these that predicts classes.
+# `transformers` has no classifier of these families.
 GRANITE, _ = _families(
     "Granite",
     "granite",

@@ -1,4 +1,8 @@
-"""ModernBERT's names. Kernels lie output first; queries, keys and values are one tensor, and what is gated and its gate."""
+"""How is ModernBERT stored?
+
+Kernels are stored as [outputs, inputs]. Queries, keys and values are one tensor. The gated units
+and their gates are another one.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +30,7 @@ def _names(config: ModernBERTConfig) -> dict[str, Stored]:
 
 
 def _body(config: ModernBERTConfig, model: str) -> dict[str, Stored]:
-    """The names of a model without its head, under the prefix ``model``."""
+    """Return the places of the leaves without the head, with the name prefix ``model``."""
     layer = model + "layers.{layers}."
     names = {"token_embedding": Stored(model + "embeddings.tok_embeddings.weight", "vocab embed")}
     for part, (ours, of) in enumerate(
@@ -52,12 +56,12 @@ def _body(config: ModernBERTConfig, model: str) -> dict[str, Stored]:
 
 def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
     every = theirs.get("global_attn_every_n_layers") or 3
-    # The tokens on either side, besides the token itself; `transformers` reads the second key as
-    # another name of the half.
+    # The number of visible tokens on either side of a token. `transformers` treats sliding_window
+    # as another name for half of local_attention.
     half = theirs.get("sliding_window", theirs.get("local_attention", 128) // 2)
     if theirs.get("rope_scaling"):
         raise ValueError(
-            "rope_scaling is set, but the frequencies of a ModernBERT are computed unscaled here"
+            "rope_scaling is set, but jaxgrow supports ModernBERT only with unscaled frequencies"
         )
     like = {
         **theirs,
@@ -73,7 +77,10 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(config: ModernBERTConfig) -> dict[str, Any]:
-    """``layer_types``, and what was there before them; null, where layers come in no such order."""
+    """Return ``layer_types``, and the older keys for the same information.
+
+    ``global_attn_every_n_layers`` is null if the layers do not have such an order.
+    """
     kinds = config.layer_kinds
     every = next((n for n in range(1, len(kinds) + 1) if kinds == _every(n, len(kinds))), None)
     out = {

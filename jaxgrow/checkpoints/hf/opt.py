@@ -1,4 +1,8 @@
-"""The names of OPT, which are those of a GPT-2 with separate queries, keys and values. Kernels lie output first."""
+"""How is OPT stored?
+
+Its modules are as in GPT-2, with separate queries, keys and values. Kernels are stored as
+[outputs, inputs].
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +11,8 @@ from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
 from jaxgrow.checkpoints.hf.labels import classes, problem
 from jaxgrow.models.gpt2 import GPT2Config
 
-_FIRST = 2  # rows of the table of positions before that of the first token
+# The row of the position embedding for the first token.
+_FIRST = 2
 
 
 def _names(config: GPT2Config) -> dict[str, Stored]:
@@ -51,7 +56,7 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
     width = theirs.get("word_embed_proj_dim") or theirs["hidden_size"]
     if width != theirs["hidden_size"]:
         raise ValueError(
-            f"word_embed_proj_dim is {width}, but hidden_size is {theirs['hidden_size']}: an OPT that projects its embeddings "
+            f"word_embed_proj_dim is {width}, but hidden_size is {theirs['hidden_size']}. An OPT that projects its embeddings "
             "is not supported"
         )
     return {

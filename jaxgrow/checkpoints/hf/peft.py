@@ -64,8 +64,8 @@ class PeftAdapter:
       about: the ``adapter_config.json`` that was read.
       family: the architecture after which the modules are named; None: any architecture that stores
         ``config``.
-      older: whether the modules have the names of transformers 4, where those of transformers 5
-        differ.
+      older: whether the modules have the names of transformers 4, where transformers 5 has
+        other names.
     """
 
     config: Config

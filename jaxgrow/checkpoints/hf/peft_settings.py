@@ -1,4 +1,4 @@
-"""The file ``adapter_config.json`` of Hugging Face's PEFT: which modules have a LoRA, and of which rank and scale."""
+"""How does PEFT's ``adapter_config.json`` determine the modules that have a LoRA, and its rank?"""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
 
-# These keys describe the training or the origin of an adapter. They do not change what it computes.
+# These keys describe the training or the origin of an adapter. They do not change its function.
 WITHOUT_EFFECT = (
     *(
         "task_type",
@@ -19,12 +19,8 @@ WITHOUT_EFFECT = (
         "inference_mode",
     ),
     *("lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config"),
-    *(
-        "loftq_config",
-        "eva_config",
-        "corda_config",
-        "lora_ga_config",
-    ),  # each matters with its own initialisation only
+    # These have an effect only with their initialisation.
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 )
 _READ = (
     *(
@@ -45,11 +41,11 @@ _READ = (
         "init_lora_weights",
     ),
 )
-# With these the base model keeps its weights. All others subtract the first product of the factors
-# from them.
+# With these initialisations the base model keeps its weights. All others subtract the initial
+# product of the factors from the weights.
 _INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
-# PEFT saves the head of these tasks with the adapter, named in modules_to_save or not: what the
-# head predicts, and its modules.
+# PEFT saves the heads of these tasks with the adapter, even if modules_to_save does not name them.
+# The values are the kind of head and its modules.
 TASKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "SEQ_CLS": ("classes", ("classifier", "score")),
     "QUESTION_ANS": ("spans", ("qa_outputs",)),
@@ -59,9 +55,12 @@ TASKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 class Settings:
     """The content of an ``adapter_config.json``.
 
+    Args:
+      file: the file.
+
     Raises:
-      CheckpointError: the adapter is not a LoRA, has a setting that is not computed here, or a
-        value of a wrong type.
+      CheckpointError: the adapter is not a LoRA, or has a setting that is not supported or a value
+        of a wrong type.
     """
 
     def __init__(self, file: Path):
@@ -98,13 +97,13 @@ class Settings:
         self._by_root, self.dora = self._flag("use_rslora"), self._flag("use_dora")
 
     def rank(self, module: str) -> int:
-        """The rank of a module's LoRA."""
+        """Return the rank of the LoRA of a module."""
         return next(
             (rank for pattern, rank in self._ranks.items() if pattern.match(module)), self._rank
         )
 
     def scale(self, module: str) -> float:
-        """The number that multiplies the product of a module's factors."""
+        """Return the factor of the product of the factors of a module."""
         alpha = next(
             (alpha for pattern, alpha in self._alphas.items() if pattern.match(module)), self._alpha
         )
@@ -126,7 +125,7 @@ class Settings:
         )
 
     def saves(self, module: str) -> bool:
-        """Whether the adapter holds a trained copy of the whole module."""
+        """Whether the adapter holds a trained copy of the complete module."""
         return any(f".{name}." in f".{module}." for name in self.saved_modules)
 
     def _check_initialisation(self) -> None:
@@ -148,7 +147,7 @@ class Settings:
         return value
 
     def _patterns(self, key: str, *kinds: type) -> dict[re.Pattern[str], Any]:
-        """The values of modules whose names end as a pattern says."""
+        """Return the values of a key by the patterns that the ends of module names match."""
         found = self.about.get(key) or {}
         if not isinstance(found, dict):
             raise CheckpointError(
@@ -170,7 +169,7 @@ class Settings:
             ) from None
 
     def _modules(self, key: str) -> re.Pattern[str] | tuple[str, ...]:
-        """Some modules: a pattern of whole names, or the ends of names."""
+        """Return the modules of a key: a pattern of complete names, or the ends of names."""
         of = self.about.get(key)
         if isinstance(of, str):
             return self._pattern(key, ".*" if of == "all-linear" else of)
@@ -185,7 +184,7 @@ class Settings:
         return tuple(names)
 
     def _indices(self) -> list[int]:
-        """The layers that have a LoRA; an empty list stands for all of them."""
+        """Return the layers that have a LoRA; an empty list means all layers."""
         found = self.about.get("layers_to_transform")
         layers = [] if found is None else found if isinstance(found, list) else [found]
         if not all(type(layer) is int for layer in layers):
@@ -196,7 +195,7 @@ class Settings:
 
 
 def _matches(of: Any, module: str) -> bool:
-    """Whether a pattern matches the whole name, or one of some names is its end."""
+    """Whether a pattern matches the complete name, or one of the given names is its end."""
     if isinstance(of, re.Pattern):
         return of.fullmatch(module) is not None
     return any(f".{module}".endswith(f".{name}") for name in of)

@@ -1,4 +1,4 @@
-"""Which Hugging Face architectures are supported, for reading and for writing?
+"""The Hugging Face architectures that can be read and written.
 
 If several architectures have the same model, the pre-training architecture comes first.
 """

@@ -1,9 +1,9 @@
-"""Rotary positions and windows of layers, as ``config.json`` describes them.
+"""How does ``config.json`` describe the rotary embeddings and the attention windows of layers?
 
-Settings of rotary positions are at the top level (``rope_theta``), in ``rope_scaling``, or, since
-transformers 5, in ``rope_parameters``, which may have an entry for each type of layers. Where
-several are there, they are read in the order in which `transformers` takes them. A setting that
-`transformers` computes in another way than we do is refused.
+Settings of rotary embeddings are at the top level (``rope_theta``), in ``rope_scaling``, or, since
+transformers 5, in ``rope_parameters``, which may have an entry for each type of layers. If a file
+has several of them, they have the same priority as in `transformers`. It is an error if
+`transformers` computes a setting in another way than jaxgrow.
 """
 
 import math
@@ -23,13 +23,12 @@ _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 def read_heads(
     theirs: Mapping[str, Any], key_heads: int | None = None, head_dim: int | None = None
 ) -> dict[str, Any]:
-    """The number of key heads and the size of a head.
+    """Return the number of key/value heads and the head size.
 
     Args:
       theirs: the content of ``config.json``.
-      key_heads: the number of key heads where the key is left out; None: as many as query heads.
-      head_dim: the size of a head where the key is left out; None: the width divided by the query
-        heads.
+      key_heads: the default number of key/value heads; None: the number of query heads.
+      head_dim: the default head size; None: the hidden size divided by the number of query heads.
     """
     heads = theirs["num_attention_heads"]
     return {
@@ -38,36 +37,36 @@ def read_heads(
     }
 
 
-# --- rotary positions ---
+# --- rotary embeddings ---
 
 
 def read_rope(
     theirs: Mapping[str, Any], theta: float = 1e4, rotary: float | None = None
 ) -> dict[str, Any]:
-    """The rotary positions of a model whose layers all have the same.
+    """Return the fields of rotary embeddings that are the same in all layers.
 
     Args:
       theirs: the content of ``config.json``.
-      theta: the base where it is left out.
-      rotary: the part of each head that is rotated where it is left out; None: whole heads, and
-        nothing else is read.
+      theta: the default base.
+      rotary: the default fraction of each head that is rotated. None: the family rotates complete
+        heads, and another fraction in ``config.json`` is an error.
 
     Raises:
-      ValueError: settings for each type of layers, a part of a head in a family that rotates whole
-        heads, or an unknown type.
+      ValueError: there are settings for each type of layers, a fraction in a family that rotates
+        complete heads, or an unknown type.
     """
     rope = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     if nested := TYPES.keys() & rope.keys():
         raise ValueError(
             f"rope_parameters has an entry for {sorted(nested)[0]}, but all layers of a {theirs.get('model_type')} have the "
-            "same rotary positions; give one entry for all layers"
+            "same rotary embeddings; give one entry for all layers"
         )
     if rotary is None:
         for place in (theirs, rope):
             if place.get("partial_rotary_factor") not in (None, 1):
                 raise ValueError(
                     f"partial_rotary_factor is {place['partial_rotary_factor']}, but a {theirs.get('model_type')} rotates "
-                    "whole heads; remove the key, or set it to 1"
+                    "complete heads. Remove the key, or set it to 1"
                 )
     part = (
         rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor"))
@@ -90,30 +89,31 @@ def read_layered_rope(
     *,
     key: str = "rope_theta",
 ) -> dict[str, Any]:
-    """The rotary positions of a model whose layers with windows have their own base.
+    """Return the fields of rotary embeddings if layers with windows have another base.
 
     Args:
       theirs: the content of ``config.json``.
-      theta: the base of the layers that see all tokens where it is left out.
-      local_key: the top-level key of the base of the layers with windows; None: there is no such
-        key.
-      local_theta: that base where it is left out.
-      key: the top-level key of the base of the layers that see all tokens.
+      theta: the default base of the layers with full attention.
+      local_key: the top-level key for the base of the layers with windows; None: the
+        family has no such key.
+      local_theta: the default base of the layers with windows.
+      key: the top-level key for the base of the layers with full attention.
 
     Raises:
-      ValueError: layers with windows whose frequencies are scaled.
+      ValueError: layers with windows have scaled frequencies, or only a part of each head is
+        rotated.
     """
     nested = theirs.get("rope_parameters") or {}
     full = {**(nested.get("full_attention") or {}), **(theirs.get("rope_scaling") or {})}
     local = nested.get("sliding_attention") or {}
     if _kind(local) != "default":
         raise ValueError(
-            f'rope_type of sliding_attention is {spelt(_kind(local))}, but only "default" is computed there'
+            f'rope_type of sliding_attention is {spelt(_kind(local))}, but only "default" is supported there'
         )
     for rope in (full, local, theirs):
         if rope.get("partial_rotary_factor") not in (None, 1):
             raise ValueError(
-                f"partial_rotary_factor is {rope['partial_rotary_factor']}, but whole heads are rotated here"
+                f"partial_rotary_factor is {rope['partial_rotary_factor']}, but this family rotates complete heads"
             )
     return {
         "rope_theta": float(full.get("rope_theta") or theirs.get(key) or theta),
@@ -130,18 +130,21 @@ def _kind(rope: Mapping[str, Any]) -> str:
 
 
 def _scaling(rope: Mapping[str, Any], context: int | None, before: int | None) -> dict[str, Any]:
-    """The fields of a scaling to longer contexts.
+    """Return the fields of a scaling to longer contexts.
 
     Args:
-      rope: the settings.
+      rope: the settings of the rotary embeddings.
       context: ``max_position_embeddings``.
       before: the context before the scaling, if it is at the top level.
     """
     kind = _kind(rope)
-    if kind == "su":  # the first name of longrope
+    # Older files have this name for longrope.
+    if kind == "su":
         kind = "longrope"
     if kind not in _SCALINGS:
-        raise ValueError(f"rope_type is {spelt(kind)}, but only {', '.join(_SCALINGS)} can be read")
+        raise ValueError(
+            f"rope_type is {spelt(kind)}, but only {', '.join(_SCALINGS)} are supported"
+        )
     if kind == "default":
         return {}
     if kind in ("linear", "dynamic"):
@@ -185,12 +188,15 @@ def _read_longrope(rope: Mapping[str, Any], longer: float, before: int) -> dict[
 
 
 def _long_scale(factor: float, before: int) -> float:
-    """The factor of queries and keys in a context that is longer than before by ``factor`` (Ding et al., 2024)."""
+    """Return the factor of queries and keys in a ``factor`` times longer context (Ding et al., 2024)."""
     return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
 
 
 def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
-    """The factor of queries and keys, ``0.1 ln(factor) + 1`` (Peng et al., 2023), or a ratio of two such factors."""
+    """Return the factor of queries and keys, ``0.1 ln(factor) + 1`` (Peng et al., 2023).
+
+    With ``mscale`` and ``mscale_all_dim`` it is a ratio of two such factors.
+    """
 
     def scale(times: float) -> float:
         return 0.1 * times * math.log(factor) + 1 if factor > 1 else 1.0
@@ -200,7 +206,7 @@ def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
 
 
 def written_rope(config: LlamaConfig) -> dict[str, Any]:
-    """Heads and rotary positions in the form of transformers 4, which transformers 5 reads too."""
+    """Return heads and rotary embeddings as transformers 4 writes them and 5 reads them."""
     scaling: Any = _written_scaling(config)
     return {
         "head_dim": config.head_dim,
@@ -229,7 +235,8 @@ def _written_scaling(config: LlamaConfig) -> dict[str, Any] | None:
     if by == "yarn":
         out |= {"beta_slow": config.rope_low, "beta_fast": config.rope_high}
         out |= {} if config.rope_truncated else {"truncate": False}
-    if config.rope_scale != usual:  # older versions of transformers know no such key
+    # Older versions of transformers do not have this key, so it is written only if it is needed.
+    if config.rope_scale != usual:
         out["attention_factor"] = config.rope_scale
     return {"rope_type": by} | out
 
@@ -240,16 +247,16 @@ def _written_scaling(config: LlamaConfig) -> dict[str, Any] | None:
 def read_windows(
     theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096
 ) -> dict[str, Any]:
-    """The kinds of layers, and their window.
+    """Return the kinds of the layers, and the size of their windows.
 
     Args:
       theirs: the content of ``config.json``.
-      kinds: the kinds of layers where ``layer_types`` is left out, as of `LlamaConfig.kinds`.
-      positions: ``max_position_embeddings`` where it is left out.
-      window: ``sliding_window`` where it is left out.
+      kinds: the default for ``layer_types``, as `LlamaConfig.kinds`. It is repeated.
+      positions: the default for ``max_position_embeddings``.
+      window: the default for ``sliding_window``.
 
     Raises:
-      ValueError: a type of layers that is not computed here.
+      ValueError: a type of layers is not supported.
     """
     window, types = theirs.get("sliding_window", window), theirs.get("layer_types")
     if types is not None:
@@ -259,8 +266,8 @@ def read_windows(
         kinds = "".join(TYPES[kind] for kind in types)
     layers = theirs["num_hidden_layers"]
     kinds = "".join(kinds[i % len(kinds)] for i in range(layers))
-    # A window as long as a sequence hides nothing; but layers with windows may have a base of their
-    # own.
+    # A window as long as the longest sequence has no effect. It is removed only if all layers have
+    # windows, because layers with windows may have another rotary base than the others.
     if window is None or (
         window >= (theirs.get("max_position_embeddings") or positions) and set(kinds) == {"s"}
     ):
@@ -271,19 +278,22 @@ def read_windows(
 def read_one_window(
     theirs: Mapping[str, Any], positions: int, window: int | None = 4096
 ) -> dict[str, Any]:
-    """The window of a model whose layers all have the same one: `transformers` does not read ``layer_types`` there."""
+    """Return the kind and the window of a model whose layers are all of the same kind.
+
+    `transformers` does not read ``layer_types`` for such a model.
+    """
     return read_windows({**theirs, "layer_types": None}, "s", positions, window)
 
 
 def written_kinds(config: LlamaConfig) -> dict[str, Any]:
-    """The types of layers, and their window."""
+    """Return the types of the layers, and the size of their windows."""
     types = {letter: name for name, letter in TYPES.items()}
     window = {"sliding_window": config.window} if "s" in config.layer_kinds else {}
     return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
 
 
 def written_one_window(config: LlamaConfig) -> dict[str, Any]:
-    """Heads, rotary positions, and the window that all layers have."""
+    """Return heads, rotary embeddings, and the window that all layers share."""
     return written_rope(config) | {
         "sliding_window": config.window if "s" in config.layer_kinds else None
     }

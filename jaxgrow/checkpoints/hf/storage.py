@@ -1,4 +1,4 @@
-"""How are Hugging Face folders read as a `Source`, and how is a `Source` written as such a folder?"""
+"""How are Hugging Face folders read as a `Source`, and how are they written from one?"""
 
 import difflib
 import hashlib
@@ -176,7 +176,7 @@ class HuggingFace(Checkpoint):
             elif tensor.shape != expected[name]:
                 wrong.append(
                     f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json requires {expected[name]} "
-                    f"({axes[name]})"
+                    f"(axes: {axes[name]})"
                 )
         if missing or unknown or wrong:
             raise CheckpointError(

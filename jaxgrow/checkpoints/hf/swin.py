@@ -1,4 +1,7 @@
-"""Swin V2's names. Widths and the sizes of MLPs are those of the first stage, doubled from stage to stage."""
+"""How is Swin V2 stored?
+
+``config.json`` has the width and the MLP size of the first stage. They double from stage to stage.
+"""
 
 import math
 from collections.abc import Mapping
@@ -68,10 +71,10 @@ def _names(config: SwinConfig) -> dict[str, Stored]:
 
 
 def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages, and the classes.
+    """Return the fields of the stages, and the number of classes.
 
     Raises:
-      ValueError: what makes no stages whose heads are of one size.
+      ValueError: the sizes do not form stages whose heads all have the same size.
     """
     first, ratio = theirs.get("embed_dim", 96), theirs.get("mlp_ratio", 4.0)
     depths, heads = (
@@ -81,7 +84,8 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
     windows = _sizes(
         "pretrained_window_sizes", theirs.get("pretrained_window_sizes", [0] * len(depths)), 0
     )
-    windows = windows[: len(depths)]  # `transformers` leaves four by default
+    # The default list of `transformers` has four entries, whatever the number of stages is.
+    windows = windows[: len(depths)]
     embed = _sizes("embed_dim", [first * 2**s for s in range(len(depths))])
     if not isinstance(ratio, int | float) or not 0 < ratio < 1 << 20:
         raise ValueError(f"mlp_ratio is {spelt(ratio)}, but should be a number above 0")
@@ -89,7 +93,9 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
         len(heads) != len(depths)
         or len({(*divmod(d, h),) for d, h in zip(embed, heads, strict=True)}) > 1
     ):
-        raise ValueError(f"num_heads {heads} make no heads of one size of the widths {embed}")
+        raise ValueError(
+            f"num_heads {heads} does not divide the widths {embed} into heads of the same size"
+        )
     return {
         "layers": depths,
         "embed": embed,
@@ -102,9 +108,10 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
-    """
+    """Return a list of sizes as a tuple.
+
     Raises:
-      ValueError: they are no list of sizes.
+      ValueError: the value is not a list of sizes.
     """
     known = isinstance(values, list | tuple) and len(values) in range(1, 17)
     if not known or not all(type(n) is int and least <= n < 1 << 31 for n in values):
@@ -114,7 +121,8 @@ def _sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
 
 def _derived(config: SwinConfig) -> dict[str, Any]:
     ratio = config.mlp[0] / config.embed[0]
-    if int(ratio * config.embed[0]) < config.mlp[0]:  # rounded down, as `transformers` does
+    # `transformers` rounds the product down.
+    if int(ratio * config.embed[0]) < config.mlp[0]:
         ratio = math.nextafter(ratio, math.inf)
     return {
         "embed_dim": config.embed[0],
@@ -144,7 +152,8 @@ Swinv2ForImageClassification = Family(
         "hidden_act": ("gelu", "gelu_python"),
         "qkv_bias": (True,),
         "use_absolute_embeddings": (False,),
-        "layer_norm_eps": (1e-5,),  # `transformers` gives it to some norms alone
+        # `transformers` uses this value for some norms only.
+        "layer_norm_eps": (1e-5,),
     },
     ignored=("*.attention.self.relative_coords_table", "*.attention.self.relative_position_index"),
     fixed={"eps": 1e-5, "position_mlp": 512},

@@ -1,4 +1,7 @@
-"""The text model in the folder of a model of images and texts: it is read alone, and written as a model of its own."""
+"""How is the text model in the folder of a model of images and texts read?
+
+It is read without the other parts, and written as a separate text model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +12,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TextPart:
-    """Where the text model of an architecture is.
+    """The place of the text model of an architecture for images and texts.
 
-    The rest of the model is not kept. Its projector writes features of the text model, so they
+    The rest of the model is not kept. Its projector outputs features of the text model, so they
     would no longer fit after a growth of ``embed``.
+
+    Args:
+      architecture: the architecture of the text model alone.
+      defaults: keys of ``config.json`` that are missing in ``text_config`` of published files.
+      others: name prefixes of the tensors that do not belong to the text model.
     """
 
-    architecture: str  # of the text model alone
-    defaults: Mapping[str, Any]  # the keys that ``text_config`` of published files leaves out
-    others: tuple[str, ...]  # prefixes of the tensors of the rest
+    architecture: str
+    defaults: Mapping[str, Any]
+    others: tuple[str, ...]
 
     def config(self, foreign: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``config.json`` of the text model.
+        """Return the ``config.json`` of the text model.
+
+        Args:
+          foreign: the ``config.json`` of the model.
 
         Raises:
           ValueError: there is no ``text_config``.
@@ -28,7 +39,7 @@ class TextPart:
         text = foreign.get("text_config")
         if not isinstance(text, dict):
             raise ValueError(
-                f"text_config is {text!r}, but it has to hold the settings of the text model"
+                f"text_config is {text!r}, but has to be an object with the settings of the text model"
             )
         shared = {
             key: foreign[key]
@@ -40,22 +51,22 @@ class TextPart:
         return {**self.defaults, **shared, **text, **own}
 
     def tensors(self, stored: Mapping[str, T]) -> dict[str, T]:
-        """The tensors of the text model, by the names that they have in a model of its own."""
+        """Return the tensors of the text model, with the names of a separate text model."""
         out = {}
         for name, tensor in stored.items():
             inner = name.removeprefix("model.")
             if inner.startswith(self.others):
                 continue
-            # As published, and as the modules of transformers 5 are called.
+            # Published files have the first prefix, and the modules of transformers 5 the second.
             name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
             out[name] = tensor
         return out
 
     def note(self, foreign: Mapping[str, Any]) -> str:
-        """What to tell of it."""
+        """Return the remark for the user that only the text model is read."""
         (architecture,) = foreign["architectures"]
         return (
-            f"the source is a {architecture}; this is its text model alone, a {self.architecture}, because the vision part "
+            f"the source is a {architecture}. Only its text model, a {self.architecture}, is read, because the vision part "
             "would not fit a text model of another width"
         )
 
@@ -77,7 +88,14 @@ _PARTS = {
 
 
 def text_part(foreign: Mapping[str, Any]) -> TextPart | None:
-    """Where the text model is, if the folder is of a model of images and texts whose text model can be read."""
+    """Return the place of the text model, if the folder has a supported model of images and texts.
+
+    Args:
+      foreign: the content of ``config.json``.
+
+    Returns:
+      The place, or None for another model.
+    """
     named = foreign.get("architectures")
     one = named[0] if isinstance(named, list) and len(named) == 1 else None
     return _PARTS.get(one) if isinstance(one, str) else None

@@ -1,4 +1,4 @@
-"""A dense model that is read as a mixture of experts."""
+"""How is a dense model read as a mixture of experts?"""
 
 from dataclasses import replace
 
@@ -14,10 +14,13 @@ ROUTER = "blocks/mlp/router/kernel"
 
 
 class Single(Source):
-    """A dense model as a mixture of a single expert, as of `jaxgrow.models.upcycling.as_mixture`.
+    """A dense model as a mixture of one expert, as from `jaxgrow.models.upcycling.as_mixture`.
+
+    Args:
+      source: the dense model.
 
     Raises:
-      CheckpointError: a model that has experts, or an MLP that no expert is.
+      CheckpointError: the model already has experts, or its MLP cannot become an expert.
     """
 
     def __init__(self, source: Source):
@@ -26,14 +29,14 @@ class Single(Source):
             has = (
                 f"has {config.experts} experts already"
                 if isinstance(config, LlamaConfig)
-                else "is none"
+                else "is another kind of model"
             )
             raise CheckpointError(
-                f"experts are made of a dense decoder of the Llama kind, but this {type(config).__name__} {has}"
+                f"experts can be made of a dense decoder of the Llama kind, but this {type(config).__name__} {has}"
             )
         if not config.gated or config.bias:
             raise CheckpointError(
-                "experts are made of gated MLPs without biases, as in Llama or Qwen; this model has others"
+                "experts can be made of gated MLPs without biases, as in Llama or Qwen, but this model has other MLPs"
             )
         self.config = replace(config, experts=1, active=1)
         self._source = source
@@ -58,16 +61,18 @@ class Single(Source):
 
 
 class Upcycled(Grown):
-    """A dense model grown into a mixture, with `jaxgrow.models.upcycling.routed`'s noise in its routers.
+    """A dense model grown into a mixture, with noise in its routers.
+
+    The noise comes from `jaxgrow.models.upcycling.routed`.
 
     Args:
-      source: of the dense model.
-      growth: of that as a mixture of one expert (`jaxgrow.operators.upcycle`).
-      active: how many experts a token goes through.
-      seed: of the noise.
+      source: the dense model.
+      growth: the growth of the mixture of one expert (`jaxgrow.operators.upcycle`).
+      active: the number of experts that each token uses.
+      seed: random seed of the noise.
 
     Raises:
-      CheckpointError: as `Single` and `Grown`, or fewer experts than that.
+      CheckpointError: as `Single` and `Grown`, or the mixture has fewer than ``active`` experts.
     """
 
     def __init__(self, source: Source, growth: Growth, active: int, seed: int = 0):
@@ -79,7 +84,8 @@ class Upcycled(Grown):
             raise CheckpointError(str(error)) from error
         routers, names = self.leaves[ROUTER], nested({ROUTER: self.leaves[ROUTER].names})
         zeros = nested({ROUTER: np.zeros(routers.shape, routers.dtype)})
-        parts = source.sizes()["mlp"] // self.config.mlp  # that an expert was cut into
+        # The number of parts into which an expert was split.
+        parts = source.sizes()["mlp"] // self.config.mlp
         self._routers = np.asarray(flat(routed(zeros, names, seed, group=parts))[ROUTER])
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:

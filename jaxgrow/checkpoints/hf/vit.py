@@ -1,5 +1,6 @@
-"""The names of ViT, DeiT, DINOv2 and the vision towers of CLIP and SigLIP. Kernels lie output
-first; that of the patches is a convolution's.
+"""How are ViT, DeiT, DINOv2 and the vision towers of CLIP and SigLIP stored?
+
+Kernels are stored as [outputs, inputs]. The kernel of the patches is a convolution kernel.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +32,14 @@ _ATTENTION |= {"attention.output.dense": "attention.o_proj"}
 def _names(
     model: str, heads: Mapping[str, str], config: ViTConfig, own: Mapping[str, str] = _OWN
 ) -> dict[str, Stored]:
-    """``model``: the prefix of all names; ``heads``: their names; ``own``: of what is called otherwise in a layer."""
+    """Return the places of the leaves.
+
+    Args:
+      model: the prefix of all names.
+      heads: a dict from the path of each head to its name.
+      config: the config.
+      own: the names of the modules in a layer that differ between architectures.
+    """
     embeddings, layer = f"{model}embeddings.", f"{model}encoder.layer.{{layers}}."
     patch = embeddings + "patch_embeddings.projection."
     names = {
@@ -67,9 +75,8 @@ def _names(
 def _dino_names(config: ViTConfig) -> dict[str, Stored]:
     model, heads = ("", {}) if config.head == "states" else ("dinov2.", {"head": "classifier"})
     names, layer = _names(model, heads, config, _DINO), model + "encoder.layer.{layers}."
-    for part, ours in enumerate(
-        ("head", "mean_head") if heads else ()
-    ):  # one kernel, of both side by side
+    # The kernels of the two heads are concatenated in one tensor.
+    for part, ours in enumerate(("head", "mean_head") if heads else ()):
         names[f"{ours}/kernel"] = Stored("classifier.weight", "classes (2 embed)", part)
     for sublayer, theirs in (("attention", "layer_scale1"), ("mlp", "layer_scale2")):
         names[f"blocks/{sublayer}_scale"] = Stored(f"{layer}{theirs}.lambda1", "embed")
@@ -87,7 +94,7 @@ def _dino_names(config: ViTConfig) -> dict[str, Stored]:
 
 
 def _dino_mlp(embed: int, ratio: float, gated: bool) -> int:
-    """The units of an MLP; gated, two thirds of them, and then up to a multiple of 8."""
+    """Return the MLP size; gated, two thirds of it, rounded up to a multiple of 8."""
     size = int(embed * ratio)
     return (int(size * 2 / 3) + 7) // 8 * 8 if gated else size
 
@@ -100,7 +107,7 @@ def _dino_states(theirs: Mapping[str, Any]) -> dict[str, Any]:
     gated = theirs.get("use_swiglu_ffn", False)
     if theirs.get("layerscale_value") == 0:
         raise ValueError(
-            "layerscale_value is 0, but sublayers that begin with a scale of 0 are not computed here"
+            "layerscale_value is 0, but jaxgrow does not support LayerScale that is initialised with 0"
         )
     return {
         "gated": gated,
@@ -180,7 +187,7 @@ Dinov2ForImageClassification = Family(
     settings=_SETTINGS,
     ignored=("dinov2.embeddings.mask_token",),
     modules=_ATTENTION,
-    # Pre-training puts it in the place of hidden patches; a classifier has no use for it.
+    # Pre-training replaces hidden patches by the mask token. A classifier does not need it.
     always={"use_mask_token": False},
     fixed={"distillation": "none", "mean_head": True, "head": "classes"},
     inferred=_dino,
@@ -192,7 +199,7 @@ Dinov2ForImageClassification = Family(
 
 
 def _pooled(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
-    """Whether there is a pooler, which ``config.json`` does not say."""
+    """Set whether the model has a pooler, which ``config.json`` does not state."""
     return replace(config, pooler="tanh" if "pooler.dense.weight" in tensors else "none")
 
 
@@ -254,7 +261,7 @@ _TOWER = {
 
 
 def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
-    """The names of CLIP and SigLIP, under the prefix ``model``."""
+    """Return the places of the leaves of CLIP and SigLIP, with the name prefix ``model``."""
     embeddings, layer = f"{model}embeddings.", f"{model}encoder.layers.{{layers}}."
     patch = Stored(embeddings + "patch_embedding.weight", "embed channels patch_rows patch_columns")
     names = {
@@ -273,7 +280,8 @@ def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
         "final_norm": model + "post_layernorm",
     }
     if config.embedding_norm:
-        norms["embedding_norm"] = model + "pre_layrnorm"  # spelt so in published files
+        # Published files have this spelling.
+        norms["embedding_norm"] = model + "pre_layrnorm"
     if config.pooler == "attention":
         names |= _attention_pooler(model + "head.")
         norms["pooler/mlp_norm"] = model + "head.layernorm"
@@ -284,7 +292,10 @@ def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
 
 
 def _attention_pooler(head: str) -> dict[str, Stored]:
-    """The names of the pooler of SigLIP, but for its norm: queries, keys and values are one tensor."""
+    """Return the places of the leaves of the pooler of SigLIP, except its norm.
+
+    Queries, keys and values are one tensor.
+    """
     names = {"pooler/probe": Stored(head + "probe", "1 1 embed")}
     for part, ours in enumerate(("query", "key", "value")):
         names[f"pooler/attention/{ours}/kernel"] = Stored(
