@@ -1,4 +1,7 @@
-"""Read, transform and write Hugging Face and Orbax checkpoints tensor by tensor, without PyTorch."""
+"""Read, transform and write Hugging Face and Orbax checkpoints without PyTorch.
+
+Only one tensor is in memory at a time, except with Orbax.
+"""
 
 from jaxgrow.checkpoints._transform import load, open_checkpoint, save, transform, write
 from jaxgrow.checkpoints.changed import Cast, Noisy

@@ -55,8 +55,8 @@ class Leaf:
 class Source:
     """A model whose parameters are read on demand, one layer of one leaf at a time.
 
-    Its attribute ``config`` is the config of the model. ``leaves`` describes each parameter by its
-    path (`jaxgrow.axes.path`).
+    Its attribute ``config`` is the config of the model. ``leaves`` describes each parameter by its path
+    (`jaxgrow.axes.path`). ``bytes`` is the total size of the leaves in bytes.
     """
 
     config: Config
@@ -101,7 +101,10 @@ class Source:
 
     @property
     def bytes(self) -> int:
-        """The total size of the leaves in bytes."""
+        """The total size of the leaves in bytes.
+
+        :meta private:
+        """
         return sum(leaf.size for leaf in self.leaves.values())
 
     def params(self) -> Params:

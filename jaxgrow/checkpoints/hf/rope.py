@@ -188,7 +188,12 @@ def _read_longrope(rope: Mapping[str, Any], longer: float, before: int) -> dict[
 
 
 def _long_scale(factor: float, before: int) -> float:
-    """Return the factor of queries and keys in a ``factor`` times longer context (Ding et al., 2024)."""
+    """Return the factor of queries and keys for longrope (Ding et al., 2024).
+
+    Args:
+      factor: the ratio of the context after and before the scaling.
+      before: the context before the scaling.
+    """
     return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
 
 

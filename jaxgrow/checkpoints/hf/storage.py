@@ -113,7 +113,10 @@ class HuggingFace(Checkpoint):
 
     @property
     def bytes(self) -> int:
-        """The size in bytes of the stored tensors that hold the leaves."""
+        """The size in bytes of the stored tensors that hold the leaves.
+
+        :meta private:
+        """
         found = {tensor.name: tensor.size for path in self.leaves for tensor in self._tensors(path)}
         return sum(found.values())
 

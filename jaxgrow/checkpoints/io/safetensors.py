@@ -213,7 +213,7 @@ def stacked(
       shape: the shape of each of them.
 
     Returns:
-      An array of shape [layers, *shape] and dtype float32 or wider.
+      An array of shape ``[layers, *shape]`` and dtype float32 or wider.
 
     Raises:
       CheckpointError: the file lacks one of the tensors, or one has another shape.
