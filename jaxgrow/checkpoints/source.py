@@ -55,8 +55,8 @@ class Leaf:
 class Source:
     """A model whose parameters are read on demand, one layer of one leaf at a time.
 
-    Its attribute ``config`` is the config of the model. ``leaves`` describes each parameter by its path
-    (`jaxgrow.axes.path`). ``bytes`` is the total size of the leaves in bytes.
+    Its attribute ``config`` is the config of the model. ``leaves`` describes each parameter by its
+    path (`jaxgrow.axes.path`). ``bytes`` is the total size of the leaves in bytes.
     """
 
     config: Config
