@@ -1,6 +1,7 @@
 """Read, transform and write Hugging Face and Orbax checkpoints without PyTorch.
 
-Only one tensor is in memory at a time, except with Orbax.
+A Hugging Face checkpoint is transformed with one tensor in memory at a time. An Orbax checkpoint is
+loaded completely.
 """
 
 from jaxgrow.checkpoints._transform import load, open_checkpoint, save, transform, write
