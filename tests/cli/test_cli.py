@@ -181,7 +181,9 @@ def test_a_run_is_a_source(tmp_path, small_run, capsys):
     chex.assert_trees_all_equal(params, load(small_run))
     assert not (tmp_path / "hf/metrics.jsonl").exists()
     (tmp_path / "run/checkpoints").mkdir(parents=True)
-    assert "no finished run" in refused(capsys, "inspect", tmp_path / "run")
+    assert "neither a finished run nor a Hugging Face folder" in refused(
+        capsys, "inspect", tmp_path / "run"
+    )
 
 
 def test_inspect(folder, capsys):
