@@ -1,4 +1,9 @@
-"""Attention by the kernel that its devices have: cuDNN's on GPUs, Pallas' splash attention on TPUs, or XLA's products."""
+"""Attention with a kernel that the devices support.
+
+The kernels are cuDNN's on GPUs, Pallas' splash attention on TPUs, and XLA's products anywhere.
+
+Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads, K head_dim.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,22 +18,29 @@ from jaxgrow.sharding import CONTEXT, RULES, batch_axes, divided, parts, platfor
 
 By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 
-QUERIES = 128  # of causal attention by XLA that go together
-LANES = 128  # of a TPU: a block of splash attention has a multiple of them
+# The number of queries in a block of causal attention in XLA.
+QUERIES = 128
+# The lanes of a TPU: the size of a block of splash attention is a multiple of this number.
+LANES = 128
 
 
 class Form(NamedTuple):
-    """What attention computes of scores, ``softmax(c tanh(scale q k / c)) v``, beside what a text's order says.
+    """The scores of attention: ``softmax(c tanh(scale q k / c)) v``, with an optional window.
 
-    With ``sinks_H``, the softmax has one more score for each head, which has no value (gpt-oss).
+    Attributes:
+      scale: factor of the scores; None: 1 / sqrt(K).
+      cap: soft cap of the scores, c; 0: none.
+      window: the number of positions that a query sees, counted backwards from its own position
+        and, if attention is not causal, also forwards: a number or an int32 array. None: all
+        positions.
+      places_BT: positions of the tokens in their text, for the window; None: 0, 1, 2, ...
+      sinks_H: one additional score of each head in the softmax, which has no value (gpt-oss).
     """
 
-    scale: float | None = None  # None: 1 / sqrt(K)
-    cap: float = 0.0  # c; 0: none
-    # How many places a query sees, from its own on backwards and, if not causal, as many forwards:
-    # a number, or an int32 array; None: all.
+    scale: float | None = None
+    cap: float = 0.0
     window: Any = None
-    places_BT: Any = None  # of the tokens in their text, for the window; None: from 0
+    places_BT: Any = None
     sinks_H: Any = None
 
 
@@ -38,25 +50,26 @@ PLAIN = Form()
 def attention(
     q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto", form: Form = PLAIN
 ):
-    """``softmax(q k / sqrt(K)) v``, the softmax in float32 or better.
+    """``softmax(q k / sqrt(K)) v``, with the softmax in float32 or better.
 
-    By XLA, causal queries go in blocks of `QUERIES`, each over the keys up to its end, so that up
-    to half of the square is never computed. `jax.nn.dot_product_attention` rounds scores to
-    float32, so a float64 model, which is there to check mathematics, has its own lines.
+    In XLA, causal queries are computed in blocks of `QUERIES`, each with the keys up to its end, so
+    that up to half of the square of scores is never computed. `jax.nn.dot_product_attention` rounds
+    scores to float32. Float64 models serve to check the mathematics, so they use a separate
+    implementation.
 
     Args:
-      q_BTHK: queries, of H heads.
-      k_BSGK: keys, of G heads, each of which neighbouring queries share. Causal, S is T.
+      q_BTHK: queries of H heads.
+      k_BSGK: keys of G heads, each shared by neighbouring query heads. If causal, S equals T.
       v_BSGK: values.
-      causal: whether a query sees the keys up to its own place alone.
-      mask_BS: the keys that are seen, bool; None: all.
-      by: the kernel; ``"auto"``: the one that the devices of the program have, and that serves
-        these shapes (`refused`).
-      form: another scale, a cap, a window: by XLA. A window saves no products: the keys before it
-        are masked.
+      causal: whether a query sees only the keys up to its own position.
+      mask_BS: True for the keys that are visible; None: all of them.
+      by: the kernel; ``"auto"``: a kernel that the program's devices have and that supports these
+        shapes (`refused`).
+      form: another scale, a soft cap, a window or sinks, which run in XLA. A window saves no
+        products: keys before it are masked.
 
     Raises:
-      ValueError: the kernel that was asked for does not serve these shapes, or these devices.
+      ValueError: the chosen kernel does not support these shapes or these devices.
     """
     why = {
         kernel: refused(
@@ -68,20 +81,21 @@ def attention(
         by = next((kernel for kernel, reasons in why.items() if not reasons), "xla")  # type: ignore[assignment]
     if why.get(by):
         raise ValueError(
-            f"attention={by} does not serve this model: {'; '.join(why[by])}; set attention=auto"
+            f"attention={by} does not support this model: {'; '.join(why[by])}; set attention=auto"
         )
     if sequence_parts(q_BTHK.shape[1]) > 1:
         if mask_BS is not None or form != PLAIN:
             raise ValueError(
-                "mesh.context divides the keys among devices, for attention without padding, windows, caps or a scale of its "
-                "own: set mesh.context=1"
+                "mesh.context shards the keys over devices, which does not support padding, "
+                "windows, soft caps, sinks or a "
+                "custom scale of attention: set mesh.context=1"
             )
         return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
     length = q_BTHK.shape[1]
-    # A constant: computed in the program, XLA fuses it otherwise inside a conditional, and the same
-    # layer gives other bits.
+    # A constant. If the program computed the mask, XLA would fuse it differently inside a
+    # conditional, and the same layer would not be bitwise identical.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         places_BT = np.arange(length)[None] if form.places_BT is None else form.places_BT
@@ -102,16 +116,18 @@ def attention(
 
 
 def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
-    """Causal `attention`, by XLA, of tokens that follow others, each row at places of its own.
+    """Causal `attention` in XLA of tokens that follow a KV cache.
+
+    Each row has its own positions.
 
     Args:
-      past: ``((keys, values), places)``: [B, S, G, K] of the places from 0, of which those from a
-        row's first one on mean nothing; and the places of the tokens, int32 [B, T], less than S,
-        one after the other in each row.
+      past: ``((keys, values), positions)``. Keys and values are [B, S, G, K] of the positions from
+        0; entries from a row's first new position on are undefined. The positions of the new tokens
+        are int32 [B, T], less than S and consecutive in each row.
       q_BTHK: queries of the tokens.
-      k_BTGK: their keys.
-      v_BTGK: their values.
-      form: as of `attention`.
+      k_BTGK: keys of the tokens.
+      v_BTGK: values of the tokens.
+      form: as in `attention`.
     """
     old, places_BT = past
     k_BSGK, v_BSGK = (
@@ -127,7 +143,10 @@ def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
 
 
 def put_at(old_BS, new_BT, first_B):
-    """``old_BS[.., S, ..]`` with each row's ``new_BT`` at its places from ``first_B`` on; more axes may follow."""
+    """Write each row's ``new_BT`` into ``old_BS`` at the positions from ``first_B`` on.
+
+    More axes may follow.
+    """
 
     def row(old_S, new_T, first):
         return jax.lax.dynamic_update_slice_in_dim(old_S, new_T, first, 0)
@@ -167,33 +186,45 @@ def refused(
     masked: bool,
     form: Form = PLAIN,
 ) -> list[str]:
-    """Why a kernel does not serve attention of these shapes, on the devices that traced code is for; empty, if it does."""
+    """Return the reasons why a kernel does not support attention of these shapes.
+
+    Args:
+      by: the kernel.
+      dtype: dtype of activations.
+      queries_THK: shape of the queries without the batch.
+      keys_SGK: shape of the keys without the batch.
+      masked: whether some keys are masked.
+      form: as in `attention`.
+
+    Returns:
+      The reasons, for the devices that the traced code is for. Empty if the kernel is supported.
+    """
     on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
     two_bytes = jnp.dtype(dtype).itemsize == 2
     plain = (
         form.scale is None and not form.cap and form.window is None and form.sinks_H is None,
-        "scores have a scale, a cap, a window or sinks of their own",
+        "the scores have a custom scale, a soft cap, a window or sinks",
     )
     tensor = parts("heads")
     reasons = {
         "cudnn": [
-            (on == "gpu", f"it is of GPUs, and the program is for {on}"),
+            (on == "gpu", f"the kernel runs on GPUs, but the program is for {on}"),
             (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
-            (head_dim % 8 == 0, f"head_dim is {head_dim}, no multiple of 8"),
+            (head_dim % 8 == 0, f"head_dim is {head_dim}, not a multiple of 8"),
             plain,
         ],
         "splash": [
-            (on == "tpu", f"it is of TPUs, and the program is for {on}"),
+            (on == "tpu", f"the kernel runs on TPUs, but the program is for {on}"),
             (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
             (
                 length % LANES == keys_SGK[0] % LANES == 0,
-                f"{length} positions are no multiple of {LANES}",
+                f"{length} positions are not a multiple of {LANES}",
             ),
             (not masked, "some keys are masked"),
             plain,
             (
                 heads % tensor == kv_heads % tensor == 0,
-                f"{heads} heads over {kv_heads} of keys do not divide among {tensor} devices",
+                f"{heads} heads and {kv_heads} key/value heads are not divisible by {tensor} devices",
             ),
         ],
     }
@@ -201,10 +232,10 @@ def refused(
 
 
 def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
-    """``each(q, k, v, *masks)``, on every device of its samples and heads.
+    """Run ``each(q, k, v, *masks)`` on every device, for the device's samples and heads.
 
-    XLA divides no kernel's work; and JAX's own rule for cuDNN's fails where two axes of the mesh
-    divide the samples (0.10).
+    XLA does not partition a custom kernel. JAX's own rule for the kernel of cuDNN fails if two axes
+    of the mesh divide the samples (0.10).
     """
     batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
@@ -241,9 +272,8 @@ def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):
 
 
 def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
-    from jax.experimental.pallas.ops.tpu import (
-        splash_attention as splash,
-    )  # takes a second to import
+    # Imported here, because the import takes a second.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     mask = (splash.CausalMask if causal else splash.FullMask)((queries, keys))
     return splash.make_splash_mha(
@@ -251,16 +281,18 @@ def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
     )
 
 
-RING_QUERIES = 512  # of ring attention that go together
+# The number of queries in a block of ring attention.
+RING_QUERIES = 512
 
 
 def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
-    """Ring attention (Liu et al., 2023): devices have parts of the sequence, and pass their keys and values around.
+    """Ring attention (Liu et al., 2023): each device has a part of the sequence.
 
-    Each device meets all keys in as many turns as there are devices, and keeps the sum of
-    exponentials relative to the greatest score so far. The backward pass computes the scores again.
-    No device ever has all keys. A causal device computes scores of later keys, too, and masks them:
-    the last device needs every turn, and the others wait for it.
+    The devices pass their keys and values around. Each device receives all keys in as many turns as
+    there are devices, and keeps the sum of exponentials relative to the greatest score so far. The
+    backward pass computes the scores again. No device ever holds all keys. In causal attention, a
+    device also computes the scores of later keys and masks them: the last device needs every turn,
+    and the others would wait for it.
     """
 
     def each(q_BTHK, k_BSGK, v_BSGK):
@@ -270,7 +302,8 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
 
         def turn(carry, number):
             (k, v), sums = carry
-            first = (own - number) % devices * length  # of these keys, in the sequence
+            # The position of the first of these keys in the sequence.
+            first = (own - number) % devices * length
             sums = _meet(q_BTHK, k, v, sums, own * length - first if causal else None)
             return (jax.lax.ppermute((k, v), CONTEXT, around), sums), None
 
@@ -291,10 +324,11 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
 
 
 def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
-    """``(greatest score, sum of exponentials [B, T, H], weighted sum of values)`` after these keys, too.
+    """Return the running sums of attention after adding these keys.
 
-    ``ahead``: by how many positions the first query is ahead of the first key; None: queries see
-    all keys.
+    The sums are ``(greatest score, sum of exponentials [B, T, H], weighted sum of values)``.
+    ``ahead`` is the position of the first query minus the position of the first key. If it is None,
+    queries see all keys.
     """
     samples, length, heads, width = q_BTHK.shape
     size = RING_QUERIES if length % RING_QUERIES == 0 else length
@@ -328,10 +362,10 @@ def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
 
 
 def query_blocks(length: int) -> list[tuple[int, int]]:
-    """``[(begin, end), ..]`` of the blocks of causal queries."""
+    """Return ``[(begin, end), ..]`` of the blocks of causal queries."""
     return [(begin, min(begin + QUERIES, length)) for begin in range(0, length, QUERIES)]
 
 
 def mean_keys(length: int) -> float:
-    """The keys that are computed for a causal query, on average."""
+    """Return the mean number of keys that are computed for a causal query."""
     return sum(end * (end - begin) for begin, end in query_blocks(length)) / length

@@ -1,4 +1,4 @@
-"""What the configs of all model families have in common."""
+"""The base of the configs of all model families."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -26,32 +26,44 @@ from jaxgrow.models.attention import By
 from jaxgrow.models.bottleneck import BOTTLENECK, Adapter
 from jaxgrow.models.layers import Remat
 
-SIZES = tuple[int, ...]  # the type of a field that has one size for each stage
-FLOATS = tuple[float, ...]  # .. of one that has several numbers
-Inputs: TypeAlias = (
-    jax.Array | dict[str, jax.Array]
-)  # of a model: tokens or images, or several things by name
+# Field types: one size per stage, and a list of numbers.
+SIZES = tuple[int, ...]
+FLOATS = tuple[float, ...]
+# The inputs of a model: tokens or images, or a mapping from names to arrays.
+Inputs: TypeAlias = jax.Array | dict[str, jax.Array]
 Head: TypeAlias = Literal["tokens", "classes", "spans", "token_classes", "states"]
-WITHOUT_CLASSES = ("tokens", "states")  # heads without an axis of classes
+WITHOUT_CLASSES = ("tokens", "states")  # heads that have no `classes` axis
 
 
 class Cost(NamedTuple):
-    """FLOPs of one position's pass through a model, forward; a multiply-add counts two."""
+    """FLOPs of the forward pass per position. A multiply-add counts as two.
 
-    layer: float  # one layer; where they differ, their mean
-    outside: float  # all that is in no layer
-    first: float = 0.0  # of ``outside``: products with the input, which has no gradient
-    # of ``outside``: products with a tied table, which has no gradient where the bottom is frozen
+    Attributes:
+      layer: FLOPs of one layer; the mean over the layers if they differ.
+      outside: FLOPs of everything outside the layers.
+      first: the part of ``outside`` in products with the model's input, which needs no gradient.
+      table: the part of ``outside`` in products with a tied embedding, which needs no gradient if
+        the bottom layers are frozen.
+      layers: FLOPs of each layer, if the layers differ.
+      between: the part of ``outside`` between each layer and the layer below it.
+    """
+
+    layer: float
+    outside: float
+    first: float = 0.0
     table: float = 0.0
-    layers: tuple[float, ...] = ()  # each layer, where they differ
-    between: tuple[
-        float, ...
-    ] = ()  # of ``outside``: what lies between each of these and the one below it
+    layers: tuple[float, ...] = ()
+    between: tuple[float, ...] = ()
 
     def spared(self, frozen: int) -> float:
-        """What the backward pass of a position costs less where so many layers, and all that is
-        below them, are frozen: two products for each of theirs, one for each that reads what they
-        make, and those of a tied table.
+        """Return the FLOPs per position that the backward pass saves with frozen bottom layers.
+
+        Each product in the frozen layers, and below them, saves two products. Each product in the
+        module that reads their output saves one. So does each product with the model's input or
+        with a tied embedding.
+
+        Args:
+          frozen: the number of frozen layers at the bottom.
         """
         if not self.layers:
             return 2 * frozen * self.layer + self.first + self.table
@@ -64,10 +76,10 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """A family's config is a subclass: its sizes are fields, named as the axes of the parameters are.
+    """The base of all model configs: each family is a subclass, and its sizes are fields.
 
-    A field that is a tuple has one size for each stage: ``embed=(96, 192)`` is of the axes
-    ``embed.0`` and ``embed.1``.
+    Size fields have the names of the parameters' axes. A field that is a tuple has one size for
+    each stage: ``embed=(96, 192)`` gives the sizes of the axes ``embed.0`` and ``embed.1``.
     """
 
     layers: int = 12
@@ -75,34 +87,34 @@ class Config:
     heads: int = 12
     head_dim: int = 64
     mlp: int = 3072
-    eps: float = 1e-5  # of the norms
-    dtype: Literal["float32", "bfloat16", "float64"] = (
-        "float32"  # of activations; parameters are float32 or better
-    )
-    # What a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`). "auto": a run
-    # chooses this and ``scan_layers`` by the memory of its compiled programs; elsewhere, and on
-    # CPUs, "products".
+    # The eps of the norms.
+    eps: float = 1e-5
+    # The dtype of activations. Parameters are float32 or better.
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    # The values that a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`). With
+    # "auto", a training run chooses this field and ``scan_layers`` by the memory that its compiled
+    # programs need; outside of a run, and on CPUs, "auto" means "products".
     remat: Literal["auto", Remat] = "products"
-    attention: By = "auto"  # the kernel (`jaxgrow.models.attention`)
-    scan_layers: bool = True  # or unrolled: longer to compile, perhaps faster
-    adapter: Adapter | None = None  # in every layer (`jaxgrow.peft.adapters`)
+    # The attention kernel (`jaxgrow.models.attention`).
+    attention: By = "auto"
+    # Whether the layers run in one scan. Unrolled layers take longer to compile and may run faster.
+    scan_layers: bool = True
+    # The bottleneck adapter of every layer (`jaxgrow.peft.adapters`).
+    adapter: Adapter | None = None
 
-    families: ClassVar[dict[str, type["Config"]]] = {}  # by name
-    causal: ClassVar[bool] = (
-        False  # whether a position sees those before it alone, so that a text can be continued
-    )
-    run_by: ClassVar[tuple[str, ...]] = (
-        "dtype",
-        "remat",
-        "attention",
-        "scan_layers",
-    )  # how it is run, not what it is
-    no_axes: ClassVar[tuple[str, ...]] = ()  # fields of integers that are no axis's size
-    later: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields that came later: they are written only where they say something
-    # Tables, and the norm before a tied head: what the published multi-level code takes the other
-    # way round (`paper_axes`).
+    # All families, by name.
+    families: ClassVar[dict[str, type["Config"]]] = {}
+    # Whether a position sees only itself and earlier positions, so that the model can continue
+    # text.
+    causal: ClassVar[bool] = False
+    # Fields that set how the model runs, not which function it computes.
+    run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")
+    # Integer fields that are not the size of an axis.
+    no_axes: ClassVar[tuple[str, ...]] = ()
+    # Fields that were added later. `as_json` writes them only if they differ from their default.
+    later: ClassVar[tuple[str, ...]] = ()
+    # The embeddings and the norm before a tied head. The published multi-level code swaps the roles
+    # of their ``embed`` axes (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls):
@@ -117,69 +129,85 @@ class Config:
         if wrong:
             raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
         for f in fields(self):
-            if f.type is float and not 0 <= getattr(self, f.name) < 2.0**127:  # what float32 holds
+            # The upper bound keeps the number within the range of float32.
+            if f.type is float and not 0 <= getattr(self, f.name) < 2.0**127:
                 raise ValueError(
-                    f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, not a number from 0"
+                    f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, but must be at "
+                    "least 0 and below 2**127"
                 )
         for f in fields(self):
             if get_origin(f.type) is Literal and getattr(self, f.name) not in get_args(f.type):
                 *others, last = map(repr, get_args(f.type))
                 raise ValueError(
-                    f"{f.name} is {', '.join(others)} or {last}, not {getattr(self, f.name)!r}"
+                    f"{f.name} must be {', '.join(others)} or {last}, not "
+                    f"{getattr(self, f.name)!r}"
                 )
 
     @classmethod
     def least(cls, field: str) -> int:
-        """The smallest value that the integer ``field`` may have."""
+        """Return the smallest value that the integer ``field`` may have."""
         return 1
 
-    # --- what a family says of itself ---
+    # --- properties that a family defines ---
 
     @property
     def module(self) -> nn.Module:
-        """``module.apply({"params": p}, inputs) -> logits``, float32."""
+        """The Flax module: ``module.apply({"params": p}, inputs) -> logits``, in float32."""
         raise NotImplementedError
 
     @property
     def example(self) -> Inputs:
-        """The smallest inputs that the module takes."""
+        """The smallest inputs that the module accepts."""
         raise NotImplementedError
 
     @property
     def pre_norm(self) -> bool:
-        """Whether norms come before sublayers, so that one which writes zeros adds nothing."""
+        """Whether norms come before sublayers, so a sublayer with zero output adds nothing."""
         return True
 
     @property
     def means_stay(self) -> bool:
-        """Whether a unit of the residual stream that holds the mean of the others goes on to: not
-        behind a norm, nor where each unit has a size of its own.
+        """Whether a residual unit that holds the mean of the other units keeps holding it.
+
+        It does not if a norm produces the residual stream, or if each unit has a learned scale.
         """
         return True
 
     @property
     def depth_scaled(self) -> bool:
-        """Whether kernels that write the residual stream are born smaller by ``1 / sqrt(2 layers)`` than others."""
+        """Whether output kernels of sublayers are initialised with a smaller scale.
+
+        The factor is ``1 / sqrt(2 layers)``, for kernels that write to the residual stream.
+        """
         return False
 
     @property
     def predicts(self) -> Head:
-        """What its outputs are of; "states": a model without a head, whose outputs are the last hidden states."""
+        """The kind of the model's outputs. "states" means that the model has no head.
+
+        Such a model returns its last hidden states.
+        """
         return "classes"
 
     @property
     def traits(self) -> dict[str, Any]:
-        """What operators may have to know, as arguments of theirs: ``norm``, LayerNorm ("layer") or
-        RMSNorm ("rms"); ``post_norm``, whether a norm makes what a sublayer adds to the residual
-        stream; ``alternating``, the axes of layers of which even and odd ones compute different
-        things, whatever their weights and the config; and ``period``, after how many layers their
-        kinds come again.
+        """Properties of the family that operators may need, as keyword arguments for them.
+
+        - ``norm``: LayerNorm ("layer") or RMSNorm ("rms").
+        - ``post_norm``: whether a norm produces the values that a sublayer adds to the residual
+          stream.
+        - ``alternating``: the layer axes along which even and odd layers compute different
+          functions, even with equal weights and an equal config.
+        - ``period``: the number of layers after which the kinds of layers repeat.
         """
         return {"norm": "layer", "post_norm": False, "alternating": (), "period": 1}
 
     @property
     def layer_kinds(self) -> str:
-        """A letter for each layer; layers with the same letter compute the same if they have the same weights."""
+        """A letter for each layer, which names its kind.
+
+        Layers of the same kind compute the same function if they have equal weights.
+        """
         alternating = self.traits["alternating"]
         return "".join(
             "ab"[i % 2] if axis in alternating else "a"
@@ -190,65 +218,82 @@ class Config:
 
     @property
     def idle(self) -> int:
-        """How many numbers of the parameters are not read, because a layer that is stacked with others lacks a norm."""
+        """The number of parameter entries that the model never reads.
+
+        A stacked layer that has no norm of some kind still holds an unused entry for it.
+        """
         return 0
 
     @property
     def normed(self) -> tuple[str, ...]:
-        """The axes that norms average over."""
+        """The axes over which norms average."""
         return ("embed",)
 
     @property
     def length(self) -> int:
-        """The positions that one sample has in the layers, at most."""
+        """The maximum number of positions that one sample has in the layers."""
         raise NotImplementedError
 
     def by_length(self) -> tuple[tuple[int, Self], ...]:
-        """``((longest, config), ..)``: the config for samples of up to ``longest`` positions, and more than those before it.
+        """Return ``((longest, config), ..)``: the config to use for each range of sample lengths.
 
-        There are several if positions depend on the length of the sample. Each config ignores the
-        length, so that padding does not change what it computes.
+        Each config is for samples of up to ``longest`` positions that are longer than the range
+        before. There are several entries if positions depend on the length of the sample. Each
+        config ignores the length, so that padding does not change the result.
         """
         return ((self.length, self),)
 
     def cost(self, length: int) -> Cost:
-        """Of a position of a sample that has ``length``."""
+        """Return the FLOPs per position for a sample of ``length`` positions."""
         raise NotImplementedError
 
     def empty(self, at_once: int | None = None) -> float:
-        """FLOPs that a layer computes for each position besides `cost`: in a mixture of experts, in rows without a token.
+        """Return the FLOPs per position that a layer spends beyond `cost`, on rows without a token.
+
+        Only a mixture of experts has such rows.
 
         Args:
-          at_once: the positions that a device computes at once; None: very many.
+          at_once: the number of positions that a device computes at once; None: a very large
+            number.
 
         Returns:
-          FLOPs of the forward pass; below 0 if experts have a capacity that drops tokens.
+          FLOPs of the forward pass. Negative if experts have a capacity that drops tokens.
         """
         return 0.0
 
-    # --- what follows from it ---
+    # --- methods derived from them ---
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters: a plain nested dict of arrays. Pure, and one program for each config."""
+        """Return freshly initialised parameters: a plain nested dict of arrays.
+
+        The function is pure, and each config compiles to one program.
+        """
         return split(_boxed(self, key))[0]
 
     def axes(self) -> Axes:
-        """The axis names of the parameters, without making any."""
+        """Return the axis names of the parameters, without creating the parameters."""
         return deepcopy(_axes(self))
 
     def sizes(self) -> dict[str, int]:
-        """The size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
+        """Return the size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
         own = self.adapter.sizes() if self.adapter else {}
         return {
             name: size for name, size in self.integers().items() if kind(name) not in self.no_axes
         } | own
 
     def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
-        """The part of every axis that one position computes: all of it, except of experts. ``at_once``: as of `empty`."""
+        """Return the part of every axis that one position uses: the full axis, except for experts.
+
+        Args:
+          at_once: the number of positions that a device computes at once, as in `empty`.
+        """
         return dict(self.sizes())
 
     def integers(self) -> dict[str, int]:
-        """The sizes of axes, and the other fields that are integers: what must be equal, or grown, for two models to fit."""
+        """Return the axis sizes and the other integer fields.
+
+        For two models to fit together, each of these values must be equal or mapped by the growth.
+        """
         out: dict[str, int] = {}
         for f in fields(self):
             if f.type is int and f.name not in self.run_by:
@@ -259,16 +304,16 @@ class Config:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The layers of each stage, from the input on. Most families have one."""
+        """The number of layers of each stage, from the input on. Most families have one stage."""
         return tuple(size for name, size in self.sizes().items() if is_layers(name))
 
     @property
     def depth(self) -> int:
-        """All layers."""
+        """The total number of layers."""
         return sum(self.depths)
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Self:
-        """The same config with other sizes of these axes."""
+        """Return this config with other sizes for the given axes."""
         values: dict[str, Any] = {}
         for name, size in sizes.items():
             field, _, stage = name.partition(".")
@@ -280,7 +325,7 @@ class Config:
         return replace(self, **values)
 
     def resized(self, growth: Growth) -> Self:
-        """The config of the grown model."""
+        """Return the config of the grown model."""
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
         new, adapter = new_sizes(growth), self.adapter
         if adapter and BOTTLENECK in new:
@@ -288,16 +333,17 @@ class Config:
         return replace(self.with_sizes(new), eps=eps, adapter=adapter)
 
     def run_as(self, other: "Config") -> Self:
-        """This config, run as another one is."""
+        """Return this config with the run settings (`run_by`) of another config."""
         return replace(self, **{name: getattr(other, name) for name in self.run_by})
 
     def paper_axes(self) -> Axes:
-        """The axes under which a tied model grows as in the published multi-level code (``tied="paper"``).
+        """Return axes under which a tied model grows as in the published multi-level code.
 
-        There the tables *read* ``embed``: coalescing sums them, de-coalescing divides them by the
-        group size; the norm before the tied head is copied. In a BERT this keeps the function but
-        for the eps of the norm that follows the tables, which meets smaller numbers. In a GPT-2 it
-        does not (Zou et al.'s repository documents an error of 9e-2; see
+        They are used for ``tied="paper"``. In that code, the embeddings *read* ``embed``:
+        coalescing sums them, and de-coalescing divides them by the group size. The norm before the
+        tied head is copied. In a BERT, this preserves the function except for the eps of the norm
+        that follows the embeddings, because that norm receives smaller numbers. In a GPT-2, it does
+        not preserve the function (the repository of Zou et al. documents an error of 9e-2; see
         ``tests/operators/test_laws.py``): the residual stream is scaled where it begins, but not
         where the blocks add to it.
         """
@@ -312,7 +358,10 @@ class Config:
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
     def as_json(self) -> dict[str, Any]:
-        """What a model has that says nothing by fields that came later is written as it always was."""
+        """Return the config as a JSON object, without later fields that have their default value.
+
+        So a model that does not use a later field is written as before the field existed.
+        """
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
         later = ("adapter", "head_positions", *self.later)
         silent = {
@@ -325,19 +374,25 @@ class Config:
 
 @dataclass(frozen=True)
 class TextConfig(Config):
-    """A model of text. ``head`` is what it predicts: tokens, as it was pre-trained; one of
-    ``classes``, for the whole text (or, with one class, a number); the tokens at which a span of
-    the text begins and ends; or one of ``classes`` for each token ("token_classes"). With "states"
-    the model has no head, and its outputs are the last hidden states.
+    """The base of the configs of text models.
+
+    ``head`` sets what the model predicts:
+
+    - "tokens": tokens, as in pre-training.
+    - "classes": one of ``classes`` for the full text; with one class, a number.
+    - "spans": the tokens at which a span of the text begins and ends.
+    - "token_classes": one of ``classes`` for each token.
+    - "states": nothing. The model has no head and returns its last hidden states.
     """
 
     vocab: int = 50304
     context: int = 1024
-    tied: bool = True  # the head over tokens is the table of tokens
+    # Whether the token head shares its weights with the token embedding.
+    tied: bool = True
     head: Head = "tokens"
     classes: int = 2
-    # Positions on a device whose logits over the vocabulary exist at once in training; 0:
-    # `jaxgrow.models.layers.scored`.
+    # The number of positions on a device for which training holds logits over the vocabulary at the
+    # same time. 0: the number that `jaxgrow.models.layers.scored` returns.
     head_positions: int = 0
 
     run_by: ClassVar = (*Config.run_by, "head_positions")
@@ -351,17 +406,20 @@ class TextConfig(Config):
             )
         if self.head not in self.tasks:
             raise ValueError(
-                f"{type(self).__name__} has no head for {self.head}, only {', '.join(self.tasks)}"
+                f"{type(self).__name__} has no head for {self.head}, only for "
+                f"{', '.join(self.tasks)}"
             )
         if self.head == "spans" and self.classes != 2:
             raise ValueError(
-                f"a span has a begin and an end: head=spans needs classes=2, not {self.classes}"
+                "head=spans predicts the begin and the end of a span: it needs classes=2, not "
+                f"{self.classes}"
             )
 
     @property
     def means_stay(self) -> bool:
-        """Whether a unit of the residual stream that holds the mean of the others goes on to: not
-        behind a norm, nor where each unit has a size of its own.
+        """Whether a residual unit that holds the mean of the other units keeps holding it.
+
+        It does not if a norm produces the residual stream, or if each unit has a learned scale.
         """
         return True
 
@@ -371,7 +429,7 @@ class TextConfig(Config):
 
     @property
     def ties(self) -> bool:
-        """Whether the table of tokens is used both ways."""
+        """Whether the token embedding is also the kernel of the head."""
         return self.tied and self.head == "tokens"
 
     def sizes(self) -> dict[str, int]:
@@ -382,11 +440,11 @@ class TextConfig(Config):
         }
 
     def with_head(self, head: Head, classes: int = 2) -> Self:
-        """The same model with another head."""
+        """Return the config of the same model with another head."""
         return replace(self, head=head, classes=classes)
 
     def as_json(self) -> dict[str, Any]:
-        """What a model has that predicts tokens is written as it always was."""
+        """Return the config as a JSON object, without head and classes if it predicts tokens."""
         out = super().as_json()
         return {
             k: v for k, v in out.items() if self.head != "tokens" or k not in ("head", "classes")
@@ -394,7 +452,11 @@ class TextConfig(Config):
 
 
 def head_cost(config: TextConfig, length: int) -> float:
-    """FLOPs a position: ``2 D V``, or ``2 D C`` once a text; none without a head."""
+    """Return the FLOPs of the head per position.
+
+    They are ``2 D V`` for tokens, ``2 D C`` per text for classes, and 0 without a head. D is
+    ``embed``, V is ``vocab``, and C is ``classes``.
+    """
     if config.head == "states":
         return 0.0
     return 2 * config.embed * (config.vocab if config.head == "tokens" else config.classes / length)
@@ -402,7 +464,7 @@ def head_cost(config: TextConfig, length: int) -> float:
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def _boxed(config: Config, key: jax.Array) -> Any:
-    """Fresh parameters with their names; the model is traced once for both."""
+    """Return fresh parameters with their axis names, from a single trace of the model."""
     return config.module.init(key, config.example)["params"]
 
 
@@ -412,25 +474,30 @@ def _axes(config: Config) -> Axes:
 
 
 def from_json(content: Mapping[str, Any]) -> Config:
-    """The config that `Config.as_json` wrote.
+    """Return the config that `Config.as_json` wrote.
+
+    Args:
+      content: the JSON object.
 
     Raises:
-      ValueError: another family, or fields that are unknown or of another type.
+      ValueError: the family is unknown, a field is unknown, or a field has the wrong type.
     """
     values = dict(content)
     name = values.pop("family", None)
     family = Config.families.get(name) if isinstance(name, str) else None
     if family is None:
         raise ValueError(
-            f"there is no model family {name!r}, only {', '.join(sorted(Config.families))}"
+            f"there is no model family {name!r}; the families are "
+            f"{', '.join(sorted(Config.families))}"
         )
-    if isinstance(values.get("remat"), bool):  # as it was once written
+    # Older files have a boolean here.
+    if isinstance(values.get("remat"), bool):
         values["remat"] = "projections" if values["remat"] else "products"
     adapter = _adapter(values.pop("adapter", None))
     kinds = {f.name: f.type for f in fields(family)}
     for field, value in values.items():
         if field not in kinds:
-            raise ValueError(f"{name} has no {field!r}")
+            raise ValueError(f"{name} has no field {field!r}")
         of, choices = (
             kinds[field],
             get_args(kinds[field]) if kinds[field] not in (SIZES, FLOATS) else (),
@@ -447,18 +514,21 @@ def from_json(content: Mapping[str, Any]) -> Config:
             if choices
             else type(value) not in ((int, float) if of is float else (of,))
         ):
-            raise ValueError(f"{name}: {field} is {value!r}, but should be {choices or of}")
+            raise ValueError(f"{name}: {field} is {value!r}, but must be {choices or of}")
     return family(**values, adapter=adapter)
 
 
 def _adapter(content: Any) -> Adapter | None:
-    """
+    """Return the adapter that `Config.as_json` wrote.
+
     Raises:
-      ValueError: it is none that `Config.as_json` wrote.
+      ValueError: the content is not a valid adapter.
     """
     if content is None:
         return None
     try:
         return Adapter(**{**content, "at": tuple(content["at"])})
     except (KeyError, TypeError) as error:
-        raise ValueError(f"adapter is {content!r}, with {type(error).__name__}: {error}") from None
+        raise ValueError(
+            f"adapter is {content!r}, not a valid adapter: {type(error).__name__}: {error}"
+        ) from None

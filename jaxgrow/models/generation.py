@@ -1,7 +1,7 @@
-"""Text generation: a prompt is read at once, then tokens follow one at a time, over cached keys and values.
+"""Text generation: one program reads the prompts and then generates tokens from a KV cache.
 
-Shapes in names: B prompts, P positions of the longest prompt, R of the longest continuation, V
-vocab, E end tokens.
+Shape suffixes: B prompts, P positions of the longest prompt, R positions of the longest
+continuation, V vocab, E end tokens.
 """
 
 import math
@@ -19,16 +19,23 @@ from jaxgrow.axes.names import Params
 from jaxgrow.models.config import Config
 from jaxgrow.models.layers import Past
 
-LEAST = 16  # positions of a program, which serves all shorter prompts and continuations too
-WATCHED = 8  # tokens between two calls of ``watch``
+# The smallest number of positions of a program, which also serves all shorter prompts and
+# continuations.
+LEAST = 16
+# The number of tokens between two calls of ``watch``.
+WATCHED = 8
 Watch: TypeAlias = Callable[[int, np.ndarray], bool]
 
 
 @struct.dataclass
 class Sampling:
-    """How a token is drawn. Arrays, not constants of a program: another temperature compiles nothing. None: not used."""
+    """The settings for sampling a token. None means that a setting is not used.
 
-    temperature: Any = None  # None: the likeliest token
+    The settings are arrays, not constants of a program, so another temperature needs no
+    compilation. Without a temperature, the likeliest token is taken.
+    """
+
+    temperature: Any = None
     top_k: Any = None
     top_p: Any = None
     min_p: Any = None
@@ -50,50 +57,53 @@ def generate(
     end: int | Sequence[int] | None = None,
     watch: Watch | None = None,
 ) -> list[np.ndarray]:
-    """Continues prompts, each by up to ``max_new`` tokens, up to the model's context, or up to a token that ends a text.
+    """Continue each prompt by up to ``max_new`` tokens.
 
-    One program reads all prompts and writes all tokens. It is compiled once for a number of prompts
-    and a range of lengths (to the next power of two), whatever the values of the other arguments
-    are.
+    A text ends earlier if it fills the model's context or at a token that ends a text.
 
-    The random key of a token depends on the seed, the row of the prompt and the token's number. The
-    text of a row does not depend on padding, on the other rows, or on ``max_new`` (except for
-    rounding, which may change with their number). If positions depend on the length of a sequence
-    ("longrope"), a text that grows longer than the original context is read again with the
-    positions of longer sequences, as `transformers` does, by a second program.
+    One program reads all prompts and generates all tokens. It is compiled once for each number of
+    prompts and each range of lengths (up to the next power of two). The values of the other
+    arguments do not matter.
+
+    The random key of a token depends on the seed, the row of the prompt and the index of the token.
+    The text of a row does not depend on padding, on the other rows, or on ``max_new`` (except for
+    rounding, which may change with the number of rows). If positions depend on the length of a
+    sequence ("longrope"), a text that grows longer than the original context is read again with the
+    positions of longer sequences, as in `transformers`, by a second program.
 
     Args:
       config: config of a decoder that predicts tokens: a `GPT2Config`, or a `LlamaConfig`, which
         also describes Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma 3, OLMo 2,
         OLMo 3, Phi-3, SmolLM 3 and GPT-NeoX (Pythia).
-      params: its parameters, as from ``config.init`` or `jaxgrow.checkpoints.load`; on one device,
-        or sharded over a mesh.
-      prompts: tokens of each prompt, of any lengths.
-      max_new: the most new tokens of each prompt.
-      temperature: divisor of the logits before a token is drawn; None: the likeliest token is
+      params: parameters of the model, for example from ``config.init`` or
+        `jaxgrow.checkpoints.load`, on one device or sharded over a mesh.
+      prompts: tokens of each prompt, of any length.
+      max_new: maximum number of new tokens of each prompt.
+      temperature: divisor of the logits before a token is sampled; None: the likeliest token is
         taken.
-      top_k: draws from this many of the likeliest tokens, and from those that are as likely as the
-        last of them.
-      top_p: draws from the fewest of the likeliest tokens that together have this probability (of
-        those that ``top_k`` leaves), and from those that are as likely as the last of them.
-      min_p: draws from the tokens with at least this fraction of the probability of the likeliest
+      top_k: sample from this many of the likeliest tokens, and from tokens with the same
+        probability as the last of them.
+      top_p: sample from the smallest set of the likeliest tokens that together have this
+        probability (among the tokens that ``top_k`` leaves), and from tokens with the same
+        probability as the last of them.
+      min_p: sample from the tokens with at least this fraction of the probability of the likeliest
         token.
       repetition_penalty: divisor of the positive logits, and factor of the negative logits, of
         tokens that are in the prompt or were generated (Keskar et al., 2019); values above 1 make
         repetitions less likely. Also used without a temperature.
-      seed: random seed for drawing tokens.
-      end: the token, or tokens, that end a text.
-      watch: function that is called with the number of a prompt and all its new tokens so far,
+      seed: random seed for sampling tokens.
+      end: the token or tokens that end a text.
+      watch: function that is called with the index of a prompt and all its new tokens so far,
         after every `WATCHED` tokens and when the text ends. If it returns True, the text ends
-        there. It serves to print a text while it is generated, and to stop at a string.
+        there. Use it to print a text while it is generated, or to stop at a string.
 
     Returns:
-      The new tokens of each prompt, int32. Where a text ended by itself, its last token is one of
-      ``end``. Where prompt and new tokens fill the context, there are less than ``max_new``.
+      The new tokens of each prompt, int32. If a token of ``end`` ended the text, it is the last
+      one. If prompt and new tokens fill the context, there are fewer than ``max_new``.
 
     Raises:
-      ValueError: the model does not continue text, a prompt is empty, does not fit into the
-        context, or has tokens that the model does not have, or a setting is out of its range.
+      ValueError: the model does not continue text; a prompt is empty, does not fit into the
+        context, or has tokens outside of the vocabulary; or a setting is out of range.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -124,7 +134,7 @@ class _Text(NamedTuple):
     row: int
     prompt: np.ndarray
     new: np.ndarray
-    left: int  # the most tokens that it may still get
+    left: int  # the maximum number of tokens that may still be added
 
     @property
     def tokens(self) -> np.ndarray:
@@ -145,7 +155,7 @@ def _continued(
     ends_E: np.ndarray,
     watch: Watch | None,
 ) -> list[_Text]:
-    """The texts with their next tokens, after sequences of up to ``longest`` tokens."""
+    """Return the texts with their next tokens, for sequences of up to ``longest`` tokens."""
 
     def of_each(values: Sequence[int]) -> np.ndarray:
         return np.asarray(values, np.int32)
@@ -191,46 +201,47 @@ def _continued(
 def _continues(config: Config) -> None:
     if not config.causal:
         raise ValueError(
-            f"a {type(config).__name__.removesuffix('Config')} does not continue text: take a GPT-2 or a Llama"
+            f"a {type(config).__name__.removesuffix('Config')} does not continue text: use a "
+            "GPT-2 or a Llama"
         )
     if config.predicts != "tokens":
         raise ValueError(
-            f"this model predicts {config.predicts}, not tokens: take one with head=tokens"
+            f"this model predicts {config.predicts}, not tokens: use a model with head=tokens"
         )
 
 
 def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
-    """A prompt's tokens."""
+    """Return the tokens of a prompt as an array, after validation."""
     vocab, tokens = config.sizes()["vocab"], np.asarray(prompt)
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(
-            f"prompt {i} is {'empty' if tokens.size == 0 else 'no sequence of tokens'}: give one token at least"
+            f"prompt {i} is {'empty' if tokens.size == 0 else 'not a sequence of tokens'}: give "
+            "at least one token"
         )
     if not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(f"prompt {i} has tokens of {tokens.dtype}, not integers")
     if len(tokens) >= config.length:
         raise ValueError(
-            f"prompt {i} has {len(tokens)} tokens, which leaves no place in the model's context of {config.length}: shorten it"
+            f"prompt {i} has {len(tokens)} tokens, which leaves no room in the model's context of "
+            f"{config.length}: shorten the prompt"
         )
     wrong = tokens[(tokens < 0) | (tokens >= vocab)]
     if len(wrong):
         raise ValueError(
-            f"prompt {i} has the token {wrong[0]}, but the model's are those from 0 to {vocab - 1}"
+            f"prompt {i} has the token {wrong[0]}, but the model's tokens are 0 to {vocab - 1}"
         )
     return tokens
 
 
 def _ends(config: Config, end: int | Sequence[int] | None) -> np.ndarray:
-    """The tokens that end a text, int32 [E]; without any, -1, which is never drawn."""
+    """Return the tokens that end a text, int32 [E]; without any, -1, which is never sampled."""
     vocab, ends = (
         config.sizes()["vocab"],
         np.atleast_1d(np.asarray([] if end is None else end, np.int64)),
     )
     wrong = ends[(ends < 0) | (ends >= vocab)]
     if len(wrong):
-        raise ValueError(
-            f"end is {wrong[0]}, but the model's tokens are those from 0 to {vocab - 1}"
-        )
+        raise ValueError(f"end is {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")
     return np.asarray(ends if len(ends) else [-1], np.int32)
 
 
@@ -243,25 +254,28 @@ def _sampling(
 ) -> Sampling:
     if repetition_penalty is not None and not 0 < repetition_penalty < math.inf:
         raise ValueError(
-            f"repetition_penalty is {repetition_penalty}, not above 0; leave it out to allow repetitions"
+            f"repetition_penalty is {repetition_penalty}, but must be above 0; leave it out to "
+            "allow repetitions"
         )
     penalty = None if repetition_penalty is None else np.float32(repetition_penalty)
     if temperature is None:
         for name, value in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
             if value is not None:
                 raise ValueError(
-                    f"{name} is {value}, but the likeliest token is taken: give a temperature, too, as 1"
+                    f"{name} is {value}, but without a temperature the likeliest token is taken: "
+                    "also set temperature, for example to 1"
                 )
         return Sampling(repetition_penalty=penalty)
     if not 0 < temperature < math.inf:
         raise ValueError(
-            f"temperature is {temperature}, not above 0; leave it out for the likeliest tokens"
+            f"temperature is {temperature}, but must be above 0; leave it out to take the "
+            "likeliest tokens"
         )
     if top_k is not None and operator.index(top_k) < 1:
-        raise ValueError(f"top_k is {top_k}, less than 1; leave it out to draw from all tokens")
+        raise ValueError(f"top_k is {top_k}, less than 1; leave it out to sample from all tokens")
     for name, value in (("top_p", top_p), ("min_p", min_p)):
         if value is not None and not 0 < value <= 1:
-            raise ValueError(f"{name} is {value}, not above 0 and up to 1")
+            raise ValueError(f"{name} is {value}, but must be above 0 and at most 1")
     most = np.iinfo(np.int32).max
     return Sampling(
         np.float32(temperature),
@@ -273,39 +287,47 @@ def _sampling(
 
 
 def _rounded(size: int) -> int:
-    """The next power of two."""
+    """Return the next power of two, at least `LEAST`."""
     return max(LEAST, 1 << (int(size) - 1).bit_length())
 
 
 @struct.dataclass
 class _Drawing:
-    """How the tokens of B rows are drawn, and when a row ends."""
+    """The settings for sampling the tokens of B rows, and the conditions that end a row."""
 
     sampling: Sampling
     key: jax.Array
     ends_E: Any
-    most_B: Any  # the most tokens that each row may get
-    # the number of each row's prompt, and the tokens that it got before: they decide the random
-    # keys
+    # The maximum number of tokens of each row.
+    most_B: Any
+    # The index of each row's prompt, and the number of tokens that were sampled before. They
+    # determine the random keys.
     rows_B: Any
     drawn_B: Any
 
 
 @struct.dataclass
 class _State:
-    """B rows of text. Each has ``step`` new tokens, or less if it ended before."""
+    """B rows of text. Each has ``step`` new tokens, or fewer if it ended before."""
 
     step: jax.Array
     tokens_BR: jax.Array
-    counts_B: jax.Array  # the number of new tokens of each row
-    going_B: jax.Array  # whether it gets more
-    past: Past  # up to the token before its last one
-    seen_BV: Any  # whether a token is in the prompt or was generated; None: nothing depends on it
+    # The number of new tokens of each row.
+    counts_B: jax.Array
+    # Whether a row gets more tokens.
+    going_B: jax.Array
+    # The KV cache, up to the token before the last one.
+    past: Past
+    # Whether a token is in the prompt or was generated. None: no setting depends on it.
+    seen_BV: Any
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="room")
 def _generated(config, params, tokens_BP, lengths_B, drawing, until, *, room) -> _State:
-    """Reads prompts, of which each has ``lengths_B`` tokens, and generates up to ``until`` tokens; there is ``room`` for R."""
+    """Read the prompts and generate up to ``until`` tokens.
+
+    Each prompt has ``lengths_B`` tokens, and there is room for ``room`` new tokens (R).
+    """
     logits_BV, past = _read(config, params, tokens_BP, lengths_B, Past())
     rows_B1 = jnp.arange(len(tokens_BP))[:, None]
     in_prompt_BP = jnp.arange(tokens_BP.shape[1])[None] < lengths_B[:, None]
@@ -325,7 +347,7 @@ def _generated(config, params, tokens_BP, lengths_B, drawing, until, *, room) ->
 
 @partial(jax.jit, static_argnums=0, donate_argnames="state")
 def _resumed(config, params, state, drawing, until) -> _State:
-    """Generates on, up to ``until`` tokens."""
+    """Continue the generation up to ``until`` tokens."""
     return _until(config, params, state, drawing, until)
 
 
@@ -337,7 +359,7 @@ def _read(config, params, tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
 def _until(config, params, begin, drawing, until) -> Any:
     def step(state: Any) -> Any:
         last_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BR, state.step - 1, 1, 1)
-        # A row that ended is read again at the same position; its result is not used.
+        # A row that has ended is computed again at the same position. Its result is not used.
         logits_BV, new = _read(config, params, last_B1, state.going_B.astype(jnp.int32), state.past)
         return _with_next(state.replace(past=state.past.and_then(new)), logits_BV, drawing)
 
@@ -345,7 +367,7 @@ def _until(config, params, begin, drawing, until) -> Any:
 
 
 def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
-    """The state with one more token of each row."""
+    """Return the state with one more token of each row."""
     if state.seen_BV is not None:
         logits_BV = penalized(logits_BV, state.seen_BV, drawing.sampling.repetition_penalty)
     token_B = drawn(
@@ -365,7 +387,15 @@ def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
 
 
 def penalized(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Array:
-    """Logits in which seen tokens are less likely: positive logits are divided by ``penalty``, negative ones multiplied."""
+    """Return logits in which tokens that have occurred are less likely.
+
+    Positive logits are divided by ``penalty``, and negative logits are multiplied by it.
+
+    Args:
+      logits_BV: logits.
+      seen_BV: whether a token has occurred.
+      penalty: the repetition penalty.
+    """
     less_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
     return jnp.where(seen_BV, less_BV, logits_BV)
 
@@ -373,7 +403,15 @@ def penalized(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Arr
 def drawn(
     logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: jax.Array, steps_B: jax.Array
 ) -> jax.Array:
-    """A token of each row, int32 [B]: `Sampling` from its logits, with the key of this row and this step of it."""
+    """Sample a token of each row, int32 [B].
+
+    Args:
+      logits_BV: logits.
+      sampling: settings.
+      key: random key. It is folded with the row and the step.
+      rows_B: index of each row's prompt.
+      steps_B: index of each row's token.
+    """
     if sampling.temperature is None:
         return logits_BV.argmax(-1).astype(jnp.int32)
     scaled_BV = logits_BV / sampling.temperature
@@ -385,7 +423,10 @@ def drawn(
 
 
 def least_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """The least logit of each row that ``top_k``, then ``top_p``, and ``min_p`` leave, [B, 1]."""
+    """Return the smallest logit of each row that ``top_k``, ``top_p`` and ``min_p`` leave, [B, 1].
+
+    ``top_p`` is applied to the tokens that ``top_k`` leaves.
+    """
     least_B1 = jnp.full((len(logits_BV), 1), -jnp.inf, logits_BV.dtype)
     if sampling.min_p is not None:
         most_B1 = logits_BV.max(-1, keepdims=True)
@@ -401,9 +442,8 @@ def least_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
     if sampling.top_p is not None:
         p_BV = jax.nn.softmax(down_BV)
         before_BV = jnp.cumsum(p_BV, -1) - p_BV
-        kept_BV = (before_BV < sampling.top_p) | (
-            sampling.top_p >= 1
-        )  # which rounding shall not cut
+        # With top_p=1, rounding must not remove a token.
+        kept_BV = (before_BV < sampling.top_p) | (sampling.top_p >= 1)
         least_B1 = jnp.maximum(
             least_B1, jnp.where(kept_BV, down_BV, jnp.inf).min(-1, keepdims=True)
         )

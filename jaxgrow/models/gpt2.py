@@ -1,4 +1,10 @@
-"""GPT-2 (Radford et al., 2019) and OPT (Zhang et al., 2022): pre-LN decoders with learned positions."""
+"""GPT-2 (Radford et al., 2019) and OPT (Zhang et al., 2022).
+
+Both are pre-LN decoders with learned position embeddings.
+
+Shape suffixes: B batch, T positions, D embed, H heads, K head_dim, F mlp, V vocab, C classes, L
+layers.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -34,14 +40,14 @@ from jaxgrow.models.layers import (
 
 @dataclass(frozen=True)
 class GPT2Config(TextConfig):
-    """Sizes are named as their axes are, so that a growth's new sizes are the grown model's config (`resized`)."""
+    """Config of a GPT-2. Size fields have the names of the axes, so a growth resizes the config."""
 
-    vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
-    activation: Literal["gelu_tanh", "gelu", "relu"] = (
-        "gelu_tanh"  # of the MLP; Cerebras-GPT has the exact form, OPT ReLU
-    )
-    # The row of the first token in the table of positions; OPT's is 2. Few models have another than
-    # 0, so it is not shown.
+    # GPT-2's 50257, padded to a multiple of 128.
+    vocab: int = 50304
+    # The activation of the MLP. Cerebras-GPT uses the exact GELU, OPT uses ReLU.
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    # The row of the position embedding for the first token: 2 in OPT. The field is hidden in repr
+    # because it is 0 in nearly all models.
     first_position: int = dataclasses.field(default=0, repr=False)
 
     no_axes: ClassVar = ("first_position",)
@@ -53,7 +59,8 @@ class GPT2Config(TextConfig):
         super().__post_init__()
         if self.length < 1:
             raise ValueError(
-                f"a context of {self.context} has no row for a first position of {self.first_position}"
+                f"context={self.context} leaves no position after "
+                f"first_position={self.first_position}: set a larger context"
             )
 
     @classmethod
@@ -80,9 +87,14 @@ class GPT2Config(TextConfig):
         return self.context - self.first_position
 
     def cost(self, length: int) -> Cost:
-        """``2 * (4 D HK + 2 D F)`` in the kernels of a layer, ``4 * S HK`` in scores and their
-        weighted sum, with S the mean number of keys that are computed for a query, of which the
-        mask hides some; ``2 D V`` in the head, or ``2 D C`` a text.
+        """Return the FLOPs per position.
+
+        The kernels of a layer take ``2 * (4 D HK + 2 D F)``. Attention scores and their weighted
+        sum take ``4 * S HK``, where S is the mean number of keys that are computed for a query,
+        including some that the mask hides. The head takes ``2 D V``, or ``2 D C`` per text.
+
+        Args:
+          length: positions of a sample.
         """
         width, head = self.heads * self.head_dim, head_cost(self, length)
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
@@ -90,19 +102,24 @@ class GPT2Config(TextConfig):
 
 
 class Block(nn.Module):
-    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+    """A pre-LN block: ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     config: GPT2Config
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, scale=None, past=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.layerdrop.Kept`); ``past`` as of `run_after`."""
+        """Apply the block.
+
+        Args:
+          x_BTD: the residual stream.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+          past: the KV cache of this layer, as in `run_after`.
+        """
         c = self.config
         init = nn.initializers.normal(0.02)
-        out_init = nn.initializers.normal(
-            0.02 / (2 * c.layers) ** 0.5
-        )  # the residual stream adds 2 L of these
+        # The residual stream is the sum of 2 L of these outputs.
+        out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(
             c.embed,
@@ -129,28 +146,33 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; with ``observe``,
-    what that makes of each layer's input and output, too, stacked [L, ..]:
-    ``observe=jaxgrow.growth.report.rms``.
+    """A GPT-2: ``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]``, in float32.
 
-    With ``targets``, int [B, T], ``(mean cross-entropy, accuracy)`` instead, without all logits at
-    once (`vocabulary_loss`); with ``each``, that of every place, [B, T]. With ``head="classes"``,
-    ``-> logits [B, classes]`` of the text up to its last token, which is that before
-    ``inputs["lengths"]``, int [B], where inputs are ``{"tokens": .., "lengths": ..}``.
+    With ``head="classes"``, the output is ``logits [B, classes]`` of the text up to its last token.
+    Inputs ``{"tokens": .., "lengths": ..}`` give the length of each text, int [B]; the last token
+    is the one before that position.
 
-    With a `Past`, tokens are those that come next, and what is returned is
-    ``(logits of the last token [B, vocab], the Past of these tokens alone)``; ``inputs["lengths"]``
-    as above.
+    A tied head uses the embedding in two roles: it writes to the residual stream, and it reads the
+    output of the final norm. The embedding is declared as a writer, so growing copies it. The final
+    norm is declared as a *reader* of ``embed``, so it takes the missing factor 1/k. This preserves
+    the function, and coalescing still inverts it. (`GPT2Config.paper_axes` has the other choice.)
 
-    ``kept`` says which layers run (`jaxgrow.layerdrop.Kept`); without it all do, unscaled.
-    ``kept_tokens`` says which tokens pass which layers, the others going around them
-    (`KeptTokens`). The bottom ``frozen`` layers, if any, and the embeddings have no gradient, and
-    no backward pass is run for them; a tied head has none either.
+    The arguments of a call:
 
-    A tied head uses the table both ways, as a writer into the residual stream and as a reader of
-    the final norm's output. The table is declared as a writer, so growing copies it; the final norm
-    is declared as a *reader* of ``embed``, so it takes the missing 1/k. This keeps the function,
-    and coalescing still inverts it. (`GPT2Config.paper_axes` is the other way.)
+    - ``observe``: function of each layer's input and output, for example
+      ``jaxgrow.growth.report.rms``. Its results are also returned, stacked [L, ..].
+    - ``targets``: int [B, T]. The output is then ``(mean cross-entropy, accuracy)``, and the logits
+      of all positions never exist at the same time (`vocabulary_loss`).
+    - ``each``: with ``targets``, return both values for every position, [B, T].
+    - ``kept``: the layers that run (`jaxgrow.layerdrop.Kept`); None: all of them, without scaling.
+    - ``kept_tokens``: the tokens that pass through some of the layers (`KeptTokens`). Other tokens
+      bypass these layers.
+    - ``frozen``: the number of frozen layers at the bottom. If it is not 0, these layers and the
+      embeddings have no gradient, and no backward pass runs through them. A tied head has no
+      gradient either.
+    - ``past``: the KV cache (`Past`). The tokens follow the cached ones, and the output is
+      ``(logits of the last token [B, vocab], the Past of only these tokens)``. ``lengths`` has the
+      same meaning as above.
     """
 
     config: GPT2Config
@@ -171,18 +193,21 @@ class GPT2(nn.Module):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError(
-                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+                "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
+                "frozen layers: pass kept alone"
             )
         if past is not None and (
             observe or frozen or not all(x is None for x in (targets, kept, kept_tokens))
         ):
             raise ValueError(
-                "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
+                "cached decoding (past) does not support observe, targets, kept, kept_tokens or "
+                "frozen: pass past alone"
             )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         if tokens_BT.shape[1] > c.length:
             raise ValueError(
-                f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of {c.length}"
+                f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of "
+                f"{c.length}"
             )
         init = nn.initializers.normal(0.02)
         table_VD = self.param(
@@ -191,7 +216,8 @@ class GPT2(nn.Module):
         places_TD = self.param(
             "position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed)
         )
-        block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
+        # The block is detached: only its init and apply are used.
+        block = Block(c, dtype, parent=None)
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
         if frozen:

@@ -1,4 +1,8 @@
-"""What the model families share. Shapes in names: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, L layers."""
+"""The layers that the model families share.
+
+Shape suffixes: B batch, T positions, S positions of keys or of a piece, D embed, H heads, G
+key/value heads or groups of samples, K head_dim, F mlp, V vocab, L layers, N rows of a matrix.
+"""
 
 import itertools
 import math
@@ -31,30 +35,43 @@ from jaxgrow.sharding import (
     split_sequences,
 )
 
-# Positions on a device whose logits over a vocabulary exist at once, where only a loss is asked
-# for. On a CPU, a small piece stays in the caches. An accelerator reads and writes the gradient of
-# the head once for each piece, so large pieces are faster.
+# The number of positions on a device for which logits over the vocabulary exist at the same time
+# when only a loss is computed. On a CPU, a small piece stays in the caches. An accelerator reads
+# and writes the gradient of the head once for each piece, so large pieces are faster.
 SCORED = 1024
 SCORED_BY_ACCELERATORS = 4096
 
 
 class Linear(nn.Module):
-    """``y = x W + b``, with an axis name for every axis of ``W``. Its leading axes that end in ``.in`` are contracted.
+    """``y = x W + b``, with a name for every axis of ``W``.
 
-    Where leaves ``a`` and ``b`` lie beside the kernel (`jaxgrow.peft.lora.attach`),
-    ``y + (x a) b``.
+    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel (`jaxgrow.peft.lora.attach`), the
+    output is ``y + (x a) b``.
+
+    Attributes:
+      axes: the axis names of the kernel. Leading axes that end in ``.in`` are contracted.
+      shape: the shape of the kernel.
+      contract: the number of leading axes of the kernel, and of trailing axes of ``x``, that are
+        contracted.
+      kernel_init: initializer of the kernel.
+      dtype: dtype of activations.
+      bias: whether there is a bias.
     """
 
     axes: tuple[str, ...]
     shape: tuple[int, ...]
-    contract: int  # how many leading axes of the kernel, and trailing ones of x, are contracted
+    contract: int
     kernel_init: Initializer
     dtype: DTypeLike
     bias: bool = True
 
     @nn.compact
     def leaves(self) -> tuple[Any, Any, Any]:
-        """``(kernel [inputs, outputs], bias [1, outputs] or None, (a, b) of a LoRA or None)``, in the dtype of activations."""
+        """Return ``(kernel, bias, lora)`` in the dtype of activations.
+
+        The kernel is [inputs, outputs], and the bias is [1, outputs] or None. ``lora`` is
+        ``(a, b)`` or None.
+        """
         inputs = math.prod(self.shape[: self.contract])
         kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
         kernel = kernel.astype(self.dtype).reshape(inputs, -1)
@@ -73,16 +90,16 @@ class Linear(nn.Module):
         return kernel, bias, lora
 
     def product(self, x) -> tuple[Any, Any]:
-        """``(x W [N, outputs], b [1, outputs] or None)``."""
-        # A product of two matrices, however many axes x and W have: XLA then makes no transposed
-        # copies of activations in the backward pass, 6 % of a training step on a CPU.
+        """Return ``(x W [N, outputs], b [1, outputs] or None)``."""
+        # Reshape to a product of two matrices: XLA then makes no transposed copies of activations
+        # in the backward pass, which saves 6 % of a training step on a CPU.
         kernel, bias, lora = self.leaves()
         x_NI = x.reshape(-1, len(kernel))
         y = x_NI @ kernel
         return y if lora is None else y + x_NI @ lora[0] @ lora[1], bias
 
     def shaped(self, y, x):
-        """``y`` [N, outputs] with the leading axes of ``x`` and the output axes of the kernel."""
+        """Give ``y`` [N, outputs] the leading axes of ``x`` and the output axes of the kernel."""
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
     def __call__(self, x):
@@ -91,10 +108,11 @@ class Linear(nn.Module):
 
 
 def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
-    """What several `Linear` make of the same input, such as queries, keys and values.
+    """Apply several `Linear` modules to the same input, for example for queries, keys and values.
 
-    On GPUs, one product with all kernels side by side, and so are both products of the backward
-    pass: fewer and larger kernels. Elsewhere each has its own product.
+    On GPUs, all kernels are concatenated and applied in one product, and the backward pass also has
+    one product for each gradient: fewer and larger kernels. On other platforms, and for modules
+    with a LoRA, each module computes its own product.
     """
     leaves = (
         [linear.leaves() for linear in linears]
@@ -119,15 +137,21 @@ def class_logits(
     bias: bool = True,
     axis: str = "embed",
 ) -> jax.Array:
-    """``x W + b``, in float32 or better, [.., classes]. Inside of a compact module, which gets the kernel as ``name``."""
+    """Return the logits of classes, ``x W + b``, [.., classes], in float32 or better.
+
+    Call it inside a compact module, which gets the kernel as ``name``.
+    """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     axes, shape = (axis + READ, "classes"), (x.shape[-1], classes)
     return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
 
 
 def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
-    """``(tokens [B, T], place of the last one [B])`` of inputs that are tokens, or
-    ``{"tokens": .., "lengths": [B]}`` where those after the lengths are padding.
+    """Return ``(tokens [B, T], position of the last token [B])``.
+
+    Args:
+      inputs: tokens [B, T], or ``{"tokens": .., "lengths": [B]}``, where tokens after the lengths
+        are padding.
     """
     tokens_BT = inputs["tokens"] if isinstance(inputs, Mapping) else inputs
     lengths = inputs.get("lengths") if isinstance(inputs, Mapping) else None
@@ -137,10 +161,18 @@ def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
 
 
 class LayerNorm(nn.Module):
-    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last axis, in float32; the scale and the bias, if it has them.
+    """Layer normalisation over the last axis, in float32.
 
-    ``axis`` is ``"embed"``, with its marks: ``"embed.in"`` where a tied head follows (see
-    `jaxgrow.models.gpt2`).
+    ``(x - mean) / sqrt(var + eps) * scale + bias``
+
+    Attributes:
+      axis: the axis name: ``"embed"`` with its suffixes, for example ``"embed.in"`` before a tied
+        head (see `jaxgrow.models.gpt2`).
+      eps: added to the variance.
+      dtype: dtype of the output.
+      scale_init: initializer of the scale.
+      bias: whether there is a bias.
+      scale: whether there is a scale.
     """
 
     axis: str
@@ -171,11 +203,19 @@ class LayerNorm(nn.Module):
 
 
 def normed(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
-    """`LayerNorm`, or, not ``centred``, `RMSNorm`, whose backward pass reads only ``x`` and the gradient.
+    """`LayerNorm` or `RMSNorm` with a backward pass that reads only ``x`` and the gradient.
 
-    Differentiated by JAX, XLA for GPUs writes normalised activations in float32, several times for
-    each norm, and reads them back: a fifth of the memory traffic of a layer. Here two numbers of
-    each position are saved besides ``x``.
+    If JAX differentiates a norm, XLA for GPUs writes the normalised activations in float32, several
+    times for each norm, and reads them back: a fifth of the memory traffic of a layer. This version
+    saves only ``x`` and two numbers per position.
+
+    Args:
+      x: input, [.., D].
+      scale_D: scale.
+      bias_D: bias, or None.
+      eps: added to the variance.
+      dtype: dtype of the output.
+      centred: True for `LayerNorm`, False for `RMSNorm`.
     """
     return _normed(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
 
@@ -186,7 +226,7 @@ def _normed(x, scale_D, bias_D, eps, dtype, centred):
 
 
 def _statistics(x, eps, centred):
-    """``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better."""
+    """Return ``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better."""
     x_ND = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
     mean_N1 = x_ND.mean(-1, keepdims=True) if centred else jnp.zeros((), x_ND.dtype)
     return x_ND, mean_N1, jax.lax.rsqrt(jnp.square(x_ND - mean_N1).mean(-1, keepdims=True) + eps)
@@ -201,9 +241,8 @@ def _normed_forward(x, scale_D, bias_D, eps, dtype, centred):
 
 def _normed_backward(eps, dtype, centred, saved, slope):
     x, scale_D, bias_D, mean_N1, inverse_N1 = saved
-    x, slope = jax.lax.optimization_barrier(
-        (x, slope)
-    )  # what is computed from them is computed again, not saved
+    # The barrier makes XLA recompute the intermediate values instead of saving them.
+    x, slope = jax.lax.optimization_barrier((x, slope))
     wide = inverse_N1.dtype
     z_ND = (x.reshape(-1, x.shape[-1]).astype(wide) - mean_N1) * inverse_N1
     slope_ND = slope.reshape(z_ND.shape).astype(wide)
@@ -220,7 +259,7 @@ _normed.defvjp(_normed_forward, _normed_backward)
 
 
 def capped(x: jax.Array, cap: float) -> jax.Array:
-    """``c tanh(x / c)``, where the cap is not 0."""
+    """Apply logit soft-capping: ``c tanh(x / c)``. A cap of 0 returns ``x``."""
     return cap * jnp.tanh(x / cap) if cap else x
 
 
@@ -228,7 +267,7 @@ def capped(x: jax.Array, cap: float) -> jax.Array:
 def vocabulary_logits(
     x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0
 ) -> jax.Array:
-    """``x W``, in float32 or better: one product of two matrices, as in `Linear`."""
+    """Return ``x W`` in float32 or better, as one product of two matrices (see `Linear`)."""
     embed, vocab = head_DV.shape
     wide = jnp.promote_types(dtype, jnp.float32)
     logits_NV = jnp.matmul(
@@ -246,12 +285,24 @@ def vocabulary_loss(
     cap: float = 0.0,
     positions: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """``(mean cross-entropy of the targets, share of them that have the greatest logit)``, of logits ``x W + b``, `capped`.
+    """Return ``(mean cross-entropy of the targets, accuracy)`` of the logits ``x W + b``, `capped`.
 
-    Logits exist for so many ``positions`` on a device at a time (0: `scored`), and the gradients of
-    ``x``, ``W`` and ``b`` are made while they do: three products, as with all logits at once, in a
-    fraction of their memory. Those of the gradients are in ``dtype``, too. Equal to the whole form
-    to the rounding of sums. In a sharded batch each part sums for itself, and parts are added once.
+    The accuracy is the share of targets that have the greatest logit.
+
+    Logits exist for only ``positions`` positions on a device at a time. The gradients of ``x``,
+    ``W`` and ``b`` are computed from the same logits. This takes three products, as with all logits
+    at once, and a fraction of the memory. The products for the gradients are also in ``dtype``. The
+    result equals the loss of all logits at once, up to the rounding of sums. In a sharded batch,
+    each part computes its own sums, and the parts are added once.
+
+    Args:
+      x_BTD: final hidden states.
+      head_DV: kernel of the head.
+      targets_BT: target tokens.
+      dtype: dtype of the products.
+      bias_V: bias of the head; None: zeros.
+      cap: soft cap of the logits; 0: none.
+      positions: positions on a device whose logits exist at once; 0: the number from `scored`.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
@@ -283,7 +334,10 @@ def vocabulary_scores(
     cap: float = 0.0,
     positions: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """``(cross-entropy of each target, whether it has the greatest logit)``, [B, T]: `vocabulary_loss` before its means."""
+    """Return ``(cross-entropy, whether the target has the greatest logit)`` per position, [B, T].
+
+    These are the values that `vocabulary_loss` averages. The arguments are the same.
+    """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
@@ -307,7 +361,10 @@ def token_head(
     cap: float = 0.0,
     positions: int = 0,
 ):
-    """What a model says of tokens: logits, or, with ``targets``, `vocabulary_loss`; with ``each``, `vocabulary_scores`."""
+    """Return logits of tokens, or with targets the loss.
+
+    The loss is `vocabulary_loss`, or with ``each`` the values per position of `vocabulary_scores`.
+    """
     if targets_BT is not None:
         if each:
             return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
@@ -317,7 +374,11 @@ def token_head(
 
 
 def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
-    """``(logits, log of their sum of exponentials, which is the target, (loss of each, whether it is right))``."""
+    """Return the logits of a piece and their losses.
+
+    The result is ``(logits, log of the sum of their exponentials, one-hot targets, (loss of each
+    position, whether its target has the greatest logit))``.
+    """
     logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(
         bias_V, (1, 1, len(bias_V))
     )
@@ -332,11 +393,13 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
 
 
 def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
-    """``(log of the sum of exponentials, target's logit, whether it is the first of the greatest)``: logits are read once.
+    """Return the values of the loss from one pass over the logits.
 
-    The sum of exponentials is kept relative to the greatest logit so far, and is scaled when that
-    grows (Milakov and Gimelshein, 2018). GPUs are limited by memory here; on a CPU the additional
-    exponentials would take longer.
+    They are ``(log of the sum of exponentials, logit of the target, whether the target is right)``.
+    The target is right if it is the first of the greatest logits. The logits are read only once:
+    the sum of exponentials is kept relative to the greatest logit so far, and is rescaled when that
+    maximum grows (Milakov and Gimelshein, 2018). GPUs are limited by memory here. On a CPU, the
+    additional exponentials would take longer.
     """
     dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
     places_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
@@ -366,11 +429,8 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
 
 @jax.named_scope("head")
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
-    asked = (
-        x_BTD.perturbed,
-        head_DV.perturbed,
-        bias_V.perturbed,
-    )  # a frozen table has no gradient, and costs none
+    # Gradients that are not needed, such as the gradient of a frozen embedding, are not computed.
+    asked = (x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed)
     x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
     groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
@@ -415,7 +475,7 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
 
 @jax.named_scope("head")
 def _loss_backward(dtype, cap, positions, saved, cotangents):
-    loss, _ = cotangents  # the share that is right has no gradient
+    loss, _ = cotangents  # the accuracy has no gradient
     if isinstance(loss, SymbolicZero):
         return None, None, None, None
     gradients, count = saved
@@ -426,7 +486,7 @@ _vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 
 
 def _grouped(x_BSV: jax.Array, groups: int) -> jax.Array:
-    """[groups x parts of the sequences, N, V]: what each device has."""
+    """Reshape to [groups x parts of the sequences, N, V], so that each device has one row."""
     samples, positions, width = x_BSV.shape
     parts = sequence_parts(positions)
     if parts == 1:
@@ -436,7 +496,7 @@ def _grouped(x_BSV: jax.Array, groups: int) -> jax.Array:
 
 
 def _ungrouped(x_GNV: jax.Array, shape: tuple[int, ...], groups: int) -> jax.Array:
-    """The inverse of `_grouped`."""
+    """Invert `_grouped`."""
     samples, positions, width = shape
     parts = sequence_parts(positions)
     if parts == 1:
@@ -446,15 +506,23 @@ def _ungrouped(x_GNV: jax.Array, shape: tuple[int, ...], groups: int) -> jax.Arr
 
 
 def scored() -> int:
-    """The positions on a device whose logits exist at once, unless a model says another number; for traced code."""
+    """Return the default number of positions on a device whose logits exist at once.
+
+    Call it in traced code, because it depends on the platform of the program.
+    """
     return SCORED if platform() == "cpu" else SCORED_BY_ACCELERATORS
 
 
 def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -> tuple[Any, Any]:
-    """`jax.lax.scan` over pieces of the sequences [B, T, ..], of so many positions on each device
-    (0: `scored`); the last one may be shorter.
+    """Run `jax.lax.scan` over pieces of the sequences [B, T, ..].
 
-    What the function returns beside the total are arrays of the positions of its piece, or None.
+    Args:
+      function: function of the total and a piece. It returns the new total and arrays of the
+        positions of the piece, or None.
+      total: the initial total.
+      sequences: arrays [B, T, ..].
+      positions: positions of a piece on each device; 0: the number from `scored`. The last piece
+        may be shorter.
     """
     samples, length = sequences[0].shape[:2]
     size = max(1, min(length, (positions or scored()) * batch_parts(samples) // samples))
@@ -473,7 +541,7 @@ def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -
 def _in_pieces_of_parts(
     function: Callable, total: Any, sequences: Any, size: int
 ) -> tuple[Any, Any]:
-    """`_in_pieces`, where devices have parts of the sequences: a piece has as many positions of each part."""
+    """`_in_pieces` for sharded sequences: a piece has equally many positions of each shard."""
     samples, length = sequences[0].shape[:2]
     parts = sequence_parts(length)
     own = length // parts
@@ -492,8 +560,13 @@ def _in_pieces_of_parts(
 
 
 class RMSNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, and those named ``before`` it, in
-    float32; ``axis`` as of `LayerNorm`.
+    """RMS normalisation in float32: ``x / sqrt(mean(x^2) + eps) * scale``.
+
+    Attributes:
+      axis: the name of the last axis, as in `LayerNorm`.
+      eps: added to the mean square.
+      dtype: dtype of the output.
+      before: names of axes before the last one over which the mean is also taken.
     """
 
     axis: str
@@ -513,17 +586,27 @@ class RMSNorm(nn.Module):
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
 
 
-KEPT = (
-    "intermediates",
-    "keys_and_values",
-)  # where attention leaves them for `run_after`; without it, nothing is left
+# The collection and the name under which attention sows its keys and values for `run_after`. They
+# are stored only if the collection is mutable.
+KEPT = ("intermediates", "keys_and_values")
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention. Query, key and value are leaves of their own, so that growth never has to split one.
+    """Multi-head self-attention with separate query, key and value kernels.
 
-    The key's ``head_dim`` is declared as a reader: the query writes that axis, the key contracts it
-    away.
+    They are separate leaves, so that growth never has to split a leaf. The key's ``head_dim`` is
+    declared as a reader: the query writes that axis, and the product of scores contracts it with
+    the key.
+
+    Attributes:
+      embed: hidden size.
+      heads: number of heads.
+      head_dim: size of each head.
+      causal: whether a position sees only itself and earlier positions.
+      kernel_init: initializer of the query, key and value kernels.
+      out_init: initializer of the output kernel.
+      dtype: dtype of activations.
+      by: the attention kernel (`jaxgrow.models.attention`).
     """
 
     embed: int
@@ -533,12 +616,17 @@ class SelfAttention(nn.Module):
     kernel_init: Initializer
     out_init: Callable
     dtype: DTypeLike
-    by: By = "auto"  # the kernel
+    by: By = "auto"
 
     @nn.compact
     def __call__(self, x_BTD, mask_BS=None, past=None, asking_BTD=None):
-        """``mask_BS``: the keys that are seen, bool; None: all. ``past``: of this layer, as of
-        `run_after`. ``asking_BTD``: the inputs of the query kernel; None: ``x_BTD``.
+        """Apply attention.
+
+        Args:
+          x_BTD: input.
+          mask_BS: True for the keys that are visible; None: all of them.
+          past: the KV cache of this layer, as in `run_after`.
+          asking_BTD: input of the query kernel; None: ``x_BTD``.
         """
         shape = (self.embed, self.heads, self.head_dim)
 
@@ -567,10 +655,11 @@ class SelfAttention(nn.Module):
 
 
 def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | None) -> jax.Array:
-    """``activation(up(x))``, or ``activation(gate(x)) * up(x)``.
+    """Return ``activation(up(x))``, or ``activation(gate(x)) * up(x)`` with a gate.
 
-    On GPUs, the backward pass computes biases and activation again from the products: XLA would
-    save a second array of their size, which takes longer to write and read than to compute.
+    On GPUs, the backward pass recomputes biases and activation from the products. Otherwise XLA
+    would save a second array of the same size, and writing and reading it takes longer than
+    computing it.
     """
     if platform() != "gpu":
         return activation(gate(x)) * up(x) if gate else activation(up(x))
@@ -584,14 +673,26 @@ def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | Non
 
 
 class MLP(nn.Module):
-    """``down(activation(up(x)))``, or, gated, ``down(activation(gate(x)) * up(x))`` (Shazeer, 2020); with biases, or none."""
+    """``down(activation(up(x)))``, or gated ``down(activation(gate(x)) * up(x))`` (Shazeer, 2020).
+
+    Attributes:
+      embed: hidden size.
+      mlp: number of units.
+      kernel_init: initializer of the kernels ``up`` and ``gate``.
+      out_init: initializer of the kernel ``down``.
+      dtype: dtype of activations.
+      activation: activation function.
+      axes: names of the outer and the inner axis.
+      gated: whether there is a gate.
+      bias: whether the kernels have biases.
+    """
 
     embed: int
     mlp: int
     kernel_init: Initializer
     out_init: Callable
     dtype: DTypeLike
-    activation: Callable = jax.nn.gelu  # by its tanh form
+    activation: Callable = jax.nn.gelu  # the tanh approximation
     axes: tuple[str, str] = ("embed", "mlp")
     gated: bool = False
     bias: bool = True
@@ -612,13 +713,21 @@ class MLP(nn.Module):
 
 
 def quick_gelu(x: jax.Array) -> jax.Array:
-    """``x sigmoid(1.702 x)``, the approximation of GELU in CLIP."""
+    """The approximation of GELU in CLIP: ``x sigmoid(1.702 x)``."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
 def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) -> jax.Array:
-    """What a sublayer wrote, each unit by a learned size (LayerScale, Touvron et al., 2021), which
-    begins with ``init``. Inside of the compact ``module``, which gets it as ``name``.
+    """Scale each unit of a sublayer's output by a learned factor (LayerScale).
+
+    See Touvron et al. (2021). Call it inside the compact ``module``, which gets the factors as
+    ``name``.
+
+    Args:
+      module: the calling module.
+      name: name of the parameter.
+      y_BTD: output of the sublayer.
+      init: initial value of each factor.
     """
     size_D = module.param(
         name, named(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],)
@@ -626,11 +735,14 @@ def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) ->
     return size_D.astype(y_BTD.dtype).reshape(1, 1, -1) * y_BTD
 
 
-@partial(
-    jax.jit, static_argnums=(0, 2), static_argnames="axis"
-)  # traced once a block: each call of a model checks shapes
+# Flax checks the shapes of parameters at each call of a model. With `jit`, the initialisation is
+# traced only once for each block.
+@partial(jax.jit, static_argnums=(0, 2), static_argnames="axis")
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
-    """Parameters of ``layers`` blocks, stacked on a leading ``axis``; only one of layers grows and drops as such."""
+    """Return the parameters of ``layers`` blocks, stacked on a leading ``axis``.
+
+    Only an axis of layers grows and drops as layers.
+    """
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
 
@@ -638,8 +750,10 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str
 def stacked(
     module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS
 ) -> Any:
-    """The parameter ``name`` of a compact module: those of its blocks, as `stacked_init` makes
-    them, and the LoRA that lies beside their kernels, if one does (`jaxgrow.peft.lora.attach`).
+    """Return the stacked blocks of a compact module, as `stacked_init` makes them.
+
+    The module gets them as the parameter ``name``. If a LoRA is stored with the kernels of the
+    blocks (`jaxgrow.peft.lora.attach`), it is included.
     """
     given = flatten_dict(module.get_variable("params", name, {}))
     beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}
@@ -653,7 +767,13 @@ def stacked(
 
 @struct.dataclass
 class KeptTokens:
-    """The tokens that pass the layers ``begin .. end - 1``: their places, int32 [B, kept], ascending."""
+    """The tokens that pass through the layers ``begin .. end - 1``.
+
+    Attributes:
+      places_BS: positions of these tokens, int32, ascending.
+      begin: the first of the layers.
+      end: the layer after the last one.
+    """
 
     places_BS: jax.Array
     begin: int = struct.field(pytree_node=False)
@@ -670,10 +790,20 @@ def run_parts(
     frozen: int = 0,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """`run_stack`, cut where tokens leave the layers or join them again, and above the bottom ``frozen`` layers.
+    """Call `run_stack` for each part of the stack that needs its own treatment.
 
-    ``apply_kept_tokens`` stands in for ``apply`` in the layers of ``kept_tokens``, where a block
-    must know the places of its tokens.
+    The stack is cut where tokens leave the layers or rejoin them, and above the bottom ``frozen``
+    layers.
+
+    Args:
+      apply: the block, as in `run_stack`.
+      stacked: parameters of the blocks, stacked.
+      x_BTD: input of the first block.
+      kept_tokens: the tokens that pass through some of the layers; None: all tokens pass.
+      apply_kept_tokens: replaces ``apply`` in the layers of ``kept_tokens`` if a block must know
+        the positions of its tokens.
+      frozen: number of frozen layers at the bottom.
+      options: further arguments of `run_stack`.
     """
     layers = len(jax.tree.leaves(stacked)[0])
     begin, end = (kept_tokens.begin, kept_tokens.end) if kept_tokens else (0, 0)
@@ -703,9 +833,15 @@ def run_parts(
 
 @struct.dataclass
 class Past:
-    """What a model has read: keys and values of every layer, [L, B, S, G, K], of which each row has ``lengths_B``, int32.
+    """The KV cache: keys and values of the tokens that a model has read.
 
-    What lies at later places means nothing. ``Past()``: it has read nothing.
+    ``Past()`` is an empty cache.
+
+    Attributes:
+      keys: keys of every layer, [L, B, S, G, K], with G key/value heads.
+      values: values of every layer, of the same shape.
+      lengths_B: the number of valid positions of each row, int32. Entries at later positions are
+        undefined.
     """
 
     keys: Any = None
@@ -713,23 +849,23 @@ class Past:
     lengths_B: Any = None
 
     def places_BT(self, length: int) -> jax.Array:
-        """Those of so many tokens that come next; [1, T] where all rows begin."""
+        """Return the positions of the next ``length`` tokens; [1, T] if the cache is empty."""
         first = jnp.zeros(1, jnp.int32) if self.lengths_B is None else self.lengths_B
         return first[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 
     @property
     def places(self) -> int:
-        """S."""
+        """The number of positions in the cache, S."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     def with_room(self, places: int) -> "Past":
-        """The same, of so many places."""
+        """Return the same cache, padded to ``places`` positions."""
         more = [(0, places - self.places) if axis == 2 else (0, 0) for axis in range(5)]
         return Past(jnp.pad(self.keys, more), jnp.pad(self.values, more), self.lengths_B)
 
     def and_then(self, new: "Past") -> "Past":
-        """With what was read next, for which there must be room."""
-        put = jax.vmap(put_at, (0, 0, None))  # of every layer
+        """Return the cache with the tokens of ``new`` appended. There must be room for them."""
+        put = jax.vmap(put_at, (0, 0, None))  # over the layers
         keys, values = (
             put(a, b, self.lengths_B) for a, b in ((self.keys, new.keys), (self.values, new.values))
         )
@@ -745,11 +881,20 @@ def run_after(
     *,
     scan: bool = True,
 ) -> tuple[jax.Array, Past]:
-    """``x`` through the blocks, after what was read before: ``(output of each row's last token [B, 1, D], what was read)``.
+    """Run ``x`` through the blocks after the tokens in a KV cache.
 
-    ``apply(w, x, past=.., mutable=..) -> (x, variables)``, where past is
-    ``((keys, values) of the layer, places [B, T])``, or None at the beginning: then attention is
-    that of a whole sequence, by whatever kernel.
+    Args:
+      apply: the block: ``apply(w, x, past=.., mutable=..) -> (x, variables)``. ``past`` is
+        ``((keys, values) of the layer, positions [B, T])``. For an empty cache it is None; then
+        attention sees the full sequence and may use any kernel.
+      stacked: parameters of the blocks, stacked.
+      x_BTD: embeddings of the new tokens.
+      past: the cache.
+      last_B: index of each row's last token among the new ones.
+      scan: whether the layers run in one scan.
+
+    Returns:
+      ``(output of each row's last token [B, 1, D], the cache of only the new tokens)``.
     """
     places_BT = past.places_BT(x_BTD.shape[1])
 
@@ -765,14 +910,14 @@ def run_after(
 
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
-Observe: TypeAlias = Callable[
-    [jax.Array, jax.Array], Any
-]  # what is returned of a layer, besides, from its input and output
+# A function of a layer's input and output. Its result is returned with the model's output.
+Observe: TypeAlias = Callable[[jax.Array, jax.Array], Any]
 
 
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` that saves the results of matrix products, those of experts too,
-    and of the kernels of attention.
+    """A policy of `jax.checkpoint` that saves the results of matrix products.
+
+    It includes the products of experts and the results of attention kernels.
     """
     return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith(
         ("ragged_dot", "dot_product_attention_fwd")
@@ -805,30 +950,45 @@ def run_stack(
     observe: Observe | None = None,
     kept: Kept | None = None,
 ) -> tuple[Any, Any]:
-    """``x`` through the blocks, one after the other: ``(output, what is observed of each block, stacked, or None)``.
+    """Run ``x`` through the blocks, one after the other.
 
-    One scan, so that compile time does not grow with depth; not ``scan``, unrolled, but for layers
-    behind conditionals. ``apply(w, x) -> x`` is a block; with ``kept.scaling == "sublayer"``,
-    ``apply(w, x, scale)``. ``kept`` says which blocks run (None: all); those that do not cost
-    nothing but their zero gradients.
+    The blocks run in one scan, so that compile time does not grow with depth.
 
-    ``remat`` says what each block saves for the backward pass, which computes the rest again:
-    ``"products"`` the results of its matrix products, for what lies between them takes less time to
-    compute than to write and read; ``"projections"`` those of products with weights alone, so that
-    attention is computed again, too (`docs/results/speed.md`); ``"full"`` nothing but the block's
-    input; ``"none"`` computes nothing again.
+    ``remat`` sets the values that each block saves for the backward pass, which recomputes the
+    others:
+
+    - ``"products"``: the results of matrix products. The operations between them take less time to
+      compute than to write and read.
+    - ``"projections"``: the results of products with weights only, so that attention is recomputed
+      (`docs/results/speed.md`).
+    - ``"full"``: only the block's input.
+    - ``"none"``: all values, so that nothing is recomputed.
+
+    Args:
+      apply: a block, ``apply(w, x) -> x``; with ``kept.scaling == "sublayer"``,
+        ``apply(w, x, scale)``.
+      stacked: parameters of the blocks, stacked.
+      x: input of the first block.
+      remat: see above.
+      scan: False unrolls the scan, except for layers behind conditionals.
+      observe: function of each block's input and output.
+      kept: the blocks that run; None: all. Blocks that do not run cost only their zero gradients.
+
+    Returns:
+      ``(output, stacked results of observe, or None)``.
     """
     kept = kept or Kept(None)
     if observe is not None and kept.layers is not None:
         raise ValueError(
-            "what is observed of each layer is of a pass through all of them: leave out kept"
+            "observe needs a pass through all layers, but kept drops some: leave out kept"
         )
     layers, scale = kept.layers, kept.scale
     if layers is not None:
         layers = unbatched(layers)
         if layers.dtype != bool:
-            # The kept layers' weights are copied once, which costs less than adding into all
-            # gradients at every layer. As many as there are, in order, are all.
+            # The weights of the kept layers are copied once, which costs less than adding into the
+            # gradients of the full stack at every layer. Indices are in order and unique, so as
+            # many indices as layers keep all layers.
             if len(layers) < len(jax.tree.leaves(stacked)[0]):
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
@@ -856,8 +1016,9 @@ def run_stack(
 def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
     """`jax.lax.scan` without a loop.
 
-    The gradients of the stacked inputs are concatenated once: the transpose of `jax.lax.split` is a
-    concatenation, while the transpose of indexing is a whole stack of zeros for each layer.
+    The gradients of the stacked inputs are concatenated once, because the transpose of
+    `jax.lax.split` is a concatenation. The transpose of indexing would be a full stack of zeros for
+    each layer.
     """
     leaves, tree = jax.tree.flatten(inputs)
     layers = len(leaves[0])

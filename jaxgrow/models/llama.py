@@ -1,7 +1,10 @@
-"""Llama (Touvron et al., 2023) and its kin: decoders with rotary positions and grouped queries, told apart by their config.
+"""Llama (Touvron et al., 2023) and related decoders with rotary positions and GQA.
 
-What makes a Qwen3, a Mistral, a Gemma 2 or 3, an OLMo 2, a Phi-3, a SmolLM 3 or a Pythia of it is
-in `jaxgrow.checkpoints.hf.llama`.
+The families differ only in their config. `jaxgrow.checkpoints.hf.llama` has the settings of Qwen3,
+Mistral, Gemma 2 and 3, OLMo 2, Phi-3, SmolLM 3 and Pythia.
+
+Shape suffixes: B batch, T positions, S keys, D embed, H heads, G key/value heads, K head_dim, F
+mlp, V vocab, C classes, R rotated dimensions of a head, I pairs of them.
 """
 
 import dataclasses
@@ -47,10 +50,15 @@ from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
 
 
 class Kind(NamedTuple):
-    """What layers of a model may differ in."""
+    """The properties in which the layers of a model may differ.
 
-    window: bool  # whether a position sees `LlamaConfig.window` tokens alone
-    positions: Literal["global", "local", "none"]  # the frequency of its rotary positions
+    Attributes:
+      window: whether a position sees only `LlamaConfig.window` tokens.
+      positions: the frequencies of the rotary positions.
+    """
+
+    window: bool
+    positions: Literal["global", "local", "none"]
 
 
 KINDS = {"f": Kind(False, "global"), "s": Kind(True, "local"), "n": Kind(False, "none")}
@@ -63,11 +71,12 @@ ACTIVATIONS: dict[str, Callable] = {
 
 @dataclass(frozen=True)
 class LlamaConfig(TextConfig):
-    """Query head i reads key head ``i // (heads / kv_heads)`` (Ainslie et al., 2023), so these two axes grow together.
+    """Config of a Llama and of related decoders.
 
-    ``head_dim`` should stay as it is when a model grows: rotary positions give each of its pairs a
-    frequency of its own. So do ``embed_scale`` and ``score_dim``, which other codes derive from
-    sizes.
+    Query head i uses key/value head ``i // (heads / kv_heads)`` (GQA, Ainslie et al., 2023), so
+    these two axes grow together. ``head_dim`` should not change when a model grows, because rotary
+    positions give each pair of its dimensions a frequency. The same holds for ``embed_scale`` and
+    ``score_dim``, which other implementations derive from sizes.
     """
 
     eps: float = 1e-6
@@ -75,75 +84,93 @@ class LlamaConfig(TextConfig):
     context: int = 2048
     kv_heads: int = 4
     tied: bool = False
-    qkv_bias: bool = False  # Qwen2's
-    out_bias: bool = False  # in attention's output alone
+    # Biases of queries, keys and values (Qwen2).
+    qkv_bias: bool = False
+    # A bias of attention's output only.
+    out_bias: bool = False
     rope_theta: float = 10000.0
-    # A longer context. "linear": all frequencies are divided by ``rope_factor``. "llama3" (Dubey et
-    # al., 2024): those of less than ``rope_low`` turns in ``rope_context`` positions are, those of
-    # more than ``rope_high`` stay.
+    # Scaling of the rotary positions for a longer context. "linear": all frequencies are divided by
+    # ``rope_factor``. "llama3" (Dubey et al., 2024): frequencies with fewer than ``rope_low`` turns
+    # in ``rope_context`` positions are divided by it, and frequencies with more than ``rope_high``
+    # turns stay unchanged.
     rope_factor: float = 1.0
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_context: int = 8192
-    # "longrope" (Ding et al., 2024): each is divided by a number of its own, of ``rope_short`` in
-    # sequences of up to ``rope_context`` tokens, of ``rope_long`` in longer ones; and queries and
-    # keys are multiplied by ``rope_scale``. "yarn" (Peng et al., 2023): as "llama3", but the share
-    # of the division grows evenly over the pairs of dimensions between those of ``rope_high`` and
-    # ``rope_low`` turns, which are whole numbers if ``rope_truncated``; and ``rope_scale``.
-    # "dynamic": in sequences of more than ``context`` tokens, up to ``rope_factor`` times as many,
-    # the base is greater.
+    # "longrope" (Ding et al., 2024): each frequency has its own divisor, from ``rope_short`` in
+    # sequences of up to ``rope_context`` tokens and from ``rope_long`` in longer sequences. Queries
+    # and keys are multiplied by ``rope_scale``. "yarn" (Peng et al., 2023): like "llama3", but the
+    # weight of the division grows linearly with the index of the pair of dimensions, between the
+    # pairs with ``rope_high`` and ``rope_low`` turns (integers if ``rope_truncated``). It also uses
+    # ``rope_scale``. "dynamic": the base is greater in sequences longer than ``context``, up to
+    # ``rope_factor * context`` tokens.
     rope_by: Literal["llama3", "linear", "longrope", "yarn", "dynamic"] = "llama3"
     rope_truncated: bool = True
     rope_short: FLOATS = ()
     rope_long: FLOATS = ()
     rope_scale: float = 1.0
-    rotary: float = 1.0  # the part of each head that is turned
-    # A letter of `KINDS` for each layer, again from its begin where there are more layers: "f" sees
-    # all, "s" the last ``window`` tokens, with ``local_theta``; "n" sees all, and not where they
-    # are.
+    # The part of each head's dimensions that rotary positions rotate.
+    rotary: float = 1.0
+    # A letter of `KINDS` for each layer; the string repeats if there are more layers. "f": the
+    # layer sees all tokens. "s": it sees the last ``window`` tokens, with ``local_theta``. "n": it
+    # sees all tokens, without positions.
     kinds: str = "f"
-    window: int = 4096  # an encoder's: those that are fewer places away
-    local_theta: float = 0.0  # 0: ``rope_theta``, and its scaling
-    layer_norm: bool = False  # LayerNorm in place of RMSNorm
-    # "before" the sublayers; "after" them (OLMo 2), before the residual stream is added to; or
-    # "both" (Gemma 2).
+    # In an encoder, a position sees the tokens fewer than ``window`` positions away on both sides.
+    window: int = 4096
+    # The base of rotary positions in layers with a window; 0: ``rope_theta`` with its scaling.
+    local_theta: float = 0.0
+    # LayerNorm instead of RMSNorm.
+    layer_norm: bool = False
+    # Norms "before" the sublayers; "after" them, before the sum with the residual stream (OLMo 2);
+    # or "both" (Gemma 2).
     norms: Literal["before", "after", "both"] = "before"
-    parallel: bool = False  # both sublayers read the same stream (GPT-J's form; Pythia)
-    query_norm: Literal["none", "head", "all"] = (
-        "none"  # RMSNorm of queries and keys: of each head (Qwen3), or of all
-    )
-    query_eps: float = 0.0  # of these; 0: eps
+    # Whether both sublayers read the same residual stream (GPT-J, Pythia).
+    parallel: bool = False
+    # RMSNorm of queries and keys: over each head (Qwen3), or over all heads together.
+    query_norm: Literal["none", "head", "all"] = "none"
+    # The eps of these norms; 0: ``eps``.
+    query_eps: float = 0.0
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
-    gated: bool = True  # the MLP
-    bias: bool = False  # in attention's output, too, the MLP and LayerNorms
-    # A mixture of so many experts in place of the MLP, of which each token goes through ``active``
-    # (`jaxgrow.models.mixture`).
+    # Whether the MLP is gated.
+    gated: bool = True
+    # Biases of attention's output, the MLP and LayerNorms.
+    bias: bool = False
+    # The number of experts of a mixture that replaces the MLP; 0: no mixture. Each token passes
+    # through ``active`` of them (`jaxgrow.models.mixture`).
     experts: int = 0
     active: int = 2
     gates_normed: bool = True
     balance: float = 0.01
-    capacity: float = (
-        0.0  # of each expert, in relation to its share of the assignments; 0: no token is dropped
-    )
-    z_loss: float = 0.0  # of the router
-    embed_scale: float = 1.0  # of the embeddings: Gemma's, the root of ``embed`` as it was born
-    score_dim: float = 0.0  # scores are divided by its root; 0: head_dim
-    score_cap: float = 0.0  # c tanh(score / c), where not 0
+    # The capacity of an expert, relative to its mean share of the assignments; 0: no token is
+    # dropped.
+    capacity: float = 0.0
+    # The factor of the router's z-loss.
+    z_loss: float = 0.0
+    # The factor of the embeddings: in Gemma, the square root of the initial ``embed``.
+    embed_scale: float = 1.0
+    # Scores are divided by the square root of this number; 0: ``head_dim``.
+    score_dim: float = 0.0
+    # Soft cap of the scores, ``c tanh(score / c)``; 0: none.
+    score_cap: float = 0.0
+    # Soft cap of the logits; 0: none.
     logit_cap: float = 0.0
-    # Fields of few models, which are not shown: whether norms have a learned scale (not in OLMo 1);
-    # the factors by which what a sublayer adds is multiplied, and logits are divided (Granite); and
-    # the MLP units of an expert that every token goes through, with a gate of its own (Qwen2-MoE).
-    # In gpt-oss each head has a score that takes part in the softmax without a value, and experts
-    # have biases and clamp their gates and units at ``clamp`` (0: they do not).
+    # Few models use the following fields, so repr hides them.
+    # Whether norms have a learned scale (not in OLMo 1).
     norm_scale: bool = dataclasses.field(default=True, repr=False)
+    # The factor of each sublayer's output (Granite).
     residual_scale: float = dataclasses.field(default=1.0, repr=False)
+    # The divisor of the logits (Granite).
     logit_divisor: float = dataclasses.field(default=1.0, repr=False)
+    # The MLP units of a gated expert that processes every token (Qwen2-MoE); 0: none.
     shared: int = dataclasses.field(default=0, repr=False)
+    # Whether each head has an additional score in the softmax, without a value (gpt-oss).
     sinks: bool = dataclasses.field(default=False, repr=False)
+    # The bound at which experts clamp gates and units; such experts have biases (gpt-oss). 0: none.
     clamp: float = dataclasses.field(default=0.0, repr=False)
 
     causal: ClassVar = True
-    first_norm: ClassVar[bool] = True  # before the attention of the first layer
+    # Whether the first layer has a norm before its attention.
+    first_norm: ClassVar[bool] = True
     run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
@@ -178,12 +205,14 @@ class LlamaConfig(TextConfig):
         super().__post_init__()
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"LlamaConfig: {self.heads} query heads do not divide among {self.kv_heads} key heads"
+                f"LlamaConfig: {self.heads} query heads are not divisible by {self.kv_heads} "
+                "key/value heads"
             )
         if not 0 < self.rotary <= 1 or self.turned % 2:
             raise ValueError(
-                f"LlamaConfig: rotary positions turn pairs, but rotary={self.rotary:g} of head_dim={self.head_dim} is "
-                f"{self.rotary * self.head_dim:g}"
+                "LlamaConfig: rotary positions need an even number of dimensions, but "
+                f"rotary={self.rotary:g} of "
+                f"head_dim={self.head_dim} is {self.rotary * self.head_dim:g}"
             )
         for name in ("rope_short", "rope_long"):
             factors = getattr(self, name)
@@ -191,31 +220,37 @@ class LlamaConfig(TextConfig):
                 2 * len(factors) == self.turned and min(factors) > 0
             ):
                 raise ValueError(
-                    f"LlamaConfig: {name} has a number above 0 for each of the {self.turned // 2} pairs of dimensions that are "
-                    f"turned, but is {factors}"
+                    f"LlamaConfig: {name} must have a number above 0 for each of the "
+                    f"{self.turned // 2} pairs of rotated "
+                    f"dimensions, but is {factors}"
                 )
         if self.experts and not (self.gated and not self.bias and 0 < self.active <= self.experts):
             raise ValueError(
-                f"LlamaConfig: experts are gated MLPs without biases, of which a token goes through {self.active} at most; "
-                f"there are {self.experts}"
+                f"LlamaConfig: experts={self.experts} needs gated=True, bias=False and active "
+                "between 1 and experts, but "
+                f"gated={self.gated}, bias={self.bias} and active={self.active}"
             )
         if (self.capacity or self.z_loss) and not self.experts:
             raise ValueError(
-                "LlamaConfig: capacity and z_loss are settings of experts, but experts is 0"
+                "LlamaConfig: capacity and z_loss are settings of experts, but experts is 0: set "
+                "experts"
             )
         if self.shared and not self.experts:
             raise ValueError(
-                f"LlamaConfig: shared is {self.shared}, but a model without experts has no shared expert"
+                f"LlamaConfig: shared is {self.shared}, but a model without experts has no shared "
+                "expert: set experts"
             )
         if self.clamp and not self.experts:
             raise ValueError(
-                f"LlamaConfig: clamp is {self.clamp}, but a model without experts clamps nothing"
+                f"LlamaConfig: clamp is {self.clamp}, but only experts clamp their units, and "
+                "experts is 0: set experts"
             )
         if not self.norm_scale and (not self.layer_norm or self.bias):
             raise ValueError("LlamaConfig: norm_scale=False needs layer_norm=True and bias=False")
         if not self.kinds or set(self.kinds) - KINDS.keys():
             raise ValueError(
-                f"LlamaConfig: kinds is {self.kinds!r}, but has a letter of {', '.join(KINDS)} for each layer"
+                f"LlamaConfig: kinds is {self.kinds!r}, but must have one of the letters "
+                f"{', '.join(KINDS)} for each layer"
             )
 
     @classmethod
@@ -240,7 +275,7 @@ class LlamaConfig(TextConfig):
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest sequence that the model reads."""
+        """The maximum number of tokens of a sequence that the model can read."""
         return int(self.context * self.rope_factor) if self.rope_by == "dynamic" else self.context
 
     @property
@@ -269,26 +304,28 @@ class LlamaConfig(TextConfig):
     def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
         if not self.experts:
             return super().active_sizes()
-        tokens = at_once or 2**15 * self.experts  # as many as fill all blocks
+        tokens = at_once or 2**15 * self.experts  # enough to fill all blocks
         computed = rows(tokens * self.active, self.experts, self.capacity)
         return super().active_sizes() | {EXPERTS: computed / tokens}
 
     @property
     def turned(self) -> int:
-        """How many dimensions of a head rotary positions turn."""
+        """The number of dimensions of a head that rotary positions rotate, R."""
         return round(self.rotary * self.head_dim)
 
     @property
     def layer_kinds(self) -> str:
-        """A letter for each layer."""
+        """A letter of `KINDS` for each layer."""
         return "".join(self.kinds[i % len(self.kinds)] for i in range(self.layers))
 
     def resized(self, growth: Growth) -> Self:
-        """Each layer keeps its kind: a new one is of the kind of the layers that it is made of; and
-        norms of queries and keys, which no width of the residual stream changes, their eps.
+        """Return the config of the grown model.
+
+        A new layer has the kind of the layers that it consists of. Norms of queries and keys keep
+        their eps, because the width of the residual stream does not affect them.
 
         Raises:
-          ValueError: one is made of layers of different kinds, alike.
+          ValueError: a new layer consists in equal parts of layers of different kinds.
         """
         new = super().resized(growth)
         if new.eps != self.eps and self.query_norm != "none":
@@ -300,23 +337,33 @@ class LlamaConfig(TextConfig):
         )
 
     def by_length(self) -> tuple[tuple[int, Self], ...]:
-        """Two with "longrope" and a longer context: all positions of a longer sequence are by ``rope_long``."""
-        if self.rope_by == "dynamic":  # up to ``context`` tokens, the base is ``rope_theta``
+        """Return the config to use for each range of sample lengths.
+
+        There are two entries for "longrope" with a longer context, because all positions of a
+        longer sequence use ``rope_long``.
+        """
+        # Up to ``context`` tokens, the base is ``rope_theta``.
+        if self.rope_by == "dynamic":
             return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
         if self.rope_by != "longrope":
             return super().by_length()
-        short = replace(
-            self, rope_context=2 * self.context
-        )  # a cache has room for more tokens than are read
+        # A KV cache may have room for more tokens than the context.
+        short = replace(self, rope_context=2 * self.context)
         long = replace(short, rope_short=self.rope_long)
         if self.rope_context >= self.context:
             return ((self.context, short),)
         return ((self.rope_context, short), (self.context, long))
 
     def cost(self, length: int) -> Cost:
-        """``2 * (2 D HK + 2 D GK + 3 D F)`` in the kernels of a layer, with G key heads, ``2 D F``
-        of an MLP that is not gated; of experts, those of the active ones and the shared one, and
-        ``2 D E``; scores and head as of a GPT-2. A window spares none.
+        """Return the FLOPs per position.
+
+        The kernels of a layer take ``2 * (2 D HK + 2 D GK + 3 D F)``, with G key/value heads. An
+        MLP without gate takes ``2 D F`` instead of ``3 D F``. A mixture counts the active experts,
+        the shared expert, and ``2 D E`` for the router. Scores and head are counted as in GPT-2. A
+        window reduces nothing.
+
+        Args:
+          length: positions of a sample.
         """
         width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         head = head_cost(self, length)
@@ -333,7 +380,7 @@ class LlamaConfig(TextConfig):
 
 
 def period(kinds: str) -> str:
-    """The shortest beginning that, again and again, makes all of it.
+    """Return the shortest prefix of ``kinds`` that gives all of it by repetition.
 
     Example:
       >>> period("ssfssfs")
@@ -347,10 +394,18 @@ def period(kinds: str) -> str:
 
 
 def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
-    """For each new layer an old one of its kind, the one that it has most of; None: layers stay as they are.
+    """Return for each new layer the source layer that contributes most to it.
+
+    Args:
+      growth: the growth.
+      kinds: the kind of each source layer.
+
+    Returns:
+      The index of a source layer of the same kind, for each new layer; None if the growth does not
+      change the layers.
 
     Raises:
-      ValueError: a new layer has as much of layers of another kind.
+      ValueError: layers of different kinds contribute equally to a new layer.
     """
     maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
     if (LAYERS,) not in maps:
@@ -361,19 +416,24 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
         if len({kinds[i] for i in most}) > 1 and row.max() > 0:
             these = ", ".join(f"{i} ({kinds[i]})" for i in most)
             raise ValueError(
-                f"new layer {new} would be made in equal parts of the layers {these}, which are of different kinds; to "
-                'coalesce layers of one kind, give layers="alike", or groups of your own'
+                f"new layer {new} would consist in equal parts of the layers {these}, which are "
+                "of different kinds; to "
+                'coalesce layers of one kind, pass layers="alike", or your own groups'
             )
     return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
 
 
 def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of ``t theta^(-2i/R)``, float64 [T, R/2]: how far position t turns pair i of
-    R dimensions that are turned (Su et al., 2021); in layers of a kind, and sequences of so many
-    positions.
+    """Return cosine and sine of the rotary angles (Su et al., 2021), float64 [T, R/2].
 
-    Constants: computed in the program, XLA would fuse them otherwise inside a conditional, and a
-    layer give other bits.
+    Position t rotates pair i of the R rotated dimensions by the angle ``t theta^(-2i/R)``. The
+    values are constants. If the program computed them, XLA would fuse them differently inside a
+    conditional, and the same layer would not be bitwise identical.
+
+    Args:
+      c: the config.
+      length: the number of positions of the sequence, T.
+      kind: the kind of the layer, a letter of `KINDS`.
     """
     positions = KINDS[kind].positions
     local, scale, theta = positions == "local" and c.local_theta > 0, 1.0, c.rope_theta
@@ -402,16 +462,19 @@ def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray,
 
 
 def _stay_by_turns(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
-    """The share of each frequency that is not divided, linear in its turns in ``rope_context`` positions [R/2]."""
+    """Return the weight of each undivided frequency, [R/2].
+
+    It is linear in the number of turns in ``rope_context`` positions.
+    """
     turns = c.rope_context * frequency / (2 * np.pi)
     return np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1)
 
 
 def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
-    """The same, linear in the number of the pair."""
+    """Return the weight of each undivided frequency, linear in the index of the pair, [R/2]."""
 
     def pair(turns):
-        """The place among the pairs, not always whole, of the frequency that makes so many turns."""
+        """Return the fractional index of the pair whose frequency makes this number of turns."""
         return (
             c.turned
             * math.log(c.rope_context / (turns * 2 * math.pi))
@@ -427,7 +490,15 @@ def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
 
 
 def rotated(x_BTHK, cos_BTI, sin_BTI):
-    """Dimension i and i + R/2 are a pair, turned by its angle, in float32 or better; those from R on stay."""
+    """Rotate each pair of dimensions, i and i + R/2, by its angle, in float32 or better.
+
+    Dimensions from R on stay unchanged.
+
+    Args:
+      x_BTHK: queries or keys.
+      cos_BTI: cosine of the angles, with I = R/2.
+      sin_BTI: sine of the angles.
+    """
     wide, turned = jnp.promote_types(x_BTHK.dtype, jnp.float32), 2 * cos_BTI.shape[-1]
     cos, sin = (a[:, :, None].astype(wide) for a in (cos_BTI, sin_BTI))
     a, b = jnp.split(x_BTHK[..., :turned].astype(wide), 2, -1)
@@ -436,25 +507,34 @@ def rotated(x_BTHK, cos_BTI, sin_BTI):
 
 
 def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
-    """Of the kind that the config says, over ``axis``."""
+    """Return the norm of the config's kind, over ``axis``."""
     if c.layer_norm:
         return LayerNorm(axis, c.eps, dtype, bias=c.bias, scale=c.norm_scale, name=name)
     return RMSNorm(axis, c.eps, dtype, name=name)
 
 
 class Reading(NamedTuple):
-    """What a layer is told beside its input: what follows from its kind, and from where a sequence is read."""
+    """The settings of a layer that depend on its kind and on the positions of its input.
 
-    rotation: Any  # cosine and sine [1 or B, T, R/2] of the positions
-    window: Any = None  # how many keys a query sees, if not all
+    Attributes:
+      rotation: cosine and sine [1 or B, T, R/2] of the positions.
+      window: the number of keys that a query sees; None: all.
+      mask_BS: True for the keys that are visible; None: all.
+      past: the KV cache of the layer, as in `run_after`.
+      places_BT: positions of the tokens, if they are only some tokens of a sequence.
+      normed: whether the layer has a norm before its attention.
+    """
+
+    rotation: Any
+    window: Any = None
     mask_BS: Any = None
-    past: Any = None  # as of `run_after`
-    places_BT: Any = None  # of the tokens, where they are some of a sequence's
-    normed: Any = True  # whether its attention has a norm before it
+    past: Any = None
+    places_BT: Any = None
+    normed: Any = True
 
 
 class Attention(nn.Module):
-    """Self-attention over rotated queries and keys; keys and values have ``kv_heads``."""
+    """Self-attention with rotary positions; keys and values have ``kv_heads`` heads."""
 
     config: LlamaConfig
     kernel_init: Initializer
@@ -521,7 +601,7 @@ class Attention(nn.Module):
 def mlp(
     c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str
 ) -> nn.Module:
-    """The MLP of a layer, or the experts that it has in its place."""
+    """Return the MLP of a layer, or the mixture of experts that replaces it."""
     inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
     if c.experts:
         own = c.experts, c.active, c.gates_normed, c.balance
@@ -531,14 +611,23 @@ def mlp(
 
 
 class Block(nn.Module):
-    """Attention and an MLP, or experts, one after the other or side by side; norms before or after, as the config says."""
+    """Attention and an MLP or experts, with the norms that the config sets.
+
+    The sublayers run one after the other, or side by side with ``parallel``.
+    """
 
     config: LlamaConfig
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, reading: Reading, scale=None):
-        """``scale`` multiplies what each sublayer adds."""
+        """Apply the block.
+
+        Args:
+          x_BTD: the residual stream.
+          reading: the settings of the layer.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+        """
         c = self.config
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
 
@@ -559,10 +648,11 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]`` in float32; keyword arguments as of `GPT2`.
+    """A Llama: ``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]``, in float32.
 
-    ``mask_BS``: the tokens that are seen, bool [B, T]; padding on the left turns no relative
-    position. A tied head is declared as GPT-2's: the final norm reads ``embed``.
+    Keyword arguments are described in `jaxgrow.models.gpt2.GPT2`. ``mask_BS`` marks the visible
+    tokens, bool [B, T]; padding on the left does not change relative positions. A tied head is
+    declared as in GPT-2: the final norm reads ``embed``.
     """
 
     config: LlamaConfig
@@ -584,17 +674,20 @@ class Llama(nn.Module):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError(
-                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+                "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
+                "frozen layers: pass kept alone"
             )
         if mask_BS is not None and (kept is not None or kept_tokens is not None):
             raise ValueError(
-                "a mask is for whole sequences through all layers: not together with dropped layers or tokens"
+                "mask_BS cannot be combined with layer dropping (kept) or token dropping "
+                "(kept_tokens): leave out mask_BS"
             )
         if past is not None and (
             observe or frozen or not all(x is None for x in (targets, kept, kept_tokens, mask_BS))
         ):
             raise ValueError(
-                "what reads on from a past gives logits of its last tokens, from all layers: give past alone"
+                "cached decoding (past) does not support observe, targets, kept, kept_tokens, "
+                "frozen or mask_BS: pass past alone"
             )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
         length = tokens_BT.shape[1]
@@ -648,7 +741,7 @@ class Llama(nn.Module):
 
 
 def rows_of(c: LlamaConfig, table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """The embeddings of tokens."""
+    """Return the embeddings of tokens."""
     x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(c.dtype)
     return x_BTD if c.embed_scale == 1 else x_BTD * jnp.asarray(c.embed_scale, c.dtype)
 
@@ -656,10 +749,16 @@ def rows_of(c: LlamaConfig, table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Ar
 def layer_and_blocks(
     module: nn.Module, c: LlamaConfig, places: int, mask_BS: Any = None
 ) -> tuple[Callable, Any]:
-    """``(layer(w, x), blocks)`` of a compact ``module``, as `run_parts` takes them; sequences have so many ``places``.
+    """Return ``(layer(w, x), blocks)`` of a compact ``module``, as `run_parts` takes them.
 
-    ``layer`` also takes ``places``, of tokens that are some of a sequence's, and ``past``, as of
-    `run_after`.
+    ``layer`` also takes ``places``, the positions of tokens that are only some tokens of a
+    sequence, and ``past``, as in `run_after`.
+
+    Args:
+      module: the calling module.
+      c: the config.
+      places: the number of positions of a sequence.
+      mask_BS: True for the keys that are visible; None: all.
     """
     every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
     kinds = sorted(set(every))
@@ -670,10 +769,12 @@ def layer_and_blocks(
         [c.window if KINDS[kind].window else places for kind, _ in kinds], np.int32
     )
     normed_N = np.array([normed for _, normed in kinds])
-    block = Block(c, jnp.dtype(c.dtype), parent=None)  # detached: only its init and apply are used
+    # The block is detached: only its init and apply are used.
+    block = Block(c, jnp.dtype(c.dtype), parent=None)
     first = Reading([a[:1, :1] for a in rotation_NTI])
     blocks = stacked(module, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), c.dtype), first)
-    if len(kinds) > 1:  # layers of one kind have constants
+    # If all layers are of one kind, its settings are constants and need no index.
+    if len(kinds) > 1:
         blocks = blocks, np.array([kinds.index(kind) for kind in every], np.int32)
 
     def layer(w, x, *scale, places=None, past=None, **reading):
@@ -687,7 +788,7 @@ def layer_and_blocks(
 
 
 def _of_kind(w: Any, *tables: Any) -> tuple:
-    """A layer's parameters, and what its kind has of each table [kinds, ..]."""
+    """Return a layer's parameters, and the entry of each table [kinds, ..] for its kind."""
     if not isinstance(w, tuple):
         return w, *(jax.tree.map(lambda a: a[0], table) for table in tables)
     w, kind = w

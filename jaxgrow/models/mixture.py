@@ -1,7 +1,8 @@
-"""A mixture of experts in place of an MLP: each token goes through a few of them, which a router chooses.
+"""A mixture of experts that replaces an MLP: a router sends each token to a few experts.
 
-Shapes in names: N tokens, E experts, X of a token, A = N X assignments of a token to an expert, D
-embed, F mlp; S blocks, which have R rows in all; C rows of an expert that has a capacity.
+Shape suffixes: N tokens, E experts, X experts of a token, A = N X assignments of a token to an
+expert, D embed, F mlp; S blocks with R rows in all, I inputs and O outputs of a kernel; C rows of
+an expert that has a capacity.
 """
 
 import math
@@ -29,42 +30,55 @@ from jaxgrow.sharding import (
 )
 
 EXPERTS, SHARED = "experts", "shared"
-FEW = 128  # assignments of an expert, on average: with fewer, a block is larger in relation to them
+# With fewer assignments than this for the average expert, blocks are larger relative to them.
+FEW = 128
 
 
 class Experts(nn.Module):
-    """``sum_x g_x down_x(act(gate_x(h)) * up_x(h))`` over the X experts with the greatest
-    ``softmax(h R)`` of each token. Leaves ``a`` and ``b`` beside a kernel are as in
-    `jaxgrow.models.layers.Linear`; each expert has its own.
+    """A mixture of experts: the weighted sum of the experts that the router chooses for each token.
 
-    The gates ``g`` are the router's probabilities, normalised to sum to one if ``normed``
-    (Mixtral). The router is in float32.
+    ``sum_x g_x down_x(act(gate_x(h)) * up_x(h))``, over the X experts with the greatest
+    ``softmax(h R)`` of the token. The gates ``g`` are the router's probabilities, normalised to a
+    sum of one if ``normed`` (Mixtral). The router is in float32. Leaves ``a`` and ``b`` of a LoRA
+    are as in `jaxgrow.models.layers.Linear`, and each expert has its own.
 
     Without a capacity, no token is dropped: each expert takes all tokens that are sent to it, in
     `blocks` of rows of one expert each. XLA for CPUs and GPUs compiles `jax.lax.ragged_dot` to the
-    products of all assignments with all experts (JAX 0.10 and 0.12), so the products are those of
-    these blocks, in several rounds. TPUs use `jax.lax.ragged_dot`.
+    products of all assignments with all experts (JAX 0.10 and 0.12). Therefore the products are
+    computed by blocks, in several rounds. TPUs use `jax.lax.ragged_dot`.
 
     With a ``capacity`` c, each expert takes ``ceil(c A / E)`` assignments on each device, in the
-    order of the tokens; further ones add nothing (Lepikhin et al., 2021). No kernel is copied.
-    Experts are then sharded over the mesh axis ``RULES["experts"]``, if the mesh has it: devices
-    exchange tokens by two all-to-all operations, there and back.
+    order of the tokens. Further assignments add nothing (Lepikhin et al., 2021). No kernel is
+    copied. Experts are then sharded over the mesh axis ``RULES["experts"]``, if the mesh has it:
+    devices exchange tokens by two all-to-all operations, before and after the experts.
 
-    In training, two losses are added. ``balance * E sum_e f_e p_e`` (Fedus et al., 2022, section
-    2.2), where f is the share of the assignments that an expert gets and p its mean probability,
-    over the tokens of a micro-batch on all devices: it is least where all experts get as many.
-    ``z_loss * mean(logsumexp(h R)^2)`` (Zoph et al., 2022) keeps the router's logits small. Their
-    gradients are added where the gradient of the output arrives (`_adding`); the reported loss does
-    not contain them.
-
-    With ``shared`` units, ``sigmoid(h w) * mlp(h)`` is added, an expert that every token goes
-    through (Qwen2-MoE).
-
-    With ``clamp``, the router and all kernels have biases, and a unit is
-    ``(u + 1) g sigmoid(1.702 g)``, with the gate ``g`` at most ``clamp``, and ``u`` between
-    ``-clamp`` and ``clamp`` (gpt-oss).
+    In training, two losses are added. The load-balancing loss is ``balance * E sum_e f_e p_e``
+    (Fedus et al., 2022, section 2.2). Here f is the share of the assignments that an expert gets
+    and p is its mean probability, over the tokens of a micro-batch on all devices. It is smallest
+    if all experts get equally many assignments. The z-loss ``z_loss * mean(logsumexp(h R)^2)``
+    (Zoph et al., 2022) keeps the router's logits small. The gradients of both losses are added in
+    the backward pass (`_adding`); the reported loss does not contain them.
 
     Each device routes its own samples. Units are sharded by ``mlp`` (`jaxgrow.sharding.spec`).
+
+    Attributes:
+      experts: number of experts, E.
+      active: number of experts for each token, X.
+      normed: whether the gates of a token are normalised to a sum of one.
+      balance: factor of the load-balancing loss; 0: none.
+      embed: hidden size.
+      mlp: units of each expert.
+      kernel_init: initializer of the router and of the kernels ``gate`` and ``up``.
+      out_init: initializer of the kernel ``down``.
+      dtype: dtype of activations.
+      activation: activation function of the gate.
+      capacity: assignments of an expert, relative to the mean; 0: no token is dropped.
+      z_loss: factor of the z-loss; 0: none.
+      shared: units of a shared expert, which processes every token: ``sigmoid(h w) * mlp(h)`` is
+        added to the output (Qwen2-MoE). 0: none.
+      clamp: bound of gates and units (gpt-oss); 0: none. If it is set, the router and all kernels
+        have biases, and a unit is ``(u + 1) g sigmoid(1.702 g)``, with the gate ``g`` at most
+        ``clamp``, and ``u`` between ``-clamp`` and ``clamp``.
 
     References:
       Lepikhin et al., `GShard <https://arxiv.org/abs/2006.16668>`_, ICLR 2021;
@@ -109,7 +123,7 @@ class Experts(nn.Module):
         return y_BTD + jax.nn.sigmoid(gate(x_BTD)) * expert(x_BTD)
 
     def _chosen(self, x_BTD):
-        """The sum over the experts that the router chooses."""
+        """Return the weighted sum over the experts that the router chooses."""
         wide, x_ND = jnp.promote_types(self.dtype, jnp.float32), x_BTD.reshape(-1, self.embed)
         sizes = {EXPERTS: self.experts, "embed": self.embed, "mlp": self.mlp}
 
@@ -136,26 +150,31 @@ class Experts(nn.Module):
         return y_ND.reshape(x_BTD.shape)
 
     def _mixed(self, x_ND, probs_NE, kernels, axes: dict[str, Names], samples: int):
-        """``(how many assignments each expert gets [E], the output [N, D])``, of the samples that each device has."""
+        """Return ``(number of assignments of each expert [E], the output [N, D])``.
+
+        Each device computes its own samples.
+        """
         over = RULES[EXPERTS] if parts(EXPERTS) > 1 else None
         if over and not self.capacity:
             raise ValueError(
-                f"the mesh shards experts over {over!r}, which needs a capacity (each device sends equally many rows to every "
-                "other one), but capacity is 0: set it, as to 1.25, or set that mesh axis to 1"
+                f"the mesh shards experts over {over!r}, which needs a capacity (each device "
+                "sends equally many rows to every "
+                "other one), but capacity is 0: set it, for example to 1.25, or set that mesh "
+                "axis to 1"
             )
         if over and self.experts % parts(EXPERTS):
             raise ValueError(
-                f"{self.experts} experts do not divide among the {parts(EXPERTS)} devices of {over!r}"
+                f"{self.experts} experts are not divisible by the {parts(EXPERTS)} devices of the "
+                f"mesh axis {over!r}"
             )
-        # Each device its own samples: XLA would sort all of them on each, and sum activations in
-        # place of gathering kernels.
+        # Each device processes its own samples. Otherwise XLA would sort all samples on each
+        # device, and sum activations instead of gathering kernels.
         tokens, (units,) = (
             P(batch_axes(samples) or None),
             undivided_by_samples(("mlp",), (self.mlp,)),
         )
-        if (
-            "bias" in kernels["down"] and units
-        ):  # each device adds it to the sum over the units of all
+        # Each device adds the bias, and the results of all devices are summed.
+        if "bias" in kernels["down"] and units:
             down = kernels["down"]
             kernels = {**kernels, "down": {**down, "bias": down["bias"] / parts("mlp")}}
         lie = tokens, tokens, {name: _specs(axes[name], w, over) for name, w in kernels.items()}
@@ -163,13 +182,12 @@ class Experts(nn.Module):
         units_of = partial(_clamped, self.clamp) if self.clamp else partial(_gated, self.activation)
         mixed = divided(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
-        return counts_1E.sum(0), jax.lax.reduce_sum(
-            y_1ND, (0,)
-        )  # not jnp.sum: devices would exchange float32
+        # With jnp.sum, devices would exchange float32.
+        return counts_1E.sum(0), jax.lax.reduce_sum(y_1ND, (0,))
 
 
 class _Kernel(nn.Module):
-    """``{"kernel": W}``, its bias if it has one, and ``a`` and ``b`` where they lie beside it."""
+    """``{"kernel": W}``, with the bias and the LoRA leaves ``a`` and ``b`` if they exist."""
 
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -192,7 +210,10 @@ class _Kernel(nn.Module):
 
 
 def _specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, P]:
-    """How a kernel and its LoRA are sharded where a device computes for its samples; experts over the mesh axis ``over``."""
+    """Return how a kernel and its LoRA are sharded where a device computes for its own samples.
+
+    Experts are sharded over the mesh axis ``over``.
+    """
     *lead, reads, writes = axes
     names = {
         "kernel": axes,
@@ -204,19 +225,19 @@ def _specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, 
 
 
 def _product(x: jax.Array, w: dict[str, jax.Array], product: Callable) -> jax.Array:
-    """``x W``, or ``x W + (x a) b``, by whatever ``product``."""
+    """Return ``x W``, or ``x W + (x a) b`` with a LoRA, where ``product`` multiplies matrices."""
     y = product(x, w["kernel"])
     return y + product(product(x, w["a"]), w["b"]) if "a" in w else y
 
 
 class Blocks(NamedTuple):
-    """Blocks of rows, each of one expert, and in how many rounds they are computed.
+    """Blocks of rows, each of one expert, and the number of rounds that compute them.
 
     Attributes:
-      number: of blocks, a multiple of ``rounds``.
-      size: the rows of each block.
-      rounds: how many rounds compute the blocks. Each round copies a kernel for each of its
-        ``number / rounds`` blocks.
+      number: number of blocks, a multiple of ``rounds``.
+      size: rows of each block.
+      rounds: number of rounds. Each round copies a kernel for each of its ``number / rounds``
+        blocks.
     """
 
     number: int
@@ -229,12 +250,18 @@ class Blocks(NamedTuple):
 
 
 def blocks(assignments: int, experts: int) -> Blocks:
-    """Blocks that are enough for any distribution of assignments over experts, the last block of each being partly empty.
+    """Return blocks that suffice for any distribution of assignments over experts.
+
+    The last block of each expert may be partly empty.
 
     An average expert fills 32 blocks, so that one row in 33 is empty. The blocks are computed in 33
-    rounds of E blocks. If the expert gets fewer than 128 assignments, it fills two, and up to a
-    third of the rows are empty: reading kernels for more blocks would take longer than computing
-    empty rows. TPUs have a product of ragged groups, which leaves no row empty.
+    rounds of E blocks. If the average expert gets fewer than 128 assignments, it fills two blocks,
+    and up to a third of the rows are empty: reading kernels for more blocks would take longer than
+    computing empty rows. TPUs have a product of ragged groups, which leaves no row empty.
+
+    Args:
+      assignments: number of assignments of a token to an expert.
+      experts: number of experts.
 
     Example:
       >>> blocks(16384, 8)  # 8192 tokens of a Mixtral
@@ -252,15 +279,16 @@ def blocks(assignments: int, experts: int) -> Blocks:
 
 
 def rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
-    """The rows that a device computes of each product of all experts.
+    """Return the number of rows that a device computes in each product of all experts.
 
     Args:
-      assignments: of a token to an expert, of the tokens that the device computes at once.
-      experts: how many there are.
-      capacity: of `Experts`; 0: no token is dropped.
+      assignments: number of assignments of a token to an expert, for the tokens that the device
+        computes at once.
+      experts: number of experts.
+      capacity: as in `Experts`; 0: no token is dropped.
 
     Returns:
-      The number of rows, empty ones included.
+      The number of rows, including empty rows.
 
     Example:
       >>> rows(16384, 8), rows(16384, 8, capacity=1.25)
@@ -274,12 +302,12 @@ def rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
 
 
 def room(assignments: int, experts: int, capacity: float) -> int:
-    """How many assignments an expert takes at most, on one device."""
+    """Return the maximum number of assignments that an expert takes on one device."""
     return math.ceil(capacity * assignments / experts)
 
 
 class _Routing(NamedTuple):
-    """How tokens are sent to experts, as in `Experts`; ``over``: the mesh axis that experts are sharded over."""
+    """How tokens are sent to experts (see `Experts`); the mesh axis ``over`` shards experts."""
 
     active: int
     normed: bool
@@ -298,10 +326,10 @@ def _clamped(limit: float, gate: jax.Array, up: jax.Array) -> jax.Array:
 def _mixed(
     routing: _Routing, units_of: Callable, x_ND, probs_NE, kernels: dict[str, dict[str, jax.Array]]
 ):
-    """``(the output of the active experts for each token [1, N, D], how many assignments each expert gets [1, E])``.
+    """Return ``(output of the active experts [1, N, D], assignments of each expert [1, E])``.
 
-    With a part of the units of ``mlp``, the output is a summand of the full one. The counts are
-    over one device's tokens.
+    If the device has only a part of the units of ``mlp``, the output is a partial sum. The counts
+    are over the tokens of one device.
     """
     gates_NX, chosen_NX = jax.lax.top_k(probs_NE, routing.active)
     if routing.normed:
@@ -325,9 +353,8 @@ def _mixed(
         y_RO, bias_EO = _product(x, kernels[name], grouped), kernels[name].get("bias")
         if bias_EO is None:
             return y_RO
-        return y_RO + grouped(
-            jnp.ones_like(x[:, :1]), bias_EO[:, None]
-        )  # each row the bias of its expert
+        # Add to each row the bias of its expert.
+        return y_RO + grouped(jnp.ones_like(x[:, :1]), bias_EO[:, None])
 
     x_RD = _sent(routing, x_ND.at[token_R].get(mode="fill", fill_value=0), experts)
     y_RD = _returned(
@@ -342,12 +369,14 @@ def _mixed(
 def _by_capacity(
     routing: _Routing, chosen_A: jax.Array, counts_E: jax.Array
 ) -> tuple[int, jax.Array, Callable]:
-    """``(rows, the row of each assignment, the product of rows with kernels)``; assignments in the order of their experts."""
+    """Return ``(number of rows, row of each assignment, product of rows with kernels)``.
+
+    The assignments are in the order of their experts.
+    """
     taken = room(len(chosen_A), len(counts_E), routing.capacity)
     total = taken * len(counts_E)
-    number_A = (
-        jnp.arange(len(chosen_A)) - (jnp.cumsum(counts_E) - counts_E)[chosen_A]
-    )  # within its expert
+    # The index of each assignment within its expert.
+    number_A = jnp.arange(len(chosen_A)) - (jnp.cumsum(counts_E) - counts_E)[chosen_A]
     row_A = jnp.where(
         number_A < taken, taken * chosen_A + number_A, total + jnp.arange(len(chosen_A))
     )
@@ -360,7 +389,7 @@ def _by_capacity(
 
 
 def _sent(routing: _Routing, x_RD: jax.Array, experts: int) -> jax.Array:
-    """Exchange rows: each device gives the rows of all experts and gets all rows of its own experts."""
+    """Send each device the rows of the experts that it holds."""
     if routing.over is None:
         return x_RD
     x_ECD = x_RD.reshape(experts, -1, x_RD.shape[1])
@@ -368,7 +397,7 @@ def _sent(routing: _Routing, x_RD: jax.Array, experts: int) -> jax.Array:
 
 
 def _returned(routing: _Routing, y_RD: jax.Array, experts: int) -> jax.Array:
-    """The inverse of `_sent`."""
+    """Invert `_sent`."""
     if routing.over is None:
         return y_RD
     own = experts // jax.lax.axis_size(routing.over)
@@ -379,11 +408,14 @@ def _returned(routing: _Routing, y_RD: jax.Array, experts: int) -> jax.Array:
 def _by_blocks(
     chosen_A: jax.Array, counts_E: jax.Array, wide: DTypeLike
 ) -> tuple[int, jax.Array, Callable]:
-    """As `_by_capacity`, but each expert's rows begin with a new block, and no assignment is dropped."""
+    """`_by_capacity` without a capacity: the rows of each expert begin with a new block.
+
+    No assignment is dropped.
+    """
     shape = blocks(len(chosen_A), len(counts_E))
-    end_E = jnp.cumsum(-(-counts_E // shape.size))  # blocks
+    end_E = jnp.cumsum(-(-counts_E // shape.size))  # in blocks
     begin_E = jnp.concatenate([jnp.zeros_like(end_E[:1]), end_E[:-1]])
-    # How many rows before an expert's are empty.
+    # The number of empty rows before the first row of each expert.
     empty_E = shape.size * begin_E - (jnp.cumsum(counts_E) - counts_E)
     row_A = jnp.arange(len(chosen_A)) + empty_E[chosen_A]
     expert_S = (jnp.arange(shape.number)[:, None] >= end_E[None, :-1]).sum(1)
@@ -399,7 +431,10 @@ def _by_blocks(
 def _of_blocks(
     shape: Blocks, expert_S: jax.Array, x_RI: jax.Array, w_EIO: jax.Array, wide: DTypeLike
 ) -> jax.Array:
-    """The product of each block with the kernel of its expert. Gradients of kernels are added in the dtype ``wide``."""
+    """Return the product of each block with the kernel of its expert.
+
+    Gradients of kernels are added in the dtype ``wide``.
+    """
     w_EIO, dtype = w_EIO.astype(wide), w_EIO.dtype
     x_SRI = x_RI.reshape(shape.number, shape.size, -1)
 
@@ -420,7 +455,10 @@ def _of_blocks(
 
 @jax.custom_vjp
 def _adding(x: Any, loss: jax.Array) -> Any:
-    """``x``; whatever the gradient of ``x``, that of ``loss`` is one: as if it were added to what is differentiated."""
+    """Return ``x``, and add ``loss`` to the differentiated function.
+
+    Whatever the gradient of ``x`` is, the gradient of ``loss`` is one.
+    """
     return x
 
 

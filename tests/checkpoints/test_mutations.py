@@ -268,8 +268,8 @@ def peak() -> int:
         ({"layer_norm_epsilon": float("nan")}, "NaN is not a number in JSON"),
         ({"layer_norm_epsilon": float("inf")}, "Infinity is not a number in JSON"),
         ({"their_own": [float("nan")]}, "NaN is not a number in JSON"),
-        ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, not a number from 0"),
-        ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, not a number from 0"),
+        ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, but must be at least 0"),
+        ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, but must be at least 0"),
         ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
     ],
 )
@@ -286,7 +286,7 @@ def test_configs_of_values_that_are_none(tmp_path, capsys, values, message):
 @pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1e-6, 1e300, 10**400])
 @pytest.mark.parametrize("family", [GPT2Config, BERTConfig, LlamaConfig])
 def test_no_config_has_an_eps_that_is_none(family, eps):
-    with pytest.raises(ValueError, match=r"eps is .*, not a number from 0"):
+    with pytest.raises(ValueError, match=r"eps is .*, but must be at least 0"):
         family(eps=eps)
 
 

@@ -134,7 +134,7 @@ def test_ring_attention_refuses_what_it_does_not_compute():
             "cudnn",
             "cpu",
             {},
-            "attention=cudnn does not serve this model: it is of GPUs, and the program is for cpu; set",
+            "attention=cudnn does not support this model: the kernel runs on GPUs, but the program is for cpu",
         ),
         (
             "cudnn",
@@ -142,9 +142,9 @@ def test_ring_attention_refuses_what_it_does_not_compute():
             {"dtype": "float32"},
             "activations are float32, not bfloat16; set attention=auto",
         ),
-        ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, no multiple of 8"),
-        ("splash", "gpu", {}, "it is of TPUs, and the program is for gpu"),
-        ("splash", "tpu", {"length": 130}, "130 positions are no multiple of 128"),
+        ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, not a multiple of 8"),
+        ("splash", "gpu", {}, "the kernel runs on TPUs, but the program is for gpu"),
+        ("splash", "tpu", {"length": 130}, "130 positions are not a multiple of 128"),
     ],
 )
 def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says):
@@ -168,12 +168,12 @@ def test_masked_keys_and_heads_that_do_not_divide_are_refused_by_splash(monkeypa
     ]
     with jax.set_mesh(jax.make_mesh((2,), ("tensor",), (AxisType.Auto,))):
         (why,) = module.refused("splash", "bfloat16", (128, 3, 64), (128, 1, 64), False)
-    assert why == "3 heads over 1 of keys do not divide among 2 devices"
+    assert why == "3 heads and 1 key/value heads are not divisible by 2 devices"
 
 
 def test_a_choice_that_there_is_not_is_refused():
     with pytest.raises(
-        ValueError, match="attention is 'auto', 'cudnn', 'xla' or 'splash', not 'flash'"
+        ValueError, match="attention must be 'auto', 'cudnn', 'xla' or 'splash', not 'flash'"
     ):
         GPT2Config(attention="flash")  # type: ignore[arg-type]
     with pytest.raises(

@@ -105,11 +105,11 @@ def test_published_axes_make_readers_of_tables_and_writers_of_norms(tied):
     ("wrong", "message"),
     [
         ({"types": -1}, "types is -1, less than 0"),
-        ({"norm": "sandwich"}, "norm is 'post' or 'pre', not 'sandwich'"),
+        ({"norm": "sandwich"}, "norm must be 'post' or 'pre', not 'sandwich'"),
         ({"masked": 0.0}, "masked lies between 0 and 1, but is 0.0"),
         (
             {"context": 2, "first_position": 2},
-            "a context of 2 has no row for a first position of 2",
+            "context=2 leaves no position after first_position=2",
         ),
     ],
 )

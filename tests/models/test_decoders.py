@@ -193,7 +193,7 @@ def test_long_positions_are_those_of_the_length_of_a_sequence():
     )
     with pytest.raises(
         ValueError,
-        match=r"rope_long has a number above 0 for each of the 2 pairs .* but is \(3.0,\)",
+        match=r"rope_long must have a number above 0 for each of the 2 pairs .* but is \(3.0,\)",
     ):
         replace(c, rope_long=(3.0,))
 
@@ -238,7 +238,7 @@ def test_kinds_go_with_their_layers():
     back = c.resized(coalesce(sizes, layers="far")).resized(swap(coalesce(sizes, layers="far")))
     assert back == c
     assert from_json(c.as_json()) == c and "rotary" not in c.as_json()
-    with pytest.raises(ValueError, match="kinds is 'sx', but has a letter of f, s, n"):
+    with pytest.raises(ValueError, match="kinds is 'sx', but must have one of the letters f, s, n"):
         config("Qwen3", kinds="sx")
 
 

@@ -132,7 +132,7 @@ def test_with_a_past_nothing_else_is_asked():
     ):
         with pytest.raises(
             ValueError,
-            match="what reads on from a past gives logits of its last tokens, from all layers",
+            match=r"cached decoding \(past\) does not support",
         ):
             config.module.apply({"params": params(config)}, tiny.tokens(), past=Past(), **other)
 
@@ -476,44 +476,56 @@ def test_min_p_leaves_tokens_by_their_ratio_to_the_likeliest(min_p):
 @pytest.mark.parametrize(
     ("prompts", "settings", "says"),
     [
-        ([[1], []], {}, "prompt 1 is empty: give one token at least"),
-        ([[[1]]], {}, "prompt 0 is no sequence of tokens"),
+        ([[1], []], {}, "prompt 1 is empty: give at least one token"),
+        ([[[1]]], {}, "prompt 0 is not a sequence of tokens"),
         ([[0.5]], {}, "prompt 0 has tokens of float64, not integers"),
-        ([[1, 11]], {}, "prompt 0 has the token 11, but the model's are those from 0 to 10"),
+        ([[1, 11]], {}, "prompt 0 has the token 11, but the model's tokens are 0 to 10"),
         ([[1, -1]], {}, "prompt 0 has the token -1, but"),
         (
             [[1] * 40],
             {},
-            "prompt 0 has 40 tokens, which leaves no place in the model's context of 40: shorten it",
+            "prompt 0 has 40 tokens, which leaves no room in the model's context of 40: shorten the prompt",
         ),
         ([[1]], {"max_new": 0}, "max_new is 0, less than 1"),
-        ([[1]], {"end": 11}, "end is 11, but the model's tokens are those from 0 to 10"),
+        ([[1]], {"end": 11}, "end is 11, but the model's tokens are 0 to 10"),
         (
             [[1]],
             {"temperature": 0.0},
-            "temperature is 0.0, not above 0; leave it out for the likeliest tokens",
+            "temperature is 0.0, but must be above 0; leave it out to take the likeliest tokens",
         ),
-        ([[1]], {"temperature": float("nan")}, "temperature is nan, not above 0"),
+        ([[1]], {"temperature": float("nan")}, "temperature is nan, but must be above 0"),
         (
             [[1]],
             {"top_k": 5},
-            "top_k is 5, but the likeliest token is taken: give a temperature, too",
+            "top_k is 5, but without a temperature the likeliest token is taken: also set temperature",
         ),
         ([[1]], {"temperature": 1.0, "top_k": 0}, "top_k is 0, less than 1; leave it out"),
-        ([[1]], {"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0, not above 0 and up to 1"),
-        ([[1]], {"end": [3, 12]}, "end is 12, but the model's tokens are those from 0 to 10"),
+        (
+            [[1]],
+            {"temperature": 1.0, "top_p": 0.0},
+            "top_p is 0.0, but must be above 0 and at most 1",
+        ),
+        ([[1]], {"end": [3, 12]}, "end is 12, but the model's tokens are 0 to 10"),
         (
             [[1]],
             {"min_p": 0.1},
-            "min_p is 0.1, but the likeliest token is taken: give a temperature, too",
+            "min_p is 0.1, but without a temperature the likeliest token is taken: also set temperature",
         ),
-        ([[1]], {"temperature": 1.0, "min_p": 1.5}, "min_p is 1.5, not above 0 and up to 1"),
+        (
+            [[1]],
+            {"temperature": 1.0, "min_p": 1.5},
+            "min_p is 1.5, but must be above 0 and at most 1",
+        ),
         (
             [[1]],
             {"repetition_penalty": 0.0},
-            "repetition_penalty is 0.0, not above 0; leave it out",
+            "repetition_penalty is 0.0, but must be above 0; leave it out",
         ),
-        ([[1]], {"temperature": 1.0, "top_p": 1.1}, "top_p is 1.1, not above 0 and up to 1"),
+        (
+            [[1]],
+            {"temperature": 1.0, "top_p": 1.1},
+            "top_p is 1.1, but must be above 0 and at most 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(prompts, settings, says):
@@ -522,12 +534,12 @@ def test_what_is_wrong_is_said(prompts, settings, says):
 
 
 def test_models_that_do_not_continue_text_are_refused():
-    with pytest.raises(ValueError, match="a BERT does not continue text: take a GPT-2 or a Llama"):
+    with pytest.raises(ValueError, match="a BERT does not continue text: use a GPT-2 or a Llama"):
         generate(BERTConfig(), {}, [[1]], max_new=1)
     with pytest.raises(ValueError, match="a ViT does not continue text"):
         generate(ViTConfig(), {}, [[1]], max_new=1)
     with pytest.raises(
-        ValueError, match="this model predicts classes, not tokens: take one with head=tokens"
+        ValueError, match="this model predicts classes, not tokens: use a model with head=tokens"
     ):
         generate(GPT.with_head("classes"), {}, [[1]], max_new=1)
 

@@ -71,7 +71,7 @@ def test_published_tied_axes_exchange_readers_and_writers_around_the_blocks():
     ("wrong", "message"),
     [
         ({"heads": 0, "mlp": -1}, r"heads is 0, less than 1, mlp is -1, less than 1"),
-        ({"dtype": "float16"}, "dtype is 'float32', 'bfloat16' or 'float64', not 'float16'"),
+        ({"dtype": "float16"}, "dtype must be 'float32', 'bfloat16' or 'float64', not 'float16'"),
     ],
 )
 def test_config_errors(wrong, message):

@@ -107,10 +107,11 @@ def test_axis_names_are_config_fields_and_the_config_survives_json():
 
 
 def test_config_errors():
-    with pytest.raises(ValueError, match="4 query heads do not divide among 3 key heads"):
+    with pytest.raises(ValueError, match="4 query heads are not divisible by 3 key/value heads"):
         config(kv_heads=3)
     with pytest.raises(
-        ValueError, match="rotary positions turn pairs, but rotary=1 of head_dim=5 is 5"
+        ValueError,
+        match="rotary positions need an even number of dimensions, but rotary=1 of head_dim=5 is 5",
     ):
         config(head_dim=5)
     with pytest.raises(ValueError, match="kv_heads is 0, less than 1"):
@@ -276,7 +277,7 @@ def test_masks_and_dropped_layers_exclude_each_other():
     c = config()
     params, tokens = tiny.params(c), tiny.tokens()
     mask = np.ones(tokens.shape, bool)
-    with pytest.raises(ValueError, match="a mask is for whole sequences through all layers"):
+    with pytest.raises(ValueError, match="mask_BS cannot be combined with layer dropping"):
         c.module.apply({"params": params}, tokens, mask, kept=Kept(np.ones(3, bool)))
     with pytest.raises(ValueError, match="a sequence of 8 tokens is longer than the context of 7"):
         c.module.apply({"params": params}, tiny.tokens(1, 8))

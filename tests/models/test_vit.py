@@ -80,7 +80,7 @@ def test_the_config_knows_the_size_of_every_axis(distillation):
             {"distillation": "head", "mean_head": True},
             "beside that of a class token alone: distillation=none",
         ),
-        ({"distillation": "hard"}, "distillation is 'none', 'token' or 'head', not 'hard'"),
+        ({"distillation": "hard"}, "distillation must be 'none', 'token' or 'head', not 'hard'"),
     ],
 )
 def test_config_errors(wrong, message):

@@ -540,10 +540,12 @@ def test_each_device_drops_tokens_of_its_own():
 
 def test_what_expert_parallelism_needs_is_named():
     with pytest.raises(
-        ValueError, match=r"over 'expert', which needs a capacity .* set it, as to 1.25"
+        ValueError, match=r"over 'expert', which needs a capacity .* set it, for example to 1.25"
     ):
         in_parallel(Mesh(expert=4), capacity=0.0)
-    with pytest.raises(ValueError, match="6 experts do not divide among the 4 devices of 'expert'"):
+    with pytest.raises(
+        ValueError, match="6 experts are not divisible by the 4 devices of the mesh axis 'expert'"
+    ):
         in_parallel(Mesh(expert=4), experts=6)
 
 

@@ -103,21 +103,24 @@ def test_a_finished_run_is_a_model(small_run, run):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--prompt", ""], "prompt 0 is empty: give one token at least"),
+        (["--prompt", ""], "prompt 0 is empty: give at least one token"),
         (
             ["--prompt", "a" * 48],
-            "prompt 0 has 48 tokens, which leaves no place in the model's context of 48",
+            "prompt 0 has 48 tokens, which leaves no room in the model's context of 48",
         ),
-        (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, not above 0"),
+        (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, but must be above 0"),
         (
             ["--prompt", "a", "--temperature", "1", "--top-p", "2"],
-            "top_p is 2.0, not above 0 and up to 1",
+            "top_p is 2.0, but must be above 0 and at most 1",
         ),
         (["--prompt", "a", "--max-new", "0"], "max_new is 0, less than 1"),
-        (["--prompt", "a", "--min-p", ".1"], "min_p is 0.1, but the likeliest token is taken"),
+        (
+            ["--prompt", "a", "--min-p", ".1"],
+            "min_p is 0.1, but without a temperature the likeliest token is taken",
+        ),
         (
             ["--prompt", "a", "--repetition-penalty", "-1"],
-            "repetition_penalty is -1.0, not above 0",
+            "repetition_penalty is -1.0, but must be above 0",
         ),
         (
             ["--prompt", "a", "b", "--stream"],
@@ -140,7 +143,7 @@ def test_what_is_wrong_is_one_line_and_code_2(gpt, monkeypatch, capsys, given, s
 
 
 def test_models_of_something_else_are_refused(tmp_path, run):
-    with pytest.raises(UserError, match="a BERT does not continue text: take a GPT-2 or a Llama"):
+    with pytest.raises(UserError, match="a BERT does not continue text: use a GPT-2 or a Llama"):
         run(written(tmp_path / "bert", BERTConfig(**SIZES)), "--prompt", "a")
     image = ViTConfig(image=8, patch=4, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     with pytest.raises(
@@ -213,7 +216,7 @@ def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     long = "".join(chr(ord("a") + i % 26) for i in range(60))
     with pytest.raises(
         UserError,
-        match="prompt 0 has 60 tokens, which leaves no place in the model's context of 48",
+        match="prompt 0 has 60 tokens, which leaves no room in the model's context of 48",
     ):
         run(gpt, "--prompt", long)
     cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))
