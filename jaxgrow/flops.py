@@ -1,8 +1,9 @@
-"""The cost of a model, from its own formula, and of any traced program: floating-point operations of matrix products.
+"""The floating-point operations (FLOPs) of models and of traced programs.
 
-A multiply-add counts two. Norms, softmax and Adam are left out: below 2 % at the sizes of the
-papers; Muon's products are in `jaxgrow.optim.muon.flops`. The test ``tests/models/test_flops.py``
-holds the formula against what XLA counts in the compiled step.
+The FLOPs of a model come from its formula. Only matrix products count, and a multiply-add counts as
+two. Norms, softmax and Adam are left out: they are below 2 % at the sizes of the papers. Muon's
+products are in `jaxgrow.optim.muon.flops`. The test ``tests/models/test_flops.py`` compares the
+formula with the operations that XLA counts in the compiled step.
 """
 
 import math
@@ -44,20 +45,20 @@ def forward(
     *,
     at_once: int | None = None,
 ) -> float:
-    """FLOPs of a forward pass. What a position costs is in the family's ``cost``.
+    """Return the FLOPs of a forward pass. The FLOPs per position come from the family's ``cost``.
 
-    The head is counted as in training. That of a BERT or ModernBERT that predicts tokens is counted
-    at the masked positions alone (the part ``config.masked`` of all), although a call without
-    ``places`` returns logits of every position.
+    The head is counted as in training. For a BERT or ModernBERT that predicts tokens, the head is
+    counted only at the masked positions (the part ``config.masked`` of all positions), although a
+    call without ``places`` returns the logits of every position.
 
     Args:
-      config: of the model.
-      tokens: how many positions, of all samples together.
-      length: positions of a sample; the config's, if left out.
-      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left
-        out.
-      at_once: how many positions a device computes at once, by which a mixture of experts has more
-        or fewer empty rows (`jaxgrow.models.mixture.blocks`); very many, if left out.
+      config: config of the model.
+      tokens: number of positions, over all samples.
+      length: positions of a sample; None: the config's length.
+      layers: number of layers that ran, possibly a mean, with each layer counted by its `weights`;
+        None: all layers.
+      at_once: number of positions that a device computes at once, which determines the number of
+        empty rows in a mixture of experts (`jaxgrow.models.mixture.blocks`); None: very large.
 
     Returns:
       Floating-point operations.
@@ -74,14 +75,16 @@ def forward(
 
 
 def weights(config: Config) -> np.ndarray:
-    """What each layer costs, over their mean: float [layers]. All ones, but of a model with stages.
+    """Return the FLOPs of each layer relative to their mean: float [layers].
+
+    All weights are 1, except in models with stages.
 
     Args:
-      config: of the model.
+      config: config of the model.
 
     Returns:
-      Numbers whose mean is 1: of layers that ran, their sum is what `forward` and `train` take for
-      ``layers``.
+      Numbers whose mean is 1. For the argument ``layers`` of `forward` and `train`, add up the
+      weights of the layers that ran.
     """
     cost = config.cost(config.length)
     return np.array(cost.layers) / cost.layer if cost.layers else np.ones(config.depth)
@@ -98,30 +101,34 @@ def train(
     adapter: LoRA | Adapter | None = None,
     at_once: int | None = None,
 ) -> float:
-    """FLOPs of a training step: the backward pass costs two forward ones. What remat computes again is not counted.
+    """Return the FLOPs of a training step. The backward pass costs two forward passes.
 
-    Products with the input need no gradient of it. Frozen layers at the bottom and the embeddings
-    below them have no backward pass, and then a tied head's table has no gradient. With an adapter,
-    no kernel of the layers has one, nor has a tied table: their products cost two thirds, those of
-    attention and of a new head what they always do, and its own three forward ones (two, of
-    adapters that are fused).
+    Recomputation by remat is not counted. The gradient of the model's input is not needed and not
+    counted. Frozen layers at the bottom, and the embeddings below them, have no backward pass. Then
+    a tied head's embedding also has no gradient.
+
+    With an adapter, the kernels of the layers and a tied embedding have no gradient, so their
+    products cost two thirds. Products of attention and of a new head cost the same as without an
+    adapter. The adapter's own products cost three forward passes (two for adapters that are fused).
 
     Args:
-      config: of the model.
-      tokens: how many positions, of all samples together.
-      length: positions of a sample; the config's, if left out.
-      layers: how many ran, a mean perhaps, each counted by its `weights`; the config's, if left
-        out.
-      frozen: how many layers at the bottom do not train.
-      drop: which tokens go around which layers.
-      adapter: what trains in place of all that is below the head.
-      at_once: how many positions a device computes at once, as of `forward`.
+      config: config of the model.
+      tokens: number of positions, over all samples.
+      length: positions of a sample; None: the config's length.
+      layers: number of layers that ran, possibly a mean, with each layer counted by its `weights`;
+        None: all layers.
+      frozen: number of frozen layers at the bottom.
+      drop: which tokens bypass which layers; None: none.
+      adapter: the adapter that is trained instead of all parameters below the head; None: all
+        parameters are trained.
+      at_once: number of positions that a device computes at once, as in `forward`.
 
     Returns:
       Floating-point operations.
 
     Raises:
-      ValueError: an adapter together with frozen layers or dropped tokens.
+      ValueError: an adapter is combined with frozen layers or token dropping, or the model has
+        stages.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -143,12 +150,14 @@ def train(
     if adapter is not None:
         if frozen or drop is not None:
             raise ValueError(
-                "an adapter is for a whole stack: not together with frozen layers or token dropping"
+                "an adapter cannot be combined with frozen layers or token dropping: leave out "
+                "frozen and drop"
             )
         if len(config.depths) > 1:
             raise ValueError(
-                f"a {type(config).__name__} has stages, each over positions of its own, for which the cost of adapters is not "
-                "known: train all of it"
+                f"a {type(config).__name__} has stages with different numbers of positions, for "
+                "which the cost of adapters is "
+                "not implemented: leave out adapter"
             )
         axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
         sizes, each = config.sizes() | depth, config.active_sizes(at_once) | depth
@@ -164,7 +173,7 @@ def train(
 
 
 def _cost(config: Config, length: int, at_once: int | None) -> Cost:
-    """The family's, with that of its adapters and of rows without a token."""
+    """Return the family's cost, with the costs of its adapters and of rows without a token."""
     cost, own = (
         config.cost(length),
         sum(config.adapter.cost(config.embed)) if config.adapter else 0.0,
@@ -173,7 +182,10 @@ def _cost(config: Config, length: int, at_once: int | None) -> Cost:
 
 
 def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) -> float:
-    """FLOPs of a position's products with all kernels; ``each``: with how many of those that are stacked."""
+    """Return the FLOPs per position of the products with all kernels.
+
+    ``each`` has the number of active kernels for the axes along which kernels are stacked.
+    """
     every = jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
 
     def cost(names: Names) -> float:
@@ -184,14 +196,15 @@ def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) 
 
 
 def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
-    """FLOPs of the matrix products of `jaxgrow.grow`; copies, means and sums by gathering are not counted.
+    """Return the FLOPs of the matrix products of `jaxgrow.grow`.
 
-    Learning the maps costs at most three times as much a step: the small model needs no gradient.
+    Copies, means and sums by gathering are not counted. A step of learning the maps costs at most
+    three times as much, because the small model needs no gradient.
 
     Args:
-      growth: as of `jaxgrow.grow`.
-      params: a pytree of arrays, or of their shapes.
-      axes: the axis names of each.
+      growth: the growth, as in `jaxgrow.grow`.
+      params: a pytree of arrays or of their shapes.
+      axes: axis names of each array.
 
     Returns:
       Floating-point operations.
@@ -212,9 +225,9 @@ class Counted(NamedTuple):
     """The floating-point operations of a traced program (`counted`).
 
     Attributes:
-      products: of matrix products and convolutions; a multiply-add counts two.
-      arithmetic: of everything else: one for each element that an arithmetic operation returns or a
-        reduction reads.
+      products: operations of matrix products and convolutions; a multiply-add counts as two.
+      arithmetic: all other operations: one for each element that an arithmetic operation returns or
+        a reduction reads.
     """
 
     products: float
@@ -240,14 +253,14 @@ _SCATTERS = frozenset(f"scatter-{name}" for name in ("add", "max", "min", "mul")
 def counted(jaxpr: Jaxpr) -> Counted:
     """Count the floating-point operations of a program from its jaxpr.
 
-    The count is that of the program as it is written, so it depends neither on the platform nor on
-    the version of XLA. The body of a scan counts as often as it runs, a conditional as its most
-    expensive branch, and a `shard_map` on all of its devices. The number of turns of a
-    ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
+    The jaxpr is the program as it is written, so the count depends neither on the platform nor on
+    the version of XLA. The body of a scan counts once per iteration, a conditional counts as its
+    most expensive branch, and a `shard_map` counts on all of its devices. The number of iterations
+    of a ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
 
     Args:
-      jaxpr: of `jax.make_jaxpr`, or ``jax.jit(f).trace(*arguments).jaxpr``; its ``.jaxpr``, if it
-        is closed.
+      jaxpr: the program, from `jax.make_jaxpr` or ``jax.jit(f).trace(*arguments).jaxpr``. For a
+        closed jaxpr, pass its ``.jaxpr``.
 
     Returns:
       Operations of one run of the program, on all devices.
@@ -261,8 +274,7 @@ def counted(jaxpr: Jaxpr) -> Counted:
     for eqn in jaxpr.eqns:
         products += _product(eqn)
         arithmetic += _arithmetic(eqn)
-        # The program within a scatter only says how two numbers are combined: it is counted as
-        # arithmetic above.
+        # The program within a scatter only combines two numbers. It is counted as arithmetic above.
         inner = (
             []
             if eqn.primitive.name in _SCATTERS
@@ -277,7 +289,7 @@ def counted(jaxpr: Jaxpr) -> Counted:
 
 
 def _times(eqn: Any) -> int:
-    """How often the programs within an equation run."""
+    """Return how often the programs within an equation run."""
     if eqn.primitive.name == "scan":
         return eqn.params["length"]
     if eqn.primitive.name == "shard_map":
@@ -302,7 +314,10 @@ def _product(eqn: Any) -> float:
 
 
 def _arithmetic(eqn: Any) -> float:
-    """The elements that an operation computes: those of its result, of what it reduces, or of what it adds to an array."""
+    """Return the number of elements that an operation computes.
+
+    They are the elements of its result, of the array that it reduces, or of the array that it adds.
+    """
     name = eqn.primitive.name
     if name in _ARITHMETIC:
         counts = eqn.outvars[0].aval

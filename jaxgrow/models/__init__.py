@@ -1,4 +1,4 @@
-"""Model families: small Flax modules whose parameters name their axes."""
+"""Model families: small Flax modules whose parameters have axis names."""
 
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.bottleneck import Adapter

@@ -1,4 +1,8 @@
-"""BERT and RoBERTa (Devlin et al., 2019; Liu et al., 2019): encoders that predict masked tokens."""
+"""BERT (Devlin et al., 2019) and RoBERTa (Liu et al., 2019): encoders that predict masked tokens.
+
+Shape suffixes: B batch, T positions, S positions of the head or keys, D embed, H heads, K head_dim,
+F mlp, V vocab, C classes, P rows of the position embedding, Y token types, L layers.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,29 +34,32 @@ from jaxgrow.models.layers import (
 
 @dataclass(frozen=True)
 class BERTConfig(EncoderConfig):
-    """BERT as published; RoBERTa is ``vocab=50265, context=514, types=1, first_position=2, eps=1e-5``.
+    """Config of a BERT. The defaults are BERT as published.
 
-    A DistilBERT has no types of tokens (``types=0``), and ``pooling="relu"``.
+    RoBERTa is ``vocab=50265, context=514, types=1, first_position=2, eps=1e-5``. A DistilBERT has
+    no token types (``types=0``) and ``pooling="relu"``.
 
-    ``norm="pre"`` is the BERT of Progressive Layer Dropping (Zhang & He, 2020): norms before the
-    sublayers, a final one after the layers, and that of the embeddings still in its place.
+    ``norm="pre"`` is the BERT of Progressive Layer Dropping (Zhang & He, 2020): norms come before
+    the sublayers, a final norm follows the layers, and the norm of the embeddings stays.
     """
 
     eps: float = 1e-12
     vocab: int = 30522
-    context: int = 512  # rows of the position table
-    types: int = 2  # of tokens: the first and the second of two texts; 0: there is no table of them
+    # The number of rows of the position embedding.
+    context: int = 512
+    # The number of token types, for the first and the second of two texts. 0: the model
+    # has no type embedding.
+    types: int = 2
     norm: Literal["post", "pre"] = "post"
-    first_position: int = (
-        0  # the row of the first token; RoBERTa's padding sits in the one before it
-    )
-    masked: float = (
-        0.15  # the part of a sample's places that is predicted: what the head costs in training
-    )
-    # Fields of few models, which are not shown: the activation between the two kernels of a head of
-    # classes, and whether a model without a head (``head="states"``) has the first of these
-    # kernels.
+    # The row of the position embedding for the first token. In RoBERTa, the row before it belongs
+    # to padding.
+    first_position: int = 0
+    # The part of a sample's positions that is predicted. It sets the cost of the head in training.
+    masked: float = 0.15
+    # Few models use the following fields, so repr hides them.
+    # The activation between the two kernels of the head of classes.
     pooling: Literal["tanh", "relu"] = dataclasses.field(default="tanh", repr=False)
+    # Whether a model without a head (``head="states"``) has the first of these kernels.
     pooler: bool = dataclasses.field(default=False, repr=False)
 
     no_axes: ClassVar = ("first_position",)
@@ -63,7 +70,8 @@ class BERTConfig(EncoderConfig):
         super().__post_init__()
         if self.length < 1:
             raise ValueError(
-                f"a context of {self.context} has no row for a first position of {self.first_position}"
+                f"context={self.context} leaves no position after "
+                f"first_position={self.first_position}: set a larger context"
             )
 
     @classmethod
@@ -86,9 +94,14 @@ class BERTConfig(EncoderConfig):
         return BERT(self)
 
     def cost(self, length: int) -> Cost:
-        """``2 * (4 D HK + 2 D F) + 4 T HK`` in a layer; ``2 D D + 2 D V`` in the head, at the
-        masked places alone, ``2 D D + 2 D C`` once a text, or ``2 D C`` for spans and classes of
-        tokens.
+        """Return the FLOPs per position.
+
+        A layer takes ``2 * (4 D HK + 2 D F) + 4 T HK``. The head takes ``2 D D + 2 D V`` at the
+        masked positions only, ``2 D D + 2 D C`` per text for classes, or ``2 D C`` for spans and
+        token classes.
+
+        Args:
+          length: positions of a sample, T.
         """
         width = self.heads * self.head_dim
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
@@ -105,17 +118,26 @@ class BERTConfig(EncoderConfig):
 
 
 class Block(nn.Module):
-    """``x = norm(x + attention(x)); x = norm(x + mlp(x))`` as published, or with the norms before, as the config says."""
+    """A post-LN block: ``x = norm(x + attention(x)); x = norm(x + mlp(x))``.
+
+    With ``norm="pre"`` in the config, norms come before the sublayers.
+    """
 
     config: BERTConfig
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, scale=None, mask_BS=None):
-        """Apply the block; ``scale`` multiplies the output of each sublayer, before a norm that follows."""
+        """Apply the block.
+
+        Args:
+          x_BTD: the residual stream.
+          scale: factor of each sublayer's output, before a norm that follows; None: 1.
+          mask_BS: True for the keys that are visible; None: all.
+        """
         c = self.config
-        # As published, each: the residual stream of a pre-LN model adds 2 L of these, and no norm
-        # comes between.
+        # Both as published. In a pre-LN model, the residual stream is the sum of 2 L of these
+        # outputs, without a norm between them.
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else INIT
         attention_norm, mlp_norm = (
             LayerNorm("embed", c.eps, self.dtype, name=name)
@@ -145,32 +167,38 @@ class Block(nn.Module):
 
 
 class BERT(nn.Module):
-    """``apply({"params": p}, inputs) -> logits`` in float32 of what stands at each place; ``observe`` as of `GPT2`.
+    """A BERT: ``apply({"params": p}, inputs) -> logits`` in float32.
 
-    ========== =================== =======================================================================================
+    ========== =================== =================================================================
     inputs
-    ========== =================== =======================================================================================
+    ========== =================== =================================================================
     tokens     int [B, T]
-    types      int [B, T]          of each token; zeros if left out
-    mask       bool [B, T]         the tokens that are seen; all if left out. RoBERTa's positions count these alone
-    places     int [B, S]          where logits are wanted: they are [B, S, vocab] then, else [B, T, vocab]
-    ========== =================== =======================================================================================
+    types      int [B, T]          the type of each token; zeros if left out
+    mask       bool [B, T]         the visible tokens; all if left out. RoBERTa's positions
+                                   count only visible tokens
+    places     int [B, S]          the positions for which logits [B, S, vocab] are returned;
+                                   all if left out
+    ========== =================== =================================================================
 
-    ``kept``, ``kept_tokens`` and ``frozen`` are `jaxgrow.models.gpt2.GPT2`'s; the norm of the
-    embeddings freezes with them. Under ``norm="post"``, a dropped layer leaves its norms out, too.
+    Keyword arguments are described in `jaxgrow.models.gpt2.GPT2`. ``frozen`` also freezes the norm
+    of the embeddings. With ``norm="post"``, a dropped layer also skips its norms.
 
-    The head is ``head_norm(gelu(x W + b))``, then the table or a kernel of its own, and a bias for
-    every word. Where the table is used both ways, it is a writer, and the norm before it is
-    declared as a *reader* of ``embed``, as in GPT-2. With ``head="classes"`` it is
-    ``tanh(x_0 W + b) W' + b'``, [B, classes]; with ``"token_classes"``, ``x W + b`` [B, T,
-    classes]; with ``"spans"``, ``x W + b`` [B, T, 2], of which the first is that a span begins at a
-    place, and the second that it ends there. ``head="states"`` returns the last hidden states [B,
-    T, D], and sows ``tanh(x_0 W + b)`` as ``pooled`` into the collection ``intermediates`` if the
-    model has a pooler.
+    The head depends on ``head``:
 
-    Deviation(BERT): no dropout, no prediction of the next sentence, and so no pooler. `lemon`
-    widens a pre-LN model exactly, but not this one to sizes that are no multiple: its first norm
-    gives the spare units zeros, not means.
+    - "tokens": ``head_norm(gelu(x W + b))``, then the tied embedding or a separate kernel, and a
+      bias for every token of the vocabulary. A tied embedding writes to the residual stream, and
+      the norm before the head is declared as a *reader* of ``embed``, as in GPT-2.
+    - "classes": ``tanh(x_0 W + b) W' + b'``, [B, classes].
+    - "token_classes": ``x W + b``, [B, T, classes].
+    - "spans": ``x W + b``, [B, T, 2]. The first logit is for a span that begins at the position,
+      and the second is for a span that ends there.
+    - "states": the last hidden states, [B, T, D]. If the model has a pooler, ``tanh(x_0 W + b)`` is
+      sown as ``pooled`` into the collection ``intermediates``.
+
+    Deviation(BERT): dropout and the prediction of the next sentence are not implemented, so
+    pre-training has no pooler. `lemon` widens a pre-LN model exactly. It does not widen this model
+    exactly to sizes that are not multiples of the old ones, because the norm of the embeddings sets
+    the spare units to zeros, not means.
     """
 
     config: BERTConfig
@@ -196,7 +224,8 @@ class BERT(nn.Module):
         places_PD = self.param(
             "position_embedding", named(INIT, "context", "embed" + BELOW), (c.context, c.embed)
         )
-        block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
+        # The block is detached: only its init and apply are used.
+        block = Block(c, dtype, parent=None)
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
         mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
@@ -239,7 +268,10 @@ class BERT(nn.Module):
 
 
 def _classes_or_states(module: nn.Module, config: BERTConfig, x_BTD: jax.Array) -> jax.Array:
-    """The outputs of a model that predicts no tokens, in float32 or better. Inside of the compact ``module``."""
+    """Return the outputs of a model that does not predict tokens, in float32 or better.
+
+    Call it inside the compact ``module``.
+    """
 
     def pooled() -> jax.Array:
         axes, shape = ("embed" + READ, "embed"), (config.embed, config.embed)
@@ -254,8 +286,9 @@ def _classes_or_states(module: nn.Module, config: BERTConfig, x_BTD: jax.Array) 
 
 
 def _positions(config: BERTConfig, places_PD, length: int, mask_BT):
-    """The rows of the position table, [B or 1, T, D]."""
+    """Return the position embeddings of the tokens, [B or 1, T, D]."""
     first = config.first_position
-    if mask_BT is None or first == 0:  # BERT numbers what is hidden, too
+    # BERT also counts hidden tokens.
+    if mask_BT is None or first == 0:
         return places_PD[None, first : first + length]
     return jnp.take(places_PD, jnp.cumsum(mask_BT, 1) * mask_BT + first - 1, axis=0)

@@ -1,4 +1,8 @@
-"""Bottleneck adapters in a layer, and attention over several of them: what `jaxgrow.peft.adapters` is about."""
+"""Bottleneck adapters in a layer, and attention over several of them.
+
+`jaxgrow.peft.adapters` trains and grows them. Shape suffixes: B batch, T positions, D embed, N
+adapters.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +17,9 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import READ
 from jaxgrow.models.layers import Linear, stacked
 
-ADAPTERS = "adapters"  # the axis of those that are fused
+ADAPTERS = "adapters"  # the axis of fused adapters
 BOTTLENECK = "bottleneck"
-ADAPTER, FUSION = "_adapter", "_fusion"  # how the names of their modules end, after the sublayer's
+ADAPTER, FUSION = "_adapter", "_fusion"  # suffixes of module names, after the sublayer's name
 ACTIVATIONS: Mapping[str, Callable] = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
@@ -24,26 +28,40 @@ ACTIVATIONS: Mapping[str, Callable] = {
 
 
 class AdapterCost(NamedTuple):
-    """FLOPs of products, forward."""
+    """FLOPs of products in the forward pass.
 
-    bottlenecks: float  # with D and U
-    fusion: float = 0.0  # with Q, K and V
-    scores: float = 0.0  # of activations alone
+    Attributes:
+      bottlenecks: products with the kernels D and U of the bottlenecks.
+      fusion: products with the kernels Q, K and V of the fusion.
+      scores: products of activations only.
+    """
+
+    bottlenecks: float
+    fusion: float = 0.0
+    scores: float = 0.0
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Which sublayers of every layer have one, and of how many units; ``fused``: so many of them, that are composed.
+    """Bottleneck adapters in every layer.
 
-    As it is Houlsby's (2019); ``at=("mlp",)`` and ``activation="relu"`` are Pfeiffer's (2021).
-    Deviation(AdapterFusion): of a post-LN model, Pfeiffer et al.'s code reads what the norm makes
-    of a sublayer, not what the sublayer says.
+    The defaults are the adapters of Houlsby et al. (2019). ``at=("mlp",)`` with
+    ``activation="relu"`` gives those of Pfeiffer et al. (2021).
+
+    Attributes:
+      size: units of the bottleneck.
+      at: the sublayers that have an adapter.
+      activation: activation function of the bottleneck.
+      fused: the number of adapters that attention combines; None: one adapter without attention.
+
+    Deviation(AdapterFusion): in a post-LN model, the code of Pfeiffer et al. reads the output of
+    the norm after a sublayer. Here, adapters read the output of the sublayer.
     """
 
-    size: int = 64  # units of the bottleneck
+    size: int = 64
     at: tuple[Literal["attention", "mlp"], ...] = ("attention", "mlp")
     activation: Literal["gelu", "relu", "silu"] = "gelu"
-    fused: int | None = None  # None: one, and no attention
+    fused: int | None = None
 
     def __post_init__(self):
         counts = (self.size, 1 if self.fused is None else self.fused)
@@ -54,19 +72,28 @@ class Adapter:
         )
         if not all(type(n) is int and n > 0 for n in counts) or not known or not self.at:
             raise ValueError(
-                f"an adapter has a size of at least 1, at attention, mlp or both, and at least one fused, but this is {self}"
+                "an adapter needs a size of at least 1, a place (at) of attention, mlp or both, "
+                f"and at least one fused adapter, but is {self}"
             )
         if self.activation not in ACTIVATIONS:
             raise ValueError(
-                f"an adapter's activation is {', '.join(ACTIVATIONS)}, not {self.activation!r}"
+                f"an adapter's activation must be one of {', '.join(ACTIVATIONS)}, not "
+                f"{self.activation!r}"
             )
 
     def sizes(self) -> dict[str, int]:
-        """Of its own axes."""
+        """Return the sizes of the adapter's own axes."""
         return {BOTTLENECK: self.size} | ({} if self.fused is None else {ADAPTERS: self.fused})
 
     def cost(self, embed: int) -> "AdapterCost":
-        """Of a position in a layer: ``4 n D S`` at each place, and, of n that are fused, ``2 (1 + 2 n) D D`` and ``4 n D``."""
+        """Return the FLOPs per position in a layer.
+
+        Each place takes ``4 n D S`` for n adapters with S units. With fusion, it also takes
+        ``2 (1 + 2 n) D D`` and ``4 n D``.
+
+        Args:
+          embed: hidden size, D.
+        """
         count, places = self.fused or 1, len(self.at)
         bottlenecks = float(places * count * 4 * embed * self.size)
         if self.fused is None:
@@ -79,7 +106,10 @@ class Adapter:
 
 
 class Bottleneck(nn.Module):
-    """``f(y D + d) U + u``. U begins at zero, D as He et al. (ICLR 2022) have it: uniform in ``+- 1 / sqrt(embed)``."""
+    """``f(y D + d) U + u``, where U is initialised to zeros.
+
+    D is initialised as in He et al. (ICLR 2022): uniform in ``+- 1 / sqrt(embed)``.
+    """
 
     adapter: Adapter
     dtype: DTypeLike
@@ -101,10 +131,10 @@ class Bottleneck(nn.Module):
 
 
 class Fusion(nn.Module):
-    """``sum_n s_n z_n V`` with ``s = softmax_n (y Q) . (z_n K)``, of outputs z of n adapters. V begins near the identity.
+    """Attention over the outputs z of n adapters: ``sum_n s_n z_n V``.
 
-    The key reads the units that the query writes: so scores stay what they are where ``embed``
-    grows.
+    ``s = softmax_n (y Q) . (z_n K)``. V is initialised near the identity. The key reads the units
+    that the query writes, so the scores do not change when ``embed`` grows.
     """
 
     dtype: DTypeLike
@@ -132,14 +162,18 @@ def _near_identity(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.floa
 
 
 def adapted(block: nn.Module, sublayer: Literal["attention", "mlp"], y_BTD: jax.Array) -> jax.Array:
-    """What a sublayer says, and what its adapter adds to that, if it has one. Inside of a compact block with a config."""
+    """Return a sublayer's output plus the output of its adapter, if it has one.
+
+    Call it inside a compact block that has a config.
+    """
     config, dtype = block.config, block.dtype  # type: ignore[attr-defined]
     adapter: Adapter | None = config.adapter
     if adapter is None or sublayer not in adapter.at:
         return y_BTD
     if adapter.fused is None:
         return y_BTD + Bottleneck(adapter, dtype, name=sublayer + ADAPTER)(y_BTD)
-    one = Bottleneck(adapter, dtype, parent=None)  # detached, as blocks are
+    # The module is detached: only its init and apply are used.
+    one = Bottleneck(adapter, dtype, parent=None)
     each = stacked(block, sublayer + ADAPTER, one, adapter.fused, y_BTD[:1, :1], axis=ADAPTERS)
     z_NBTD = jax.vmap(partial(_applied, one), (0, None))(each, y_BTD)
     return y_BTD + Fusion(dtype, name=sublayer + FUSION)(y_BTD, z_NBTD)

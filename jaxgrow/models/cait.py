@@ -1,7 +1,10 @@
-"""CaiT (Touvron et al., ICCV 2021): patches alone in the layers, then a class token that looks at them.
+"""CaiT (Touvron et al., ICCV 2021): layers of patches, followed by class layers.
 
-Its heads talk to each other (Shazeer et al., 2020), and every sublayer has a learned size for each
-unit, LayerScale.
+In the class layers, a class token attends to the patches. Attention heads are mixed (talking heads,
+Shazeer et al., 2020), and every sublayer has LayerScale.
+
+Shape suffixes: B batch, T positions of queries, S positions of keys, D embed, H heads, K head_dim,
+F mlp, P pixels on a side of a patch, C channels, L layers.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +35,7 @@ from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 @dataclass(frozen=True)
 class CaiTConfig(PatchConfig):
-    """CaiT-S24, as it is."""
+    """Config of a CaiT. The defaults are CaiT-S24."""
 
     layers: int = 24
     embed: int = 384
@@ -46,7 +49,8 @@ class CaiTConfig(PatchConfig):
         super().__post_init__()
         if self.attention not in ("auto", "xla"):
             raise ValueError(
-                f"a CaiT's heads talk, which no kernel does: set attention=auto, not {self.attention}"
+                "a CaiT mixes its attention heads, which no kernel supports: set attention=auto, "
+                f"not {self.attention}"
             )
 
     @property
@@ -67,15 +71,20 @@ class CaiTConfig(PatchConfig):
 
     @property
     def layer_scale(self) -> float:
-        """What a sublayer's size begins with: less in deeper models (section 2 of the paper)."""
+        """The initial value of LayerScale: smaller in deeper models (section 2 of the paper)."""
         return 0.1 if self.layers <= 18 else 1e-5 if self.layers <= 24 else 1e-6
 
     def cost(self, length: int) -> Cost:
-        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, ``4 T HK`` in scores and their
-        weighted sum, and ``4 T HH`` in heads that talk. An image has ``2 PPC D`` for each of its
-        patches, ``4 (T + 1) D HK`` for keys and values of each class layer, ``4 (T + 1) HK`` in its
-        scores and sum, ``4 D HK + 4 D F`` for its class token, and the head; a position its share
-        of it.
+        """Return the FLOPs per position.
+
+        The kernels of a layer take ``2 * (4 D HK + 2 D F)``, scores and their weighted sum take
+        ``4 T HK``, and talking heads take ``4 T HH``. The following costs per image are divided by
+        the number of positions: ``2 PPC D`` for each patch; for each class layer ``4 (T + 1) D HK``
+        for keys and values, ``4 (T + 1) HK`` for scores and their sum, and ``4 D HK + 4 D F`` for
+        the class token; and the head.
+
+        Args:
+          length: positions of a sample, T.
         """
         width = self.heads * self.head_dim
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
@@ -90,12 +99,14 @@ class CaiTConfig(PatchConfig):
 
 
 class Attention(nn.Module):
-    """Of ``u`` [B, T, D] to ``x`` [B, S, D]: ``softmax(q k / sqrt(K)) v``, all keys seen.
+    """Attention of ``u`` [B, T, D] over ``x`` [B, S, D], without a mask.
 
-    With ``talking``, the heads' scores are mixed before the softmax and their weights after it:
-    ``S_g = sum_h S_h W_hg``, ``A_g = sum_h softmax(S_h) W'_hg + b'_g``. The kernels between heads
-    read and write them, so heads that are copies hear and say the same. A bias before the softmax,
-    as in the authors' code, would cancel in it.
+    ``softmax(q k / sqrt(K)) v``
+
+    With ``talking``, the scores of the heads are mixed before the softmax, and their weights are
+    mixed after it: ``S_g = sum_h S_h W_hg``, ``A_g = sum_h softmax(S_h) W'_hg + b'_g``. These
+    kernels read and write ``heads``, so copies of a head get equal inputs and give equal outputs. A
+    bias before the softmax, as in the authors' code, would cancel in the softmax.
     """
 
     config: CaiTConfig
@@ -131,7 +142,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """``u += diag(a) attention(norm([u; x])); u += diag(m) mlp(norm(u))``: a class layer; without ``x``, a layer of patches."""
+    """A class layer: ``u += diag(a) attention(norm([u; x])); u += diag(m) mlp(norm(u))``.
+
+    Without ``x``, it is a layer of patches.
+    """
 
     config: CaiTConfig
     dtype: DTypeLike
@@ -139,7 +153,13 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, u_BTD, x_BSD=None, scale=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.layerdrop.Kept`)."""
+        """Apply the block.
+
+        Args:
+          u_BTD: the residual stream.
+          x_BSD: further keys and values; None: none.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+        """
         c = self.config
 
         def sized(name, y_BTD):
@@ -160,11 +180,14 @@ class Block(nn.Module):
 
 
 class CaiT(nn.Module):
-    """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
+    """A CaiT: ``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]``.
 
-    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, of the
-    layers of patches: the class token comes after them, so that patches may go around layers. What
-    is frozen with the bottom layers are patches and positions.
+    Images are normalised floats, and logits are float32.
+
+    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` are described in
+    `jaxgrow.models.gpt2.GPT2`. They concern the layers of patches: the class token comes after
+    these layers, so patches may bypass them. ``frozen`` also freezes the patch embedding and the
+    position embedding.
     """
 
     config: CaiTConfig
@@ -182,7 +205,8 @@ class CaiT(nn.Module):
         c = self.config
         if kept is not None and (kept_tokens is not None or frozen):
             raise ValueError(
-                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+                "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
+                "frozen layers: pass kept alone"
             )
         dtype = jnp.dtype(c.dtype)
         places_TD = self.param(
@@ -193,9 +217,8 @@ class CaiT(nn.Module):
             x_BTD = jax.lax.stop_gradient(x_BTD)
 
         one = jnp.zeros((1, 1, c.embed), dtype)
-        layer = Block(
-            c, dtype, talking=True, parent=None
-        )  # detached: only its init and apply are used
+        # The blocks are detached: only their init and apply are used.
+        layer = Block(c, dtype, talking=True, parent=None)
         blocks = stacked(self, "blocks", layer, c.layers, one)
         x_BTD, seen_L = run_parts(
             lambda w, x, *scale: layer.apply({"params": w}, x, None, *scale),

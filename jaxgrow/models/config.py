@@ -139,8 +139,7 @@ class Config:
             if get_origin(f.type) is Literal and getattr(self, f.name) not in get_args(f.type):
                 *others, last = map(repr, get_args(f.type))
                 raise ValueError(
-                    f"{f.name} must be {', '.join(others)} or {last}, not "
-                    f"{getattr(self, f.name)!r}"
+                    f"{f.name} must be {', '.join(others)} or {last}, not {getattr(self, f.name)!r}"
                 )
 
     @classmethod

@@ -1,4 +1,7 @@
-"""What encoders of text have in common: inputs by name, and a head that predicts masked tokens."""
+"""The parts that text encoders share: inputs by name, and a head that predicts masked tokens.
+
+Shape suffixes: B batch, T positions, D embed, V vocab.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -19,27 +22,30 @@ gelu = partial(jax.nn.gelu, approximate=False)
 
 
 def masked_places(masked: float, length: int) -> int:
-    """How many places of a sample of ``length`` are predicted: the same for every sample."""
+    """Return the number of predicted positions in a sample of this length."""
     return max(1, round(masked * length))
 
 
 class EncoderConfig(TextConfig):
-    """Tokens see those before and after them; it is pre-trained to predict the ones that are
-    masked. A norm makes the residual stream of the embeddings.
+    """The base of the configs of text encoders.
+
+    Tokens see the tokens before and after them. The pre-training task is to predict masked tokens.
+    A norm follows the embeddings and produces the residual stream.
     """
 
-    masked: (
-        float  # the part of a sample's places that is predicted: what the head costs in training
-    )
-    types: int = 0  # of tokens, if they have any
-    first_position: int = 0  # that of a first token
+    # The part of a sample's positions that is predicted. It sets the cost of the head in training.
+    masked: float
+    # The number of token types; 0: tokens have no type.
+    types: int = 0
+    # The row of the position embedding for the first token.
+    first_position: int = 0
 
     tasks: ClassVar = ("tokens", "classes", "spans", "token_classes", "states")
 
     def __post_init__(self):
         super().__post_init__()
         if not 0 < self.masked <= 1:
-            raise ValueError(f"masked lies between 0 and 1, but is {self.masked}")
+            raise ValueError(f"masked must be above 0 and at most 1, but is {self.masked}")
 
     @property
     def example(self) -> dict[str, jax.Array]:
@@ -55,11 +61,11 @@ class EncoderConfig(TextConfig):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What the module may be given by name."""
+        """The names of the inputs that the module accepts."""
         return ("tokens", *(("types",) if self.types else ()), "mask", "places")
 
     def head_places(self, length: int) -> int:
-        """At how many places of a sample of ``length`` the head is computed in training."""
+        """Return at how many positions of a sample of ``length`` training computes the head."""
         places = {"tokens": masked_places(self.masked, length), "classes": 1, "states": 0}
         return places.get(self.head, length)
 
@@ -71,41 +77,51 @@ def check_inputs(
     kept_tokens: KeptTokens | None,
     frozen: int,
 ) -> None:
-    """
+    """Raise an error if the module does not support the inputs or their combination.
+
     Raises:
-      TypeError, ValueError: inputs that the module does not take, or not together.
+      TypeError: the inputs are not a mapping.
+      ValueError: an input is unknown or cannot be combined with another one, or a sequence is too
+        long.
     """
     known = config.inputs
     if not isinstance(inputs, Mapping):
         raise TypeError(
-            f"inputs are a mapping, of tokens and perhaps {', '.join(known[1:])}, not {type(inputs).__name__}"
+            f"inputs must be a mapping with tokens and optionally {', '.join(known[1:])}, not "
+            f"{type(inputs).__name__}"
         )
     if "tokens" not in inputs or set(inputs) - set(known):
         raise ValueError(
-            f"inputs are tokens and perhaps {', '.join(known[1:])}, not {', '.join(inputs)}"
+            f"inputs must be tokens and optionally {', '.join(known[1:])}, but are "
+            f"{', '.join(inputs)}"
         )
     if kept is not None and (kept_tokens is not None or frozen):
         raise ValueError(
-            "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+            "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
+            "frozen layers: pass kept alone"
         )
     if "mask" in inputs and (
         (kept is not None and kept.layers is not None) or kept_tokens is not None
     ):
         raise ValueError(
-            "layers and tokens are dropped from samples without padding: pack the text, and leave out mask"
+            "layer and token dropping do not support padding: pack the text, and leave out mask"
         )
     length = inputs["tokens"].shape[1]
     if length > config.length:
         raise ValueError(
-            f"a sequence of {length} tokens is longer than the {config.length} that a context of {config.context} has "
-            f"from position {config.first_position}"
+            f"a sequence of {length} tokens is longer than the {config.length} positions that "
+            f"context={config.context} "
+            f"leaves from first_position={config.first_position} on"
         )
 
 
 def transformed(
     config: EncoderConfig, x_BTD: jax.Array, norm: nn.Module, bias: bool = True
 ) -> jax.Array:
-    """``norm(gelu(x W + b))``. Inside of a compact module, which gets the kernel as ``transform``."""
+    """Return the first part of the head, ``norm(gelu(x W + b))``.
+
+    Call it inside a compact module, which gets the kernel as ``transform``.
+    """
     axes, shape = ("embed" + READ, "embed"), (config.embed, config.embed)
     return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
 
@@ -120,7 +136,10 @@ def predicted(
     each: bool,
     cap: float = 0.0,
 ):
-    """`token_head`, by the table or a kernel of its own, and a bias for every word. Inside of the compact ``module``."""
+    """Return the output of `token_head`, with the tied embedding or a separate kernel.
+
+    There is a bias for every token of the vocabulary. Call it inside the compact ``module``.
+    """
     head_axes, head_shape = ("embed" + READ, "vocab"), (config.embed, config.vocab)
     head_DV = (
         table_VD.T

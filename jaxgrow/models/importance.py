@@ -1,12 +1,13 @@
-"""What the layers and units of a trained model are worth, from one pass over data: for `jaxgrow.operators.prune`.
+"""The importance of the layers and units of a trained model, for `jaxgrow.operators.prune`.
 
-Of layers by what they do to the residual stream: `influence` (ShortGPT) and `angular` (Gromov et
-al.), of what `streams` returns. Of units by `activations` (Minitron). Means over positions: over
-batches of one size, take the mean of them.
+The scores need one pass over data. The importance of layers comes from their effect on the residual
+stream, which `streams` returns: `influence` (ShortGPT) and `angular` (Gromov et al.). The
+importance of units comes from `activations` (Minitron). Scores are means over positions. For
+several batches of equal size, take the mean of their scores.
 
-All is keyed by axis, as `jaxgrow.operators.prune` takes it:
-``{layers: influence(x) for layers, x in streams(..).items()} | activations(..)``. Of a model with
-stages these are ``layers.0``, ``heads.1``: each stage has a stream of its own.
+All scores are keyed by axis, as `jaxgrow.operators.prune` takes them:
+``{layers: influence(x) for layers, x in streams(..).items()} | activations(..)``. In a model with
+stages, the axes are ``layers.0`` or ``heads.1``, for example, and each stage has a separate stream.
 """
 
 from collections import defaultdict
@@ -23,16 +24,16 @@ from jaxgrow.models.layers import LayerNorm, Linear, Observe, RMSNorm
 
 
 def streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
-    """The residual stream before the first layer and after each, of every stage.
+    """Return the residual stream before the first layer and after each layer, for every stage.
 
     Args:
-      config: of any family.
-      params: its parameters.
-      inputs: what its module takes.
+      config: config of the model, of any family.
+      params: parameters of the model.
+      inputs: inputs of its module.
 
     Returns:
-      By the axis of layers: ``x_0 .. x_L``, [layers + 1, batch, positions, embed], in the dtype of
-      activations; positions are two axes where the model's lie on a grid, as a Swin's.
+      For each axis of layers: ``x_0 .. x_L``, [layers + 1, batch, positions, embed], in the dtype
+      of activations. If the positions form a grid, as in a Swin, they are two axes.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -47,17 +48,17 @@ def streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Arr
 def influence(stream: jax.Array) -> jax.Array:
     """Block influence: ``BI_l = 1 - E cos(x_l, x_{l+1})``, the mean over positions.
 
-    Computed as ``|u - v|^2 / 2`` of vectors of length one, which does not round where a layer does
-    little, and is exactly zero where it does nothing.
+    It is computed as ``|u - v|^2 / 2`` of vectors of length one. This is accurate for a layer with
+    a small effect, and exactly zero for a layer with no effect.
 
     Args:
-      stream: of one stage, as of `streams`.
+      stream: residual stream of one stage, from `streams`.
 
     Returns:
-      Of each layer, [layers]: those that matter least have the least.
+      The influence of each layer, [layers]. The least important layers have the smallest values.
 
     Example:
-      The first layer turns the stream by a right angle, the second does nothing but to double it.
+      The first layer rotates the stream by a right angle, and the second layer only doubles it.
 
       >>> influence(jnp.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]], [[[0.0, 2.0]]]])).tolist()
       [1.0, 0.0]
@@ -69,28 +70,29 @@ def influence(stream: jax.Array) -> jax.Array:
 
 
 def angular(stream: jax.Array, count: int) -> jax.Array:
-    """What ``count`` consecutive layers do together: ``d_l = E arccos(cos(x_l, x_{l+count})) / pi`` of those from l on.
+    """Angular distance over blocks of ``count`` consecutive layers, as one number for each layer.
 
-    Gromov et al. remove the block with the least d. So that this is one number a layer, as of
-    `influence`, a layer has the least d of all blocks that it is in: the ``count`` layers with the
-    least numbers are that block.
+    The distance of the block from layer l on is ``d_l = E arccos(cos(x_l, x_{l+count})) / pi``.
+    Gromov et al. remove the block with the smallest d. To give one number for each layer, as in
+    `influence`, a layer gets the smallest d of all blocks that contain it: the ``count`` layers
+    with the smallest numbers are the block of the paper.
 
-    Deviation(Gromov): the mean over all positions, not the last of each text alone. In a causal
-    model each is the last one of a text that ends there; other models have no last one that knows
-    more.
+    Deviation(Gromov): the mean is over all positions, not only the last position of each text. In a
+    causal model, each position is the last one of a text that ends there. In other models, the last
+    position has no more information than the others.
 
     Args:
-      stream: of one stage, as of `streams`.
-      count: how many layers go.
+      stream: residual stream of one stage, from `streams`.
+      count: number of layers to remove.
 
     Returns:
-      Of each layer, [layers], from 0 to 1.
+      The distance of each layer, [layers], from 0 to 1.
 
     Raises:
-      ValueError: there are not as many layers.
+      ValueError: ``count`` is less than 1 or greater than the number of layers.
 
     Example:
-      Two right angles make a half turn, or none.
+      Two rotations by a right angle add up to a half turn or cancel.
 
       >>> x = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 1.0]])[:, None, None]
       >>> angular(x, 2).round(6).tolist()
@@ -104,32 +106,34 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
     layers = len(stream) - 1
     if not 1 <= count <= layers:
         raise ValueError(
-            f"angular() is of 1 .. {layers} consecutive layers, which there are, not {count}"
+            f"count is {count}, but must be between 1 and the {layers} layers of the stream"
         )
-    # As `influence`: the arc cosine of what is nearly one would be noise.
+    # As in `influence`, the arc cosine of a number near one would be noise.
     distance = _mean(2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1)))
     layer, begin = jnp.arange(layers)[:, None], jnp.arange(len(distance))[None]
     return jnp.where((begin <= layer) & (layer < begin + count), distance[None], jnp.inf).min(1)
 
 
 def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
-    """Minitron's importance of the units of a layer, and of the residual stream: the mean size of what they say.
+    """Minitron's importance of the units of each layer and of the residual stream.
+
+    The importance is the mean size of a unit's activations:
 
     ========= ============================================================== ====================
-    axis      mean over batch and positions of
+    axis      mean over batch and positions of                               shape
     ========= ============================================================== ====================
-    heads     the L2 norm, over ``head_dim``, of what attention says         [layers, heads]
-    mlp       the absolute value of what ``down`` reads                      [layers, mlp]
-    embed     the absolute value of what norms make of it, over all layers   [embed]
+    heads     the L2 norm of attention's output over ``head_dim``            [layers, heads]
+    mlp       the absolute value of the input of ``down``                    [layers, mlp]
+    embed     the absolute value of the outputs of norms, over all layers    [embed]
     ========= ============================================================== ====================
 
-    The paper tries means, L2 norms and variances over either; this is its mean over both. Of a
-    Swin's heads, what fills windows up are positions, too.
+    The paper tries means, L2 norms and variances over batch and over positions. This is its mean
+    over both. For the heads of a Swin, the padding of windows also counts as positions.
 
     Args:
-      config: of any family.
-      params: its parameters.
-      inputs: what its module takes.
+      config: config of the model, of any family.
+      params: parameters of the model.
+      inputs: inputs of its module.
 
     Returns:
       The scores of each axis, for `jaxgrow.operators.prune`.
@@ -145,7 +149,9 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
     """
-    depth, found = 0, defaultdict(list)  # of applied modules: a model is one, a block in it another
+    # `depth` counts nested `apply` calls: the model is the first one, and a block in it is the
+    # second.
+    depth, found = 0, defaultdict(list)
 
     def intercept(call, args, kwargs, context):
         nonlocal depth, found
@@ -175,13 +181,14 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
         return said
 
     def observe(x, y):
-        """What was found in the block that has just been traced, in its own order."""
+        """Return the values of the block that has just been traced."""
         return {
             axis: jnp.stack([s.mean(tuple(range(s.ndim - 1))) for s in parts]).mean(0)
             for axis, parts in found.items()
         }
 
-    config = replace(config, remat="none")  # what is found inside of a checkpoint stays there
+    # Values cannot leave a traced `jax.checkpoint`, so the pass runs without it.
+    config = replace(config, remat="none")
     with nn.intercept_methods(intercept):
         seen = _observed(config, params, inputs, observe)
     scores = {axis: x for stage in seen.values() for axis, x in stage.items()}
@@ -189,7 +196,7 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
 
 
 def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Any]:
-    """Of all layers of a stage, stacked, by the axis of its layers."""
+    """Return the results of ``observe`` by axis of layers, stacked over the layers of a stage."""
     said: Any = config.module.apply({"params": params}, inputs, observe=observe)
     return dict(
         zip(stages(config.sizes()), said[1] if len(config.depths) > 1 else said[1:], strict=True)
@@ -201,7 +208,10 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _squared(streams: jax.Array, count: int) -> jax.Array:
-    """``|u - v|^2`` of the directions of the stream before and after each ``count`` consecutive layers, from 0 to 4."""
+    """Return ``|u - v|^2`` of the directions u and v of the stream, from 0 to 4.
+
+    They are the directions before and after each ``count`` consecutive layers.
+    """
     x = _wide(streams)
     length = jnp.linalg.norm(x, axis=-1, keepdims=True)
     x = x / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
@@ -209,5 +219,5 @@ def _squared(streams: jax.Array, count: int) -> jax.Array:
 
 
 def _mean(x: jax.Array) -> jax.Array:
-    """Over all but the first axis."""
+    """Return the mean over all axes except the first."""
     return x.mean(tuple(range(1, x.ndim)))

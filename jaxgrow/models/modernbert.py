@@ -1,4 +1,8 @@
-"""ModernBERT (Warner et al., 2024): an encoder that predicts masked tokens, of Llama's layers (`jaxgrow.models.llama`)."""
+"""ModernBERT (Warner et al., 2024): an encoder that predicts masked tokens, with Llama's layers.
+
+See `jaxgrow.models.llama`. Shape suffixes: B batch, T positions, D embed, V vocab, C classes, L
+layers.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +23,14 @@ from jaxgrow.models.llama import LlamaConfig, layer_and_blocks, norm, rows_of
 
 @dataclass(frozen=True)
 class ModernBERTConfig(EncoderConfig, LlamaConfig):
-    """ModernBERT-base, as it is: two of three layers see 64 tokens before and after their own, gated MLPs, no biases.
+    """Config of a ModernBERT. The defaults are ModernBERT-base.
 
-    All other settings are `LlamaConfig`'s. The norm of the embeddings is that of the first layer's
-    attention, too, which has none of its own: the scale that stands there in the stack of layers
-    does nothing, until the layer is copied upwards.
+    In two of three layers, a token sees only 64 tokens before and after itself. MLPs are gated, and
+    the model has no biases. All other settings are described in `LlamaConfig`.
+
+    The norm of the embeddings is also the norm before the first layer's attention, which has no
+    separate norm. The scale at this place in the stack of layers is unused, until growth copies the
+    first layer upwards.
     """
 
     vocab: int = 50368
@@ -39,10 +46,10 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     kinds: str = "fss"
     window: int = 65
     local_theta: float = 10000.0
-    masked: float = 0.3  # as it was trained
-    pooling: Literal["cls", "mean"] = (
-        "cls"  # what classes are of: the first token, or the mean of those that are seen
-    )
+    # The value of the published model's training.
+    masked: float = 0.3
+    # The input of the head of classes: the first token, or the mean of the visible tokens.
+    pooling: Literal["cls", "mean"] = "cls"
 
     causal: ClassVar = False
     first_norm: ClassVar = False
@@ -54,11 +61,16 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
 
     @property
     def idle(self) -> int:
-        return self.embed  # the scale of the norm that the first attention does not have
+        return self.embed  # the unused norm scale of the first layer's attention
 
     def cost(self, length: int) -> Cost:
-        """A layer as `LlamaConfig.cost`'s, with all T keys; ``2 D D`` and ``2 D V``, or ``2 D C``,
-        at each place that the head reads.
+        """Return the FLOPs per position.
+
+        A layer is counted as in `LlamaConfig.cost`, with all T keys. The head takes ``2 D D`` and
+        ``2 D V``, or ``2 D C``, at each position that it reads.
+
+        Args:
+          length: positions of a sample, T.
         """
         each = 2 * self.embed * self.head_places(length) / length
         out = each * (self.vocab if self.head == "tokens" else self.classes)
@@ -68,13 +80,15 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
 
 
 class ModernBERT(nn.Module):
-    """``apply({"params": p}, inputs) -> logits`` in float32; inputs, but for types, and keyword
-    arguments as of `jaxgrow.models.bert.BERT`.
+    """A ModernBERT: ``apply({"params": p}, inputs) -> logits`` in float32.
 
-    The head is ``norm(gelu(x W))``, and then the table or a kernel of its own, with a bias for
-    every word, [.., vocab]. For classes it is of the first token, or of the mean of those that are
-    seen, and then ``W' + b'``, [B, classes]; for spans and for classes of tokens, of every token,
-    [B, T, classes]. ``head="states"`` returns the last hidden states [B, T, D].
+    Inputs (except ``types``) and keyword arguments are described in `jaxgrow.models.bert.BERT`.
+
+    The head is ``norm(gelu(x W))``, followed for tokens by the tied embedding or a separate kernel,
+    with a bias for every token of the vocabulary, [.., vocab]. For classes, the head reads the
+    first token or the mean of the visible tokens, and ``W' + b'`` follows, [B, classes]. For spans
+    and token classes, it reads every token, [B, T, classes]. ``head="states"`` returns the last
+    hidden states [B, T, D].
     """
 
     config: ModernBERTConfig
@@ -132,7 +146,7 @@ class ModernBERT(nn.Module):
 
 
 def _mean(x_BTD: jax.Array, mask_BT: jax.Array | None) -> jax.Array:
-    """Of the tokens that are seen, [B, D]; all, if there is no mask."""
+    """Return the mean of the visible tokens, [B, D]; without a mask, of all tokens."""
     if mask_BT is None:
         return x_BTD.mean(1)
     return (x_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdims=True).astype(x_BTD.dtype)

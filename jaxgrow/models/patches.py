@@ -1,4 +1,9 @@
-"""What the vision families share: an image is divided into patches, each one position. P pixels a side, C channels."""
+"""The parts that the vision families share.
+
+An image is divided into patches, and each patch is one position.
+
+Shape suffixes: B batch, T positions, P pixels on a side of a patch, C channels, D embed.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,9 +25,9 @@ _AXES = ("patch_rows", "patch_columns", "channels")
 
 @dataclass(frozen=True)
 class PatchConfig(Config):
-    """A classifier of square images."""
+    """The base of the configs of classifiers of square images."""
 
-    image: int = 224  # pixels a side
+    image: int = 224  # pixels on a side
     patch: int = 16
     channels: int = 3
     classes: int = 1000
@@ -32,22 +37,23 @@ class PatchConfig(Config):
     def __post_init__(self):
         if self.patch < 1 or self.image % self.patch:
             raise ValueError(
-                f"{type(self).__name__}: an image of {self.image} pixels a side has no whole number of patches of {self.patch}"
+                f"{type(self).__name__}: image={self.image} must be a multiple of patch={self.patch}, "
+                "and patch at least 1"
             )
         super().__post_init__()
 
     @property
     def patches(self) -> int:
-        """Of an image."""
+        """The number of patches of an image."""
         return (self.image // self.patch) ** 2
 
     @property
     def positions(self) -> int:
-        """That have an embedding: none, if the family says no other."""
+        """The number of position embeddings: 0, unless a family overrides it."""
         return 0
 
     def for_images(self, image: int, classes: int) -> Self:
-        """The same model for images of another size, and other classes."""
+        """Return the config of the same model for another image size and other classes."""
         return replace(self, image=image, classes=classes)
 
     @property
@@ -67,17 +73,25 @@ class PatchConfig(Config):
 def embedded(
     config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str = "embed", bias: bool = True
 ) -> jax.Array:
-    """``[B, T, D]``: the patches of ``images`` [B, rows, columns, C], row by row, each through one
-    kernel that writes ``axis``. Inside of a compact module, which gets the kernel as
-    ``patch_embedding``.
+    """Return the patch embeddings, [B, T, D]. Patches are in row order.
+
+    Call it inside a compact module, which gets the kernel as ``patch_embedding``.
+
+    Args:
+      config: the config.
+      images: [B, rows, columns, C].
+      dtype: dtype of activations.
+      axis: the name of the output axis.
+      bias: whether there is a bias.
 
     Raises:
-      ValueError: images of another shape, or of integers.
+      ValueError: the images have a wrong shape or contain integers.
     """
     side, size, channels = config.image, config.patch, config.channels
     if images.shape[1:] != (side, side, channels) or not jnp.issubdtype(images.dtype, jnp.floating):
         raise ValueError(
-            f"the model takes images of floats [batch, {side}, {side}, {channels}], normalised, but was given "
+            f"the model takes normalised images of floats [batch, {side}, {side}, {channels}], "
+            "but got "
             f"{images.dtype} {list(images.shape)}"
         )
     patches_BTPPC = rearrange(
@@ -91,9 +105,15 @@ def embedded(
 
 
 def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) -> jax.Array:
-    """The embeddings of the positions of ``old``, for images of ``new``'s size: those of patches
-    lie on a grid, which is interpolated (bicubic, as for DeiT, Touvron et al., 2021, section 3);
-    those of tokens are copied. [T, D] -> [T', D].
+    """Return the position embeddings for another image size, [T, D] -> [T', D].
+
+    The positions of patches form a grid, which is interpolated (bicubic, as in DeiT, Touvron et
+    al., 2021, section 3). The positions of learned tokens are copied.
+
+    Args:
+      places_TD: position embeddings of ``old``.
+      old: the config of the model.
+      new: the config with the new image size.
     """
     if old.patches == new.patches:
         return places_TD
@@ -109,5 +129,8 @@ def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) 
 def classified(
     config: PatchConfig, x_BD: jax.Array, name: str = "head", axis: str = "embed", bias: bool = True
 ) -> jax.Array:
-    """Logits ``[B, classes]``, in float32 or better. Inside of a compact module, which gets the kernel as ``name``."""
+    """Return logits [B, classes], in float32 or better.
+
+    Call it inside a compact module, which gets the kernel as ``name``.
+    """
     return class_logits(x_BD, config.classes, INIT, name, bias, axis)

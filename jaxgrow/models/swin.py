@@ -1,6 +1,7 @@
-"""Swin Transformer V2 (Liu et al., CVPR 2022): attention in windows, in stages that halve the resolution.
+"""Swin Transformer V2 (Liu et al., CVPR 2022): attention in windows, with stages.
 
-G is the number of windows, T the patches of one, Y and X rows and columns of patches.
+Each stage halves the resolution. Shape suffixes: B images, Y and X rows and columns of patches, G
+windows, T patches of a window, D embed, H heads, K head_dim, N relative positions.
 """
 
 import math
@@ -21,34 +22,43 @@ from jaxgrow.models.config import Cost
 from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, Observe, run_parts, stacked
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
-MAX_SCALE = math.log(100)  # of the logarithm of what multiplies cosines
-MAX_BIAS = 16  # what positions add to a score lies between 0 and this
-_MERGED = 2  # patches a side that become one
+MAX_SCALE = math.log(100)  # the maximum logarithm of the factor of cosines
+MAX_BIAS = 16  # the maximum bias that positions add to a score; the minimum is 0
+_MERGED = 2  # the number of patches on a side that are merged into one
 
 
 class Grid(NamedTuple):
-    """The patches of a stage: ``side`` x ``side`` of them, in windows of ``window`` x ``window``."""
+    """The patches of a stage: ``side`` x ``side`` patches in windows of ``window`` x ``window``.
+
+    Attributes:
+      side: patches on a side of the image.
+      window: patches on a side of a window.
+      shift: shift of the windows in every other layer, in patches.
+      trained: the window size that sets the scale of relative positions.
+    """
 
     side: int
     window: int
-    shift: int  # of the windows, in every other layer
-    trained: int  # the window that positions are measured by
+    shift: int
+    trained: int
 
     @property
     def padded(self) -> int:
-        """Patches a side, with what fills the last window."""
+        """The number of patches on a side, including the padding of the last window."""
         return -(-self.side // self.window) * self.window
 
 
 @dataclass(frozen=True)
 class SwinConfig(PatchConfig):
-    """Swin V2-T for images of 256 pixels, as it is. Tuples have one number for each stage.
+    """Config of a Swin V2. The defaults are Swin V2-T for images of 256 pixels.
 
-    Layers alternate: windows lie where they are in even ones and are shifted by half in odd ones,
-    counted from 0 in each stage. So a growth in depth that moves a layer to another parity changes
-    what it computes, whatever its weights; `llama_pro`'s layers do, and those that are zero there
-    still add the bias of the norm that follows. `jaxgrow.operators.prune` leaves every layer its
-    parity, where it is told so (``alternating``). ``window`` is clipped to the side of a stage,
+    Tuples have one number for each stage.
+
+    Layers alternate, counted from 0 in each stage: windows are not shifted in even layers and are
+    shifted by half a window in odd layers. So a growth in depth that moves a layer to another
+    parity changes its function, even with the same weights. The layers of `llama_pro` move, and its
+    zero layers still add the bias of the norm that follows. `jaxgrow.operators.prune` keeps the
+    parity of every layer if it gets ``alternating``. ``window`` is clipped to the side of a stage,
     which then has one window and no shift, as in `transformers` and timm.
     """
 
@@ -59,11 +69,13 @@ class SwinConfig(PatchConfig):
     mlp: tuple[int, ...] = (384, 768, 1536, 3072)  # type: ignore[assignment]
     image: int = 256
     patch: int = 4
-    window: int = 8  # patches a side
-    # The windows of the model that this one is fine-tuned from, whose units positions keep; 0, and
-    # if left out: its own.
+    # The side of a window in patches.
+    window: int = 8
+    # The windows of the model that this one is fine-tuned from. Relative positions keep their
+    # scale. 0, or an empty tuple: the model's own windows.
     trained_windows: tuple[int, ...] = ()
-    position_mlp: int = 512  # units of the MLP that turns relative positions into biases
+    # The units of the MLP that maps relative positions to biases.
+    position_mlp: int = 512
 
     no_axes: ClassVar = ("image", "patch", "window", "trained_windows")
 
@@ -72,21 +84,27 @@ class SwinConfig(PatchConfig):
         if self.trained_windows:
             stages["trained_windows"] = len(self.trained_windows)
         if len(set(stages.values())) > 1 or not self.layers:
-            raise ValueError(f"SwinConfig: each stage has one number, but {stages} are there")
+            raise ValueError(
+                "SwinConfig: all fields must have one number for each stage, but the numbers of "
+                f"values are {stages}"
+            )
         super().__post_init__()
         merged = self.patch * _MERGED ** (len(self.layers) - 1)
         if self.image % merged:
             raise ValueError(
-                f"SwinConfig: an image of {self.image} pixels a side has no whole number of the last stage's patches, of "
-                f"{merged} pixels: {self.image // merged * merged or merged} fits"
+                f"SwinConfig: image={self.image} is not a multiple of {merged}, the pixels on a "
+                "side of a patch in the last "
+                f"stage: set image={self.image // merged * merged or merged}, for example"
             )
         if self.attention not in ("auto", "xla"):
             raise ValueError(
-                f"a Swin's attention is of cosines and biases, which no kernel does: set attention=auto, not {self.attention}"
+                "a Swin's attention uses cosines and biases, which no kernel supports: set "
+                f"attention=auto, not {self.attention}"
             )
         if self.adapter is not None:
             raise ValueError(
-                "an adapter has the width of all layers, and a Swin's stages differ in it: leave out adapter"
+                "adapters need equal widths in all layers, but a Swin's stages have different "
+                "widths: leave out adapter"
             )
 
     @classmethod
@@ -108,12 +126,12 @@ class SwinConfig(PatchConfig):
 
     @property
     def length(self) -> int:
-        """The patches of the first stage, which others merge."""
+        """The number of patches of the first stage. Later stages merge them."""
         return self.patches
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Of each stage."""
+        """The grid of each stage."""
         sides = [self.image // self.patch // _MERGED**s for s in range(len(self.layers))]
         windows = [min(side, self.window) for side in sides]
         shifts = [
@@ -131,7 +149,10 @@ class SwinConfig(PatchConfig):
         )
 
     def for_images(self, image: int, classes: int) -> Self:
-        """Windows grow with the image, and positions keep the units of the windows that were trained."""
+        """Return the config for another image size and other classes.
+
+        Windows grow with the image, and relative positions keep the scale of the trained windows.
+        """
         trained = (
             tuple(grid.trained for grid in self.grids)
             if image != self.image
@@ -145,11 +166,16 @@ class SwinConfig(PatchConfig):
         return {**super().integers(), "coordinates": 2, **merged}
 
     def cost(self, length: int) -> Cost:
-        """Of an image, a layer has ``8 D HK`` and ``4 T HK`` for each patch of its windows, T of
-        them in each and what fills them up among them, and ``4 D F`` for each patch; what merges
-        patches has ``2 * 4 D D'`` for each that it makes. A position, which is a patch of the first
-        stage, has its share. Left out are the biases of positions, which all images of a batch
-        share: below 1 % of one image.
+        """Return the FLOPs per position. A position is a patch of the first stage.
+
+        All costs per image are divided by the number of positions. In an image, a layer takes
+        ``8 D HK`` and ``4 T HK`` for each patch of its windows, which have T patches each,
+        including padding; and ``4 D F`` for each patch without padding. Merging takes
+        ``2 * 4 D D'`` for each merged patch. The position biases are not counted: all images of a
+        batch share them, and they take less than 1 % of one image.
+
+        Args:
+          length: positions of a sample.
         """
         layers, between = [], []
         for s, grid in enumerate(self.grids):
@@ -174,10 +200,14 @@ class SwinConfig(PatchConfig):
 
 
 def coordinates(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
-    """Relative places in a window, log-spaced, [(2 W - 1)^2, 2]; and which of them lies between two patches, [T, T].
+    """Return the relative positions in a window.
 
-    ``sign(d) log2(1 + |8 d / (W - 1)|) / 3`` of rows and of columns: -1.06 to 1.06 in the window
-    that was trained.
+    The log-spaced relative positions of rows and columns are ``sign(d) log2(1 + |8 d / (W - 1)|) /
+    3`` for a window of side W: -1.06 to 1.06 in the window that was trained.
+
+    Returns:
+      The relative positions [(2 W - 1)^2, 2], and the index of the relative position of each pair
+      of patches [T, T].
     """
     w = grid.window
     steps = np.arange(1 - w, w) * 8.0 / max(grid.trained - 1, 1)
@@ -189,9 +219,10 @@ def coordinates(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
 
 
 def neighbours(grid: Grid) -> np.ndarray:
-    """Where windows are shifted, which patches of a window lay side by side before: bool [G, T, T].
+    """Return which patches of a shifted window were neighbours before the shift, bool [G, T, T].
 
-    The last windows of rows and columns hold what was rolled over from the other side of the image.
+    The last windows of rows and columns contain patches that were rolled over from the other side
+    of the image.
     """
     place = np.arange(grid.padded)
     region = 0 + (place >= grid.padded - grid.window) + (place >= grid.padded - grid.shift)
@@ -201,9 +232,15 @@ def neighbours(grid: Grid) -> np.ndarray:
 
 
 def into_windows(x_BYXD, grid: Grid, shifted):
-    """``[B, Y, X, D] -> [B, G, T, D]``, with zeros for what fills windows up; ``shifted``: whether they are, bool.
+    """Split patches into windows: ``[B, Y, X, D] -> [B, G, T, D]``.
 
-    What fills up comes before the shift, as in `transformers`; in timm after it.
+    Padding with zeros fills the last windows. It comes before the shift, as in `transformers`; in
+    timm it comes after the shift.
+
+    Args:
+      x_BYXD: patches.
+      grid: the grid of the stage.
+      shifted: whether the windows are shifted, bool.
     """
     fill = (0, grid.padded - grid.side)
     x_BYXD = jnp.pad(x_BYXD, ((0, 0), fill, fill, (0, 0)))
@@ -213,7 +250,7 @@ def into_windows(x_BYXD, grid: Grid, shifted):
 
 
 def out_of_windows(x_BGTD, grid: Grid, shifted):
-    """`into_windows` undone."""
+    """Invert `into_windows`."""
     across = grid.padded // grid.window
     x_BYXD = rearrange(x_BGTD, "b (y x) (p q) d -> b (y p) (x q) d", p=grid.window, y=across)
     if grid.shift:
@@ -222,12 +259,14 @@ def out_of_windows(x_BGTD, grid: Grid, shifted):
 
 
 class Attention(nn.Module):
-    """In windows of a stage: ``softmax(a cos(q, k) + 16 sigmoid(B)) v``, with ``a = exp(min(s_h, ln 100))``.
+    """Attention in the windows of a stage.
 
-    ``B`` is what an MLP makes of the relative place of two patches, for each head. ``s`` and the
-    MLP's second kernel write ``heads``, so that copies of a head attend alike. Keys have no bias.
-    Deviation: patches that a shift brought together do not see each other; as published, their
-    scores are less by 100 (by 200 in `transformers`).
+    ``softmax(a cos(q, k) + 16 sigmoid(B)) v``, with ``a = exp(min(s_h, ln 100))``. An MLP computes
+    ``B`` from the relative position of two patches, for each head. ``s`` and the MLP's second
+    kernel write ``heads``, so that copies of a head compute the same attention. Keys have no bias.
+
+    Deviation: patches that only a shift brought together do not see each other. As published, their
+    scores are reduced by 100 (by 200 in `transformers`).
     """
 
     config: SwinConfig
@@ -270,7 +309,7 @@ class Attention(nn.Module):
         return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BGTHK)
 
     def biases(self, grid: Grid, heads: int, s: str):
-        """Of the scores, [H, T, T], in float32 or better."""
+        """Return the biases of the scores, [H, T, T], in float32 or better."""
         wide, units = jnp.promote_types(self.dtype, jnp.float32), self.config.position_mlp
         table_N2, between_TT = coordinates(grid)
         up = Linear(
@@ -290,14 +329,17 @@ class Attention(nn.Module):
 
 
 def _unit(x):
-    """Over the last axis, of length one; zeros stay, as those of patches that fill a window up."""
+    """Normalise to length one over the last axis. Zeros, as in padding, stay zeros."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.square(wide).sum(-1, keepdims=True)
     return (wide * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x.dtype)
 
 
 class Block(nn.Module):
-    """``x += norm(attention(x)); x += norm(mlp(x))``: norms after sublayers, whose scales begin at zero."""
+    """A post-norm block: ``x += norm(attention(x)); x += norm(mlp(x))``.
+
+    The scales of the norms are initialised to zeros.
+    """
 
     config: SwinConfig
     stage: int
@@ -305,12 +347,18 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x_BYXD, shifted, scale=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.layerdrop.Kept`)."""
+        """Apply the block.
+
+        Args:
+          x_BYXD: patches.
+          shifted: whether the windows are shifted, bool.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+        """
         c, s, grid = self.config, f".{self.stage}", self.config.grids[self.stage]
         norm = partial(LayerNorm, "embed" + s, c.eps, self.dtype, nn.initializers.zeros)
         attention = Attention(c, self.stage, self.dtype, name="attention")
-        # Patches are normalised as they lie in windows: XLA may sum them in another order
-        # elsewhere.
+        # Patches are normalised in the layout of windows: in another layout, XLA may sum in another
+        # order.
         y_BGTD = norm(name="attention_norm")(
             attention(into_windows(x_BYXD, grid, shifted), shifted)
         )
@@ -324,16 +372,21 @@ class Block(nn.Module):
 
 
 class Swin(nn.Module):
-    """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
+    """A Swin: ``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]``.
+
+    Images are normalised floats, and logits are float32.
 
     ::
 
-        x = norm(patches W + b);  stages: x = blocks(x), between them x = norm([x of 2 x 2 patches] W);  mean(norm(x)) head
+        x = norm(patches W + b)
+        in each stage: x = blocks(x);  between stages: x = norm([x of 2 x 2 patches] W)
+        mean(norm(x)) head
 
-    ``observe``, ``kept``, ``frozen`` as of `jaxgrow.models.gpt2.GPT2`, over the layers of all
-    stages, one after the other; gates by indices are a tuple, of each stage, for how many it runs
-    is static, and so is what is observed, for its shapes are the stage's. What is frozen with the
-    bottom layers are patches, and what merges them for a stage whose first layer is frozen.
+    ``observe``, ``kept`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. They count the
+    layers of all stages, one after the other. A keep mask of indices is a tuple with an array for
+    each stage, because the number of layers that a stage runs is static. The results of ``observe``
+    are a tuple as well, because their shapes depend on the stage. ``frozen`` also freezes the patch
+    embedding, and the merging before a stage whose first layer is frozen.
     """
 
     config: SwinConfig
@@ -350,10 +403,14 @@ class Swin(nn.Module):
     ):
         c = self.config
         if kept_tokens is not None:
-            raise ValueError("a Swin drops no tokens: windows have all of their patches")
+            raise ValueError(
+                "a Swin does not support token dropping, because windows need all of their "
+                "patches: leave out kept_tokens"
+            )
         if kept is not None and frozen:
             raise ValueError(
-                "layers are dropped from a whole stack: not together with frozen layers"
+                "layer dropping (kept) cannot be combined with frozen layers: leave out kept or "
+                "frozen"
             )
         dtype = jnp.dtype(c.dtype)
         x = LayerNorm("embed.0" + BELOW, c.eps, dtype, name="patch_norm")(
@@ -366,7 +423,8 @@ class Swin(nn.Module):
                 x = _Merge(c, s, dtype, name=f"merge{s}")(x)
             if frozen > begin or (frozen and not s):
                 x = jax.lax.stop_gradient(x)
-            block = Block(c, s, dtype, parent=None)  # detached: only its init and apply are used
+            # The block is detached: only its init and apply are used.
+            block = Block(c, s, dtype, parent=None)
             one = jnp.zeros((1, *x.shape[1:]), dtype)
             blocks = stacked(self, f"blocks{s}", block, layers, one, False, axis=f"layers.{s}")
             x, own = run_parts(
@@ -388,7 +446,7 @@ class Swin(nn.Module):
 
 
 class _Merge(nn.Module):
-    """``norm(W [x of 2 x 2 patches])``: half of the side, the width of the ``stage`` that follows."""
+    """``norm(W [x of 2 x 2 patches])``: half of the side, and the width of ``stage``."""
 
     config: SwinConfig
     stage: int

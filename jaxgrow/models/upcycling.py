@@ -1,4 +1,7 @@
-"""From a dense model to experts: the structure, and what no growth can say, since it is drawn."""
+"""From a dense model to a mixture of experts.
+
+The functions here convert the structure and add random values, which a growth cannot represent.
+"""
 
 import math
 import zlib
@@ -15,20 +18,20 @@ _EXPERTS = "experts"
 
 
 def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params]:
-    """The same model as a mixture of a single expert, whose gate is one: the same function, to rounding.
+    """Convert a dense model to a mixture of one expert, with the same function up to rounding.
 
-    Its kernels get an axis ``experts`` of size one; its router, which has nothing to choose, is
-    zero.
+    The kernels of the MLP get an axis ``experts`` of size one. The gate of the only expert is one.
+    Its router has no choice, so it is set to zeros.
 
     Args:
-      config: of a model without experts.
-      params: its parameters.
+      config: config of a model without experts.
+      params: parameters of the model.
 
     Returns:
-      ``(config, parameters)``, which `jaxgrow.operators.upcycle` grows.
+      ``(config, parameters)`` of the mixture, which `jaxgrow.operators.upcycle` grows.
 
     Raises:
-      ValueError: a model that has experts, or an MLP that no expert is.
+      ValueError: the model already has experts, or its MLP cannot be an expert.
 
     Example:
       >>> config = LlamaConfig(layers=1, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=8, vocab=5)
@@ -36,7 +39,9 @@ def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params
       (1, 1, 4, 8)
     """
     if config.experts:
-        raise ValueError(f"this model has {config.experts} experts already")
+        raise ValueError(
+            f"this model has {config.experts} experts already: pass a model without experts"
+        )
     one = replace(config, experts=1, active=1)
     mlp = {
         name: {"kernel": leaf["kernel"][:, None]} for name, leaf in params["blocks"]["mlp"].items()
@@ -49,24 +54,25 @@ def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params
 def routed(
     params: Params, axes: Axes, seed: int = 0, scale: float = 0.02, group: int = 1
 ) -> Params:
-    """Adds noise to what writes ``experts``, so that copies of an expert are chosen apart and learn apart.
+    """Add noise to the routers, so that copies of an expert get different tokens and diverge.
 
-    ``R + scale N(0, 1)``, a column for each expert; the same for every ``group`` neighbours, the
-    parts of one (`jaxgrow.operators.virtual_groups`). Keeps the function where the experts that a
-    token may go through are alike.
+    ``R + scale N(0, 1)``, with a column for each expert. Every ``group`` neighbouring experts, the
+    parts of one expert (`jaxgrow.operators.virtual_groups`), get the same noise. The function is
+    preserved if the experts that a token may pass through are equal.
 
     Args:
       params: the grown parameters.
-      axes: their axis names.
-      seed: of the noise.
-      scale: its standard deviation; that of a router as it is born.
-      group: how many neighbouring experts stay alike.
+      axes: axis names of the parameters.
+      seed: random seed of the noise.
+      scale: standard deviation of the noise. The default is the value of a freshly initialised
+        router.
+      group: number of neighbouring experts that get the same noise.
 
     Returns:
-      The parameters, with other routers.
+      The parameters with changed routers.
 
     Raises:
-      ValueError: experts that are no whole groups.
+      ValueError: the number of experts is not divisible by ``group``.
 
     Example:
       >>> router = {"router": jnp.zeros((3, 4))}
@@ -84,7 +90,7 @@ def routed(
             return x
         if x.shape[-1] % group:
             raise ValueError(
-                f"{path(key_path)}: {x.shape[-1]} experts are no whole groups of {group}"
+                f"{path(key_path)}: {x.shape[-1]} experts are not divisible into groups of {group}"
             )
         noise = jax.random.normal(_own(key, key_path), (*x.shape[:-1], x.shape[-1] // group))
         return (x + scale * jnp.repeat(noise, group, -1)).astype(x.dtype)
@@ -93,23 +99,24 @@ def routed(
 
 
 def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Params:
-    """Draws a part of each expert's units anew: drop-upcycling (Nakamura et al., ICLR 2025).
+    """Reinitialise a part of each expert's units: drop-upcycling (Nakamura et al., ICLR 2025).
 
-    Of each expert of each layer, ``part`` of the units of ``mlp``, others in each expert, the same
-    in all its kernels: normal, with the mean and the deviation that the kernel has over all of the
-    expert. Breaks the function, and the copies' symmetry.
+    In each expert of each layer, ``part`` of the units of ``mlp`` are sampled again. The choice of
+    units differs between experts and is the same in all kernels of an expert. The new values are
+    normal, with the mean and the standard deviation of the expert's kernel. This changes the
+    function and breaks the symmetry of the copies.
 
     Args:
       params: the grown parameters.
-      axes: their axis names.
-      part: of the units.
-      seed: of units and numbers.
+      axes: axis names of the parameters.
+      part: fraction of the units, from 0 to 1.
+      seed: random seed for the choice of units and for the new values.
 
     Returns:
-      The parameters.
+      The parameters with reinitialised units.
 
     Raises:
-      ValueError: a part that is not from 0 to 1.
+      ValueError: ``part`` is not between 0 and 1.
 
     Example:
       >>> kernel = {"up": jnp.ones((4, 3, 6))}
@@ -120,7 +127,7 @@ def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Par
       Nakamura et al., `Drop-Upcycling <https://arxiv.org/abs/2502.19261>`_, ICLR 2025
     """
     if not 0 <= part <= 1:
-        raise ValueError(f"part is {part}, not from 0 to 1")
+        raise ValueError(f"part is {part}, but must be between 0 and 1")
     key = jax.random.key(seed)
 
     def leaf(key_path: tuple, names: Names, x: jax.Array) -> jax.Array:
@@ -129,7 +136,7 @@ def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Par
             return x
         mlp, lead = plain.index("mlp"), plain.index(_EXPERTS) + 1
         units = x.shape[mlp]
-        # By the module's parent, which the kernels of an expert share.
+        # The key depends on the path of the parent module, which all kernels of an expert share.
         order = (
             jax.random.uniform(_own(key, key_path[:-2]), (*x.shape[:lead], units))
             .argsort(-1)

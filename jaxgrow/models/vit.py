@@ -1,6 +1,11 @@
-"""ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), DINOv2 (Oquab et al.,
-2023), and the vision towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023): a pre-LN
-encoder of the patches of an image.
+"""Vision transformers: pre-LN encoders of the patches of an image.
+
+The families are ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML 2021), DINOv2
+(Oquab et al., 2023), and the vision towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al.,
+2023).
+
+Shape suffixes: B batch, T positions, S positions of the head, D embed, H heads, K head_dim, F mlp,
+P pixels on a side of a patch, C channels, L layers.
 """
 
 from collections.abc import Callable
@@ -34,34 +39,36 @@ from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
 
 @dataclass(frozen=True)
 class ViTConfig(PatchConfig):
-    """ViT-B/16 for ImageNet, as it is.
+    """Config of a ViT. The defaults are ViT-B/16 for ImageNet.
 
-    ``distillation`` is DeiT's: "token" has a distillation token beside the class token, "head" a
-    head of its own for it, too. A DINOv2 has sizes of what sublayers write, its head reads the mean
-    of the patches, too, and its giant gates its MLPs.
+    ``distillation`` is for DeiT: "token" adds a distillation token, and "head" also adds a separate
+    head for it. DINOv2 has LayerScale, and its head also reads the mean of the patches. The giant
+    DINOv2 gates its MLPs.
 
-    ``head="states"`` is a model without a head: its outputs are the normalised last hidden states.
-    CLIP normalises the embeddings, too (``embedding_norm``), and its head, the projection, has no
-    bias. A SigLIP has no class token.
+    ``head="states"`` is a model without a head: it returns its normalised last hidden states. CLIP
+    also normalises the embeddings (``embedding_norm``), and its head, the projection, has no bias.
+    A SigLIP has no class token.
     """
 
     eps: float = 1e-12
     distillation: Literal["none", "token", "head"] = "none"
-    layer_scale: float = (
-        0.0  # where learned sizes of each unit that a sublayer writes begin; 0: there are none
-    )
-    gated: bool = False  # the MLP, by SiLU
-    mean_head: bool = False  # the mean of the patches has a head, too, whose logits are added
+    # The initial value of LayerScale; 0: no LayerScale.
+    layer_scale: float = 0.0
+    # Whether the MLPs are gated, with SiLU.
+    gated: bool = False
+    # Whether the mean of the patches has another head, whose logits are added.
+    mean_head: bool = False
 
-    # Fields of few models, which are not shown. ``pooler`` belongs to a model without a head:
-    # ``tanh(x_0 W + b)``, or attention of a learned query over all states, and an MLP (SigLIP).
-    # ``activation`` is that of MLPs that are not gated.
+    # Few models use the following fields, so repr hides them.
     head: Literal["classes", "states"] = field(default="classes", repr=False)
+    # The pooler of a model without a head: ``tanh(x_0 W + b)``, or attention of a learned query
+    # over all states, followed by an MLP (SigLIP).
     pooler: Literal["none", "tanh", "attention"] = field(default="none", repr=False)
     class_token: bool = field(default=True, repr=False)
     patch_bias: bool = field(default=True, repr=False)
     head_bias: bool = field(default=True, repr=False)
     embedding_norm: bool = field(default=False, repr=False)
+    # The activation of MLPs that are not gated.
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = field(default="gelu", repr=False)
 
     later: ClassVar = (
@@ -82,11 +89,12 @@ class ViTConfig(PatchConfig):
         super().__post_init__()
         if self.head == "classes" and not self.class_token:
             raise ValueError(
-                "a head of classes reads the class token: class_token=False needs head='states'"
+                "head='classes' reads the class token, but class_token is False: set head='states'"
             )
         if self.mean_head and self.distillation != "none":
             raise ValueError(
-                "a head of the patches' mean stands beside that of a class token alone: distillation=none"
+                "mean_head does not support a distillation token, but distillation is "
+                f"{self.distillation!r}: set distillation='none'"
             )
 
     @property
@@ -103,7 +111,7 @@ class ViTConfig(PatchConfig):
 
     @property
     def special(self) -> tuple[str, ...]:
-        """The names of the learned tokens that come before the patches."""
+        """The names of the learned tokens before the patches."""
         if not self.class_token:
             return ()
         return (
@@ -128,9 +136,14 @@ class ViTConfig(PatchConfig):
         return self.positions
 
     def cost(self, length: int) -> Cost:
-        """A layer has ``2 * (4 D HK + 2 D F)`` in its kernels, gated ``3 D F``, ``4 T HK`` in
-        scores and their weighted sum. An image has ``2 PPC D`` for each of its patches, and
-        ``2 D classes`` in each head; a position its share of it.
+        """Return the FLOPs per position.
+
+        The kernels of a layer take ``2 * (4 D HK + 2 D F)``, with ``3 D F`` if the MLP is gated.
+        Scores and their weighted sum take ``4 T HK``. The following costs per image are divided by
+        the number of positions: ``2 PPC D`` for each patch, and ``2 D classes`` for each head.
+
+        Args:
+          length: positions of a sample, T.
         """
         width, mlp = self.heads * self.head_dim, (3 if self.gated else 2) * self.mlp
         layer = 2 * self.embed * (4 * width + mlp) + 4 * length * width
@@ -140,15 +153,14 @@ class ViTConfig(PatchConfig):
         return Cost(layer, patches + heads, first=patches)
 
     def _pooler_cost(self, length: int) -> float:
-        """FLOPs of the pooler for each position."""
+        """Return the FLOPs of the pooler per position."""
         width = self.heads * self.head_dim
         if self.pooler == "tanh":
             return 2 * self.embed**2 / length
         if self.pooler == "none":
             return 0.0
-        keys = (
-            2 * 2 * self.embed * width + 4 * width
-        )  # for each position; all else is computed once for an image
+        # The cost of keys and scores is per position. The rest is computed once per image.
+        keys = 2 * 2 * self.embed * width + 4 * width
         return keys + 2 * (2 * self.embed * width + 2 * self.embed * self.mlp) / length
 
 
@@ -160,14 +172,22 @@ ACTIVATIONS: dict[str, Callable] = {
 
 
 class Block(nn.Module):
-    """``x += attention(norm(x)); x += mlp(norm(x))``; with LayerScale, ``x += diag(a) attention(norm(x))``."""
+    """A pre-LN block: ``x += attention(norm(x)); x += mlp(norm(x))``.
+
+    With LayerScale, each sublayer's output is scaled: ``x += diag(a) attention(norm(x))``.
+    """
 
     config: ViTConfig
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BTD, scale=None):
-        """``scale`` multiplies what each sublayer adds (`jaxgrow.layerdrop.Kept`)."""
+        """Apply the block.
+
+        Args:
+          x_BTD: the residual stream.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+        """
         c = self.config
 
         def sized(name, y_BTD):
@@ -198,7 +218,10 @@ class Block(nn.Module):
 
 
 def pooled(c: ViTConfig, x_BTD: jax.Array) -> jax.Array:
-    """The output of the pooler, [B, D]. Inside of a compact module, which gets its parameters under ``pooler``."""
+    """Return the output of the pooler, [B, D].
+
+    Call it inside a compact module, which gets the pooler's parameters as ``pooler``.
+    """
     if c.pooler == "attention":
         return AttentionPooler(c, x_BTD.dtype, name="pooler")(x_BTD)
     axes, shape = ("embed" + READ, "embed"), (c.embed, c.embed)
@@ -206,7 +229,7 @@ def pooled(c: ViTConfig, x_BTD: jax.Array) -> jax.Array:
 
 
 class AttentionPooler(nn.Module):
-    """``y = attention of a learned query over x; y + mlp(norm(y))``, the pooler of SigLIP."""
+    """The pooler of SigLIP: ``y = attention of a learned query over x; y + mlp(norm(y))``."""
 
     config: ViTConfig
     dtype: DTypeLike
@@ -234,17 +257,21 @@ class AttentionPooler(nn.Module):
 
 
 class ViT(nn.Module):
-    """``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]`` in float32; images are normalised floats.
+    """A ViT: ``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]``.
+
+    Images are normalised floats, and logits are float32.
 
     ::
 
-        x = [class; distillation; patches W + b] + positions;  x += attention(norm(x));  x += mlp(norm(x));  norm(x_0) head
+        x = [class; distillation; patches W + b] + positions
+        x += attention(norm(x));  x += mlp(norm(x))
+        norm(x_0) head
 
-    With ``distillation="head"`` the mean of both heads' logits; with ``mean_head``, their sum. With
-    ``head="states"`` the normalised last hidden states [B, T, D]; the output of a pooler [B, D] is
-    sown as ``pooled`` into the collection ``intermediates``. ``observe``, ``kept`` and ``frozen``
-    as of `jaxgrow.models.gpt2.GPT2`; what is frozen with the bottom layers are patches, tokens and
-    positions.
+    With ``distillation="head"``, the output is the mean of both heads' logits; with ``mean_head``,
+    it is their sum. With ``head="states"``, it is the normalised last hidden states [B, T, D], and
+    the output of a pooler [B, D] is sown as ``pooled`` into the collection ``intermediates``.
+    ``observe``, ``kept`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. ``frozen``
+    also freezes the patch embedding, the learned tokens and the position embedding.
     """
 
     config: ViTConfig
@@ -262,11 +289,13 @@ class ViT(nn.Module):
         c = self.config
         if kept_tokens is not None:
             raise ValueError(
-                "a ViT drops no tokens: its class token is one of them, and has to pass every layer"
+                "a ViT does not support token dropping, because its class token must pass every "
+                "layer: leave out kept_tokens"
             )
         if kept is not None and frozen:
             raise ValueError(
-                "layers are dropped from a whole stack: not together with frozen layers"
+                "layer dropping (kept) cannot be combined with frozen layers: leave out kept or "
+                "frozen"
             )
         dtype = jnp.dtype(c.dtype)
         token_init = named(INIT, "embed" + BELOW, role="table")
@@ -285,7 +314,8 @@ class ViT(nn.Module):
         if frozen:
             x_BTD = jax.lax.stop_gradient(x_BTD)
 
-        block = Block(c, dtype, parent=None)  # detached: only its init and apply are used
+        # The block is detached: only its init and apply are used.
+        block = Block(c, dtype, parent=None)
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
         x_BTD, seen_L = run_parts(
             lambda w, x, *scale: block.apply({"params": w}, x, *scale),

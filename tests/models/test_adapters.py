@@ -347,7 +347,7 @@ def test_every_matrix_product_of_their_training_is_counted(family, adapter):
     counted = products(jax.make_jaxpr(jax.value_and_grad(logits, (0, 1)))(*arguments).jaxpr)
     assert counted == flops.train(plain, 16, adapter=adapter)
     assert counted < flops.train(config, 16)
-    with pytest.raises(ValueError, match="not together with frozen layers"):
+    with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
         flops.train(plain, 16, adapter=adapter, frozen=1)
 
 

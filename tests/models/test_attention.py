@@ -178,6 +178,6 @@ def test_a_choice_that_there_is_not_is_refused():
         GPT2Config(attention="flash")  # type: ignore[arg-type]
     with pytest.raises(
         ValueError,
-        match="a CaiT's heads talk, which no kernel does: set attention=auto, not splash",
+        match="a CaiT mixes its attention heads, which no kernel supports: set attention=auto, not splash",
     ):
         CaiTConfig(attention="splash")

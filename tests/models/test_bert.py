@@ -106,7 +106,7 @@ def test_published_axes_make_readers_of_tables_and_writers_of_norms(tied):
     [
         ({"types": -1}, "types is -1, less than 0"),
         ({"norm": "sandwich"}, "norm must be 'post' or 'pre', not 'sandwich'"),
-        ({"masked": 0.0}, "masked lies between 0 and 1, but is 0.0"),
+        ({"masked": 0.0}, "masked must be above 0 and at most 1, but is 0.0"),
         (
             {"context": 2, "first_position": 2},
             "context=2 leaves no position after first_position=2",
@@ -124,12 +124,12 @@ def test_config_errors(wrong, message):
         (
             {"attention_mask": None},
             {},
-            "inputs are tokens and perhaps types, mask, places, not tokens, attention_mask",
+            "inputs must be tokens and optionally types, mask, places, but are tokens, attention_mask",
         ),
         (
             {"tokens": np.zeros((1, 6), int)},
             {},
-            "6 tokens is longer than the 5 that a context of 7 has from position 2",
+            "6 tokens is longer than the 5 positions that context=7 leaves from first_position=2 on",
         ),
         (
             {"mask": np.ones((1, 5), bool)},
@@ -144,7 +144,7 @@ def test_config_errors(wrong, message):
         (
             {},
             {"kept": Kept(np.ones(2, bool)), "frozen": 1},
-            "not together with token dropping or frozen layers",
+            "cannot be combined with token dropping",
         ),
     ],
 )

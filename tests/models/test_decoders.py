@@ -232,7 +232,7 @@ def test_kinds_go_with_their_layers():
     assert c.resized(coalesce(sizes, layers="far")).layer_kinds == "ssf"
     with pytest.raises(
         ValueError,
-        match=r"new layer 1 is made alike of the layers 2 \(f\), 3 \(s\), which are of different",
+        match=r"new layer 1 would consist in equal parts of the layers 2 \(f\), 3 \(s\), which are of different",
     ):
         c.resized(coalesce(sizes, layers="adjacent"))
     back = c.resized(coalesce(sizes, layers="far")).resized(swap(coalesce(sizes, layers="far")))

@@ -291,7 +291,7 @@ def test_every_matrix_product_of_its_training_is_counted(family):
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
     assert flops.train(config, 16, adapter=EVERY) == counted
     assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
-    with pytest.raises(ValueError, match="not together with frozen layers"):
+    with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
         flops.train(config, 16, adapter=EVERY, frozen=1)
 
 

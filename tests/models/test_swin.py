@@ -106,14 +106,14 @@ def test_t_s_and_b_have_the_published_numbers_of_parameters(options, millions):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"heads": (3,)}, "each stage has one number, but .*'heads': 1"),
+        ({"heads": (3,)}, "one number for each stage, but .*'heads': 1"),
         (
             {"image": 18},
-            "of 18 pixels a side has no whole number of the last stage's patches, of 4 pixels: 16 fits",
+            "image=18 is not a multiple of 4, .* in the last stage: set image=16",
         ),
         ({"layers": (2, 0)}, "layers.1 is 0, less than 1"),
-        ({"attention": "cudnn"}, "which no kernel does: set attention=auto"),
-        ({"adapter": Adapter()}, "stages differ in it: leave out adapter"),
+        ({"attention": "cudnn"}, "which no kernel supports: set attention=auto"),
+        ({"adapter": Adapter()}, "stages have different widths: leave out adapter"),
     ],
 )
 def test_what_is_no_swin(wrong, says):
@@ -495,13 +495,15 @@ def test_what_lies_between_stages_is_frozen_with_the_first_layer_above_it():
 
 
 def test_what_adapters_cost_is_not_known():
-    with pytest.raises(ValueError, match="a SwinConfig has stages, each over positions of its own"):
+    with pytest.raises(
+        ValueError, match="a SwinConfig has stages with different numbers of positions"
+    ):
         flops.train(config(), 64, adapter=LoRA())
 
 
 def test_tokens_are_not_dropped():
     small = config()
-    with pytest.raises(ValueError, match="windows have all of their patches"):
+    with pytest.raises(ValueError, match="windows need all of their patches"):
         kept_tokens = KeptTokens(np.zeros((3, 2), np.int32), 0, 1)
         small.module.apply(
             {"params": tiny.params(small)}, vision.images(small), kept_tokens=kept_tokens

@@ -73,12 +73,12 @@ def test_the_config_knows_the_size_of_every_axis(distillation):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"patch": 3}, "image of 10 pixels a side has no whole number of patches of 3"),
-        ({"patch": 0}, "image of 10 pixels a side has no whole number of patches of 0"),
+        ({"patch": 3}, "image=10 must be a multiple of patch=3"),
+        ({"patch": 0}, "image=10 must be a multiple of patch=0, and patch at least 1"),
         ({"classes": 0}, "classes is 0, less than 1"),
         (
             {"distillation": "head", "mean_head": True},
-            "beside that of a class token alone: distillation=none",
+            "mean_head does not support a distillation token",
         ),
         ({"distillation": "hard"}, "distillation must be 'none', 'token' or 'head', not 'hard'"),
     ],
@@ -199,14 +199,14 @@ def test_rematerialising_changes_no_gradient():
 )
 def test_what_is_no_image_is_refused(wrong):
     with pytest.raises(
-        ValueError, match=r"takes images of floats \[batch, 10, 10, 2\], normalised, but was given"
+        ValueError, match=r"takes normalised images of floats \[batch, 10, 10, 2\], but got"
     ):
         jax.eval_shape(vision.forward(config()), tiny.params(config()), wrong)
 
 
 def test_tokens_are_not_dropped():
     small, kept_tokens = config(), KeptTokens(np.zeros((3, 2), np.int32), 0, 1)
-    with pytest.raises(ValueError, match="its class token is one of them"):
+    with pytest.raises(ValueError, match="its class token must pass every layer"):
         small.module.apply(
             {"params": tiny.params(small)}, vision.images(small), kept_tokens=kept_tokens
         )

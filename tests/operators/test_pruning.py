@@ -284,7 +284,7 @@ def test_influence_and_angles_are_those_of_cosines():
     )
     assert lost == {best, best + 1}
     with pytest.raises(
-        ValueError, match=r"is of 1 \.\. 4 consecutive layers, which there are, not 5"
+        ValueError, match="count is 5, but must be between 1 and the 4 layers of the stream"
     ):
         angular(stream, 5)
 
