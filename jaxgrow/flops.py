@@ -156,8 +156,7 @@ def train(
         if len(config.depths) > 1:
             raise ValueError(
                 f"a {type(config).__name__} has stages with different numbers of positions, for "
-                "which the cost of adapters is "
-                "not implemented: leave out adapter"
+                "which the cost of adapters is not implemented: leave out adapter"
             )
         axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
         sizes, each = config.sizes() | depth, config.active_sizes(at_once) | depth

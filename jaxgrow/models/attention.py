@@ -87,8 +87,7 @@ def attention(
         if mask_BS is not None or form != PLAIN:
             raise ValueError(
                 "mesh.context shards the keys over devices, which does not support padding, "
-                "windows, soft caps, sinks or a "
-                "custom scale of attention: set mesh.context=1"
+                "windows, soft caps, sinks or a custom scale of attention: set mesh.context=1"
             )
         return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
     if by == "splash":

@@ -410,8 +410,7 @@ class TextConfig(Config):
             )
         if self.head == "spans" and self.classes != 2:
             raise ValueError(
-                "head=spans predicts the begin and the end of a span: it needs classes=2, not "
-                f"{self.classes}"
+                f"head=spans needs classes=2, not {self.classes}: the begin and the end of a span"
             )
 
     @property

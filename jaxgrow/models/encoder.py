@@ -110,8 +110,7 @@ def check_inputs(
     if length > config.length:
         raise ValueError(
             f"a sequence of {length} tokens is longer than the {config.length} positions that "
-            f"context={config.context} "
-            f"leaves from first_position={config.first_position} on"
+            f"context={config.context} leaves from first_position={config.first_position} on"
         )
 
 

@@ -211,8 +211,8 @@ class LlamaConfig(TextConfig):
         if not 0 < self.rotary <= 1 or self.turned % 2:
             raise ValueError(
                 "LlamaConfig: rotary positions need an even number of dimensions, but "
-                f"rotary={self.rotary:g} of "
-                f"head_dim={self.head_dim} is {self.rotary * self.head_dim:g}"
+                f"rotary={self.rotary:g} of head_dim={self.head_dim} is "
+                f"{self.rotary * self.head_dim:g}"
             )
         for name in ("rope_short", "rope_long"):
             factors = getattr(self, name)
@@ -221,14 +221,13 @@ class LlamaConfig(TextConfig):
             ):
                 raise ValueError(
                     f"LlamaConfig: {name} must have a number above 0 for each of the "
-                    f"{self.turned // 2} pairs of rotated "
-                    f"dimensions, but is {factors}"
+                    f"{self.turned // 2} pairs of rotated dimensions, but is {factors}"
                 )
         if self.experts and not (self.gated and not self.bias and 0 < self.active <= self.experts):
             raise ValueError(
                 f"LlamaConfig: experts={self.experts} needs gated=True, bias=False and active "
-                "between 1 and experts, but "
-                f"gated={self.gated}, bias={self.bias} and active={self.active}"
+                f"between 1 and experts, but gated={self.gated}, bias={self.bias} and "
+                f"active={self.active}"
             )
         if (self.capacity or self.z_loss) and not self.experts:
             raise ValueError(
@@ -416,9 +415,9 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
         if len({kinds[i] for i in most}) > 1 and row.max() > 0:
             these = ", ".join(f"{i} ({kinds[i]})" for i in most)
             raise ValueError(
-                f"new layer {new} would consist in equal parts of the layers {these}, which are "
-                "of different kinds; to "
-                'coalesce layers of one kind, pass layers="alike", or your own groups'
+                f"new layer {new} would consist in equal parts of the layers {these}, which are of "
+                'different kinds; to coalesce layers of one kind, use layers="alike" or your own '
+                "groups"
             )
     return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
 

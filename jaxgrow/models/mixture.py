@@ -158,9 +158,8 @@ class Experts(nn.Module):
         if over and not self.capacity:
             raise ValueError(
                 f"the mesh shards experts over {over!r}, which needs a capacity (each device "
-                "sends equally many rows to every "
-                "other one), but capacity is 0: set it, for example to 1.25, or set that mesh "
-                "axis to 1"
+                "sends equally many rows to every other one), but capacity is 0: set it, for "
+                "example to 1.25, or set that mesh axis to 1"
             )
         if over and self.experts % parts(EXPERTS):
             raise ValueError(

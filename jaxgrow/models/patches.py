@@ -37,8 +37,8 @@ class PatchConfig(Config):
     def __post_init__(self):
         if self.patch < 1 or self.image % self.patch:
             raise ValueError(
-                f"{type(self).__name__}: image={self.image} must be a multiple of patch={self.patch}, "
-                "and patch at least 1"
+                f"{type(self).__name__}: image={self.image} must be a multiple of "
+                f"patch={self.patch}, and patch at least 1"
             )
         super().__post_init__()
 
@@ -91,8 +91,7 @@ def embedded(
     if images.shape[1:] != (side, side, channels) or not jnp.issubdtype(images.dtype, jnp.floating):
         raise ValueError(
             f"the model takes normalised images of floats [batch, {side}, {side}, {channels}], "
-            "but got "
-            f"{images.dtype} {list(images.shape)}"
+            f"but got {images.dtype} {list(images.shape)}"
         )
     patches_BTPPC = rearrange(
         images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size

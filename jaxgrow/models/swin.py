@@ -93,8 +93,8 @@ class SwinConfig(PatchConfig):
         if self.image % merged:
             raise ValueError(
                 f"SwinConfig: image={self.image} is not a multiple of {merged}, the pixels on a "
-                "side of a patch in the last "
-                f"stage: set image={self.image // merged * merged or merged}, for example"
+                "side of a patch in the last stage: set "
+                f"image={self.image // merged * merged or merged}, for example"
             )
         if self.attention not in ("auto", "xla"):
             raise ValueError(

@@ -1197,7 +1197,7 @@ def test_layers_are_paired_with_those_of_their_kind(tmp_path, architecture, more
     for groups in ("far", "adjacent"):
         assert checkpoint_commands.main([str(a) for a in (*arguments, groups)]) != 0
         assert (
-            "to coalesce layers of one kind, give --layers alike, or groups"
+            "to coalesce layers of one kind, use --layers alike or your own groups"
             in capsys.readouterr().err
         )
     run(*arguments, "alike")
