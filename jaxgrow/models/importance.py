@@ -108,7 +108,8 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
         raise ValueError(
             f"count is {count}, but must be between 1 and the {layers} layers of the stream"
         )
-    # As in `influence`, the arc cosine of a number near one would be noise.
+    # The distance of the directions is used, as in `influence`, because the arc cosine of a number
+    # near one is imprecise.
     distance = _mean(2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1)))
     layer, begin = jnp.arange(layers)[:, None], jnp.arange(len(distance))[None]
     return jnp.where((begin <= layer) & (layer < begin + count), distance[None], jnp.inf).min(1)

@@ -346,7 +346,8 @@ class LlamaConfig(TextConfig):
             return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
         if self.rope_by != "longrope":
             return super().by_length()
-        # A KV cache may have room for more tokens than the context.
+        # `rotations` gets the size of the KV cache, which may exceed the sequence. With this
+        # ``rope_context``, it never selects the factors by that size.
         short = replace(self, rope_context=2 * self.context)
         long = replace(short, rope_short=self.rope_long)
         if self.rope_context >= self.context:

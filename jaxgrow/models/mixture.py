@@ -172,7 +172,8 @@ class Experts(nn.Module):
             P(batch_axes(samples) or None),
             undivided_by_samples(("mlp",), (self.mlp,)),
         )
-        # Each device adds the bias, and the results of all devices are summed.
+        # Each device adds the bias to its partial sum, so the bias is divided by the number of
+        # devices that share the units.
         if "bias" in kernels["down"] and units:
             down = kernels["down"]
             kernels = {**kernels, "down": {**down, "bias": down["bias"] / parts("mlp")}}
