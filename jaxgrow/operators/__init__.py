@@ -1,12 +1,12 @@
-"""Published growth operators, each a short function that returns a growth: data for `jaxgrow.grow`.
+"""Published growth operators: short functions that return a growth for `jaxgrow.grow`.
 
-Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), by the axis names
-that the models here use: ``layers``, ``embed`` (the residual stream), ``heads``, ``mlp``. Heads
-stay whole: their dimensions are another axis. Where queries share keys, ``kv_heads`` are an axis,
-too, and operators keep every query head with its keys. Operators of growth also take a ``target``,
-the new sizes of the axes that grow, and random ones a ``seed``; all raise `ValueError` for an axis
-that they do not grow and for sizes that they cannot reach. LiGO learns its maps:
-`jaxgrow.operators.ligo`.
+Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), under the axis names
+that the models of this library use: ``layers``, ``embed`` (the residual stream), ``heads`` and
+``mlp``. Heads are always copied completely, because the dimensions within a head are a separate
+axis. With GQA, ``kv_heads`` is another axis, and operators keep every query head with its key/value
+head. Growth operators also take a ``target``, the new sizes of the axes that grow, and random
+operators take a ``seed``. All raise `ValueError` for an axis that they do not grow and for a size
+that they cannot reach. LiGO learns its maps and has a separate module, `jaxgrow.operators.ligo`.
 """
 
 from jaxgrow.operators import depth as _depth

@@ -29,7 +29,9 @@ from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
     inverts="bitwise",
 )
 def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """Repeat the stack of layers on top of itself: ``W'_l = W_{l mod L}`` (StackBERT; Eq. 1 of LiGO).
+    """Repeat the stack of layers on top of itself: ``W'_l = W_{l mod L}``.
+
+    This is the operator of StackBERT, and Eq. 1 of LiGO.
 
     Args:
       {arguments}
@@ -60,7 +62,9 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     inverts="bitwise",
 )
 def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMap]:
-    """Place the copies of each layer directly behind it: ``W'_l = W_{floor(l L / L')}`` ("interpolation" in LiGO).
+    """Place the copies of each layer directly behind it: ``W'_l = W_{floor(l L / L')}``.
+
+    LiGO calls this operator "interpolation".
 
     Args:
       {arguments}
@@ -251,7 +255,7 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 
 def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
-    """The fraction of the training steps for each stage of MIDAS: ``T_i = i^power / sum_j j^power``.
+    """The fraction of the training steps for each stage: ``T_i = i^power / sum_j j^power``.
 
     Args:
       stages: number of stages.
@@ -324,11 +328,12 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     inverts="bitwise",
 )
 def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
-    """Stack two copies of the model, without the top m layers of the lower one and the bottom m layers of the upper one.
+    """Stack two copies of the model, without m layers of each where they meet (SOLAR).
 
-    The result has the layers ``0 .. L - m - 1`` and then ``m .. L - 1``, so ``L' = 2 (L - m)``
-    (depth up-scaling of SOLAR). With ``blend``, the top ``blend`` layers of the lower copy and the
-    bottom ``blend`` layers of the upper copy are averaged, so ``L' = 2 (L - m) - blend``.
+    The lower copy loses its top m layers, and the upper copy its bottom m layers. The result has
+    the layers ``0 .. L - m - 1`` and then ``m .. L - 1``, so ``L' = 2 (L - m)`` (depth up-scaling
+    of SOLAR). With ``blend``, the top ``blend`` layers of the lower copy and the bottom ``blend``
+    layers of the upper copy are averaged, so ``L' = 2 (L - m) - blend``.
 
     Args:
       {arguments}
@@ -431,7 +436,9 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
 
 
 def new_layers(growth: Growth) -> tuple[int, ...]:
-    """The indices of the layers that a growth added: all layers except the first copy of each source layer.
+    """The indices of the layers that a growth added.
+
+    These are all layers except the first copy of each source layer.
 
     Args:
       growth: a growth by an operator of this module.

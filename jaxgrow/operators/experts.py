@@ -1,9 +1,10 @@
-"""Operators that make a mixture of experts of an MLP, or a larger one of a smaller one.
+"""Operators that turn an MLP into a mixture of experts, or a mixture into a larger one.
 
-A model without experts is one of a single expert, which its router cannot but choose
-(`jaxgrow.models.upcycling.as_mixture`): so all of these grow the axis ``experts``. They copy the
-router's columns with their experts, and copies are chosen alike until noise tells them apart:
-`jaxgrow.models.upcycling.routed`, which every recipe here goes on with.
+A model without experts is first converted to a mixture with a single expert, which its router must
+always choose (`jaxgrow.models.upcycling.as_mixture`). All operators here therefore grow the axis
+``experts``. They copy the router's columns with the experts, so the router cannot distinguish
+copies until it receives noise. `jaxgrow.models.upcycling.routed` adds this noise, and every recipe
+here continues with it.
 """
 
 import numpy as np
@@ -21,21 +22,22 @@ from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
     state="copy",
 )
 def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """Each expert a copy of an old one, in turn: sparse upcycling of a single one, expert upcycling of several.
+    """Make each new expert a copy of an old one, in turn: ``W'_e = W_{e mod E}``.
 
-    From one expert, with gates that add up to one, it keeps the function whatever the router says.
-    From several it does if each token then goes through so many times more of them: all copies of
-    those that it went through.
+    From a single expert, this is sparse upcycling. If the gates add up to 1, it preserves the
+    function for any router. From several experts, it is expert upcycling. It then preserves the
+    function if the number of experts per token grows by the same factor, so that each token goes
+    through all copies of the experts that it went through before. ``target`` is
+    ``{"experts": new number}``.
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`).
-      target: ``{"experts": new number}``.
+      {arguments}
 
     Returns:
       The map of ``experts``.
 
     Raises:
-      ValueError: another axis, or fewer experts.
+      ValueError: another axis than ``experts``, or a smaller number of experts.
 
     Example:
       >>> upcycle({"experts": 2}, {"experts": 4})["experts"].write.index[:, 0].tolist()
@@ -59,23 +61,23 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     state="copy",
 )
 def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
-    """A single expert cut into G parts of its units, each part an expert, E / G times over: finer experts of the same cost.
+    """Cut a single expert into G parts, and make E / G experts of each: finer experts, equal cost.
 
-    ``G = F / F'``; expert e has the part ``e mod G``. With gates that add up to one, and the same
-    router's column for the G experts of a group (`jaxgrow.models.upcycling.routed`), a token that
-    goes through G experts goes through all parts of a group, each with the gate 1 / G: what reads
-    ``mlp`` is multiplied by G, and the function is kept. (He et al. spread the factor over all
-    three kernels, and normalise no gates.)
+    ``target`` is ``{"experts": E, "mlp": F'}``. With the old number F of MLP units, ``G = F / F'``,
+    and expert e is a copy of part ``e mod G``. `jaxgrow.models.upcycling.routed` with ``group=G``
+    keeps the same router column for the G experts of a group. If the gates also add up to 1, a
+    token that goes through G experts goes through all parts of a group, each with the gate 1 / G.
+    Kernels whose input axis is ``mlp`` are multiplied by G, so the function is preserved. (He et
+    al. distribute the factor over all three kernels, and do not normalise the gates.)
 
     Args:
-      sizes: the size of every axis of the model (`jaxgrow.sizes`), of one expert.
-      target: ``{"experts": E, "mlp": F'}``.
+      {arguments}
 
     Returns:
-      A rule for experts, a sum of G terms, and one for the router.
+      A rule with G terms for the experts, and one rule for the router and the other parameters.
 
     Raises:
-      ValueError: sizes that are not those of whole groups, or several experts.
+      ValueError: a model with several experts, or sizes that do not form complete groups.
 
     Example:
       >>> len(virtual_groups({"experts": 1, "mlp": 8}, {"experts": 4, "mlp": 4}).rules[0].terms)
@@ -93,15 +95,16 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
     experts, units = target.get("experts", 1), sizes.get("mlp")
     if units is None or set(target) - {"experts", "mlp"} or sizes.get("experts") != 1:
         raise ValueError(
-            "virtual_groups divides the one expert of a model with the axes experts and mlp, and changes no other axis; this "
-            f"model has {sizes.get('experts', 'no axis')} experts and the axes {', '.join(sizes)}, and the target has "
-            f"{', '.join(target)}"
+            "virtual_groups divides the single expert of a model with the axes experts and mlp, and cannot change other axes. "
+            f"This model has {sizes.get('experts', 'no axis')} experts and the axes {', '.join(sizes)}; the target has "
+            f"{', '.join(target)}. Convert a dense model with jaxgrow.models.upcycling.as_mixture first"
         )
     groups, odd = divmod(units, max(1, target.get("mlp", units)))
     if odd or not groups or experts % groups:
         raise ValueError(
-            f"virtual_groups divides {units} units into equal parts, and makes whole groups of them, not {experts} experts of "
-            f"{target.get('mlp', units)}: mlp={units // 2} and experts={-(-experts // 2) * 2}, say"
+            f"virtual_groups cuts {units} units of mlp into G equal parts and makes a multiple of G experts, but the target "
+            f"has {experts} experts of {target.get('mlp', units)} units. For example, use mlp={units // 2} and "
+            f"experts={-(-experts // 2) * 2}"
         )
     part = units // groups
 

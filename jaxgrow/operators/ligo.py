@@ -1,9 +1,9 @@
-"""LiGO: growth whose maps are learned (Wang et al., ICLR 2023).
+"""LiGO: a growth operator whose maps are learned (Wang et al., ICLR 2023).
 
-Width ``Omega_j = B_out W_j B_in.T``, then depth ``W'_i = sum_j w_ij Omega_j`` (Eq. 8). The
-coefficients ``B`` and ``w`` are a pytree; `growth` makes of it a growth for `jaxgrow.grow`, which
-is differentiable in them, so that a hundred steps of the pre-training loss can learn them while the
-small model stands still::
+The width grows by ``Omega_j = B_out W_j B_in.T``, then the depth by ``W'_i = sum_j w_ij Omega_j``
+(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `growth` converts them to a growth for
+`jaxgrow.grow`, which is differentiable in them. About a hundred steps of the pre-training loss can
+therefore learn them while the small model is frozen::
 
     coefficients = init(LiGO(), axes, sizes, target, key)
     loss = lambda c, batch: large_loss(grow(growth(c, axes, sizes), small, axes), batch)
@@ -38,87 +38,101 @@ from jaxgrow.growth.maps import AxisMap, Rule, Rules
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, first, grown, sources
 
-Coefficients: TypeAlias = dict[str, Any]  # as `init` makes them
-Acting: TypeAlias = list[
-    tuple[tuple[str, ...], str]
-]  # on a leaf: the axes, and the name of the map over them
+Coefficients: TypeAlias = dict[str, Any]  # the result of `init`
+# The maps that act on a leaf: the axes, and the name of the map over them.
+Acting: TypeAlias = list[tuple[tuple[str, ...], str]]
 
 
 @dataclass(frozen=True)
 class LiGO:
-    """Where the maps begin, and how they are tied. Growth at the start does not keep the function, whichever is chosen.
+    """How the maps are initialised, and which axes share them.
 
-    =========== =========================================================================================================
-    depth       row i of w, for a source s(i): stacking ``i mod L``, interleaving ``floor(i L / L')``
-    ----------- ---------------------------------------------------------------------------------------------------------
-    stack       u ~ U(0, noise) but u[s(i)] = 1, divided by its sum
+    The initial growth does not preserve the function in general, whichever options are chosen.
+
+    =========== ====================================================================================
+    depth       row i of w, with a source s(i): stacking ``i mod L``, interleaving ``i L // L'``
+    ----------- ------------------------------------------------------------------------------------
+    stack       u ~ U(0, noise) except for u[s(i)] = 1, divided by its sum
     interleave  the same, with the other source
     normalised  u ~ U(0, 1), divided by its sum
-    ----------- ---------------------------------------------------------------------------------------------------------
+    ----------- ------------------------------------------------------------------------------------
     width       the rows C of ``B = [I; C]``
-    ----------- ---------------------------------------------------------------------------------------------------------
+    ----------- ------------------------------------------------------------------------------------
     normalised  u ~ U(0, 1), divided by its sum: about the mean of all old units
-    selection   u ~ U(0, noise) but u[random] = 1, divided by its sum: with noise = 0 a copy of a random unit
+    selection   u ~ U(0, noise) except for u[random] = 1, divided by its sum: with noise = 0, a
+                copy of a random unit
     gaussian    N(0, 1 / new size)
-    zero        0: a saddle for all maps but that of ``embed`` under LayerNorm. A control
-    =========== =========================================================================================================
+    zero        0: a saddle point for all maps except that of ``embed`` under LayerNorm. A control
+    =========== ====================================================================================
 
-    With ``noise = 0`` stacking and interleaving (of layers of one kind: a period of 1) are those
-    operators, to the bit; so is zero-padding. The published code starts at noisy stacking and
-    normalised rows, and learns C alone; here all of B is learned, as the paper has it.
+    With ``noise = 0``, stacking and interleaving are bitwise identical to the operators `stack` and
+    `interleave` (the latter for layers of one kind, that is, for a period of 1). Zero rows are
+    bitwise identical to `zero_pad`. The published code starts with noisy stacking and normalised
+    rows, and learns only C. Here all of B is learned, as described in the paper.
+
+    Attributes:
+      depth: initialisation of the depth weights w.
+      width: initialisation of the new rows C of the width maps.
+      noise: upper limit of the random weights of all sources but one; at least 0 and below 1.
+      shared: whether all layers share the maps of heads and MLP units. If not, each layer of the
+        small model has separate maps.
+      tied: whether input axes use the maps of output axes. If not, input axes have separate maps,
+        which are initialised to B divided by its column sums.
     """
 
     depth: Literal["stack", "interleave", "normalised"] = "stack"
     width: Literal["normalised", "selection", "gaussian", "zero"] = "normalised"
     noise: float = 0.03
-    shared: bool = (
-        True  # by the layers; else each small layer has maps of its own for heads and MLP units
-    )
-    # readers use the writers' maps; else maps of their own, which start with B over its column sums
+    shared: bool = True
     tied: bool = True
 
     def __post_init__(self):
         if not 0 <= self.noise < 1:
-            raise ValueError(f"noise lies between 0 and 1, but is {self.noise}")
+            raise ValueError(f"noise must be at least 0 and below 1, but is {self.noise}")
 
 
 def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) -> Coefficients:
-    """The coefficients at their start: ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``, float32.
+    """Initialise the coefficients of LiGO: a pytree of float32 arrays.
 
-    Depth weights belong to a module: a kernel and its bias, or a norm, in a folder of their own
-    (``"blocks/attention/query"``); leaves that share a folder with others have each their own
-    (``"blocks/mlp_scale"``). Width maps are those of the paper's tying: one for the residual
-    stream, ``embed``, everywhere; ``query``, ``key`` and ``value`` over heads times head_dim, the
-    last one for the readers of attention, too; ``mlp``. A key reads ``head_dim``, values mark it
-    (`jaxgrow.axes`). Untied, each also has a ``"read"``; not shared, those of heads and MLP units
-    are [L, new, old].
+    ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``
 
-    Of a model with stages, each has its own: ``embed.0``, ``query.0``, ``mlp.0``.
+    Depth weights belong to a module, such as a kernel and its bias, or a norm, in one folder of the
+    parameter tree (``"blocks/attention/query"``). Leaves that share a folder with other modules
+    have separate depth weights (``"blocks/mlp_scale"``).
 
-    What is drawn goes by axis names, never by those of modules: depth weights of modules of one
-    kind begin alike.
+    Width maps are tied as in the paper. There is one map ``embed`` for the residual stream
+    everywhere, ``mlp`` for MLP units, and ``query``, ``key`` and ``value`` over heads times
+    head_dim. The input axes of the attention output also use ``value``. The axis names distinguish
+    the three: ``head_dim`` is an input axis of keys, and has the suffix of values in values
+    (`jaxgrow.axes`). If maps are not tied, each also has a ``"read"`` matrix. If they are not
+    shared, the maps of heads and MLP units have shape [L, new, old]. In a model with stages, each
+    stage has separate maps: ``embed.0``, ``query.0``, ``mlp.0``.
 
-    Grouped queries (our extension; the paper has none): ``key`` and ``value`` are over kv_heads
-    times head_dim. What reads attention reads each value as often as queries share it, so its map
-    is ``value``'s, repeated; where their number changes, that is none, and it is one of its own,
-    ``out``. The identity in B keeps query heads with their keys, as all operators do.
+    The random numbers of depth weights depend on the axis names of a module, not on its name.
+    Modules of one kind therefore have equal initial depth weights.
+
+    GQA is our extension; the paper does not cover it. ``key`` and ``value`` are then maps over
+    kv_heads times head_dim. The attention output reads each value once for every query head that
+    shares it, so its map is ``value``, repeated. If the number of query heads per key/value head
+    changes, such a map does not exist, and the attention output has a separate map, ``out``. The
+    identity in B keeps query heads with their key/value heads, as in all operators.
 
     Args:
-      ligo: where the maps begin, and how they are tied.
+      ligo: how the maps are initialised and shared.
       axes: the axis names of the small model's parameters.
       sizes: the size of every axis of the small model.
-      target: new sizes of any of ``layers``, ``embed``, ``heads``, ``kv_heads``, ``mlp``. An axis
-        that is not named has no map (but ``heads``, where ``kv_heads`` is named); one that is named
-        with its old size is mixed.
-      key: what is drawn goes by it.
+      target: the new sizes of any of ``layers``, ``embed``, ``heads``, ``kv_heads`` and ``mlp``. An
+        axis that is not in ``target`` has no map (except for ``heads`` if ``kv_heads`` is given).
+        An axis with its old size has a map that mixes its units.
+      key: random key of the initial coefficients.
 
     Returns:
-      A pytree of arrays, to be learned, and to be handed to `growth`.
+      A pytree of arrays: the parameters to learn, and the first argument of `growth`.
 
     Raises:
-      ValueError: a target that is smaller, or an axis that is none of these, or query heads that
-        cannot share the keys; a leaf that does not say its role, or attention without values that
-        are marked.
+      ValueError: a target below the size of the model, an axis that is not in the list above, query
+        heads that cannot be divided among the key/value heads, a leaf whose role is unknown, or
+        attention in which the values are not marked.
 
     Example:
       >>> axes = {"up": ("layers", "embed.in", "mlp")}
@@ -149,7 +163,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
             if plain not in found or name in out[part]:
                 continue
             if name == "value" and plain == HEADS and KV_HEADS in sizes:
-                continue  # a reader: the map has the size of the values themselves
+                continue  # the attention output uses the map that the values define
             old, new = found[plain]
             if part == "depth":
                 out["depth"][name] = _depth(ligo, old, new, _drawn(key, kinds[name]))
@@ -172,18 +186,18 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
 
 
 def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
-    """The growth that the coefficients stand for, as data for `jaxgrow.grow`.
+    """Convert coefficients to a growth for `jaxgrow.grow`.
 
-    A rule a leaf; with maps shared by the layers of one term, else one for each small layer:
-    ``w_ij B_j W_j A_j.T``.
+    Each leaf has one rule. If layers share the maps, the rule has one term. Otherwise it has one
+    term ``w_ij B_j W_j A_j.T`` for each layer of the small model.
 
     Args:
-      coefficients: as `init` makes them.
+      coefficients: the coefficients, as returned by `init`.
       axes: the axis names of the small model's parameters.
       sizes: the size of every axis of the small model.
 
     Returns:
-      Rules, which `jaxgrow.grow` is differentiable in.
+      Rules for `jaxgrow.grow`, which is differentiable in the coefficients.
 
     Example:
       >>> axes, sizes = {"up": ("layers", "embed.in", "mlp")}, {"layers": 1, "embed": 2, "mlp": 3}
@@ -195,7 +209,7 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
 
     def rule(leaf: str, names: Names, acting: Acting) -> Rule:
         maps: dict[tuple[str, ...], AxisMap] = {}
-        own: dict[tuple[str, ...], dict[str, Any]] = {}  # of each layer
+        own: dict[tuple[str, ...], dict[str, Any]] = {}  # the maps of each layer
         for along, name in acting:
             if is_layers(along[0]):
                 if name in weights:
@@ -209,7 +223,7 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
             return Rule((maps,), leaf)
         terms = []
         stacked = layers_of(names)
-        assert stacked is not None  # or no map would be of each layer
+        assert stacked is not None  # only leaves of layers have a map for each layer
         for j in range(sizes[stacked]):
             each = {
                 along: _map({k: m[j] for k, m in ms.items()}, along, sizes)
@@ -230,7 +244,10 @@ def _leaves(axes: Axes) -> Iterator[tuple[str, Names]]:
 
 
 def _modules(axes: Axes) -> dict[str, str]:
-    """``{leaf: what its depth weights belong to}``, of layers: its folder, or, where that holds several things, itself."""
+    """``{leaf: module that its depth weights belong to}`` for the leaves of layers.
+
+    The module is the folder of the leaf, or the leaf itself if the folder contains several modules.
+    """
     folders: dict[str, dict[str, str]] = {}
     for leaf, names in _leaves(axes):
         if layers_of(names):
@@ -244,7 +261,7 @@ def _modules(axes: Axes) -> dict[str, str]:
 
 
 def _kinds(axes: Axes) -> dict[str, str]:
-    """``{module: its axis names}``: what tells it from others, whatever it is called."""
+    """``{module: its axis names}``, which identify the kind of a module whatever its name is."""
     of, found = _modules(axes), {}
     for leaf, names in _leaves(axes):
         if leaf in of:
@@ -257,15 +274,19 @@ def _drawn(key: jax.Array, kind: str) -> jax.Array:
 
 
 def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
-    """What acts on each leaf, beside its names; ``attention`` is the map of what reads it.
+    """The axis names of each leaf, and the maps that act on it.
 
-    Units of blocks that are no layers have maps of their own.
+    Units of blocks outside the layers have separate maps.
+
+    Args:
+      axes: the axis names of the small model's parameters.
+      attention: the name of the map for the input axes of the attention output.
 
     Raises:
-      ValueError: attention whose values are not marked.
+      ValueError: attention in which the values are not marked.
     """
     modules, out = _modules(axes), {}
-    readers: dict[str, str] = {}  # of attention, and the blocks that they are in
+    readers: dict[str, str] = {}  # leaves that read the attention values, and their blocks
     values = set()
     for leaf, names in _leaves(axes):
         plain, out[leaf] = tuple(axis(n) for n in names), (names, [])
@@ -285,21 +306,19 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
                 out[leaf][1].append((along, own + beside(name, of)))
             elif kind(name) == "embed":
                 out[leaf][1].append(((name,), name))
-            elif kind(name) in (
-                "heads",
-                "mlp",
-            ):  # heads alone: of kernels between heads, or of numbers of each
+            elif kind(name) in ("heads", "mlp"):
+                # heads without head_dim: kernels between heads, or one number per head
                 out[leaf][1].append(((name,), own + name))
     if wrong := [leaf for leaf, own in readers.items() if own not in values]:
         raise ValueError(
-            f"{', '.join(wrong)}: reads attention, but no leaf is marked to make its values, which look like queries: name "
-            f"their axis 'head_dim{VALUE}'"
+            f"{', '.join(wrong)}: reads attention, but no leaf is marked as the value projection, which otherwise looks like "
+            f"a query projection. Name its axis 'head_dim{VALUE}'"
         )
     return out
 
 
 def _whole_heads(along: tuple[str, ...]) -> bool:
-    """Whether these two axes are the units of heads."""
+    """Whether these two axes are the units of complete heads."""
     return len(along) == 2 and kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
 
 
@@ -307,7 +326,7 @@ def _map(matrices: dict[str, Any], along: tuple[str, ...], sizes: Sizes) -> Axis
     write, read, joint = matrices["write"], matrices.get("read", matrices["write"]), None
     if _whole_heads(along):
         dim = sizes["head_dim"]
-        queries = sizes[along[0]] * dim // write.shape[1]  # that read a unit of the map
+        queries = sizes[along[0]] * dim // write.shape[1]  # query heads per head of the map
         if queries > 1:
             write, read = (_repeated(m, dim, queries) for m in (write, read))
         joint = ((write.shape[0] // dim, dim), (write.shape[1] // dim, dim))
@@ -315,7 +334,7 @@ def _map(matrices: dict[str, Any], along: tuple[str, ...], sizes: Sizes) -> Axis
 
 
 def _repeated(m: Any, dim: int, queries: int) -> Any:
-    """A map over key heads and ``dim`` as one over the query heads, of which each key head has ``queries``, in their order."""
+    """Repeat a map over key/value heads for the ``queries`` query heads of each head."""
     new, old = m.shape
     blocks = (
         m.reshape(new // dim, 1, dim, old // dim, 1, dim)
@@ -325,14 +344,14 @@ def _repeated(m: Any, dim: int, queries: int) -> Any:
 
 
 def _places(index: np.ndarray, unit: int) -> np.ndarray:
-    """Which rows of ``[I; C]`` lie where, so that the identity is over the old units among the new ones."""
+    """The row of ``[I; C]`` for each new unit: the identity belongs to the old units."""
     old = first(index)
     rows = np.where(old, index, old.sum() + np.cumsum(~old) - 1)
     return (rows[:, None] * unit + np.arange(unit)).reshape(-1)
 
 
 def _one_layer(depth: AxisMap | None, j: int, layers: int) -> AxisMap:
-    """What layer j alone adds: column j of w, the others zero."""
+    """The depth map of layer j only: column j of w; the other columns are zero."""
     weight = np.eye(layers)[:, j : j + 1] if depth is None else depth.write[:, j : j + 1]  # type: ignore[index]
     m = Rows(np.full((weight.shape[0], 1), j, np.int32), weight, layers)  # type: ignore[arg-type]
     return AxisMap(m, m)

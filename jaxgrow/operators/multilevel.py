@@ -1,4 +1,7 @@
-"""Coalescing and de-coalescing (Zou et al., ICLR 2024): down to a smaller model by groups of units, and back."""
+"""Coalesce a model into a smaller one by groups of units, and de-coalesce it.
+
+The source is Zou et al., ICLR 2024.
+"""
 
 import re
 from collections.abc import Sequence
@@ -21,23 +24,23 @@ from jaxgrow.operators.targets import (
     width,
 )
 
-# A partition, or "far" or "adjacent": pairs; with a size, as in "far:3", groups of so many. Of
-# layers also "alike".
+# A partition; or "far" or "adjacent" for pairs, and with a size, such as "far:3", for groups of
+# that size. Layers also accept "alike".
 Groups: TypeAlias = Sequence[Sequence[int]] | str
 
 
 def far(old: int, new: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of units ``new`` apart: the pairs of the published code.
+    """Group units at a distance of ``new``, as the published code does for pairs.
 
     Args:
-      old: how many units there are.
-      new: how many groups.
+      old: number of units.
+      new: number of groups.
 
     Returns:
       The units of each group.
 
     Raises:
-      ValueError: the groups would not be equal.
+      ValueError: ``old`` is not a multiple of ``new``.
 
     Example:
       >>> far(4, 2)
@@ -48,17 +51,17 @@ def far(old: int, new: int) -> tuple[tuple[int, ...], ...]:
 
 
 def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of neighbours: the paper's pairs of layers.
+    """Group neighbouring units, as the paper does for pairs of layers.
 
     Args:
-      old: how many units there are.
-      new: how many groups.
+      old: number of units.
+      new: number of groups.
 
     Returns:
       The units of each group.
 
     Raises:
-      ValueError: the groups would not be equal.
+      ValueError: ``old`` is not a multiple of ``new``.
 
     Example:
       >>> adjacent(4, 2)
@@ -69,12 +72,13 @@ def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
 
 
 def alike(kinds: str) -> tuple[tuple[int, ...], ...]:
-    """Pair each layer with the next one of its kind; the last layer of a kind that has an odd number stays alone.
+    """Pair each layer with the next layer of the same kind.
 
-    Pairs are in the order of their first layers.
+    If a kind has an odd number of layers, its last layer is a group by itself. Groups are in the
+    order of their first layers.
 
     Args:
-      kinds: a letter for each layer, as of `jaxgrow.models.Config.layer_kinds`.
+      kinds: one letter for each layer, such as `jaxgrow.models.Config.layer_kinds`.
 
     Returns:
       The layers of each group.
@@ -97,43 +101,44 @@ def decoalesce(
     layers: Groups | None = None,
     kinds: str | None = None,
 ) -> dict[str, AxisMap]:
-    """From the coalesced model back to one of ``sizes``: copies outputs, divides inputs by the group size.
+    """Split a coalesced model to ``sizes``: copy outputs and divide inputs by the group size.
 
-    For a kernel (column convention): ``W = T_out W' F_in``, ``T[j, i] = [j in group i]``,
-    ``F = T.T / group size``; layers are copied. Zou et al., ICLR 2024, section 3.2; the parameter
-    table is the axis names of the model.
+    For a kernel (column convention), ``W = T_out W' F_in`` with ``T[j, i] = [j in group i]`` and
+    ``F = T.T / group size``. Layers are copied (Zou et al., ICLR 2024, section 3.2). The axis names
+    of the model take the place of the paper's table of parameters.
 
-    Exact inverse on one side: ``coalesce`` after ``decoalesce`` is the identity. Keeps the function
-    if ``layers`` is left out and the groups of ``embed`` are of one size (an untied head, or the
-    tied one of `jaxgrow.models.gpt2`); copying layers never does. Of a model with stages, the axes
-    of each are grouped so, and follow its own heads.
+    ``coalesce`` after ``decoalesce`` is exactly the identity, but not the other way round.
+    De-coalescing preserves the function if ``layers`` is not given and all groups of ``embed`` have
+    the same size (with an untied head, or with the tied head of `jaxgrow.models.gpt2`). Copying
+    layers never preserves it. In a model with stages, the axes of every stage are grouped in this
+    way, and follow the heads of their stage.
 
     Args:
-      sizes: of the *large* model.
-      heads: groups of heads that are one head in the small model: any partition, e.g.
-        ``((0, 2), (1, 3))``, or ``"far"`` or ``"adjacent"`` for pairs, or threes or fives where
-        heads make no pairs; ``"far:4"`` for groups of four. Where queries share keys, names are of
-        key heads, unless there is only one, and their query heads follow by their place; of a
-        partition of the query heads, those key heads are merged whose query heads are. (Our
-        extension: the paper has no grouped queries.)
-      kv_heads: groups of key heads, if not those that follow from ``heads``; alone, the query heads
-        follow by their place.
-      embed: groups of the units of the residual stream; if left out they follow the heads, in as
+      sizes: the axis sizes of the *large* model.
+      heads: groups of heads that become one head in the small model. Any partition, such as
+        ``((0, 2), (1, 3))``; ``"far"`` or ``"adjacent"`` for pairs, or for groups of three or five
+        if the number of heads is odd; ``"far:4"`` for groups of four. With GQA, such a name applies
+        to the key/value heads (unless there is only one), and their query heads follow by position.
+        A partition of the query heads merges the key/value heads that the merged query heads read.
+        (This is our extension: the paper does not cover GQA.)
+      kv_heads: groups of key/value heads, if they differ from those that follow from ``heads``.
+        Without ``heads``, the query heads follow by position.
+      embed: groups of the units of the residual stream. By default, they follow the heads, in as
         many equal blocks.
-      mlp: groups of MLP units; if left out they follow the heads, too, as in the published mapper.
-        Units that are no multiple of the heads follow as ``"far"`` groups of the size that all
-        groups of heads have.
-      layers: groups of layers; ``"alike"`` pairs each layer with the next one of its kind
+      mlp: groups of MLP units. By default, they follow the heads, as in the published mapper. If
+        their number is not a multiple of the number of heads, they follow as ``"far"`` groups of
+        the size that all groups of heads have.
+      layers: groups of layers. ``"alike"`` pairs each layer with the next layer of its kind
         (`alike`).
-      kinds: a letter for each layer of the large model, for ``"alike"``
-        (`jaxgrow.models.Config.layer_kinds`); None: all layers are of one kind.
+      kinds: one letter for each layer of the large model, for ``"alike"``
+        (`jaxgrow.models.Config.layer_kinds`). None: all layers are of one kind.
 
     Returns:
-      One map for each axis that changes, from the small to the large model.
+      One map from the small to the large model for each axis that changes.
 
     Raises:
-      ValueError: an axis that the model does not have; groups that are no partition of the axis, or
-        whose query heads do not share the merged keys alike.
+      ValueError: an axis that the model does not have, groups that are not a partition of the axis,
+        or groups of query heads that would not share the merged key/value heads equally.
 
     Example:
       >>> up = decoalesce({"layers": 2, "embed": 8, "heads": 4, "mlp": 16}, heads="far", layers="adjacent")
@@ -181,21 +186,21 @@ def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, AxisMa
 def coalesce(
     sizes: Sizes, *, kinds: str | None = None, **groups: Groups | None
 ) -> dict[str, AxisMap]:
-    """From a model of ``sizes`` to a smaller one: mean over merged outputs, sum over merged inputs, mean over layers.
+    """Merge units of a model of ``sizes``: average outputs, add inputs, and average layers.
 
-    ``W' = F_out W T_in`` in the notation of `decoalesce`, whose `swap` this is; same arguments,
-    same errors. Zou et al., ICLR 2024, Eq. 1 and 2.
+    ``W' = F_out W T_in`` in the notation of `decoalesce` (Zou et al., ICLR 2024, Eq. 1 and 2). It
+    is the `swap` of `decoalesce`, and takes the same arguments.
 
     Args:
-      sizes: of the large model.
-      kinds: as of `decoalesce`.
-      groups: as of `decoalesce`.
+      sizes: the axis sizes of the large model.
+      kinds: as in `decoalesce`.
+      groups: ``heads``, ``kv_heads``, ``embed``, ``mlp`` and ``layers``, as in `decoalesce`.
 
     Returns:
-      One map for each axis that changes, from the large to the small model.
+      One map from the large to the small model for each axis that changes.
 
     Raises:
-      ValueError: as `decoalesce`.
+      ValueError: as in `decoalesce`.
 
     Example:
       >>> down = coalesce({"layers": 2, "embed": 8, "heads": 4, "mlp": 16}, heads="far")
@@ -211,17 +216,18 @@ def coalesce(
 
 
 def group_size(groups: str, size: int | None = None) -> int:
-    """How many units each group has by its name.
+    """The number of units in each group, for groups that are given by name.
 
     Args:
-      groups: ``"far"`` or ``"adjacent"``, perhaps with a size, as ``"far:3"``.
-      size: of heads: these, if they make no pairs, go by threes or fives, whatever divides them.
+      groups: ``"far"`` or ``"adjacent"``, optionally with a size, such as ``"far:3"``.
+      size: the number of heads, for axes of heads. If it is odd and the name contains no size,
+        groups have three or five heads, by the first of the two that divides the number.
 
     Returns:
-      The size.
+      The group size.
 
     Raises:
-      ValueError: there are no such groups.
+      ValueError: an unknown name of groups.
 
     Example:
       >>> group_size("far"), group_size("far:4"), group_size("far", 9)
@@ -230,7 +236,7 @@ def group_size(groups: str, size: int | None = None) -> int:
     found = re.fullmatch("(?:far|adjacent)(?::([1-9][0-9]*))?", groups)
     if not found:
         raise ValueError(
-            f"groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not {groups!r}"
+            f"groups must be 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not {groups!r}"
         )
     if found[1]:
         return int(found[1])
@@ -238,12 +244,12 @@ def group_size(groups: str, size: int | None = None) -> int:
 
 
 def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[str, AxisMap]:
-    """The maps of the query heads, and of the key heads, if the model has such an axis."""
+    """The maps of the query heads and, if the model has such an axis, of the key/value heads."""
     keys = sizes.get(KV_HEADS)
     if keys is None:
         if heads is None or kv_heads is not None:
             raise ValueError(
-                "axis 'kv_heads': the model has no such axis; give the groups of 'heads'"
+                "axis 'kv_heads': the model has no such axis. Give the groups of 'heads' instead"
             )
         return {
             axis: _partition(axis, sizes[axis], heads)
@@ -261,63 +267,68 @@ def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[
     of = _of(by_head)
     if by_key is None:
         return {HEADS: by_head, KV_HEADS: _merged_keys(of, by_head.old, keys)}
-    reads = _of(by_key)[
-        np.arange(old) * keys // old
-    ]  # the new key head that an old query head should read
+    # the new key/value head that each old query head should read
+    reads = _of(by_key)[np.arange(old) * keys // old]
     if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
         raise ValueError(
-            f"axis 'kv_heads': the {by_head.old} new query heads would not read, of {by_key.old} new key heads, what their old "
-            "ones read; leave out the groups of 'kv_heads', which then follow"
+            f"axis 'kv_heads': the groups do not fit together. The {by_head.old} new query heads would not read the one of "
+            f"{by_key.old} new key/value heads that contains the head that their old query heads read. Omit the groups of "
+            "'kv_heads', which then follow from 'heads'"
         )
     return {HEADS: by_head, KV_HEADS: by_key}
 
 
 def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
-    """The map of key heads that goes with that of query heads: old query head j becomes ``of[j]``, one of ``new``."""
-    read = np.arange(len(of)) * keys // len(of)  # the key head that a query head reads
-    part = np.arange(keys)  # of a key head: one number for all that are merged
+    """The map of key/value heads that follows from groups of query heads.
+
+    Args:
+      of: the new query head of each old query head.
+      new: the number of new query heads.
+      keys: the number of old key/value heads.
+    """
+    read = np.arange(len(of)) * keys // len(of)  # the key/value head that each query head reads
+    part = np.arange(keys)  # equal numbers for key/value heads that are merged
     for i in range(new):
         part[np.isin(part, part[read[of == i]])] = part[read[of == i]].min()
     parts = np.unique(part)
-    reads = np.array(
-        [part[read[of == i][0]] for i in range(new)]
-    )  # the part that a new query head reads
+    # the part that each new query head reads
+    reads = np.array([part[read[of == i][0]] for i in range(new)])
     order = reads[:: max(1, new // len(parts))]
     if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
         merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
         raise ValueError(
-            f"axis 'heads': the groups merge the key heads {merged}, of which the new query heads read, in turn, "
-            f"{[int(np.searchsorted(parts, p)) for p in reads]}; as many neighbours must read each: name the groups in "
-            "another order, or others"
+            f"axis 'heads': the groups merge the key/value heads into {merged}, and the new query heads read number "
+            f"{[int(np.searchsorted(parts, p)) for p in reads]} of these, in order. The same number of consecutive query heads "
+            "must read each of them. Change the order of the groups, or choose other groups"
         )
     return select([int(np.flatnonzero(order == p)[0]) for p in part], len(parts))
 
 
 def _following(axis: str, sizes: Sizes, by_head: AxisMap) -> AxisMap:
-    """The map of an axis whose units go with the heads."""
+    """The map of an axis whose units follow the heads."""
     size, heads = sizes[axis], by_head.new
     if size % heads == 0:
         return blocks(by_head, size // heads)
     found = sorted({int(n) for n in np.bincount(_of(by_head))})
     if len(found) > 1 or size % found[0]:
-        as_heads = f"groups of {' and '.join(map(str, found))}, as the heads do"
+        as_heads = f"groups of {' and '.join(map(str, found))} like the heads"
         _divides(
             f"axis {axis!r} follows the heads in equal blocks",
             size,
             heads,
-            f"nor {as_heads}; name its groups, too",
+            f"it cannot follow in {as_heads} either. Give the groups of this axis",
         )
     return _partition(axis, size, f"far:{found[0]}")
 
 
 def _of(m: AxisMap) -> np.ndarray:
-    """The group of every unit."""
+    """The group of each unit."""
     assert isinstance(m.write, Rows)
     return m.write.index[:, 0]
 
 
 def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
-    """The map of de-coalescing: unit ``j`` of the large axis copies the group that it is in."""
+    """The map of de-coalescing: unit ``j`` of the large axis copies its group."""
     if isinstance(groups, str):
         try:
             each = group_size(groups, size if kind(axis) in (HEADS, KV_HEADS) else None)
@@ -329,7 +340,7 @@ def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
             f"axis {axis!r}: {what}",
             size,
             each,
-            f"name the groups instead, or their size: far:{_least(size)}{by_kind}",
+            f"give the groups explicitly, or a size that divides it: far:{_least(size)}{by_kind}",
         )
         groups = (far if groups.startswith("far") else adjacent)(size, size // each)
     count = np.zeros(size, int)
@@ -363,6 +374,6 @@ def _least(size: int) -> int:
     return next((d for d in range(2, size + 1) if size % d == 0), 1)
 
 
-def _divides(what: str, size: int, by: int, way_out: str = "name the groups instead") -> None:
+def _divides(what: str, size: int, by: int, way_out: str = "give the groups explicitly") -> None:
     if by < 1 or size % by:
         raise ValueError(f"{what}: {size} is not a multiple of {by}; {way_out}")

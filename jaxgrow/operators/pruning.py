@@ -1,7 +1,7 @@
-"""Pruning: down to a smaller model by leaving units out. The sister of coalescing, which makes one unit of several.
+"""Pruning: make a model smaller by removing units. Coalescing, in contrast, merges several units.
 
-A stage's axes are pruned each by itself: ``layers.1``, ``mlp.0``, and ``embed.0``, of which what
-merges patches reads the rest.
+The axes of each stage are pruned separately, for example ``layers.1``, ``mlp.0`` or ``embed.0``.
+The layer that merges patches then reads only the kept units of ``embed.0``.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,34 +15,34 @@ from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, select
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
 
-Units: TypeAlias = Mapping[
-    str, ArrayLike
-]  # by axis: [units], or [layers, units] where each layer has its own
+# For each axis [units], or [layers, units] if layers differ.
+Units: TypeAlias = Mapping[str, ArrayLike]
 
 
 def keep(sizes: Sizes, kept: Units) -> Growth:
-    """From a model of ``sizes`` to one that has some of its units, as they are: who read the others reads them no more.
+    """Keep some units of a model unchanged, and remove the others and the weights that read them.
 
-    ``write[i, j] = read[i, j] = [j is the i-th kept unit]``. Its `jaxgrow.growth.maps.swap` is the
-    way back up, D, where what was left out is zero. ``C(D(s)) == s`` to the bit, and so
-    `jaxgrow.correct` with D gives back the large model to the bit if nothing was learned. A removed
-    layer is skipped: its input is its output.
+    ``write[i, j] = read[i, j] = [j is the i-th kept unit]``. Let C be this growth and D its
+    `jaxgrow.growth.maps.swap`, which restores the size and sets the removed units to zero. Then
+    ``C(D(s)) == s`` bitwise. `jaxgrow.correct` with D therefore restores the large model bitwise if
+    nothing was learned. A removed layer is skipped: its output is its input.
 
     Args:
-      sizes: of the large model.
-      kept: the units that stay, of each axis that shrinks, in order; ``[layers, units]`` where each
-        layer keeps its own, for unit i of one layer has nothing to do with unit i of the next. Only
-        the residual stream ``embed`` is the same in all.
+      sizes: the axis sizes of the large model.
+      kept: for each axis that shrinks, the indices of the kept units in ascending order;
+        ``[layers, units]`` if each layer keeps different units, because unit i of one layer is
+        unrelated to unit i of the next. Only the residual stream ``embed`` is the same in all
+        layers.
 
     Returns:
-      One map for each axis; or, where layers keep their own units, rules with a term for each layer
-      that stays. What has such an axis in no layer, as a CaiT's class layers, keeps the units that
-      most layers keep. `jaxgrow.checkpoints.transform` applies such rules layer by layer;
-      `jaxgrow.grow` goes over all of a leaf for each term.
+      One map for each axis. If layers keep different units, rules with one term for each kept
+      layer; parameters outside these layers that have such an axis, such as the class layers of
+      CaiT, then keep the units that most layers keep. `jaxgrow.checkpoints.transform` applies such
+      rules layer by layer; `jaxgrow.grow` processes the complete leaf for each term.
 
     Raises:
-      ValueError: units that do not exist, or not once each and in order; query heads that do not
-        read, of the key heads that stay, what they read before.
+      ValueError: units that do not exist, repeated units, units in another than ascending order, or
+        query heads that would not read the same kept key/value head as before.
 
     Example:
       >>> down = keep({"layers": 4, "mlp": 8}, {"layers": [0, 1, 3]})
@@ -80,17 +80,20 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
 
 
 def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray:
-    """The units with the highest scores, in order; of equal ones, the first.
+    """The indices of the units with the highest scores, in ascending order.
+
+    Ties keep the first unit.
 
     Args:
-      scores: ``[.., units]``.
-      count: how many.
-      alternating: of layers of two kinds by turns, that each may keep its own: the units with the
-        highest sum among those that are by turns even and odd, too; ``scores`` are [units]. So
-        neighbours go in pairs, and of an odd number the last one.
+      scores: the importance of each unit, ``[..., units]``.
+      count: number of units to keep.
+      alternating: for layers of two alternating kinds. The kept layers must also alternate between
+        even and odd indices, so that each keeps its kind; among such choices, the sum of scores is
+        maximal. ``scores`` must then have shape [units]. Layers are therefore removed in pairs of
+        neighbours, and the last layer is also removed if their number is odd.
 
     Returns:
-      Their numbers, ``[.., count]``.
+      Indices, ``[..., count]``.
 
     Example:
       >>> best([0.9, 0.2, 0.1, 0.4], 3).tolist()
@@ -101,8 +104,8 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
     scores = np.asarray(scores)
     if not alternating:
         return np.sort(np.argsort(-scores, axis=-1, kind="stable")[..., :count], axis=-1)
-    # Unit i of those that stay is i + 2 s, and s never falls. The most that it and those before it
-    # are worth, by i and s:
+    # The i-th kept unit has the index i + 2 s, where s never decreases. ``worth[i, s]`` becomes the
+    # highest sum of the scores of this unit and the kept units before it.
     index = np.arange(count)[:, None] + 2 * np.arange((len(scores) - count) // 2 + 1)[None]
     worth = scores[index]
     for i in range(1, count):
@@ -115,27 +118,30 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
 
 
 def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[str] = ()) -> Growth:
-    """`keep`, of the units with the highest scores; of equal ones, the first.
+    """Keep the units with the highest scores (`keep`). Ties keep the first unit.
 
-    Where queries share keys, a key head goes with its queries: of each key head the best queries
-    stay, as many as there will be to each, and the key heads stay whose queries are worth most in
-    sum. ``kv_heads`` alone takes whole groups, ``heads`` alone as many from each.
+    With GQA, a key/value head is removed with its query heads. Each key/value head keeps its best
+    query heads, as many as each will have in the target. The kept key/value heads are those whose
+    remaining query heads have the highest sum of scores. If ``target`` contains only ``kv_heads``,
+    complete groups are removed; if it contains only ``heads``, each group loses the same number of
+    query heads.
 
     Args:
-      sizes: of the large model.
+      sizes: the axis sizes of the large model.
       target: the new sizes of the axes that shrink: ``layers``, ``embed``, ``heads``, ``kv_heads``,
         ``mlp``.
-      scores: what units are worth (`jaxgrow.models.importance`): of each axis ``[units]``, or
-        ``[layers, units]``; key heads have no scores of their own.
-      alternating: the model's (`jaxgrow.models.Config.traits`): the axes of layers that are of two
-        kinds by turns, which keep theirs (`best`).
+      scores: the importance of the units of each axis (`jaxgrow.models.importance`), ``[units]`` or
+        ``[layers, units]``. Key/value heads do not need scores.
+      alternating: axes of layers of two alternating kinds, which keep their kinds (`best`). A model
+        lists them in `jaxgrow.models.Config.traits`.
 
     Returns:
-      As `keep`.
+      The growth, as in `keep`.
 
     Raises:
-      ValueError: an axis that is not pruned, a target above its size, scores that are missing, not
-        finite, or of another shape, or query heads that do not divide among the key heads.
+      ValueError: an axis that cannot be pruned; a target above the size of its axis; scores that
+        are missing, not finite, or of a wrong shape; query heads that cannot be divided among the
+        key/value heads.
 
     Example:
       >>> down = prune({"layers": 4, "mlp": 8}, {"layers": 3}, {"layers": [0.9, 0.2, 0.1, 0.4]})
@@ -150,7 +156,7 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
     axes = of_kinds((LAYERS, *WIDTHS), sizes)
     wrong = unknown("prune() takes", (LAYERS, *WIDTHS), sizes, target)
     wrong += [
-        f"axis {a!r}: prune cannot take {sizes[a]} to {n}; it leaves 1 .. {sizes[a]}"
+        f"axis {a!r}: prune cannot change the size from {sizes[a]} to {n}. The new size must be in 1 .. {sizes[a]}"
         for a, n in target.items()
         if a in axes and not 1 <= n <= sizes[a]
     ]
@@ -179,8 +185,8 @@ def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[s
     share, rest = divmod(new, new_keys)
     if rest or not 1 <= share <= group:
         raise ValueError(
-            f"axis {axis!r}: {new} query heads on {new_keys} key heads are not 1 .. {group} to each, of the {group} that there "
-            f"are now; {axis}={new_keys * group} keeps whole groups"
+            f"axis {axis!r}: {new} query heads on {new_keys} key/value heads are not 1 .. {group} for each, the same number. "
+            f"{axis}={new_keys * group} keeps complete groups"
         )
     grouped = scores.reshape(*scores.shape[:-1], keys, group)
     within = best(grouped, share)
@@ -193,28 +199,28 @@ def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[s
 def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
     if axis not in scores:
         raise ValueError(
-            f"axis {axis!r}: there are no scores, only of {', '.join(scores) or 'nothing'}"
+            f"axis {axis!r}: its scores are missing. There are scores of {', '.join(scores) or 'no axis'}"
         )
     found = np.asarray(scores[axis], np.float64)
     shapes = _shapes(axis, sizes, sizes[axis])
     if found.shape not in shapes or not np.isfinite(found).all():
-        said = (
+        problem = (
             "are not finite"
             if found.shape in shapes
             else f"have shape {found.shape}, not {' or '.join(map(str, shapes))}"
         )
-        raise ValueError(f"axis {axis!r}: its scores {said}")
+        raise ValueError(f"axis {axis!r}: its scores {problem}")
     return found
 
 
 def _shapes(axis: str, sizes: Sizes, units: int) -> tuple[tuple[int, ...], ...]:
-    """What one number for each unit may have."""
+    """The shapes that an array with one number for each unit may have."""
     layers = sizes.get(beside(axis, LAYERS))
     return ((units,),) if _alone(axis) or layers is None else ((units,), (layers, units))
 
 
 def _alone(axis: str) -> bool:
-    """Whether its units are not of each layer."""
+    """Whether the units of an axis are the same in all layers."""
     return is_layers(axis) or kind(axis) == "embed"
 
 
@@ -227,21 +233,24 @@ def _checked(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
         or units.shape not in _shapes(axis, sizes, units.shape[-1])
     ):
         layers = sizes.get(beside(axis, LAYERS))
-        whose = "" if _alone(axis) or layers is None else f", or of each of {layers} layers"
+        each = (
+            "" if _alone(axis) or layers is None else f", or one list for each of {layers} layers"
+        )
         raise ValueError(
-            f"axis {axis!r}: the units that stay are a list{whose}, but have shape {units.shape}"
+            f"axis {axis!r}: the kept units must be a list of indices{each}, but have shape {units.shape}"
         )
     if units.min() < 0 or units.max() >= sizes[axis] or (np.diff(units) <= 0).any():
         raise ValueError(
-            f"axis {axis!r}: the units that stay are some of 0 .. {sizes[axis] - 1}, in order, not {units.tolist()}"
+            f"axis {axis!r}: the kept units must be some of 0 .. {sizes[axis] - 1}, in ascending order, not {units.tolist()}"
         )
     return units
 
 
 def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
-    """
+    """Check that every kept query head reads the same key/value head as before.
+
     Raises:
-      ValueError: a query head would read another key head than before.
+      ValueError: a query head would read another key/value head.
     """
     for key_axis in (axis for axis in sizes if kind(axis) == KV_HEADS):
         axis = beside(key_axis, HEADS)
@@ -250,13 +259,13 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
         read = heads * sizes[key_axis] // sizes[axis]
         if new % new_keys or (read != np.repeat(keys, new // new_keys, axis=-1)).any():
             raise ValueError(
-                f"axis {axis!r}: the {new} query heads that stay would not read, of {new_keys} key heads, those that they read "
-                "before: as many queries stay with each key head that stays"
+                f"axis {axis!r}: the {new} kept query heads would not read the same one of {new_keys} key/value heads as "
+                "before. Keep the same number of query heads for each kept key/value head, and none of the other query heads"
             )
 
 
 def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
-    """Layer ``new``, a copy of ``old``; all others are zero."""
+    """The map that copies layer ``old`` to layer ``new``, and makes all other layers zero."""
     m = Rows(
         np.full((len(layers), 1), old, np.int32),
         (np.arange(len(layers)) == new)[:, None].astype(float),
@@ -266,5 +275,5 @@ def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
 
 
 def _commonest(units: np.ndarray, size: int) -> np.ndarray:
-    """Of the units that each layer keeps, as many that most layers keep."""
+    """The units that most layers keep, as many as each layer keeps."""
     return best(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])

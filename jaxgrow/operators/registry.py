@@ -18,7 +18,10 @@ Inverse: TypeAlias = Literal["bitwise", "rounded", "no"]
 
 
 class Form(Protocol):
-    """The properties of a model on which it depends whether a growth preserves its function: a `jaxgrow.models.Config`."""
+    """The properties of a model that decide whether a growth preserves its function.
+
+    Every `jaxgrow.models.Config` has them.
+    """
 
     @property
     def pre_norm(self) -> bool: ...
@@ -30,7 +33,7 @@ class Form(Protocol):
 
 
 def by_maps(growth: Growth, form: Form) -> bool:
-    """Whether the maps of a growth preserve the function. Rules are not judged by this criterion."""
+    """Whether the maps of a growth preserve the function. The result is false for `Rules`."""
     return not isinstance(growth, Rules) and preserves_function(growth, form.axes(), form.normed)
 
 
@@ -71,7 +74,7 @@ class Operator:
     def __call__(
         self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any
     ) -> Growth:
-        """The growth. Options that the function does not take are ignored, such as ``seed`` for one without randomness."""
+        """Make a growth. Options that the function does not accept (``seed``) are ignored."""
         takes = inspect.signature(self.function).parameters
         return self.function(
             sizes, target, **{name: value for name, value in options.items() if name in takes}
@@ -92,7 +95,7 @@ _RAISES = (
 
 
 def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Function]:
-    """Register a growth operator, and complete its docstring with the arguments that all operators share.
+    """Register a growth operator, and add the shared arguments to its docstring.
 
     A docstring may contain the line ``{arguments}``. It is replaced by the description of
     ``sizes``, ``target`` and ``seed``. The line ``{raises}`` is replaced by the errors that all

@@ -1,8 +1,8 @@
-"""What every operator of growth is told: the sizes of a model's axes, and the new sizes of those that grow.
+"""The arguments of every growth operator: the sizes of a model's axes, and their new sizes.
 
-Where queries share keys, a model has an axis ``kv_heads``, and query head i reads key head
-``i // (heads / kv_heads)``. Then new query heads must copy old ones that read what their new key
-head copies (`sources`).
+With GQA, a model has an axis ``kv_heads``, and query head i reads key/value head
+``i // (heads / kv_heads)``. The sources of new query heads must then read the source of their new
+key/value head (`sources`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ Choose: TypeAlias = Callable[[int, int], np.ndarray]
 HEADS, KV_HEADS = "heads", "kv_heads"
 WIDTHS = ("embed", HEADS, KV_HEADS, "mlp")  # the kinds of axes that operators widen
 _STACK = (
-    "if each layer is a subtree of its own, stack the layers first, of the parameters and of the axes: "
+    "if each layer is a separate subtree, first stack the layers of the parameters and of the axes with "
     "jaxgrow.stack_layers"
 )
 
 
 def width(sizes: Sizes) -> tuple[str, ...]:
-    """The axes that operators widen, of those that a model has, in every stage.
+    """The axes of a model that operators can widen, in every stage.
 
     Example:
       >>> width({"layers": 2, "mlp": 8, "embed": 4, "heads": 2})
@@ -34,12 +34,12 @@ def width(sizes: Sizes) -> tuple[str, ...]:
 
 
 def of_kinds(kinds: Sequence[str], sizes: Sizes) -> tuple[str, ...]:
-    """The axes of these kinds that a model has, in every stage, by kind."""
+    """The axes of a model of the given kinds, in every stage, in the order of ``kinds``."""
     return tuple(name for of in kinds for name in sizes if kind(name) == of)
 
 
 def depth(sizes: Sizes) -> tuple[str, ...]:
-    """The axes of layers that a model has, one for each stage."""
+    """The layer axes of a model, one for each stage."""
     return tuple(filter(is_layers, sizes))
 
 
@@ -49,13 +49,13 @@ def in_turn(old: int, new: int) -> np.ndarray:
 
 
 def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]) -> list[str]:
-    """A line for each axis of ``asked`` that an operator does not take, or that the model does not have.
+    """One message for each axis that an operator does not accept or the model does not have.
 
     Args:
-      takes: the operator and its verb, for the message.
-      kinds: the kinds of axes that it takes.
+      takes: the name of the operator and its verb, for the message.
+      kinds: the kinds of axes that the operator accepts.
       sizes: the size of every axis of the model.
-      asked: the axes that it is asked to change.
+      asked: the axes that the operator should change.
 
     Example:
       >>> unknown("stack grows", ("layers",), {"layers": 2, "mlp": 8}, ["mlp"])
@@ -65,9 +65,9 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
     takes = (
         f"{takes} {', '.join(axes)}"
         if axes
-        else f"{takes} {', '.join(kinds)}, and {has}: name its axes so (jaxgrow.axes)"
+        else f"{takes} {', '.join(kinds)}, and {has}. Rename its axes (see jaxgrow.axes)"
     )
-    # Of an axis of a kind that it takes, but that the model has none of, the second line says all.
+    # If the kind is accepted but the model has no such axis, only the second list names the axis.
     wrong = [
         f"axis {a!r}: {takes}"
         for a in asked
@@ -82,15 +82,15 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
 
 
 def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
-    """The sizes of axes as they were given to an operator, as Python's integers.
+    """Check the sizes of axes that an operator was given, and convert them to Python integers.
 
     Args:
-      operator: its name, for the message.
+      operator: the name of the operator, for the message.
       argument: the name of its argument, for the message.
-      of: what it was given.
+      of: the value of the argument.
 
     Raises:
-      TypeError: it is not a mapping from names of axes to whole numbers.
+      TypeError: the value is not a mapping from axis names to integers.
 
     Example:
       >>> whole("stack", "target", {"layers": np.int32(6)})
@@ -98,13 +98,9 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     """
     if not isinstance(of, Mapping):
         raise TypeError(
-            f"{operator}: {argument} is {_brief(of)}, but should be the sizes of axes by their names, such as "
+            f"{operator}: {argument} is {_brief(of)}, but must map axis names to sizes, such as "
             '{"layers": 24}'
-            + (
-                ", as of jaxgrow.sizes(params, axes) or config.sizes()"
-                if argument == "sizes"
-                else ""
-            )
+            + (". Use jaxgrow.sizes(params, axes) or config.sizes()" if argument == "sizes" else "")
         )
     wrong = [
         f"{axis!r}: {_brief(size)}"
@@ -115,27 +111,27 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     ]
     if wrong:
         raise TypeError(
-            f"{operator}: {argument} has {', '.join(wrong)}, but the size of an axis is a whole number"
+            f"{operator}: {argument} has {', '.join(wrong)}, but the size of an axis must be an integer"
         )
     return {axis: int(size) for axis, size in of.items()}
 
 
 def _brief(x: object) -> str:
-    """A wrong argument, for a message."""
+    """A wrong argument and its type, for a message."""
     text = repr(x)
-    return f"{text if len(text) <= 60 else '..'} of type {type(x).__name__}"
+    return f"{text if len(text) <= 60 else '...'} of type {type(x).__name__}"
 
 
 def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
-    """The axis of the layers that ``axis`` belongs to, for an operator that treats each layer by itself.
+    """The layer axis that belongs to ``axis``, for an operator that treats layers separately.
 
     Raises:
-      ValueError: the model has no such axis.
+      ValueError: the model does not have such an axis.
     """
     layers = beside(axis, LAYERS)
     if layers not in sizes:
         raise ValueError(
-            f"axis {axis!r}: {operator} needs the axis {layers!r} of its layers, but the model has only "
+            f"axis {axis!r}: {operator} needs the layer axis {layers!r}, but the model has only "
             f"{', '.join(sizes)}; {_STACK}"
         )
     return layers
@@ -144,12 +140,12 @@ def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
 def grown(
     operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
 ) -> dict[str, tuple[int, int]]:
-    """``{axis: (old, new)}`` of the axes of ``target``, in a fixed order.
+    """``{axis: (old, new)}`` for the axes of ``target``, in a fixed order.
 
     Raises:
-      ValueError: an axis that is of none of these ``kinds`` or not the model's, or a target smaller
-        than the model; all in one message.
-      TypeError: as `whole`.
+      ValueError: an axis of another kind than ``kinds``, an axis that the model does not have, or a
+        target below the size of the model. One message lists all problems.
+      TypeError: as in `whole`.
 
     Example:
       >>> grown("stack", ("layers",), {"layers": 2}, {"layers": 4})
@@ -158,7 +154,7 @@ def grown(
     sizes, target = whole(operator, "sizes", sizes), whole(operator, "target", target)
     wrong = unknown(f"{operator} grows", kinds, sizes, target)
     wrong += [
-        f"axis {a!r}: {operator} cannot take {sizes[a]} to {new}; coalesce and prune make models smaller"
+        f"axis {a!r}: {operator} cannot reduce the size from {sizes[a]} to {new}. Use coalesce or prune to make a model smaller"
         for a, new in target.items()
         if a in sizes and new < sizes[a]
     ]
@@ -170,14 +166,14 @@ def grown(
 def multiples(
     operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
 ) -> dict[str, tuple[int, int]]:
-    """`grown`, where every new size must be a multiple of the old one.
+    """`grown` for operators whose new sizes must be multiples of the old ones.
 
     Raises:
-      ValueError: as `grown`, or a new size that is no multiple.
+      ValueError: as in `grown`, or a new size that is not a multiple.
     """
     found = grown(operator, kinds, sizes, target)
     wrong = [
-        f"axis {a!r}: {operator} needs a multiple of {old}, not {new}: {a}={-(-new // old) * old}, say"
+        f"axis {a!r}: {operator} needs a multiple of {old}, not {new}. For example, use {a}={-(-new // old) * old}"
         for a, (old, new) in found.items()
         if new % old
     ]
@@ -189,28 +185,29 @@ def multiples(
 def sources(
     operator: str, sizes: Sizes, found: Mapping[str, tuple[int, int]], choose: Choose = in_turn
 ) -> dict[str, np.ndarray]:
-    """``{axis: index}``: the old unit that each new unit copies, for the axes of ``found`` (`grown`).
+    """``{axis: index}``: the old unit that each new unit copies, for the axes of ``found``.
 
-    ``choose(old, new)`` says it of one axis; it must begin with all old units. Query heads that
-    share keys it chooses for each new key head, among those of the old one. If fewer queries share
-    a key head than before, each key head is repeated, and its query heads are divided among its
-    copies, whatever ``choose`` would say.
+    ``choose(old, new)`` returns the sources for one axis. They must begin with all old units. With
+    GQA, ``choose`` selects the query heads of each new key/value head from those of its old
+    key/value head. If fewer query heads share a key/value head than before, ``choose`` is not used:
+    each key/value head is repeated, and its query heads are divided among its copies.
 
-    A target may name ``heads`` or ``kv_heads`` alone, the other then stays. Copying keeps the
-    function of attention in every case. Gradients of keys and values grow by the dual where
-    ``heads / kv_heads`` or ``kv_heads`` stays.
+    A target may contain only ``heads`` or only ``kv_heads``. The other axis then keeps its size.
+    Copying preserves the function of attention in every case. Gradients of keys and values grow by
+    the dual if ``heads / kv_heads`` or ``kv_heads`` does not change.
 
     Args:
-      operator: its name, for errors.
+      operator: the name of the operator, for error messages.
       sizes: the size of every axis of the model.
-      found: old and new sizes of the axes that grow, as `grown` gives them.
-      choose: the old unit of each new one of an axis.
+      found: the old and new sizes of the axes that grow, as returned by `grown`.
+      choose: a function from an old and a new size to the old unit of each new unit.
 
     Returns:
-      The old unit that each new one copies, by axis.
+      For each axis, the index of the old unit that each new unit copies.
 
     Raises:
-      ValueError: query heads that do not divide among the key heads, or have no place any more.
+      ValueError: query heads that cannot be divided among the key/value heads, or old query heads
+        that no new head would copy.
 
     Example:
       >>> sources("mine", {"heads": 4, "kv_heads": 2}, {"heads": (4, 8), "kv_heads": (2, 4)})["heads"].tolist()
@@ -234,30 +231,31 @@ def _grouped(
 ) -> tuple[np.ndarray, np.ndarray]:
     (old, new), (old_kv, new_kv) = heads, kv_heads
     group = old // old_kv
-    keep = f"kv_heads={new // group} keeps {group} queries to each"
-    ratio = keep if new % group == 0 else f"{old_kv} are there now"
+    keep = f"kv_heads={new // group} keeps {group} query heads per key/value head"
+    ratio = keep if new % group == 0 else f"the model has {old_kv} key/value heads now"
     if new % new_kv:
         raise ValueError(
-            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key heads; {ratio}"
+            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key/value heads; {ratio}"
         )
     share = new // new_kv
     if share >= group:
         kv = choose(old_kv, new_kv)
         return np.concatenate([group * head + choose(group, share) for head in kv]), kv
     kv = np.arange(new_kv) * old_kv // new_kv
-    copy = np.arange(new_kv) - np.searchsorted(kv, kv)  # its number among those of its key head
+    # the number of each copy among the copies of the same key/value head
+    copy = np.arange(new_kv) - np.searchsorted(kv, kv)
     places = (copy[:, None] * share + np.arange(share)) % group
     query = (group * kv[:, None] + places).reshape(-1)
     if lost := sorted(set(range(old)) - set(query.tolist())):
         raise ValueError(
-            f"axis 'kv_heads': {operator} to {new} query heads on {new_kv} key heads leaves no place for the query heads "
+            f"axis 'kv_heads': with {new} query heads on {new_kv} key/value heads, {operator} would lose the query heads "
             f"{lost}; {ratio}"
         )
     return query, kv
 
 
 def first(index: np.ndarray) -> np.ndarray:
-    """Which new units are the first copy of an old one, bool [new]: those that were there before.
+    """A mask, bool [new]: whether a new unit is the first copy of an old one, that is, an old unit.
 
     Example:
       >>> first(np.array([0, 1, 0, 2])).tolist()

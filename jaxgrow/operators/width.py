@@ -31,7 +31,11 @@ MEANS = 32  # the largest number of old units in a mean of `average`
 
 
 def _lemon_preserves(growth: Growth, form: Form) -> bool:
-    """Rules of `lemon` preserve a pre-LN model, unless a change of ``eps`` or of a norm over heads cannot be represented."""
+    """Whether a growth by `lemon` preserves the function.
+
+    Its rules preserve a pre-LN model, unless a change of ``eps`` or of a norm over heads cannot be
+    represented.
+    """
     if not isinstance(growth, Rules):
         return by_maps(growth, form)
     if growth.eps != 1 and not form.means_stay:
@@ -150,7 +154,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     Advanced knowledge initialisation: ``U^l[:, j] = Ũ^l[:, j]`` for old units and
     ``Ũ^{l+1}[:, g(j)]`` for new ones, where Ũ is the result of `fpi`. The last layer is its own
     next layer. The residual stream grows as in `fpi`. If ``target`` contains ``layers``, the
-    widened model is then stacked completely as often as it fits, and the remaining layers repeat
+    widened model is then stacked ``L' // L`` times, and the remaining ``L' mod L`` layers repeat
     its top layers. The function is never preserved, by design: the operator breaks the symmetry
     between copies.
 
@@ -208,11 +212,11 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     inverts="bitwise",
 )
 def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """Repeat every unit k times and divide the input weights by k: ``W' = tile(W, (k, k)) / k``; vectors are tiled.
+    """Repeat every unit k times and divide the input weights by k.
 
-    The model becomes k times wider and computes the same function.
-    `jaxgrow.growth.symmetry.break_symmetry` adds the noise of the paper, which also preserves the
-    function.
+    ``W' = tile(W, (k, k)) / k``; vectors are tiled. The model becomes k times wider and computes
+    the same function. `jaxgrow.growth.symmetry.break_symmetry` adds the noise of the paper, which
+    also preserves the function.
 
     Args:
       {arguments}
@@ -248,16 +252,16 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     inverts="bitwise",
 )
 def staged(sizes: Sizes, target: Sizes) -> Rules:
-    """Place two copies of the model next to each other: ``W' = [[W, 0], [0, W]]``. Training then mixes the copies.
+    """Place two copies of the model next to each other: ``W' = [[W, 0], [0, W]]``.
 
-    Staged Training doubles ``embed``, ``heads`` (and ``kv_heads``) and ``mlp`` together, and
-    preserves the function. Parameters outside the blocks, and parameters between heads, are tiled.
-    The final norm, or an untied head, is halved, as in `hypercloning`. The growth is a sum of two
-    terms.
+    Training then mixes the copies. Staged Training doubles ``embed``, ``heads`` (and ``kv_heads``)
+    and ``mlp`` together, and preserves the function. Parameters outside the blocks, and parameters
+    between heads, are tiled. The final norm, or an untied head, is halved, as in `hypercloning`.
+    The growth is a sum of two terms.
 
     Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs,
-    as in `hypercloning`. The dual and the swap of this growth are therefore those of a
-    `hypercloning` whose input axes have other maps than its output axes.
+    as in `hypercloning`. The dual and the swap of this growth therefore equal the dual and
+    the swap of a `hypercloning` whose input axes have other maps than its output axes.
 
     Args:
       {arguments}
@@ -282,7 +286,7 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     found = multiples("staged", WIDTHS, sizes, target)
     if set(found) != set(axes) or any(new != 2 * old for old, new in found.values()):
         raise ValueError(
-            f"staged doubles {', '.join(axes)}, all of them, but was asked for {dict(target)}"
+            f"staged must double all of {', '.join(axes)}, but the target is {dict(target)}"
         )
     copies = hypercloning(sizes, target)
 
@@ -377,7 +381,7 @@ def lemon(
         assert isinstance(write, Rows)
         growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
     streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
-    # Of each residual stream, how many of its units are tiles, of all: 1, but of a ragged one.
+    # The fraction of the units of each residual stream that are tiles: 1 for multiples.
     tiled = {
         axis: new // old * old / new for axis in streams for old, new in [found.get(axis, (1, 1))]
     }
@@ -394,7 +398,7 @@ def lemon(
 
 
 def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
-    """The map of LEMON for a residual stream of tiles and remaining slots, and the rules for the norms over it."""
+    """The map of LEMON for a residual stream with remaining slots, and rules for its norms."""
     old, spare = tiles.old, np.zeros((new % tiles.old, tiles.old))
     write, read = (np.concatenate([dense(m), spare]) for m in (tiles.write, tiles.read))
 
@@ -403,7 +407,7 @@ def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Ru
 
     slots = np.concatenate([dense(tiles.write), spare + (norm == "layer") / old])
     scales = Rule(norms((new // old * old / new) ** 0.5), axes=(axis,), roles=("norm scale",))
-    # what else norms have: perhaps nothing
+    # the other parameters of norms, if there are any
     others = Rule(norms(1.0), axes=(axis,), roles=("norm scale", "norm bias"))
     return AxisMap(slots, read), scales, others
 
@@ -417,12 +421,12 @@ def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Ru
     inverts="no",
 )
 def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """Copy units and scale their input weights so that activations keep their scale, but not the function.
+    """Copy units, and scale their input weights so that activations keep their scale.
 
-    With ``c = (d' - d) / d``, the outputs become ``[y; y~]`` and the inputs ``alpha [W, W~]``,
-    where ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and ``1 / (1 + c)`` otherwise. Norm scales are
-    copied. For c = 1 it equals `hypercloning`. The published recipe continues with the optimizer
-    policy ``asymmetric`` and a second warm-up of the new parameters.
+    The function is not preserved. With ``c = (d' - d) / d``, the outputs become ``[y; y~]`` and the
+    inputs ``alpha [W, W~]``, where ``alpha = 1 / sqrt(1 + 3 c)`` for c <= 1 and ``1 / (1 + c)``
+    otherwise. Norm scales are copied. For c = 1 it equals `hypercloning`. The published recipe
+    continues with the optimizer policy ``asymmetric`` and a second warm-up of the new parameters.
 
     Args:
       {arguments}
@@ -462,14 +466,14 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     inverts="no",
 )
 def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> dict[str, AxisMap]:
-    """Make each new unit a random mean of old units, and each new layer a noisy copy: the initialisation of LiGO.
+    """Make each new unit a random mean of old units, and each new layer a noisy copy.
 
     In width, ``B = [I; C]`` for output and input axes; the rows of C are uniform in 0..1 and
     divided by their sum. In depth, ``u / sum(u)`` with ``u ~ U(0, noise)``, except for 1 at
-    ``l mod L``. This is the initialisation of the published code. New units start small, at about
-    ``1 / sqrt(n)`` of the size of a unit if they are means of n units, and no two are equal. The
-    function is not preserved. Deviation: each mean uses 32 random units, or all units if there are
-    fewer, so that the operator can grow models of any size.
+    ``l mod L``. This is the initialisation of LiGO in the published code. New units start small, at
+    about ``1 / sqrt(n)`` of the size of a unit if they are means of n units, and no two are equal.
+    The function is not preserved. Deviation: each mean uses 32 random units, or all units if there
+    are fewer, so that the operator can grow models of any size.
 
     With GQA, new heads are means over groups, each of the heads at the same position of its group.
 
@@ -515,7 +519,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
 
 
 def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator) -> AxisMap:
-    """``[I; C]``: the first copies are the old units, the others are means of units at the same position of a group."""
+    """``[I; C]``: the old units, and means of units at the same position of a group."""
     count = min(MEANS, old // group)
     of, weight = np.repeat(index[:, None], count, 1), np.zeros((len(index), count))
     weight[:, 0] = 1

@@ -141,7 +141,7 @@ def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
         **({"seed": 3} if seed else {}),
     }
     again = [f"--{axis}={size - 1}" for axis, size in SIZES.items() if axis in target]
-    assert f": {operators.OPERATORS[method].name} cannot take" in refused(
+    assert f": {operators.OPERATORS[method].name} cannot reduce the size" in refused(
         capsys, "grow", folder, tmp_path / "c", "--method", method, *again
     )
 
@@ -245,7 +245,7 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         ),
         (
             ("grow", "--method", "hypercloning", "--mlp", "50"),
-            "needs a multiple of 20, not 50: --mlp 60, say",
+            "needs a multiple of 20, not 50. For example, use --mlp 60",
         ),
         (
             ("grow", "--method", "aki", "--heads", "8", "--embed", "24", "--noise", "9"),
@@ -265,7 +265,7 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         ),
         (
             ("coalesce", "--layers", "far:3"),
-            "name the groups instead, or their size: far:2, or --layers alike",
+            "or a size that divides it: far:2, or --layers alike",
         ),
         (
             ("coalesce", "--heads", "0+1,1+2"),
@@ -275,7 +275,10 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("decoalesce", "--heads", "0+1,2+3"), "--heads: 2 groups, but the source has 4 heads"),
         (("decoalesce", "--layers", "0,1,2"), "--layers: 3 groups, but the source has 4 layers"),
         (("grow", "--method", "stack"), "nothing to grow"),
-        (("grow", "--method", "stack", "--layers", "3"), "stack cannot take 4 to 3"),
+        (
+            ("grow", "--method", "stack", "--layers", "3"),
+            "stack cannot reduce the size from 4 to 3",
+        ),
         (("grow", "--method", "stack", "--embed", "24"), "axis 'embed': stack grows layers"),
         (
             ("grow", "--method", "stack", "--layers", "8", "--seed", "1"),

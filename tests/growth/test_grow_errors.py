@@ -168,22 +168,22 @@ def test_groups_are_a_partition(operator, groups, wrong):
 
 def test_pairs_need_an_even_size():
     with raises(
-        "axis 'layers': far pairs: 5 is not a multiple of 2; name the groups instead, or their size: far:5"
+        "axis 'layers': far pairs: 5 is not a multiple of 2; give the groups explicitly, or a size that divides it: far:5"
     ):
         coalesce(LARGE, layers="far")
     assert coalesce(LARGE, layers="far:5")["layers"].new == 1
-    with raises("axis 'layers': adjacent groups of 3: 5 is not a multiple of 3; name the groups"):
+    with raises("axis 'layers': adjacent groups of 3: 5 is not a multiple of 3; give the groups"):
         coalesce(LARGE, layers="adjacent:3")
     for groups in ("near", "far:", "far:0", "far:x", "far:-1", "adjacent:3:3"):
         with raises(
-            f"axis 'layers': groups are 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not '{groups}'"
+            f"axis 'layers': groups must be 'far', 'adjacent', 'far:3', 'adjacent:3' or a partition, not '{groups}'"
         ):
             coalesce(LARGE, layers=groups)
 
 
 @pytest.mark.parametrize("groups", [far, adjacent])
 def test_equal_groups_need_a_multiple(groups):
-    with raises(f"{groups.__name__}: 7 is not a multiple of 2; name the groups instead"):
+    with raises(f"{groups.__name__}: 7 is not a multiple of 2; give the groups explicitly"):
         groups(7, 2)
     with raises("7 is not a multiple of 0"):
         groups(7, 0)
@@ -196,11 +196,11 @@ def test_far_and_adjacent_by_hand():
 
 def test_what_follows_the_heads_divides_into_as_many_blocks_or_groups_as_large():
     with raises(
-        "axis 'embed' follows the heads in equal blocks: 13 is not a multiple of 4; nor groups of 2"
+        "axis 'embed' follows the heads in equal blocks: 13 is not a multiple of 4; it cannot follow in groups of 2"
     ):
         coalesce({**LARGE, "embed": 13}, heads="far")
     with raises(
-        "axis 'mlp' follows the heads in equal blocks: 22 is not a multiple of 4; nor groups of 1 and 3"
+        "axis 'mlp' follows the heads in equal blocks: 22 is not a multiple of 4; it cannot follow in groups of 1 and 3"
     ):
         coalesce({**LARGE, "mlp": 22}, heads=((0,), (1, 2, 3)))
     by_itself = coalesce({**LARGE, "mlp": 22}, heads="far")  # in groups as large as the heads'
@@ -211,7 +211,7 @@ def test_what_follows_the_heads_divides_into_as_many_blocks_or_groups_as_large()
 def test_layers_are_only_added_and_nothing_else(operator):
     name = operator.__name__
     with raises(
-        f"axis 'layers': {name} cannot take 5 to 4; coalesce and prune make models smaller"
+        f"axis 'layers': {name} cannot reduce the size from 5 to 4. Use coalesce or prune to make a model smaller"
     ):
         operator(LARGE, {"layers": 4})
     with raises(f"axis 'mlp': {name} grows layers"):
@@ -227,7 +227,7 @@ def test_layers_are_only_added_and_nothing_else(operator):
 def test_widths_are_only_widened_and_nothing_else(operator):
     both = operator in (aki, average)  # which add layers, too
     name, axes = operator.__name__, "layers, embed, heads, mlp" if both else "embed, heads, mlp"
-    with raises(f"axis 'mlp': {name} cannot take 20 to 19; coalesce and prune make models smaller"):
+    with raises(f"axis 'mlp': {name} cannot reduce the size from 20 to 19. Use coalesce or prune"):
         operator(LARGE, {"mlp": 19})
     with raises(
         f"axis 'vocab': {name} grows {axes}",
@@ -248,18 +248,18 @@ TWICE = {"embed": 24, "heads": 8, "mlp": 40}
         (
             hypercloning,
             {"heads": 6, "mlp": 30},
-            "axis 'heads': hypercloning needs a multiple of 4, not 6: heads=8, say\n  axis 'mlp'",
+            "axis 'heads': hypercloning needs a multiple of 4, not 6. For example, use heads=8\n  axis 'mlp'",
         ),
         (staged, {**TWICE, "mlp": 50}, "axis 'mlp': staged needs a multiple of 20, not 50"),
         (
             staged,
             {"embed": 36, "heads": 12, "mlp": 60},
-            "staged doubles embed, heads, mlp, all of them, but was asked for",
+            "staged must double all of embed, heads, mlp, but the target is",
         ),
         (
             staged,
             {"embed": 24, "heads": 8},
-            "all of them, but was asked for {'embed': 24, 'heads': 8}",
+            "but the target is {'embed': 24, 'heads': 8}",
         ),
         (g_stack, {"layers": 8}, "axis 'layers': g_stack needs a multiple of 5, not 8"),
         (
@@ -304,7 +304,7 @@ def test_blends_that_solar_cannot_make(new, blend):
 
 HIDDEN = {"hidden": 24, "ffn": 96}  # sizes by names that no operator knows
 FLAT = {"embed": 12, "heads": 4, "mlp": 20}  # of a model whose layers are subtrees
-STACK_FIRST = "if each layer is a subtree of its own, stack the layers first, of the parameters and of the axes: jaxgrow."
+STACK_FIRST = "if each layer is a separate subtree, first stack the layers of the parameters and of the axes with jaxgrow."
 
 
 @pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
@@ -312,7 +312,7 @@ def test_axes_of_other_names_are_named_first(operator):
     takes = "layers, embed" if operator in (aki, average) else "embed"
     with raises(
         f"axis 'hidden': {operator.__name__} grows {takes}, heads, kv_heads, mlp, and the model has no such axis, only "
-        "hidden, ffn: name its axes so (jaxgrow.axes)"
+        "hidden, ffn. Rename its axes (see jaxgrow.axes)"
     ):
         operator(HIDDEN, {"hidden": 48})
 
@@ -326,10 +326,10 @@ def test_layers_that_are_subtrees_are_stacked_first(operator):
 def test_operators_of_width_that_treat_each_layer_by_itself_need_the_axis_of_layers():
     for operator, target in ((lemon, {"mlp": 40}), (aki, {"mlp": 40}), (staged, TWICE)):
         with raises(
-            f"{operator.__name__} needs the axis 'layers' of its layers, but the model has only embed, heads, mlp; "
+            f"{operator.__name__} needs the layer axis 'layers', but the model has only embed, heads, mlp; "
         ):
             operator(FLAT, target)
-    with raises("axis 'mlp': the units that stay are a list, but have shape (2, 2)"):
+    with raises("axis 'mlp': the kept units must be a list of indices, but have shape (2, 2)"):
         keep(FLAT, {"mlp": [[0, 1], [2, 3]]})
     with raises("axis 'layers': the model has no such axis", STACK_FIRST):
         average(FLAT, {"layers": 4})
@@ -373,11 +373,11 @@ def test_the_size_of_an_axis_is_a_whole_number(operator, size):
     axis = "layers" if operator in DEPTH else "experts" if operator in EXPERTS else "mlp"
     large, name = {**LARGE, "experts": 1}, OPERATORS[operator].name
     with pytest.raises(
-        TypeError, match=f"{name}: target has '{axis}': .* the size of an axis is a whole number"
+        TypeError, match=f"{name}: target has '{axis}': .* the size of an axis must be an integer"
     ):
         {**DEPTH, **WIDTH, **EXPERTS}[operator](large, {axis: size})
     with pytest.raises(
-        TypeError, match=f"{name}: sizes has '{axis}': .* the size of an axis is a whole number"
+        TypeError, match=f"{name}: sizes has '{axis}': .* the size of an axis must be an integer"
     ):
         {**DEPTH, **WIDTH, **EXPERTS}[operator]({**large, axis: size}, {axis: 20})
 
@@ -385,7 +385,7 @@ def test_the_size_of_an_axis_is_a_whole_number(operator, size):
 def test_what_is_no_mapping_is_told_what_it_should_be():
     with pytest.raises(
         TypeError,
-        match=r"stack: target is 6 of type int, but should be the sizes of axes by their names",
+        match=r"stack: target is 6 of type int, but must map axis names to sizes",
     ):
         stack(LARGE, 6)
     with pytest.raises(

@@ -535,14 +535,18 @@ def test_noise_that_tells_copies_apart_keeps_the_function():
 @pytest.mark.parametrize(
     ("operator", "target", "message"),
     [
-        (fpi, {"heads": 5}, "axis 'heads': fpi cannot divide 5 query heads among 2 key heads"),
+        (
+            fpi,
+            {"heads": 5},
+            "axis 'heads': fpi cannot divide 5 query heads among 2 key/value heads",
+        ),
         (
             lemon,
             {"heads": 6, "kv_heads": 4},
-            "6 query heads among 4 key heads; kv_heads=3 keeps 2 queries to each",
+            "6 query heads among 4 key/value heads; kv_heads=3 keeps 2 query heads per key/value head",
         ),
-        (zero_pad, {"kv_heads": 3}, "cannot divide 4 query heads among 3 key heads"),
-        (sparkling, {"heads": 6, "kv_heads": 6, "embed": 1}, "cannot take 12 to 1"),
+        (zero_pad, {"kv_heads": 3}, "cannot divide 4 query heads among 3 key/value heads"),
+        (sparkling, {"heads": 6, "kv_heads": 6, "embed": 1}, "cannot reduce the size from 12 to 1"),
         (
             hypercloning,
             {"heads": 8, "kv_heads": 3},
@@ -551,7 +555,7 @@ def test_noise_that_tells_copies_apart_keeps_the_function():
         (
             staged,
             {"embed": 24, "heads": 8, "mlp": 40},
-            "staged doubles embed, heads, kv_heads, mlp, all of them",
+            "staged must double all of embed, heads, kv_heads, mlp",
         ),
         (fpi, {"vocab": 12}, "axis 'vocab': fpi grows embed, heads, kv_heads, mlp"),
     ],
@@ -569,7 +573,7 @@ def test_a_query_head_that_would_have_no_place_is_named():
     }  # of two copies and one, the one has not enough places
     with pytest.raises(
         ValueError,
-        match=r"12 query heads on 3 key heads leaves no place for the query heads \[10, 11\]",
+        match=r"12 query heads on 3 key/value heads, fpi would lose the query heads \[10, 11\]",
     ):
         fpi(six, {"kv_heads": 3})
 
@@ -582,11 +586,11 @@ def test_a_query_head_that_would_have_no_place_is_named():
         # Two of the merged keys' new heads and two of the other's, but not next to each other.
         (
             ((0, 2), (4,), (1, 3), (5,)),
-            "the key heads [(0, 1), (2,)], of which the new query heads read, in turn, [0, 1, 0, 1]",
+            "into [(0, 1), (2,)], and the new query heads read number [0, 1, 0, 1] of these",
         ),
         (
             ((0, 2), (1, 3), (4, 5)),
-            "the key heads [(0, 1), (2,)], of which the new query heads read, in turn, [0, 0, 1]",
+            "into [(0, 1), (2,)], and the new query heads read number [0, 0, 1] of these",
         ),
     ],
 )

@@ -194,7 +194,7 @@ def test_heads_coalesce_within_their_keys():
         assert (small.heads, small.sizes()["kv_heads"], small.embed, small.mlp) == (3, 3, 192, 512)
     with pytest.raises(
         ValueError,
-        match="3 new query heads would not read, of 3 new key heads, what their old ones read",
+        match="3 new query heads would not read the one of 3 new key/value heads",
     ):
         operators.coalesce(sizes, heads="far:3", kv_heads="far:1")
 

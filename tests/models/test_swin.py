@@ -298,7 +298,7 @@ def test_layers_of_stages_are_counted_from_the_input_on():
         stack(config().sizes(), {"layers": 4})
     with pytest.raises(
         ValueError,
-        match=r"axis 'layers\.0': llama_pro adds at most as many as there are, not 2 to 5",
+        match=r"axis 'layers\.0': llama_pro can at most double the 2 layers, but 5 were requested",
     ):
         llama_pro(config().sizes(), {"layers.0": 5})
 

@@ -327,9 +327,13 @@ def test_flops_of_growing_are_those_of_the_program_and_learning_costs_at_most_th
 def test_targets_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="axis 'vocab': ligo grows layers, embed, heads, mlp"):
         start(target={"vocab": 12})
-    with pytest.raises(ValueError, match=re.escape("axis 'mlp': ligo cannot take 9 to 8")):
+    with pytest.raises(
+        ValueError, match=re.escape("axis 'mlp': ligo cannot reduce the size from 9 to 8")
+    ):
         start(target={"mlp": 8})
-    with pytest.raises(ValueError, match=re.escape("noise lies between 0 and 1, but is 1.5")):
+    with pytest.raises(
+        ValueError, match=re.escape("noise must be at least 0 and below 1, but is 1.5")
+    ):
         LiGO(noise=1.5)
     assert SMALL.resized(growth(start(), tiny.axes(SMALL), OLD)) == LARGE
 

@@ -160,7 +160,9 @@ def test_key_heads_go_with_the_queries_that_are_worth_most():
     assert kept(kv_heads=2) == {"heads": [0, 1, 2, 3], "kv_heads": [0, 1]}
     assert kept(heads=3) == {"heads": [0, 2, 5]}  # one of each
     assert kept(heads=2, kv_heads=2) == {"heads": [0, 5], "kv_heads": [0, 2]}
-    with pytest.raises(ValueError, match=r"4 query heads on 3 key heads are not 1 \.\. 2 to each"):
+    with pytest.raises(
+        ValueError, match=r"4 query heads on 3 key/value heads are not 1 \.\. 2 for each"
+    ):
         kept(heads=4)
 
 
@@ -340,27 +342,33 @@ def test_units_that_say_nothing_are_found():
     [
         (
             partial(keep, LARGE, {"layers": [1, 0]}),
-            r"axis 'layers': .* some of 0 .. 3, in order, not \[1, 0\]",
+            r"axis 'layers': .* some of 0 .. 3, in ascending order, not \[1, 0\]",
         ),
         (partial(keep, LARGE, {"mlp": [20]}), r"some of 0 .. 19"),
         (
             partial(keep, LARGE, {"mlp": [[0], [1]]}),
-            r"a list, or of each of 4 layers, but have shape \(2, 1\)",
+            r"a list of indices, or one list for each of 4 layers, but have shape \(2, 1\)",
         ),
         (
             partial(keep, LARGE, {"embed": [[0]] * 4}),
-            r"axis 'embed': the units that stay are a list, but",
+            r"axis 'embed': the kept units must be a list of indices, but",
         ),
         (partial(keep, LARGE, {"kv_heads": [0]}), "axis 'kv_heads': the model has no such axis"),
-        (partial(keep, GROUPED.sizes(), {"kv_heads": [0, 1]}), "would not read, of 2 key heads"),
-        (partial(keep, GROUPED.sizes(), {"heads": [0, 1, 2]}), "would not read, of 3 key heads"),
+        (
+            partial(keep, GROUPED.sizes(), {"kv_heads": [0, 1]}),
+            "would not read the same one of 2 key/value heads",
+        ),
+        (
+            partial(keep, GROUPED.sizes(), {"heads": [0, 1, 2]}),
+            "would not read the same one of 3 key/value heads",
+        ),
         (
             partial(prune, LARGE, {"vocab": 3, "mlp": 21}, {}),
-            r"axis 'vocab'.*\n  axis 'mlp': prune\(\) cannot take 20 to 21",
+            r"axis 'vocab'.*\n  axis 'mlp': prune cannot change the size from 20 to 21\. The new size must be in 1",
         ),
         (
             partial(prune, LARGE, {"mlp": 3}, {"heads": [1]}),
-            "axis 'mlp': there are no scores, only of heads",
+            "axis 'mlp': its scores are missing. There are scores of heads",
         ),
         (
             partial(prune, LARGE, {"layers": 3}, {"layers": [1]}),
@@ -380,7 +388,7 @@ def test_units_that_say_nothing_are_found():
         ),
         (
             partial(keep, STAGES, {"embed.1": [[0]] * 3}),
-            r"axis 'embed.1': the units that stay are a list, but",
+            r"axis 'embed.1': the kept units must be a list of indices, but",
         ),
     ],
 )
@@ -745,7 +753,10 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
     [
         ((), "nothing to prune: give the new size of an axis, as --layers 24"),
         (("--mlp", 8, "--by", "angular"), "--by angular says which layers go: give --layers"),
-        (("--layers", 7), "axis 'layers': prune cannot take 6 to 7; it leaves 1 .. 6"),
+        (
+            ("--layers", 7),
+            "axis 'layers': prune cannot change the size from 6 to 7. The new size must be in 1 .. 6",
+        ),
         (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
         (("--embed", 6), "head_dim 3"),  # which no GPT2LMHeadModel has
     ],
@@ -847,7 +858,7 @@ def test_a_swin_goes_down_by_pruning_and_comes_back():
     ):
         VCycle(groupings=(Pruning(2),)).plan(SWIN, Optim(), 9)
     with pytest.raises(
-        ValueError, match=r"axis 'layers.0': .* some of 0 .. 3, in order, not \[0, 5\]"
+        ValueError, match=r"axis 'layers.0': .* some of 0 .. 3, in ascending order, not \[0, 5\]"
     ):
         Pruning((2, 1), kept=(0, 5, 6)).up(SWIN)
 

@@ -224,7 +224,11 @@ def test_the_seed_is_that_of_random_operators():
             replace(SMALL, layers=3),
             "axis 'layers': g_stack needs a multiple of 3, not 4",
         ),
-        (("fpi", "stack"), replace(SMALL, mlp=32), "axis 'mlp': fpi cannot take 32 to 16"),
+        (
+            ("fpi", "stack"),
+            replace(SMALL, mlp=32),
+            "axis 'mlp': fpi cannot reduce the size from 32 to 16",
+        ),
         ((), DEEPER, "do not reach {'embed': 8, 'heads': 2, 'mlp': 16}"),
     ],
 )

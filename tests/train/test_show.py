@@ -307,7 +307,7 @@ def test_show_draws_the_seed_that_is_asked_for(folder, tmp_path, figures):
         (["--layers", "8", "--out", "{}"], "Is a directory"),
         (["--layers", "4", "--out", "{}/x.png"], "nothing to draw"),
         (["--out", "{}/x.png"], "nothing to show: give the new size of an axis"),
-        (["--layers", "2", "--out", "{}/x.png"], "stack cannot take 4 to 2"),
+        (["--layers", "2", "--out", "{}/x.png"], "stack cannot reduce the size from 4 to 2"),
         (["--layers", "8", "--seed", "1", "--out", "{}/x.png"], "--seed: stack draws nothing"),
     ],
 )
