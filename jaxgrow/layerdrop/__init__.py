@@ -1,8 +1,8 @@
-"""Layer and token dropping that save time: schedules, sensitivities, keep masks, and two ways not to run a layer.
+"""Layer and token dropping that reduce the training time.
 
-`LayerDrop` holds the settings, and `gates` draws the keep masks of a step. `Kept` tells a stack
-which layers to run; `dropping` does the same for a Flax model that calls its blocks one after the
-other.
+The package contains schedules, sensitivities, keep masks, and two ways to skip a layer. `LayerDrop`
+holds the settings, and `gates` samples the keep masks of a step. `Kept` specifies which layers a
+stack runs. `dropping` does the same for a Flax model that calls its blocks one after the other.
 """
 
 from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list, sensitivity

@@ -1,11 +1,11 @@
-"""Sensitivity-based layer dropping (SBLD; Zeng, He, Vasyltsov, Pang, Chen, AAAI 2023): what a layer may be dropped.
+"""Sensitivity-based layer dropping (SBLD): sensitivities, and keep probabilities from them.
 
-The paper's: a pre-analysis measures every layer's sensitivity; the most sensitive ones are blocked
-from dropping, the others allowed; every iteration, a list of keep probabilities follows from the
-sensitivities and one keep probability of the whole model, which is scheduled by the variance
-between training with and without dropping. **Our reconstruction**, for no formula and no code of it
-is public: each equation below, all defaults, and the schedule
-(`jaxgrow.layerdrop.schedules.Variance`).
+The source is Zeng, He, Vasyltsov, Pang and Chen, AAAI 2023. From the paper: a pre-analysis measures
+the sensitivity of every layer. The most sensitive layers are blocked from dropping, and the others
+are allowed. In every iteration, a list of keep probabilities follows from the sensitivities and
+from one keep probability of the whole model, which is scheduled by the variance between training
+with and without dropping. **Our reconstruction**, because no formula and no code is public: each
+equation below, all defaults, and the schedule (`jaxgrow.layerdrop.schedules.Variance`).
 """
 
 from collections.abc import Callable
@@ -20,35 +20,48 @@ from jax.typing import ArrayLike
 from jaxgrow.layerdrop.execution import Kept
 
 Kind: TypeAlias = Literal["loss_delta", "taylor"]
-Batch: TypeAlias = Any  # a pytree of arrays: what the loss takes
+Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How sensitivities are measured, and how they become keep probabilities. Layers are named by number, -1 the last."""
+    """How sensitivities are measured, and how they become keep probabilities.
 
-    kind: Kind | Literal["influence"] = (
-        "loss_delta"  # of `sensitivity`, or `jaxgrow.models.importance.influence`
-    )
-    after: float = (
-        0.05  # of the steps: the pre-analysis, with every layer; the schedule of theta begins then
-    )
-    every: float = 0.0  # of the steps: measured again and again; 0: once
-    batches: int = 8  # held-out micro-batches
-    # the most and the least sensitive layer that may be dropped differ by beta (1 - theta); 0:
-    # uniform
+    Layers are given by index; -1 is the last layer.
+
+    Attributes:
+      kind: the measure (`sensitivity`), or "influence" (`jaxgrow.models.importance.influence`).
+      after: fraction of the steps of the pre-analysis, which keeps every layer. The schedule of
+        theta begins after it.
+      every: fraction of the steps after which sensitivities are measured again; 0 measures them
+        once.
+      batches: number of validation micro-batches of a measurement.
+      beta: the keep probabilities of the least and the most sensitive layer that may be dropped
+        differ by beta (1 - theta); 0 gives uniform dropping.
+      p_min: the smallest keep probability. With a smaller one, Adam sees spikes of 1/p.
+      share: fraction of the layers that are blocked from dropping, the most sensitive ones.
+      block: layers that are blocked for any sensitivity.
+      allow: layers that are not blocked for any sensitivity.
+    """
+
+    kind: Kind | Literal["influence"] = "loss_delta"
+    after: float = 0.05
+    every: float = 0.0
+    batches: int = 8
     beta: float = 1.0
-    p_min: float = 0.2  # below it, Adam sees spikes of 1/p
-    share: float = 0.1  # of the layers, the most sensitive: blocked
-    block: tuple[int, ...] = (0, -1)  # blocked whatever their sensitivity
-    allow: tuple[int, ...] = ()  # not blocked whatever their sensitivity
+    p_min: float = 0.2
+    share: float = 0.1
+    block: tuple[int, ...] = (0, -1)
+    allow: tuple[int, ...] = ()
 
     def __post_init__(self):
         for name in ("after", "every", "p_min", "share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} lies between 0 and 1, but is {getattr(self, name)}")
+                raise ValueError(f"{name} must be between 0 and 1, but is {getattr(self, name)}")
         if self.after == 1:
-            raise ValueError("after=1.0 leaves no step that drops layers; use no layer drop")
+            raise ValueError(
+                "after=1.0 leaves no step that drops layers. Remove the layer drop instead"
+            )
         if self.batches < 1 or self.beta < 0:
             raise ValueError(
                 f"batches must be at least 1 and beta not negative, but they are {self.batches} and {self.beta}"
@@ -61,30 +74,30 @@ def sensitivity(
     batches: Batch,
     kind: Kind = "loss_delta",
 ) -> jax.Array:
-    """How much the loss depends on each layer: float32 [layers], not negative.
+    """How strongly the loss depends on each layer: float32 [layers], not negative.
 
-    ============ ================================================================ ==================================
-    kind         S_l, mean over batches b, clipped at 0                           cost
-    ============ ================================================================ ==================================
-    loss_delta   loss(b; layer l skipped) - loss(b; all)                          L + 1 forward passes a batch
-    taylor       ``|d loss / d a_l|`` at a = 1, x' = x + a_l (Block_l(x) - x)     one forward and backward a batch
-    ============ ================================================================ ==================================
+    ============ =============================================== ===================================
+    kind         S_l, mean over batches b, clipped at 0          cost
+    ============ =============================================== ===================================
+    loss_delta   loss(b; layer l skipped) - loss(b; all)         L + 1 forward passes per batch
+    taylor       ``|d loss / d a_l|`` at a = 1,                  one forward and backward pass per
+                 x' = x + a_l (Block_l(x) - x)                   batch
+    ============ =============================================== ===================================
 
-    ``loss(kept, batch)`` is a scalar; ``kept`` is None for all layers, else to be handed to the
-    stack. ``batches`` is a pytree with a leading axis. Pure: what is random in ``loss`` must be
-    fixed by the caller. [reconstructed]
+    The function is pure: the caller must fix the random numbers in ``loss``. [reconstructed]
 
     Args:
-      loss: ``(kept, batch) -> scalar``.
-      layers: how many there are.
+      loss: ``(kept, batch) -> scalar``. ``kept`` is None for all layers; otherwise ``loss`` must
+        pass it to the stack.
+      layers: number of layers.
       batches: a pytree whose leaves have a leading axis of batches.
-      kind: of the table.
+      kind: the measure, as in the table.
 
     Returns:
-      What each layer is worth.
+      The sensitivity of each layer.
 
     Example:
-      A "model" that adds what its layers are worth; the second is worth twice the first.
+      A "model" to which each layer adds a number. The second layer adds twice as much.
 
       >>> worth = jnp.array([1.0, 2.0])
       >>> loss = lambda kept, batch: batch - (worth.sum() if kept is None else worth @ kept.layers)
@@ -101,7 +114,7 @@ def sensitivity(
         return jnp.abs(lax.map(lambda b: slope(jnp.ones(layers), b), batches)).mean(0)
 
     def delta(batch):
-        # One layer after the other: batched gates would run every layer of every pass.
+        # One layer after the other, because batched keep masks would run every layer in every pass.
         without = lax.map(lambda gates: loss(Kept(gates), batch), ~jnp.eye(layers, dtype=bool))
         return without - loss(None, batch)
 
@@ -109,19 +122,21 @@ def sensitivity(
 
 
 def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
-    """The layers that are never dropped, bool [layers]: the ``max(1, ceil(share L))`` with the
-    largest ``measured`` sensitivity, without ``s.allow``, and ``s.block``. The allow list of the
-    paper is its complement. [reconstructed]
+    """The layers that are never dropped, bool [layers].
+
+    These are the ``max(1, ceil(share L))`` layers with the largest sensitivity, without
+    ``s.allow``, and the layers of ``s.block``. The allow list of the paper is the complement.
+    [reconstructed]
 
     Args:
-      measured: sensitivities [layers].
-      s: how many are blocked, and which in any case.
+      measured: the sensitivities [layers].
+      s: the fraction of blocked layers, and the block and allow lists.
 
     Returns:
-      True for those that are never dropped.
+      True for layers that are never dropped.
 
     Raises:
-      ValueError: a layer of ``s.block`` or ``s.allow`` that is none.
+      ValueError: ``s.block`` or ``s.allow`` contains a layer that does not exist.
 
     Example:
       >>> block_list([3.0, 1.0, 2.0, 9.0], Sensitivity(share=0.25, block=(0,))).tolist()
@@ -136,7 +151,9 @@ def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
     layers = len(measured)
     wrong = [i for i in (*s.block, *s.allow) if not -layers <= i < layers]
     if wrong:
-        raise ValueError(f"layers {wrong} of a block or allow list are none of the {layers} layers")
+        raise ValueError(
+            f"the block and allow lists name the layers {wrong}, but the model has only {layers} layers"
+        )
     most = max(1, -int(-s.share * layers // 1)) if s.share else 0
     never = jnp.argsort(jnp.argsort(-measured)) < most
     never = never.at[jnp.array(s.allow, int)].set(False) if s.allow else never
@@ -152,35 +169,39 @@ def allocate(
     p_min: float = 0.2,
     costs: ArrayLike | None = None,
 ) -> jax.Array:
-    """Keep probabilities [layers] of one iteration, from sensitivities and ``theta``. Jittable. [reconstructed]
+    """Keep probabilities [layers] of one iteration, from sensitivities and ``theta``. Jittable.
 
     .. math:: p_l = 1 \\text{ if blocked, else } m + b (z_l - \\bar z)
 
-    =========== ======================================================================================================
-    z_l         the rank of S_l among the layers that are not blocked, 0 the least sensitive, 1 the most, ties averaged
-    m           such that the mean over all layers, weighted by ``costs`` (their FLOPs), is that of PLD at this theta,
-                ``1 - (1 - theta)(L + 1) / (2 L)``: comparisons of the two are fair
-    b           ``beta (1 - theta)``, or less where a p would leave [``p_min``, 1]
-    =========== ======================================================================================================
+    =========== ====================================================================================
+    z_l         the rank of S_l among the layers that are not blocked: 0 for the least sensitive, 1
+                for the most sensitive, ties averaged
+    m           such that the mean over all layers, weighted by ``costs`` (their FLOPs), equals the
+                mean of PLD at this theta, ``1 - (1 - theta)(L + 1) / (2 L)``, so that the two can
+                be compared fairly
+    b           ``beta (1 - theta)``, or less if a p would leave [``p_min``, 1]
+    =========== ====================================================================================
 
-    Ranks, and not the sensitivities themselves: of a trained model's, one is often ten times all
-    others, so that any linear scale gives those nearly one probability. Their price is that layers
-    whose sensitivities differ by noise alone are told apart as well. A spread that shrinks, and not
-    p clipped one by one: what is clipped is told apart no more.
+    The formula is reconstructed. It uses ranks because the sensitivities of a trained model often
+    contain one value that is ten times all others. Any linear scale would give the other layers
+    nearly the same probability. The disadvantage is that layers whose sensitivities differ only by
+    noise also get different probabilities. The spread b shrinks, and single p are not clipped,
+    because clipped layers would not be distinguished.
 
     Guarantees: p increases strictly with S among layers that are not blocked (with beta > 0, theta
-    < 1, m > p_min), from the least to the most sensitive by b; it depends on their order alone.
-    theta = 1 gives ones; ``beta = 0`` is uniform dropping; ``S_l = L - l``, ``beta = (L - 1) / L``,
-    ``p_min = 0`` and no block list give PLD's linear schedule. Where blocked layers leave no room
-    for the mean, every other layer gets ``p_min``, and the mean is larger.
+    < 1, m > p_min), by b from the least to the most sensitive layer, and depends only on their
+    order. theta = 1 gives ones. ``beta = 0`` is uniform dropping. ``S_l = L - l``,
+    ``beta = (L - 1) / L``, ``p_min = 0`` and an empty block list give the linear schedule of PLD.
+    If blocked layers make the mean impossible, every other layer gets ``p_min``, and the mean is
+    larger.
 
     Args:
-      sensitivity: of each layer.
+      sensitivity: the sensitivity of each layer.
       theta: the keep probability of the whole model.
       blocked: layers that are never dropped, bool [layers].
-      beta: by how much the most and the least sensitive layer differ, over 1 - theta.
-      p_min: the least keep probability.
-      costs: of each layer, in any unit; if left out they are equal.
+      beta: the difference between the most and the least sensitive layer, divided by 1 - theta.
+      p_min: the smallest keep probability.
+      costs: the cost of each layer, in any unit. By default, all costs are equal.
 
     Returns:
       ``p_l`` for each layer.
@@ -211,7 +232,7 @@ def allocate(
     z = rank / jnp.maximum(free.sum() - 1, 1)
     z = jnp.where(free, z - theirs @ z / total, 0)
 
-    # What may be dropped of all FLOPs, layers that are free must drop.
+    # The free layers must account for all FLOPs that are dropped on average.
     mean = jnp.maximum(1 - (1 - theta) * (layers + 1) / (2 * layers) * costs.sum() / total, p_min)
 
     def room(distance, extent):
@@ -220,4 +241,5 @@ def allocate(
     spread = jnp.minimum(
         beta * (1 - theta), jnp.minimum(room(mean - p_min, -z.min()), room(1 - mean, z.max()))
     )
-    return jnp.where(free, jnp.clip(mean + spread * z, p_min, 1), 1)  # the clip mends rounding only
+    # the clip corrects only rounding
+    return jnp.where(free, jnp.clip(mean + spread * z, p_min, 1), 1)

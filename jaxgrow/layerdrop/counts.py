@@ -1,9 +1,10 @@
-"""How many layers the programs of the two gather executions run: few numbers, so that few programs are compiled.
+"""The numbers of layers that the programs of the two gather executions run.
 
-A scan over kept layers has a static length, so each number of layers is a program of its own. A
-step that keeps a number which no program has runs the next larger program. That program also runs
-some dropped layers, and scales what they add by zero: `padded` chooses them. Keep masks, results
-and gradients stay the same, and the padding costs the FLOPs of its layers. NumPy, on the host.
+A scan over kept layers has a static length, so each number of layers needs a separate program, and
+few numbers are allowed, so that few programs are compiled. A step that keeps a number without a
+program runs the next larger program. That program also runs some dropped layers, which `padded`
+chooses, and multiplies their outputs by zero. Keep masks, results and gradients stay the same, and
+the padding costs the FLOPs of its layers. The code runs in NumPy on the host.
 """
 
 from collections.abc import Sequence
@@ -16,24 +17,24 @@ from jax.typing import ArrayLike
 
 from jaxgrow.layerdrop.schedules import LayerDrop, schedule
 
-STEPS = 1024  # at most so many steps, evenly, stand for all
+STEPS = 1024  # the largest number of evenly spaced steps that represent a phase
 
 
 def padded(keep: np.ndarray, number: int) -> np.ndarray:
-    """The layers that a program of ``number`` layers runs: the kept ones, and as many dropped ones as are missing.
+    """The layers that a program of ``number`` layers runs: the kept layers and some dropped ones.
 
-    Give it a scale of zero for the dropped ones:
-    ``Kept(padded(keep, number), np.where(keep, 1 / probs, 0))``.
+    As many dropped layers are added as the kept layers are fewer than ``number``. Set the scale of
+    dropped layers to zero: ``Kept(padded(keep, number), np.where(keep, 1 / probs, 0))``.
 
     Args:
-      keep: keep masks, bool [.., layers].
-      number: how many layers the program runs, at least as many as any mask keeps.
+      keep: keep masks, bool [..., layers].
+      number: number of layers that the program runs, at least as many as any mask keeps.
 
     Returns:
-      int32 [.., number], in ascending order.
+      Layer indices, int32 [..., number], in ascending order.
 
     Raises:
-      ValueError: a mask keeps more layers.
+      ValueError: a mask keeps more layers than ``number``.
 
     Example:
       >>> padded(np.array([False, False, True, True, False]), 3).tolist()
@@ -41,7 +42,7 @@ def padded(keep: np.ndarray, number: int) -> np.ndarray:
     """
     if (most := int(keep.sum(-1).max())) > number:
         raise ValueError(
-            f"a keep mask keeps {most} layers, but the program runs {number}; choose a larger one"
+            f"a keep mask keeps {most} layers, but the program runs {number}. Choose a larger program"
         )
     order = np.argsort(~keep, axis=-1, kind="stable")  # kept layers first
     return np.sort(order[..., :number], axis=-1).astype(np.int32)
@@ -54,23 +55,23 @@ def program_counts(
     sensitivity: ArrayLike | None = None,
     costs: Sequence[float] | None = None,
 ) -> np.ndarray:
-    """The numbers of layers that the programs of a phase run, with the least cost on average.
+    """The numbers of layers that the programs of a phase run, at the lowest expected cost.
 
-    A step runs the first program that has enough layers. With F(c) the share of steps that keep at
-    most c layers (in each stage), the programs :math:`c_1 \\le \\dots \\le c_n` minimise the
-    expected cost of a step, by dynamic programming:
+    A step runs the first program that has enough layers. Let F(c) be the fraction of steps that
+    keep at most c layers (in each stage). The programs :math:`c_1 \\le \\dots \\le c_n` minimise
+    the expected cost of a step, by dynamic programming:
 
     .. math:: \\sum_j (F(c_j) - F(c_{j-1})) \\, cost(c_j), \\qquad c_n = \\text{all layers}.
 
     Args:
-      drop: how layers are dropped, by gathering.
-      layers: how many there are; or in each stage, in order.
-      steps: how many steps the phase has.
-      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
-      costs: of a layer of each stage, in any unit; if left out they are equal.
+      drop: how layers are dropped; its execution must be one of the two gather executions.
+      layers: number of layers, or the number in each stage, in order.
+      steps: number of steps of the phase.
+      sensitivity: the last measured sensitivity of each layer, if ``drop`` uses sensitivities.
+      costs: the cost of one layer of each stage, in any unit. By default, all costs are equal.
 
     Returns:
-      int [``drop.programs``, stages], each column in ascending order, perhaps with repetitions.
+      int [``drop.programs``, stages], each column in ascending order, possibly with repetitions.
 
     Example:
       PLD keeps 8 or 9 of 12 layers in most steps, and more at the beginning.
@@ -88,9 +89,8 @@ def program_counts(
         cells @ (np.ones(len(depths)) if costs is None else np.asarray(costs)),
     )
     below = (cells[:, None] <= cells[None]).all(-1)
-    more = np.where(
-        below, (fits[None] - fits[:, None]) * cost[None], np.inf
-    )  # what a program b after a adds
+    # the cost that a program b adds when it follows a program a
+    more = np.where(below, (fits[None] - fits[:, None]) * cost[None], np.inf)
     total, before = fits * cost, []
     for _ in range(drop.programs - 1):
         through = total[:, None] + more
@@ -110,18 +110,18 @@ def program_odds(
     counts: np.ndarray,
     sensitivity: ArrayLike | None = None,
 ) -> np.ndarray:
-    """How likely each program is to run each step.
+    """The probability that each program runs at each of the given steps.
 
     Args:
-      drop: how layers are dropped, by gathering.
-      layers: how many there are; or in each stage, in order.
-      steps: how many steps the phase has.
-      times: the steps asked for, ``1 .. steps``.
-      counts: of the programs, as `program_counts` returns them.
-      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+      drop: how layers are dropped; its execution must be one of the two gather executions.
+      layers: number of layers, or the number in each stage, in order.
+      steps: number of steps of the phase.
+      times: the steps of interest, from ``1 .. steps``.
+      counts: the numbers of layers of the programs, as returned by `program_counts`.
+      sensitivity: the last measured sensitivity of each layer, if ``drop`` uses sensitivities.
 
     Returns:
-      float [times, programs]; rows sum to 1.
+      Probabilities, float [times, programs]. Each row sums to 1.
 
     Example:
       >>> drop = LayerDrop(time="constant", execution="gather")
@@ -154,13 +154,13 @@ def _probabilities(
 
 
 def _odds(drop: LayerDrop, probs: np.ndarray, depths: tuple[int, ...]) -> list[np.ndarray]:
-    """Of each stage, how likely each number of kept layers is: [times, layers of the stage + 1]."""
+    """For each stage, the probability of each number of kept layers: [times, layers + 1]."""
     distribution = _of_fixed if drop.execution == "gather" else _of_independent
     return [distribution(part) for part in np.split(probs, np.cumsum(depths)[:-1], axis=1)]
 
 
 def _of_fixed(probs: np.ndarray) -> np.ndarray:
-    """Floor or ceil of the sum, so that it is the mean."""
+    """The number is the floor or the ceiling of the expected number, which it equals on average."""
     mean = probs.sum(1).round(6)[:, None]
     return np.clip(1 - abs(np.arange(probs.shape[1] + 1) - mean), 0, None)
 
@@ -169,14 +169,16 @@ def _of_independent(probs: np.ndarray) -> np.ndarray:
     odds = np.zeros((len(probs), probs.shape[1] + 1))
     odds[:, 0] = 1
     for p in probs.T[:, :, None]:
-        odds = (1 - p) * odds + p * np.roll(
-            odds, 1, axis=1
-        )  # what is rolled around the end is still zero
+        # the entry that rolls around the end is still zero
+        odds = (1 - p) * odds + p * np.roll(odds, 1, axis=1)
     return odds
 
 
 def _enough(odds: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """How likely each step is to keep at most ``counts`` [programs, stages] layers: [times, programs]."""
+    """The probability that a step keeps at most ``counts`` layers: [times, programs].
+
+    ``counts`` has shape [programs, stages].
+    """
     return np.prod(
         [np.cumsum(each, -1)[:, n] for each, n in zip(odds, counts.T, strict=True)], axis=0
     )

@@ -1,7 +1,8 @@
-"""How a layer is not run: ``lax.cond`` around it, or a scan over the kept ones alone.
+"""Two executions of layer dropping that skip dropped layers.
 
-Both save a dropped layer's forward and backward pass, and give equal results for equal gates.
-Masking saves nothing.
+They are a ``lax.cond`` around each layer, and a scan over the kept layers only. Both skip the
+forward and backward pass of a dropped layer, and give equal results for equal keep masks. Masking
+the outputs would save no time.
 """
 
 import inspect
@@ -21,29 +22,34 @@ from jax import custom_batching, lax
 
 @struct.dataclass
 class Kept:
-    """Which layers of a stack one forward pass runs.
+    """The layers of a stack that one forward pass runs.
 
-    ``layers``: bool [layers], each behind a `lax.cond`; or int32 [run], the indices in order of the
-    layers that run, of which only the number is static, of a model with stages one such array for
-    each, counted within it; or None, all. ``scale``, float [layers] or None: 1 / keep probability,
-    the factor of what a kept layer adds. A layer that runs with scale 0 adds nothing, and its
-    gradients are zero: dropped layers that fill up a fixed number of indices
-    (`jaxgrow.layerdrop.counts.padded`).
-
-    ========== ============================================= ==================================================================
-    scaling    a kept layer                                  expectation over independent keep masks
-    ========== ============================================= ==================================================================
-    block      x + scale (Block(x) - x)                      for any block and any given x, that of the dense layer, to
-                                                             rounding; through a stack of linear
-                                                             blocks that of the dense stack
-    sublayer   h = x + scale f(x), h + scale g(h)            biased by (1/p - 1) g f where f, g are linear: as PLD publishes it
-    ========== ============================================= ==================================================================
+    ========== ====================================== ==============================================
+    scaling    output of a kept layer                 expectation over independent keep masks
+    ========== ====================================== ==============================================
+    block      x + scale (Block(x) - x)               for any block and any given x, equal to the
+                                                      dense layer up to rounding; for a stack of
+                                                      linear blocks, equal to the dense stack
+    sublayer   h = x + scale f(x), h + scale g(h)     biased by (1/p - 1) g f for linear f and g;
+                                                      this is the published form of PLD
+    ========== ====================================== ==============================================
 
     Masks with a fixed number of kept layers (`jaxgrow.layerdrop.systematic`, which
-    ``execution="gather"`` draws) are not independent. The first column holds for each layer alone,
-    but the factors of two layers have a product whose mean is not 1, so that the stack is biased
-    with either scaling. Of four layers x + x/2 with p = 1/2, the dense stack gives 5.0625 x. So do
-    independent masks on average, while masks that keep two layers always give 4 x.
+    ``execution="gather"`` samples) are not independent. The statement about a single layer still
+    holds. However, the product of the factors of two layers does not have mean 1, so the stack is
+    biased with either scaling. Take four layers x + x/2 with p = 1/2. The dense stack gives 5.0625
+    x, and so do independent masks on average. Masks that keep two layers always give 4 x.
+
+    Attributes:
+      layers: one of three forms. Bool [layers] is a keep mask; each layer is then behind a
+        `lax.cond`. int32 [run] contains the indices of the layers that run, in order. Only their
+        number is static. For a model with stages, it is a tuple with one such array for each stage,
+        counted within the stage. None runs all layers.
+      scale: float [layers], the factor of the output of a kept layer, 1 / keep probability; or a
+        `Dropout`; or None. A layer that runs with scale 0 adds nothing, and its gradients are zero.
+        Such layers are dropped layers that complete a fixed number of indices
+        (`jaxgrow.layerdrop.counts.padded`).
+      scaling: the place of the scale, as in the table.
     """
 
     layers: Any  # jax.Array | np.ndarray | tuple of these | None
@@ -51,46 +57,49 @@ class Kept:
     scaling: Literal["block", "sublayer"] = struct.field(pytree_node=False, default="block")
 
     def part(self, stage: int, layers: slice) -> "Kept":
-        """Of one stage, which has these of all ``layers``.
+        """The `Kept` of one stage, whose layers are the slice ``layers`` of all layers.
 
         Raises:
-          ValueError: indices that are not given for each stage.
+          ValueError: indices that are not given separately for each stage.
         """
         own, scale = self.layers, jax.tree.map(lambda x: x[layers], self.scale)
         if isinstance(own, tuple):
             return Kept(own[stage], scale, self.scaling)
         if own is not None and own.dtype != bool:
             raise ValueError(
-                "how many layers a stage keeps is static: give indices as a tuple, an array for each stage, or gates"
+                "the number of layers that a stage keeps is static: give a tuple with an array of indices for each stage, or a "
+                "keep mask"
             )
         return Kept(None if own is None else own[layers], scale, self.scaling)
 
 
 @struct.dataclass
 class Dropout:
-    """Dropout of the output of every sublayer, as a ``Kept.scale`` (Srivastava et al., 2014).
+    """Dropout of the output of every sublayer, used as a ``Kept.scale`` (Srivastava et al., 2014).
 
     Attributes:
       keys: a random key for each layer and sample, [layers, B]; within a block, [B].
-      rate: the probability that an entry becomes zero; the others are divided by ``1 - rate``.
+      rate: the probability that an entry becomes zero. The other entries are divided by
+        ``1 - rate``.
     """
 
     keys: jax.Array
     rate: float = struct.field(pytree_node=False)
 
     def __call__(self, y: jax.Array, sublayer: str) -> jax.Array:
-        """``y`` [B, ..] with some entries dropped, others in each sublayer."""
+        """Drop entries of ``y`` [B, ...]. Each sublayer drops different entries."""
         own = jax.vmap(partial(jax.random.fold_in, data=zlib.crc32(sublayer.encode())))(self.keys)
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, y.shape[1:]))(own)
         return jnp.where(kept, y / (1 - self.rate), 0).astype(y.dtype)
 
 
 def rescaled(y: jax.Array, scale: Any, sublayer: str = "") -> jax.Array:
-    """``scale y``, rounded once, to the dtype of ``y``; what a block with "sublayer" scaling does to each sublayer's output.
+    """Multiply the output of a sublayer by its scale, and round once to the dtype of ``y``.
 
-    In float32 at least: bfloat16's 1 / p is off by up to 0.4 %, always to the same side for one p,
-    so that the expectation over gates would be another. ``y`` itself, to the bit, where scale is 1
-    or None.
+    A block with "sublayer" scaling applies this to the output of each sublayer. The product is
+    computed in float32 or a wider type. In bfloat16, 1 / p is wrong by up to 0.4 %, always in the
+    same direction for one p, so that the expectation over keep masks would change. If scale is 1 or
+    None, the result is bitwise identical to ``y``.
     """
     if scale is None:
         return y
@@ -101,45 +110,49 @@ def rescaled(y: jax.Array, scale: Any, sublayer: str = "") -> jax.Array:
 
 
 def scaled(apply: Callable, kept: Kept) -> Callable:
-    """``(w, x, scale, *rest) -> x`` of a kept layer, from ``apply(w, x, *rest)``, or
-    ``apply(w, x, scale, *rest)`` where the block scales its sublayers itself.
+    """The function ``(w, x, scale, *rest) -> x`` of a kept layer.
+
+    ``apply`` is ``(w, x, *rest) -> x``, or ``(w, x, scale, *rest) -> x`` if the block scales its
+    sublayers.
     """
     if kept.scale is None:
         return lambda w, x, scale, *rest: apply(w, x, *rest)
-    # Only without gates is a scale differentiated (the sensitivities); elsewhere its gradient would
-    # cost what a block adds.
+    # A scale is differentiated only without keep masks, for the sensitivities. Elsewhere its
+    # gradient would need the output of the block.
     fixed = (lambda scale: scale) if kept.layers is None else lax.stop_gradient
     if kept.scaling == "sublayer":
         return lambda w, x, scale, *rest: apply(w, x, fixed(scale), *rest)
 
     def block(w, x, scale, *rest):
         y, scale = apply(w, x, *rest), fixed(scale)
-        wide = jnp.promote_types(x.dtype, jnp.float32)  # as in `rescaled`, and so is y - x
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # as in `rescaled`, also for y - x
         delta = (x.astype(wide) + scale.astype(wide) * (y.astype(wide) - x.astype(wide))).astype(
             x.dtype
         )
-        # x + (y - x) may round: at p = 1 a layer is the dense one, to the bit. Without gates, this
-        # is to be differentiated.
+        # x + (y - x) may round, but at p = 1 a layer must be bitwise identical to the dense one.
+        # Without keep masks, the sum itself must be differentiated.
         return delta if kept.layers is None else jnp.where(scale == 1, y, delta)
 
     return block
 
 
 def conditional(apply: Callable) -> Callable:
-    """``(keep bool [layers], stacked, x) -> x``: for each layer in turn ``apply(w, x)`` if it is kept, else ``x``.
+    """Run ``apply(w, x)`` for each kept layer in turn, and skip the dropped layers.
 
-    A scan over the layers, each behind one `lax.switch` forward and one backward. A dropped layer
-    costs nothing: neither its forward nor its backward pass runs, and nothing is written for it;
-    its gradients are exactly zero. (`lax.cond` under plain differentiation saves, in a scan, a copy
-    of all weights, and writes zeros wherever a kept layer saves something.) What a kept layer
-    computes for its backward pass is saved: all of it, or what `jax.checkpoint` around ``apply``
-    says. Only reverse mode is supported: `jax.jvp` raises a TypeError.
+    This is a scan over the layers, with one `lax.switch` in the forward and one in the backward
+    pass of each layer. A dropped layer has no cost: neither its forward nor its backward pass runs,
+    and nothing is written for it. Its gradients are exactly zero. (With plain differentiation,
+    `lax.cond` in a scan saves a copy of all weights, and writes zeros wherever a kept layer saves
+    values.) The values that a kept layer computes for its backward pass are saved: all of them, or
+    those that `jax.checkpoint` around ``apply`` selects. Only reverse mode is supported: `jax.jvp`
+    raises a TypeError.
 
     Args:
       apply: ``(w, x) -> x``, one layer.
 
     Returns:
-      ``(keep bool [layers], stacked, x) -> x``, of weights that are stacked on a leading axis.
+      ``(keep bool [layers], stacked, x) -> x``. The weights ``stacked`` have a leading axis of
+      layers.
 
     Example:
       >>> add = conditional(lambda w, x: x + w)
@@ -152,7 +165,7 @@ def conditional(apply: Callable) -> Callable:
 
         def body(carry, inputs):
             keep, w, i = inputs
-            # Identity is branch 0: only that one is sure to forward its operands without a copy.
+            # Identity is branch 0: only branch 0 reliably forwards its operands without a copy.
             return lax.switch(
                 keep.astype(jnp.int32), [lambda carry, w, i: carry, run], carry, w, i
             ), None
@@ -171,7 +184,7 @@ def conditional(apply: Callable) -> Callable:
             moving, join = _floating(w)
             y, back = jax.vjp(lambda moving, x: apply(join(moving), x), moving, x)
             leaves, tree = jax.tree.flatten(back)
-            given = jax.tree.leaves(w)  # not saved again: the backward pass has them
+            given = jax.tree.leaves(w)  # not saved again, because the backward pass has them
             sources = tuple(
                 next((i for i, a in enumerate(given) if a is leaf), None) for leaf in leaves
             )
@@ -222,11 +235,11 @@ def conditional(apply: Callable) -> Callable:
 
 
 def _varying(arrays: Any, data: Any) -> Any:
-    """``arrays``, in a `shard_map` varying over every axis that one of ``data`` varies over.
+    """Make ``arrays`` vary over all axes of a `shard_map` over which ``data`` varies.
 
-    What one branch of a conditional makes of data, another must match, be it zeros or handed on. By
-    a selection that XLA removes, since what it goes by is never true: how JAX spells these types
-    has changed from release to release.
+    All branches of a conditional must agree in this, whether they compute from the data, return
+    zeros or return their operands. A selection that XLA removes achieves it, because its condition
+    is never true. The way in which JAX spells these types has changed between releases.
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return arrays
@@ -245,13 +258,15 @@ def _varying(arrays: Any, data: Any) -> Any:
 
 @struct.dataclass
 class _Pullback:
-    """What `jax.vjp` returned for each layer, stacked, without those of its leaves that are the layer's weights."""
+    """The result of `jax.vjp` for each layer, stacked.
+
+    It omits the leaves that are weights of the layer. ``sources`` contains, for each leaf, the
+    index of the weight that replaces it, or None if the leaf is saved.
+    """
 
     saved: list[jax.Array]
     tree: Any = struct.field(pytree_node=False)
-    sources: tuple[int | None, ...] = struct.field(
-        pytree_node=False
-    )  # the weight that stands in, or None: saved
+    sources: tuple[int | None, ...] = struct.field(pytree_node=False)
 
     def of(self, i: jax.Array, w: Any) -> Callable:
         saved = (lax.dynamic_index_in_dim(s, i, 0, keepdims=False) for s in self.saved)
@@ -266,7 +281,7 @@ def _is_floating(x: Any) -> bool:
 
 
 def _floating(inputs: Any) -> tuple[list[jax.Array], Callable]:
-    """The leaves that have gradients, and what puts them back."""
+    """The leaves that have gradients, and a function that puts them back into the tree."""
     leaves, tree = jax.tree.flatten(inputs)
 
     def join(moving):
@@ -288,10 +303,12 @@ def _blank(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 @custom_batching.custom_vmap
 def unbatched(layers: jax.Array) -> jax.Array:
-    """``layers``, which `vmap` must not batch: a conditional on a batch of gates runs both branches and saves nothing.
+    """Return ``layers``, and refuse `vmap` over it.
+
+    A conditional on a batch of keep masks would run both branches and save nothing.
 
     Raises:
-      ValueError: under `vmap` over gates.
+      ValueError: under `vmap` over keep masks.
     """
     return layers
 
@@ -299,39 +316,41 @@ def unbatched(layers: jax.Array) -> jax.Array:
 @unbatched.def_vmap
 def _refuse(axis_size, in_batched, layers):
     raise ValueError(
-        f"vmap over {axis_size} sets of gates would run every layer of each, and save nothing: draw gates outside and pass "
-        "them with in_axes=None, or go over them with lax.map"
+        f"vmap over {axis_size} keep masks would run every layer for each of them and save no time. Sample one keep mask "
+        "outside and pass it with in_axes=None, or use lax.map over the keep masks"
     )
 
 
 @contextmanager
 def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
-    """Inside, the i-th call of a module of class ``block`` runs only if ``kept.layers[i]``: a Flax (Linen) model drops layers.
+    """A context in which the i-th call of a ``block`` runs only if ``kept.layers[i]`` is true.
 
-    For models that call one block after the other, from a Python loop; one under ``nn.scan`` is
-    refused, and a stack of one's own takes `Kept` itself (`jaxgrow.models.layers.run_stack`). The
-    block's first argument, by position or by name, is the array that it changes; all others may be
-    anything. It returns that array, or a tuple that begins with it: what follows is zero, unscaled,
-    where the block is dropped. With "sublayer" scaling the block takes the scale as its second
-    argument. Variables that a block would write (batch statistics, sown values) are not kept.
-    Initialise outside.
+    A Flax (Linen) model drops layers in this way, without a change of its code. The model must call
+    one block after the other from a Python loop. A model with ``nn.scan`` is refused; a custom
+    stack passes `Kept` to `jaxgrow.models.layers.run_stack` instead.
 
-    A kept block draws the same random numbers, such as those of dropout, as in the model without
-    this context. A module that is called several times draws others from its second call on. Only
-    reverse mode is supported: `jax.jvp`, `jax.jacfwd` and `jax.hessian` of a model in this context
-    raise a TypeError.
+    The first argument of the block, by position or by name, is the array that it changes. The other
+    arguments can be of any type. The block returns that array, or a tuple that begins with it. The
+    other items of the tuple are not scaled, and are zero if the block is dropped. With "sublayer"
+    scaling, the block takes the scale as its second argument. Variables that a block would write
+    (batch statistics, sown values) are lost. Initialise the model outside of this context.
+
+    A kept block samples the same random numbers, for example for dropout, as in the model without
+    this context. A module that is called several times samples other numbers from its second call
+    on. Only reverse mode is supported: `jax.jvp`, `jax.jacfwd` and `jax.hessian` of a model in this
+    context raise a TypeError.
 
     Args:
       block: the class of the model's blocks.
-      kept: their gates, bool [layers], and what kept ones are scaled by, as
-        ``Kept(gates, 1 / probs)``.
+      kept: the keep mask of the blocks, bool [layers], and the scale of kept blocks, such as
+        ``Kept(mask, 1 / probs)``.
 
     Returns:
-      A context, in which the model is applied.
+      A context in which the model is applied.
 
     Raises:
-      ValueError: ``block`` was called more or less often than there are gates, gates are indices,
-        or the block does not return what it takes.
+      ValueError: the number of calls of ``block`` differs from the length of the keep mask,
+        ``kept`` contains indices, or the block does not return an array like its first argument.
 
     Example:
       >>> class Add(nn.Module):
@@ -347,7 +366,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
     """
     if not hasattr(kept.layers, "dtype") or kept.layers.dtype != bool:
         raise ValueError(
-            "dropping() takes gates, bool [layers]; indices of kept layers are for run_stack"
+            "dropping() takes a keep mask, bool [layers]. Pass indices of kept layers to run_stack instead"
         )
     open_, calls, inside = unbatched(kept.layers), 0, False
     whole: Any = {}  # the model's parameters
@@ -359,27 +378,27 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
         if not inside and module.scope is not None and not module.path:
             whole = module.variables.get(
                 "params", whole
-            )  # modules that Flax sets up only have none
+            )  # modules that Flax only sets up do not have parameters
         if inside or context.method_name != "__call__" or not isinstance(module, block):
             return call(*args, **kwargs)
         if _sliced(module, whole):
             raise ValueError(
-                f"nn.scan runs one call of {block.__name__} for all layers, which have a gate each: hand Kept to run_stack "
-                "instead, or call the blocks from a Python loop"
+                f"nn.scan runs one call of {block.__name__} for all layers, but the keep mask has one entry per layer. "
+                "Pass Kept to run_stack instead, or call the blocks from a Python loop"
             )
         if calls < len(open_):
             i, calls = calls, calls + 1
         else:
             raise ValueError(
-                f"{block.__name__} is called more than {len(open_)} times, but there are no more gates"
+                f"{block.__name__} is called more than {len(open_)} times, but the keep mask has {len(open_)} entries"
             )
         alone = module.clone(parent=None, name=None)
         assert module.scope is not None  # a module that is called is bound
         keys = _random_streams(module, again=module.path in called)
         called.add(module.path)
         x, name, args, kwargs = _changed(module, args, kwargs)
-        # Arrays become arguments of what is differentiated; a flag stays the Python value that the
-        # block may branch on.
+        # Arrays become arguments of the differentiated function. A flag stays a Python value,
+        # because the block may branch on it.
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = [a if isinstance(a, jax.Array) else None for a in leaves]
 
@@ -430,20 +449,23 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
         yield
     if calls < len(open_):
         raise ValueError(
-            f"{block.__name__} was called {calls} times, but there are {len(open_)} gates; a scanned stack "
-            "calls its block once: hand Kept to run_stack instead"
+            f"{block.__name__} was called {calls} times, but the keep mask has {len(open_)} entries. A scanned stack calls its "
+            "block once: pass Kept to run_stack instead"
         )
 
 
 def _random_streams(module: nn.Module, again: bool) -> dict[str, Any]:
-    """What the module draws its random numbers from: the same streams as outside of `dropping`, unless it is called again."""
+    """The sources of random numbers of the module.
+
+    They are the same streams as outside of `dropping`, except if the module is called again.
+    """
     assert module.scope is not None  # a module that is called is bound
     streams = {name: stream for name, stream in module.scope.rngs.items() if name != "params"}
     return {name: module.make_rng(name) for name in streams} if again else streams
 
 
 def _sliced(module: nn.Module, whole: Any) -> bool:
-    """Whether the module has one layer's parameters of those that the model holds in its place, as inside an `nn.scan`."""
+    """Whether the module holds the parameters of one layer of the model, as inside an `nn.scan`."""
     for name in module.path:
         whole = whole.get(name, {})
     parts, wholes = (jax.tree.leaves(tree) for tree in (module.variables.get("params", {}), whole))
@@ -455,7 +477,7 @@ def _sliced(module: nn.Module, whole: Any) -> bool:
 def _changed(
     module: nn.Module, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Any, str | None, tuple, dict[str, Any]]:
-    """The block's first argument, its name if it was given by name, and the other arguments."""
+    """The first argument of the block, its name if it was given by name, and the others."""
     name = None if args else next(iter(inspect.signature(module.__call__).parameters), None)
     x = args[0] if args else kwargs.get(name or "")
     if not isinstance(x, jax.Array | np.ndarray):
@@ -467,7 +489,7 @@ def _changed(
 
 @struct.dataclass
 class _Result:
-    """What a block returns: ``x``, and the arrays that come after it in a tuple."""
+    """The result of a block: ``x``, and the arrays that follow it in a tuple."""
 
     x: jax.Array
     others: list[jax.Array]
@@ -480,15 +502,15 @@ class _Result:
         if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
             found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
             raise ValueError(
-                f"{block.__name__} takes {x.dtype}{list(x.shape)} and returns {found}: what is dropped hands on its first "
-                "argument, so that must be what the block returns, alone or first in a tuple"
+                f"{block.__name__} takes {x.dtype}{list(x.shape)} and returns {found}. A dropped block returns its "
+                "first argument, so the block must return an array like it, alone or first in a tuple"
             )
         others, tree = jax.tree.flatten(more)
         others = [jnp.asarray(a) for a in others]
         wrong = sorted({str(a.dtype) for a in others if not _is_floating(a)})
         if wrong:
             raise ValueError(
-                f"{block.__name__} returns {', '.join(wrong)} besides what it changes, which must be floats"
+                f"{block.__name__} returns {', '.join(wrong)} after its first result. The other results must be floats"
             )
 
         def rebuilt(y, others):

@@ -1,7 +1,8 @@
-"""Which layers a step keeps: gates, a pure function of keep probabilities and (seed, step, micro-step), never of a device.
+"""Keep masks: the layers that a step keeps, sampled from keep probabilities.
 
-All replicas must drop the same layers: where each draws its own, a step lasts as long as the
-unluckiest one's.
+They are a pure function of the probabilities, the seed, the step and the micro-step, and never of a
+device. All replicas must drop the same layers. If each replica sampled its own mask, the slowest
+one would determine the step time.
 """
 
 import itertools
@@ -14,22 +15,19 @@ from jax.typing import ArrayLike
 
 from jaxgrow.layerdrop.schedules import LayerDrop, schedule
 
-GRID = (
-    1 << 20
-    # systematic sampling works in integers, on probabilities rounded to this grid: counts are then
-    # exact
-)
+# Systematic sampling rounds probabilities to this grid and uses integers, so that counts are exact.
+GRID = 1 << 20
 
 
 def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
-    """Independent gates, bool [layers]: ``P(gate_l) = probs_l``.
+    """Sample independent keep masks, bool [layers]: layer l is kept with probability ``probs_l``.
 
     Args:
-      key: of a step and a micro-step, the same on every device.
+      key: random key of a step and micro-step, equal on all devices.
       probs: keep probabilities [layers].
 
     Returns:
-      Which layers are kept.
+      The keep mask.
 
     Example:
       >>> sample(jax.random.key(0), [1.0, 0.0]).tolist()
@@ -39,21 +37,23 @@ def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
 
 
 def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = None) -> jax.Array:
-    """Gates, bool [layers], with ``P(gate_l) = probs_l``, of which floor or ceil of ``sum(probs)`` are open, never else.
+    """Sample a keep mask, bool [layers], with exact marginals and a fixed number of kept layers.
 
-    With the layers in random order, C the running sum of their probabilities, and one u in (0, 1],
-    a layer is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``: random systematic sampling (Hartley
-    & Rao, 1962). Gates of different layers are not independent, but no two layers avoid each other,
-    as neighbours in a fixed order do. Draws that share ``count_key`` and probabilities keep equally
-    many, each still with these marginals: what one scan over micro-batches needs.
+    Layer l is kept with probability ``probs_l``, and the number of kept layers is always the floor
+    or the ceiling of ``sum(probs)``. With the layers in random order, C the running sum of their
+    probabilities, and one u in (0, 1], a layer is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``.
+    This is random systematic sampling (Hartley & Rao, 1962). The masks of different layers are not
+    independent. The random order ensures that no two layers exclude each other, as neighbours do in
+    a fixed order. Samples with the same ``count_key`` and probabilities keep the same number of
+    layers, and each still has these marginals. One scan over micro-batches needs this.
 
     Args:
-      key: of a step and a micro-step, the same on every device.
+      key: random key of a step and micro-step, equal on all devices.
       probs: keep probabilities [layers].
-      count_key: draws that share it keep equally many.
+      count_key: random key of the number of kept layers.
 
     Returns:
-      Which layers are kept.
+      The keep mask.
 
     Example:
       >>> int(systematic(jax.random.key(0), [0.5, 0.5, 0.5, 0.5]).sum())
@@ -65,15 +65,19 @@ def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = N
     u = jax.random.randint(key, (), jnp.where(first, 1, more + 1), jnp.where(first, more, GRID) + 1)
     place = jax.random.bits(order_key, p.shape)
     row, column = place[:, None], place[None, :]
-    earlier = (column < row) | (
-        (column == row) & jnp.tri(len(p), k=-1, dtype=bool)
-    )  # cheaper to compile than a sort
+    # cheaper to compile than a sort
+    earlier = (column < row) | ((column == row) & jnp.tri(len(p), k=-1, dtype=bool))
     before = jnp.where(earlier, p[None, :], 0).sum(1)
     return sure | ((before + p - u) // GRID > (before - u) // GRID)
 
 
 def _on_grid(probs: ArrayLike, count_key: jax.Array) -> tuple[jax.Array, ...]:
-    """``(certain layers, the other probabilities in GRID-ths, the largest u with one layer more, whether u is that small)``."""
+    """The parts of systematic sampling, in integers.
+
+    Returns:
+      The layers that are certainly kept, the other probabilities in units of 1 / GRID, the largest
+      u that gives one layer more, and whether u is at most that.
+    """
     p = jnp.round(jnp.asarray(probs) * GRID).astype(jnp.int32)
     sure = p >= GRID
     p = jnp.where(sure, 0, p)
@@ -82,25 +86,26 @@ def _on_grid(probs: ArrayLike, count_key: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.Array:
-    """Independent keep masks, bool [layers], of which all that share ``count_key`` keep equally many layers.
+    """Sample an independent keep mask, bool [layers], with a number of layers set by ``count_key``.
 
-    The number of kept layers is that of one independent mask, drawn with ``count_key``. Given this
-    number k, the layers are decided one after the other: layer l is kept with probability
+    All masks with the same ``count_key`` keep the same number of layers. It is the number of one
+    independent mask that is sampled with ``count_key``. Given this number k, the layers are decided
+    one after the other. Layer l is kept with probability
 
     .. math:: p_l P_{l+1}(r - 1) / P_l(r),
 
-    where r of the k layers are still to be chosen and :math:`P_l(r)` is the probability that r of
-    the layers l .. L are kept. So each mask has the distribution of `sample`, to float rounding.
-    Only masks of different micro-steps depend on each other, through their number, which leaves the
-    mean of their gradients unbiased.
+    where r of the k layers are still to be chosen, and :math:`P_l(r)` is the probability that r of
+    the layers l .. L are kept. Each mask therefore has the distribution of `sample`, up to float
+    rounding. Only the masks of different micro-steps depend on each other, through their number.
+    The mean of their gradients stays unbiased.
 
     Args:
-      key: of a step and a micro-step, the same on every device.
+      key: random key of a step and micro-step, equal on all devices.
       probs: keep probabilities [layers].
-      count_key: masks that share it keep equally many layers.
+      count_key: random key of the number of kept layers.
 
     Returns:
-      Which layers are kept.
+      The keep mask.
 
     Example:
       >>> keys = jax.random.split(jax.random.key(0), 3)
@@ -118,7 +123,7 @@ def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.A
     def choose(left, layer):
         p, after, chance, others = layer
         kept, dropped = p * after[left - 1], (1 - p) * after[left]
-        # The first two conditions hold by themselves, but for rounding.
+        # The first two conditions matter only with rounding: exact probabilities are 0 or 1 there.
         keep = (left > others) | ((left > 0) & (chance * (kept + dropped) < kept))
         return left - keep, keep
 
@@ -138,29 +143,31 @@ def gates(
     micro: int = 1,
     sensitivity: ArrayLike | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """What a step keeps: the keep masks of its micro-steps.
+    """Sample the keep masks of the micro-steps of a step.
 
-    ====================== ==========================================================================================
+    ====================== =========================================================================
     execution              masks
-    ====================== ==========================================================================================
+    ====================== =========================================================================
     ``cond``               `sample`: independent
-    ``gather``             `systematic`: a fixed number of layers, floor or ceil of the expected one; layers correlated
-    ``gather_independent`` `independent`: independent within a micro-step, all micro-steps keep
-    equally many layers
-    ====================== ==========================================================================================
+    ``gather``             `systematic`: the floor or the ceiling of the expected number of layers;
+                           layers are correlated
+    ``gather_independent`` `independent`: independent within a micro-step; all micro-steps keep the
+                           same number of layers
+    ====================== =========================================================================
 
     Args:
       drop: how layers are dropped.
-      layers: how many there are; or in each stage, in order. The masks of the last two rows are
-        then drawn for each stage, so that micro-steps keep equally many there.
-      steps: how many steps the phase has.
+      layers: number of layers, or the number in each stage, in order. The two gather executions
+        then sample masks for each stage, so that all micro-steps keep the same number of layers in
+        it.
+      steps: number of steps of the phase.
       t: the step, ``1 .. steps``.
-      seed: of the run, and not of a device.
-      micro: how many micro-steps there are in a step.
-      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+      seed: random seed of the run, equal on all devices.
+      micro: number of micro-steps of a step.
+      sensitivity: the last measured sensitivity of each layer, if ``drop`` uses sensitivities.
 
     Returns:
-      ``(keep probabilities [layers], masks bool [micro, layers])``.
+      ``(keep probabilities [layers], keep masks, bool [micro, layers])``.
 
     Example:
       >>> probs, drawn = gates(LayerDrop(time="constant", depth="uniform"), 4, 100, 1, seed=0, micro=2)

@@ -1,7 +1,7 @@
-"""When and where layers are dropped: keep probabilities over time and depth. Pure and jittable.
+"""Schedules of layer dropping: keep probabilities over time and depth. Pure and jittable.
 
-``l = 1 .. L`` counts layers, ``t`` steps, ``T`` all steps of the phase, ``theta`` the keep
-probability of the whole model.
+``l = 1 .. L`` are the layers, ``t`` is the step, and ``T`` the number of steps of the phase.
+``theta`` is the keep probability of the whole model.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,22 @@ from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list
 
 @dataclass(frozen=True)
 class Variance:
-    """How much dropping disturbs training over time, as a share of the most: what ``time="variance"`` goes by.
+    """The disturbance of training by layer dropping over time, relative to its maximum.
+
+    It determines the schedule with ``time="variance"``.
 
     .. math:: \\phi(u) = (u / peak)^{shape - 1} \\exp(-(shape - 1) (u / peak - 1))
 
-    The curve of a gamma distribution, 1 at ``u = peak``, where u runs from 0 to 1 while layers are
-    dropped. SBLD fits "a poly-weighted exponential gamma distribution" to the variance between
-    training with and without dropping. Neither that formula, nor how probabilities follow from it,
-    nor when and on what it is measured, is public: this curve stands in for it, `fit_variance` for
-    its fit, and `theta` says what we make of it. [reconstructed]
+    This is the curve of a gamma distribution with the value 1 at ``u = peak``, where u runs from 0
+    to 1 while layers are dropped. SBLD fits "a poly-weighted exponential gamma distribution" to the
+    variance between training with and without dropping. That formula, its relation to the keep
+    probabilities, and the data and time of the measurement are not public. This curve replaces the
+    formula, `fit_variance` replaces the fit, and `theta` defines our relation to the keep
+    probabilities. [reconstructed]
+
+    Attributes:
+      peak: the u of the largest disturbance, in (0, 1].
+      shape: shape of the gamma distribution, above 1. A larger shape makes the peak narrower.
     """
 
     peak: float
@@ -34,7 +41,7 @@ class Variance:
     def __post_init__(self):
         if not 0 < self.peak <= 1 or not self.shape > 1:
             raise ValueError(
-                f"peak lies in (0, 1] and shape above 1, but they are {self.peak} and {self.shape}"
+                f"peak must be in (0, 1] and shape above 1, but they are {self.peak} and {self.shape}"
             )
 
     def __call__(self, u: ArrayLike) -> jax.Array:
@@ -43,22 +50,23 @@ class Variance:
 
 
 def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
-    """The `Variance` nearest to what was measured: ``variance`` [n], not negative, at the ``times`` u [n], in (0, 1].
+    """Fit the curve `Variance` to measurements.
 
-    Such as ``(loss_dropped - loss_baseline)^2`` of two runs (``python -m train.variance`` reads it
-    off their logs). Least squares of log v = a + (shape - 1) (log u - u / peak), which is linear in
-    its three unknowns, each point weighted by v^2: to first order, least squares in v itself. What
-    is zero has no weight. Pure; NumPy, in float64. [reconstructed]
+    The measurements can be ``(loss_dropped - loss_baseline)^2`` of two runs
+    (``python -m train.variance`` reads them from the logs). The fit is a least-squares fit of log v
+    = a + (shape - 1) (log u - u / peak), which is linear in its three unknowns. Each point has the
+    weight v^2, so that, to first order, this is a least-squares fit of v itself. Zeros have no
+    weight. The function is pure and uses NumPy in float64. [reconstructed]
 
     Args:
-      times: when it was measured.
-      variance: what was measured.
+      times: the times u of the measurements, [n], in (0, 1].
+      variance: the measured values, [n], not negative.
 
     Returns:
       The curve, for ``LayerDrop(time="variance", variance=...)``.
 
     Raises:
-      ValueError: less than three points that are not zero, or no peak among ``times``.
+      ValueError: fewer than three points that are not zero, or a curve without a peak.
 
     Example:
       >>> u = np.linspace(0.1, 1, 10)
@@ -71,70 +79,89 @@ def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
     u, v = u[some], v[some]
     if len(np.unique(u)) < 3:
         raise ValueError(
-            f"three points or more that are not zero make a fit, but there are {len(np.unique(u))}"
+            f"a fit needs at least three points that are not zero, but there are {len(np.unique(u))}"
         )
     v = v / v.max()
     terms = np.stack([np.ones_like(u), np.log(u), -u], 1)
     _, rise, fall = np.linalg.lstsq(v[:, None] * terms, v * np.log(v), rcond=None)[0]
     if not 0 < rise <= fall:
         raise ValueError(
-            "the variance has no peak while layers are dropped, it only "
-            f"{'falls' if rise <= 0 else 'rises'}: measure longer or more often, or use another time than 'variance'"
+            "the variance does not have a peak while layers are dropped. It only "
+            f"{'falls' if rise <= 0 else 'rises'}. Measure longer or more often, or use another time than 'variance'"
         )
     return Variance(float(rise / fall), float(1 + rise))
 
 
 @dataclass(frozen=True)
 class LayerDrop:
-    """How a phase of training drops layers: schedule, scaling, execution. `schedule` gives the probabilities.
+    """How a phase of training drops layers. `schedule` gives the keep probabilities.
 
-    =============================== ======================================== =========================================
-    method                          fields                                   source
-    =============================== ======================================== =========================================
-    PLD                             (the defaults)                           Zhang & He, NeurIPS 2020
-    SBLD                            ``sensitivity=Sensitivity()``            Zeng et al., AAAI 2023, reconstructed
-    .. scheduled by variance        and ``time="variance",                   the same; stands in for their fit
+    =============================== =================================== ============================
+    method                          fields                              source
+    =============================== =================================== ============================
+    PLD                             (the defaults)                      Zhang & He, NeurIPS 2020
+    SBLD                            ``sensitivity=Sensitivity()``       Zeng et al., AAAI 2023,
+                                                                        reconstructed
+    SBLD, scheduled by variance     ``sensitivity=Sensitivity(),        the same; it replaces their
+                                    time="variance",                    fit
                                     variance=fit_variance(...)``
-    stochastic depth, linear decay  ``time="constant"``                      Huang et al. 2016
-    LayerDrop                       ``time="constant", depth="uniform",      Fan et al. 2019
+    stochastic depth, linear decay  ``time="constant"``                 Huang et al. 2016
+    LayerDrop                       ``time="constant",                  Fan et al. 2019
+                                    depth="uniform",
                                     scale="none", theta=0.8``
-    LayerSkip's dropping            ``time="layerskip", depth="layerskip",   Elhoushi et al. 2024
+    LayerSkip's dropping            ``time="layerskip",                 Elhoushi et al. 2024
+                                    depth="layerskip",
                                     scale="none"``
-    dropping that decreases         ``reverse=True``, ``recovery=0.1``
-    training a bottom sub-network   ``time="constant", depth="prefix",       Chen et al. 2022, in the staged training of LiGO
-                                    scale="none"``
-    .. of no layers                 and ``theta=0.0, dropped="freeze"``      Bu 2026: the layers stay as at birth
-    =============================== ======================================== =========================================
+    dropping that decreases         ``reverse=True, recovery=0.1``
+    training a bottom sub-network   ``time="constant",                  Chen et al. 2022, in the
+                                    depth="prefix", scale="none"``      staged training of LiGO
+    bottom sub-network, no layers   as above, with ``theta=0.0,         Bu 2026: the layers keep
+                                    dropped="freeze"``                  their initial values
+    =============================== =================================== ============================
+
+    Attributes:
+      theta: the limit of theta(t), the keep probability of the whole model.
+      time: the schedule of theta over time (`theta`).
+      depth: the keep probabilities over depth (`schedule`), if there is no ``sensitivity``.
+      gamma: the speed of ``time="pld"``, in units of 1/T; the paper uses 100.
+      variance: the curve for ``time="variance"``, as returned by `fit_variance`.
+      reverse: whether time runs backwards, so that dropping decreases.
+      recovery: the last fraction of the steps, in which every layer is kept.
+      sensitivity: settings of SBLD, which sets the depth by measured sensitivities.
+      scale: where the output of a kept layer is divided by its keep probability
+        (`jaxgrow.layerdrop.Kept`); "none" does not divide.
+      execution: how layers are skipped, and how keep masks are sampled (`jaxgrow.layerdrop.gates`).
+        docs/concepts/dropping.md compares the three executions.
+      programs: the largest number of train steps that the two gather executions compile. Their
+        numbers of layers are rounded up to those of the programs.
+      dropped: how the optimizer treats layers that no micro-batch ran. "momentum" updates
+        them with zero gradients, so that momentum and weight decay still change them; "freeze"
+        leaves them and their optimizer state unchanged.
     """
 
-    theta: float = 0.5  # what theta(t) goes to
+    theta: float = 0.5
     time: Literal["pld", "constant", "linear", "layerskip", "variance"] = "pld"
-    depth: Literal["linear", "algorithm1", "uniform", "layerskip", "prefix"] = (
-        "linear"  # without a sensitivity
-    )
-    gamma: float = 100.0  # of time="pld", in units of 1/T; the paper's 100
-    variance: Variance | None = None  # of time="variance", as `fit_variance` finds it
-    reverse: bool = False  # time runs backwards: dropping decreases
-    recovery: float = 0.0  # the last fraction of the steps, which keeps every layer
-    sensitivity: Sensitivity | None = None  # SBLD: depth by measured sensitivities
+    depth: Literal["linear", "algorithm1", "uniform", "layerskip", "prefix"] = "linear"
+    gamma: float = 100.0
+    variance: Variance | None = None
+    reverse: bool = False
+    recovery: float = 0.0
+    sensitivity: Sensitivity | None = None
     scale: Literal["sublayer", "block", "none"] = "sublayer"
-    execution: Literal["cond", "gather", "gather_independent"] = (
-        "cond"  # docs/concepts/dropping.md compares them
-    )
-    # the most train steps that the two of gather compile: their numbers of layers are rounded up
+    execution: Literal["cond", "gather", "gather_independent"] = "cond"
     programs: int = 4
-    dropped: Literal["momentum", "freeze"] = (
-        "momentum"  # what the optimizer does with layers that no micro-batch ran
-    )
+    dropped: Literal["momentum", "freeze"] = "momentum"
 
     def __post_init__(self):
         for name, low in (("theta", 0.0 if self.depth == "prefix" else 0.05), ("recovery", 0.0)):
             if not low <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} lies between {low} and 1, but is {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be between {low} and 1, but is {getattr(self, name)}"
+                )
         if (self.time == "variance") != (self.variance is not None):
             raise ValueError(
-                f"time='variance' goes by a variance, and no other time does, but time={self.time!r} has "
-                f"variance={self.variance}; python -m train.variance fits one to two runs"
+                f"time='variance' needs a variance, and other times do not accept one, but time={self.time!r} has "
+                f"variance={self.variance}. Run python -m train.variance to fit one to two runs"
             )
         if self.programs < 2:
             raise ValueError(
@@ -147,40 +174,44 @@ class LayerDrop:
         if self.gamma < 0:
             raise ValueError(f"gamma must not be negative, but is {self.gamma}")
         if self.recovery == 1:
-            raise ValueError("recovery=1.0 leaves no step that drops layers; use no layer drop")
+            raise ValueError(
+                "recovery=1.0 leaves no step that drops layers. Remove the layer drop instead"
+            )
         if self.after + self.recovery >= 1:
             raise ValueError(
-                f"after={self.after} and recovery={self.recovery} leave no step that drops layers"
+                f"after={self.after} and recovery={self.recovery} leave no step that drops layers. Their sum must be below 1"
             )
 
     @property
     def after(self) -> float:
-        """The first part of the steps, which keeps every layer: a pre-analysis."""
+        """The first fraction of the steps, in which every layer is kept (the pre-analysis)."""
         return 0.0 if self.sensitivity is None else self.sensitivity.after
 
 
 def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
-    """The keep probability of the whole model at time ``t`` of ``steps``: 1 - (1 - limit) * amount(t / T).
+    """The keep probability of the whole model at step t: 1 - (1 - limit) amount(u).
 
-    ============ ==================================== ==========================================================
-    time         amount(u)                            source
-    ============ ==================================== ==========================================================
-    pld          1 - exp(-gamma u)                    Zhang & He: (1 - limit) exp(-gamma t / T) + limit
-    constant     1                                    Huang et al., Fan et al.
+    ============ ===================================== =============================================
+    time         amount(u)                             source
+    ============ ===================================== =============================================
+    pld          1 - exp(-gamma u)                     Zhang & He: (1 - limit) exp(-gamma t / T) +
+                                                       limit
+    constant     1                                     Huang et al., Fan et al.
     linear       u
-    layerskip    2^u - 1                              Elhoushi et al.
-    variance     0 up to the peak, then 1 - phi(u)    `Variance`; in place of Zeng et al.'s [reconstructed]
-    ============ ==================================== ==========================================================
+    layerskip    2^u - 1                               Elhoushi et al.
+    variance     0 up to the peak, then 1 - phi(u)     `Variance`; replaces the formula of Zeng
+                                                       et al. [reconstructed]
+    ============ ===================================== =============================================
 
-    u runs from 0 to 1 while layers are dropped: T, here and in PLD's gamma, is the number of those
-    steps. Before them, in the pre-analysis of a ``sensitivity`` (its part ``after`` of the steps),
-    and after them, in the last part ``recovery``, theta is 1. ``reverse`` takes 1 - u for u. The
-    steps of a phase are t = 1 .. steps, as in Algorithm 1 of PLD.
+    u runs from 0 to 1 while layers are dropped. T, here and in the gamma of PLD, is the number of
+    those steps. theta is 1 before them, in the pre-analysis of a ``sensitivity`` (the fraction
+    ``after`` of the steps), and after them, in the last fraction ``recovery``. ``reverse`` replaces
+    u by 1 - u. The steps of a phase are t = 1 .. steps, as in Algorithm 1 of PLD.
 
     Args:
       drop: how layers are dropped.
       t: the step, ``1 .. steps``.
-      steps: how many the phase has.
+      steps: number of steps of the phase.
 
     Returns:
       A scalar.
@@ -211,36 +242,38 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
 def schedule(
     drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity: ArrayLike | None = None
 ) -> jax.Array:
-    """Keep probabilities ``[layers]`` at time ``t`` of ``steps``.
+    """The keep probabilities ``[layers]`` at step ``t`` of ``steps``.
 
-    ============ ======================================= =======================================================
-    depth        p_l                                     source
-    ============ ======================================= =======================================================
-    linear       1 - l / L (1 - theta)                   Zhang & He's equation; Huang et al.'s linear decay
-    algorithm1   1 - (l - 1) / L (1 - theta)             Zhang & He's Algorithm 1: the first layer is always kept
-    uniform      theta                                   Fan et al.
-    layerskip    1 - (2^((l - 1) / (L - 1)) - 1)         Elhoushi et al.
+    ============ ================================== ================================================
+    depth        p_l                                source
+    ============ ================================== ================================================
+    linear       1 - l / L (1 - theta)              Zhang & He's equation; Huang et al.'s linear
+                                                    decay
+    algorithm1   1 - (l - 1) / L (1 - theta)        Zhang & He's Algorithm 1: the first layer is
+                                                    always kept
+    uniform      theta                              Fan et al.
+    layerskip    1 - (2^((l - 1) / (L - 1)) - 1)    Elhoushi et al.
                  (1 - theta)
-    prefix       1 for the bottom round(theta L) layers, Chen et al., ACL 2022: sub-models of the bottom layers; Bu,
-                 0 above; one at least, unless the       ICML 2026: none of them first
-                 limit is 0
-    ============ ======================================= =======================================================
+    prefix       1 for the bottom round(theta L)    Chen et al., ACL 2022: sub-models of the bottom
+                 layers, 0 above; at least one      layers; Bu, ICML 2026: at first without layers
+                 layer unless the limit is 0
+    ============ ================================== ================================================
 
-    With ``drop.sensitivity``, `allocate` divides the same mean keep probability as "linear" by the
-    ``sensitivity`` [layers] that was measured.
+    With ``drop.sensitivity``, `allocate` uses the same mean keep probability as "linear", and
+    divides it among layers by the measured ``sensitivity``.
 
     Args:
       drop: how layers are dropped.
-      layers: how many there are.
+      layers: number of layers.
       t: the step, ``1 .. steps``.
-      steps: how many the phase has.
-      sensitivity: of each layer, as last measured, if ``drop`` goes by it.
+      steps: number of steps of the phase.
+      sensitivity: the last measured sensitivity of each layer, if ``drop`` uses sensitivities.
 
     Returns:
       ``p_l`` for each layer.
 
     Raises:
-      ValueError: ``drop`` goes by sensitivities, and there are none.
+      ValueError: ``drop`` uses sensitivities, but ``sensitivity`` is None.
 
     Example:
       >>> schedule(LayerDrop(theta=0.5, time="constant"), 4, 1, steps=100).tolist()
@@ -255,7 +288,7 @@ def schedule(
     if drop.sensitivity is not None:
         if sensitivity is None:
             raise ValueError(
-                "this layer drop goes by sensitivities: measure them first, and pass them on"
+                "this layer drop uses sensitivities, but sensitivity is None. Measure them first and pass them as sensitivity"
             )
         s = drop.sensitivity
         return allocate(

@@ -1,4 +1,4 @@
-"""Token dropping: some tokens of each sequence go around the layers in the middle."""
+"""Token dropping: some tokens of each sequence skip the middle layers."""
 
 from dataclasses import dataclass
 
@@ -8,54 +8,61 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class TokenDrop:
-    """Which fraction of the tokens goes around which layers; at random, others in every step and sequence.
+    """The fraction of tokens that skip the middle layers.
 
-    The tokens that stay keep their order, so that causal attention stays causal. LiGO's appendix
-    B.3 drops 15 % in "middle layers", which we take for all but the first and the last (as random
-    layerwise token dropping does, Yao et al., 2022).
+    The tokens are sampled separately for each step and sequence. The remaining tokens keep their
+    order, so causal attention stays causal. LiGO (appendix B.3) drops 15 % of the tokens in "middle
+    layers". We take these to be all layers except the first and the last, as in random layerwise
+    token dropping (Yao et al., 2022).
+
+    Attributes:
+      rate: fraction of the tokens that skip the middle layers, above 0 and below 1.
+      first: number of layers at the bottom that process all tokens.
+      last: number of layers at the top that process all tokens.
     """
 
     rate: float = 0.15
-    first: int = 1  # layers at the bottom that see all tokens
-    last: int = 1  # at the top
+    first: int = 1
+    last: int = 1
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
-            raise ValueError(f"rate lies between 0 and 1, but is {self.rate}")
+            raise ValueError(f"rate must be above 0 and below 1, but is {self.rate}")
         if self.first < 0 or self.last < 0:
             raise ValueError(
-                f"first and last are not negative, but are {self.first} and {self.last}"
+                f"first and last must not be negative, but are {self.first} and {self.last}"
             )
 
     def kept(self, length: int) -> int:
-        """How many tokens of ``length`` stay."""
+        """The number of kept tokens of a sequence of ``length`` tokens."""
         return max(1, round((1 - self.rate) * length))
 
     def middle(self, layers: int) -> tuple[int, int]:
-        """The layers ``begin .. end - 1`` that see the kept tokens alone.
+        """The range of layers ``begin .. end - 1`` that process only the kept tokens.
 
         Raises:
-          ValueError: there are none.
+          ValueError: every layer is one of the first or last layers.
         """
         if self.first + self.last >= layers:
             raise ValueError(
-                f"token dropping leaves out {self.first} + {self.last} layers, but the model has {layers}"
+                f"token dropping excludes {self.first} + {self.last} layers, but the model has only {layers}"
             )
         return self.first, layers - self.last
 
 
 def sample_tokens(drop: TokenDrop, key: jax.Array, rows: jax.Array, length: int) -> jax.Array:
-    """Places of the tokens that stay, int32 [batch, kept], ascending: a uniform choice for every sequence.
+    """Sample the token keep mask of each sequence uniformly, as the positions of the kept tokens.
 
     Args:
-      drop: which fraction is dropped.
-      key: of a step, the same on every device.
-      rows: int [batch], which sequences of the step's batch these are: each draws for itself,
-        wherever it is.
-      length: tokens of each.
+      drop: the fraction of tokens that is dropped.
+      key: random key of the step, equal on all devices.
+      rows: int [batch], the index of each sequence in the batch of the step. The sample of a
+        sequence depends on this index and not on the device.
+      length: number of tokens of each sequence.
 
     Returns:
-      The places, the same number in every sequence.
+      Positions, int32 [batch, kept], in ascending order. Their number is the same for all
+      sequences.
 
     Example:
       >>> sample_tokens(TokenDrop(rate=0.25), jax.random.key(0), rows=jnp.arange(2), length=8).shape

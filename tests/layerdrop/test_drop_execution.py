@@ -397,9 +397,7 @@ def test_vmap_over_gates_is_refused(layers):
             lambda w, x: x * w, np.ones(LAYERS), np.ones(3), remat="products", kept=Kept(layers)
         )[0]
 
-    with pytest.raises(
-        ValueError, match=r"vmap over 2 sets of gates would run every layer.*lax\.map"
-    ):
+    with pytest.raises(ValueError, match=r"vmap over 2 keep masks would run every layer.*lax\.map"):
         jax.vmap(run)(layers)
     assert lax.map(run, layers).shape == (2, 3)
 
@@ -720,19 +718,19 @@ class Scanned(nn.Module):
         (
             Wrong("wider"),
             Wrong,
-            r"Wrong takes float32\[2, 5\] and returns float32\[2, 6\]: what is dropped hands on",
+            r"Wrong takes float32\[2, 5\] and returns float32\[2, 6\]\. A dropped block returns",
         ),
-        (Wrong("dict"), Wrong, r"Wrong takes float32\[2, 5\] and returns dict: what is dropped"),
+        (Wrong("dict"), Wrong, r"Wrong takes float32\[2, 5\] and returns dict\. A dropped block"),
         (Wrong("half"), Wrong, r"Wrong takes float32\[2, 5\] and returns float16\[2, 5\]"),
         (
             Wrong("count"),
             Wrong,
-            "Wrong returns int32 besides what it changes, which must be floats",
+            "Wrong returns int32 after its first result\. The other results must be floats",
         ),
         (
             Scanned(False),
             Listed,
-            "nn.scan runs one call of Listed for all layers, which have a gate each: hand Kept to",
+            "nn.scan runs one call of Listed for all layers, but the keep mask has one entry per layer",
         ),
         (Scanned(True), Listed, "nn.scan runs one call of Listed for all layers"),
     ],
@@ -802,12 +800,12 @@ def test_the_number_of_gates_must_be_that_of_the_blocks(stranger):
 
     for layers, says in (
         (np.ones(2, bool), "called more than 2 times"),
-        (np.ones(4, bool), "called 3 times, but there are 4 gates; a scanned stack"),
-        (np.array([0, 1]), "takes gates, bool"),
+        (np.ones(4, bool), "called 3 times, but the keep mask has 4 entries. A scanned stack"),
+        (np.array([0, 1]), "takes a keep mask, bool"),
     ):
         with pytest.raises(ValueError, match=says):
             jax.eval_shape(run, layers)
-    with pytest.raises(ValueError, match="vmap over 2 sets of gates"):
+    with pytest.raises(ValueError, match="vmap over 2 keep masks"):
         jax.eval_shape(jax.vmap(run), np.ones((2, 3), bool))
 
 

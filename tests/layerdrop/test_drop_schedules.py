@@ -134,10 +134,18 @@ def test_a_fit_goes_by_large_values_and_finds_the_curve_through_noise():
         (
             [0.1, 0.2, 0.3],
             [0, 1, 2],
-            "three points or more that are not zero make a fit, but there are 2",
+            "at least three points that are not zero, but there are 2",
         ),
-        ([0.1, 0.4, 0.7, 1], [10, 2.5, 1, 0.5], "no peak while layers are dropped, it only falls"),
-        ([0.1, 0.4, 0.7, 1], [1, 2, 4, 8], "no peak while layers are dropped, it only rises"),
+        (
+            [0.1, 0.4, 0.7, 1],
+            [10, 2.5, 1, 0.5],
+            "not have a peak while layers are dropped. It only falls",
+        ),
+        (
+            [0.1, 0.4, 0.7, 1],
+            [1, 2, 4, 8],
+            "not have a peak while layers are dropped. It only rises",
+        ),
     ],
 )
 def test_what_has_no_peak_is_not_fitted(u, v, says):
@@ -396,7 +404,7 @@ def test_block_and_allow_lists_by_hand():
     assert found(share=0.3, block=(2,), allow=(1,)) == [2, 3]
     assert found(share=0.0, block=()) == []
     with pytest.raises(
-        ValueError, match=r"layers \[6\] of a block or allow list are none of the 6 layers"
+        ValueError, match=r"lists name the layers \[6\], but the model has only 6 layers"
     ):
         found(block=(6,))
 
@@ -407,7 +415,7 @@ def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
         assert at(drop, t, 12, sensitivity=np.arange(12.0)).sum() == pytest.approx(
             at(LayerDrop(0.6), t, 12).sum()
         )
-    with pytest.raises(ValueError, match="measure them first"):
+    with pytest.raises(ValueError, match="Measure them first"):
         schedule(drop, 12, 1, STEPS)
 
 
@@ -440,20 +448,20 @@ def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        (lambda: LayerDrop(theta=0.0), "theta lies between 0.05 and 1, but is 0.0"),
+        (lambda: LayerDrop(theta=0.0), "theta must be between 0.05 and 1, but is 0.0"),
         (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
         (
             lambda: LayerDrop(recovery=0.6, sensitivity=Sensitivity(after=0.4)),
             "after=0.4 and recovery=0.6 leave no step",
         ),
-        (lambda: LayerDrop(time="variance"), "time='variance' goes by a variance"),
+        (lambda: LayerDrop(time="variance"), "time='variance' needs a variance"),
         (
             lambda: LayerDrop(variance=CURVE),
-            "no other time does, but time='pld' has variance=Variance",
+            "other times do not accept one, but time='pld' has variance=Variance",
         ),
         (
             lambda: Variance(1.5, 2.0),
-            "peak lies in .0, 1. and shape above 1, but they are 1.5 and 2.0",
+            "peak must be in .0, 1. and shape above 1, but they are 1.5 and 2.0",
         ),
         (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
         (
@@ -465,7 +473,7 @@ def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
             "never runs the upper layers, so scale must be 'none', not 'sublayer'",
         ),
         (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
-        (lambda: Sensitivity(share=2.0), "share lies between 0 and 1, but is 2.0"),
+        (lambda: Sensitivity(share=2.0), "share must be between 0 and 1, but is 2.0"),
         (lambda: Sensitivity(after=1.0), "after=1.0 leaves no step"),
         (lambda: Sensitivity(batches=0), "batches must be at least 1"),
     ],

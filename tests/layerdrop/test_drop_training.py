@@ -577,14 +577,14 @@ def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path
         replace(SBLD, theta=0.7, sensitivity=replace(SBLD.sensitivity, kind="taylor"))
     )
     for wrong, says in (
-        ("method.drop.theta=0", "theta lies between 0.05 and 1, but is 0.0"),
+        ("method.drop.theta=0", "theta must be between 0.05 and 1, but is 0.0"),
         (
             "method.drop.depth=linaer",
             "expected 'linear' or 'algorithm1' or 'uniform' or 'layerskip' or 'prefix', but got 'linaer'",
         ),
         (
             "method.drop.sensitivity.block=(0, 4)",
-            "layers [4] of a block or allow list are none of the 4 layers",
+            "lists name the layers [4], but the model has only 4 layers",
         ),
     ):
         with pytest.raises(UserError, match=re.escape(says)):
@@ -624,7 +624,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
             "differ in more than in dropping layers: batch: 8 and 4",
         ),
         ((base, tmp_path), "there is no finished run"),
-        ((base, finished("flat", drop, lambda t: 2.0)), "three points or more"),
+        ((base, finished("flat", drop, lambda t: 2.0)), "at least three points"),
     ):
         with pytest.raises(UserError, match=says):
             variance.fit(*wrong)

@@ -71,7 +71,7 @@ def test_a_model_without_layers_in_the_middle_is_refused():
         ),
     ):
         with pytest.raises(
-            ValueError, match=r"token dropping leaves out 1 \+ 1 layers, but the model has 2"
+            ValueError, match=r"token dropping excludes 1 \+ 1 layers, but the model has only 2"
         ):
             make(2)
 

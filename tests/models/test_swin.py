@@ -387,7 +387,7 @@ def test_indices_are_given_for_each_stage():
         )
 
     with pytest.raises(
-        ValueError, match="how many layers a stage keeps is static: give indices as a tuple"
+        ValueError, match="number of layers that a stage keeps is static: give a tuple"
     ):
         jax.eval_shape(run, tiny.shapes(small))
 

@@ -239,7 +239,7 @@ def test_finer_experts_of_the_same_cost_keep_the_function_if_a_group_stays_toget
     assert large.cost(7).layer < 2.2 * c.cost(7).layer  # twice the units, and a router
     assert np.abs(logits(large, routed(grown, axes, 1, 0.5)) - expected).max() > VISIBLE
     with pytest.raises(
-        ValueError, match="8 experts of 3 units. For example, use mlp=4 and experts=8"
+        ValueError, match=r"8 experts of 3 units\. For example, use mlp=4 and experts=8"
     ):
         virtual_groups(one.sizes(), {"experts": 8, "mlp": 3})
 
