@@ -325,9 +325,9 @@ def _refuse(axis_size, in_batched, layers):
 def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
     """A context in which the i-th call of a ``block`` runs only if ``kept.layers[i]`` is true.
 
-    A Flax (Linen) model drops layers in this way, without a change of its code. The model must call
-    one block after the other from a Python loop. A model with ``nn.scan`` is refused; a custom
-    stack passes `Kept` to `jaxgrow.models.layers.run_stack` instead.
+    A Flax (Linen) model drops layers in this way. The model must call one block after the other
+    from a Python loop. A model with ``nn.scan`` is refused; a custom stack passes `Kept` to
+    `jaxgrow.models.layers.run_stack` instead.
 
     The first argument of the block, by position or by name, is the array that it changes. The other
     arguments can be of any type. The block returns that array, or a tuple that begins with it. The

@@ -725,7 +725,7 @@ class Scanned(nn.Module):
         (
             Wrong("count"),
             Wrong,
-            "Wrong returns int32 after its first result\. The other results must be floats",
+            r"Wrong returns int32 after its first result\. The other results must be floats",
         ),
         (
             Scanned(False),
