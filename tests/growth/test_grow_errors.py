@@ -390,7 +390,7 @@ def test_what_is_no_mapping_is_told_what_it_should_be():
         stack(LARGE, 6)
     with pytest.raises(
         TypeError,
-        match=r"stack: sizes is GPT2Config.* config.sizes\(\)|stack: sizes is .. of type GPT2Config",
+        match=r"stack: sizes is GPT2Config.* config.sizes\(\)|stack: sizes is ... of type GPT2Config",
     ):
         stack(GPT2Config(), {"layers": 6})
     with pytest.raises(TypeError, match="decoalesce: sizes is 3 of type int"):
