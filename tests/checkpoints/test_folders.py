@@ -456,9 +456,9 @@ def test_the_command_ends_by_each_signal_with_nothing_left_and_a_true_message(
         saved(tmp_path / "b", seed=3)
     before = contents(tmp_path)
     command = ["convert", str(folder), str(tmp_path / "b"), "--to", "hf", "--overwrite"]
-    write = checkpoints.safetensors.Tensor.copy
+    write = safetensors.Tensor.copy
     monkeypatch.setattr(
-        checkpoints.safetensors.Tensor,
+        safetensors.Tensor,
         "copy",
         lambda *a: (write(*a), signal.raise_signal(number)),  # the first of many
     )

@@ -263,7 +263,7 @@ def test_what_config_json_may_leave_out_and_what_is_refused():
     }
     with pytest.raises(
         ValueError,
-        match="rope_type is 'axial', but only default, linear, dynamic, llama3, yarn, longrope",
+        match='rope_type is "axial", but only default, linear, dynamic, llama3, yarn, longrope',
     ):
         family.inferred(
             {"num_attention_heads": 4, "hidden_size": 12, "rope_scaling": {"type": "axial"}}

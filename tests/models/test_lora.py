@@ -289,7 +289,7 @@ def test_every_matrix_product_of_its_training_is_counted(family):
 
     arguments = ({"classifier": params["classifier"]}, fresh), params, tokens
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
-    assert flops.train(config, 16, adapter=EVERY) == counted
+    assert flops.train(config, 16, adapter=EVERY, at_once=16) == counted
     assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
     with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
         flops.train(config, 16, adapter=EVERY, frozen=1)
