@@ -22,7 +22,7 @@ from checkpoints import CONFIG, change, contents, saved
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import CheckpointError, Loaded
-from jaxgrow.checkpoints.io import folders
+from jaxgrow.checkpoints.io import folders, safetensors
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.checkpoint_commands import main
 
