@@ -80,7 +80,7 @@ def longest(bound: estimate.Bound) -> str:
 def folded(programs: list[Program]) -> tuple[list[Program], list[Program]]:
     """``(programs of the table, those that take less memory than a step and run once or for evaluation)``."""
     most = max((p.memory for p in programs if p.steps and p.tokens), default=0.0)
-    small = [p for p in programs if p.what in ("born", "evaluation") and p.memory <= most]
+    small = [p for p in programs if p.what in ("initialisation", "evaluation") and p.memory <= most]
     return [p for p in programs if p not in small], small
 
 

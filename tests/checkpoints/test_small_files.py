@@ -108,8 +108,8 @@ DAMAGES = {"empty": lambda content: b"", "cut": lambda content: content[: len(co
     ("name", "way_out"),
     [
         ("config.json", "restore it from a backup, or copy the one that the same command writes"),
-        ("result.json", "delete .*result.json and give the command of the run again"),
-        ("metrics.jsonl", "delete .*result.json and give the command of the run again"),
+        ("result.json", "delete .*result.json and run the command of the run again"),
+        ("metrics.jsonl", "delete .*result.json and run the command of the run again"),
         ("scores.json", "delete it, and the command that wrote it computes it again"),
         ("evaluated.json", "delete it, and the command that wrote it computes it again"),
     ],
@@ -142,7 +142,7 @@ def test_lost_and_changed_lines_of_a_log_are_found(finished, tmp_path):
     for damaged, says in [
         (
             b"".join(lines[:-1]),
-            f"{len(whole) - len(lines[-1])} of its {len(whole)} bytes are there",
+            f"only {len(whole) - len(lines[-1])} of its {len(whole)} bytes exist",
         ),
         (whole.replace(b'{"phase', b'("phase', 1), "line 1: it is not JSON"),
     ]:
@@ -150,7 +150,7 @@ def test_lost_and_changed_lines_of_a_log_are_found(finished, tmp_path):
         with pytest.raises(UserError, match=f"metrics.jsonl is damaged: {says}"):
             Workdir(run).lines()
     (run / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: 0 of its"):
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: only 0 of its"):
         Workdir(run).lines()
 
 
@@ -224,7 +224,8 @@ def test_a_finished_folder_without_its_config_answers_no_config_at_all(finished,
     shutil.copy(tmp_path / "other" / "config.json", run / "config.json")
     assert pretrain.run(experiment, run)["steps"] == 8
     with pytest.raises(
-        UserError, match="belongs to another config, there and here: steps: 8 and 9"
+        UserError,
+        match=r"contains a run of another config \(values there and here: steps: 8 and 9\)",
     ):
         pretrain.run(replace(experiment, steps=9), run)
     assert json.loads((run / "config.json").read_text()) == Workdir(run).config

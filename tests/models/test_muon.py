@@ -223,6 +223,6 @@ def step(config, samples):
 def test_what_goes_by_adams_clock_is_refused():
     with pytest.raises(ValueError, match="not muon"):
         Train("large", 8, replace(OPTIM, warmup=0), runs.LARGE, modifiers=(Rewarm(),))
-    with pytest.raises(ValueError, match="name is 'adamw', 'muon' or 'sgd', not 'lion'"):
+    with pytest.raises(ValueError, match="name must be 'adamw', 'muon' or 'sgd', not 'lion'"):
         replace(OPTIM, name="lion")
     assert Scratch().plan(MODEL, OPTIM, 1)[0].fixed_flops > 0

@@ -65,11 +65,11 @@ CASES = {
     ),
     "a batch for fewer devices": (
         ["--set", "batch=6"],
-        "a batch of 6 cannot be divided among 4 devices; use a multiple of 4",
+        "a batch of 6 is not divisible by 4 devices; use a multiple of 4",
     ),
     "micro-batches too small": (
         ["--set", "accumulate=4"],
-        "a batch of 2 cannot be divided among 4 devices",
+        "a batch of 2 is not divisible by 4 devices",
     ),
     "no corpus": (["--set", "data.path={}/absent"], "there is no corpus at {}/absent"),
     "a folder without text": (
@@ -155,7 +155,7 @@ def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
         (folder / kept).write_text("something")
         with pytest.raises(
             UserError,
-            match="belongs to another config, there and here: steps: 8 and 9; give another",
+            match=r"contains a run of another config \(values there and here: steps: 8 and 9\); give another",
         ):
             workdir.claim(other)
         workdir.claim(replace(experiment, log_every=1, parallel="mesh", checkpoint_every=9))
@@ -165,7 +165,7 @@ def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
     said = refused(runs.script(tmp_path, experiment), *options)
     assert (
         said
-        == f"{folder} belongs to another config, there and here: optim.peak_lr: 0.01 and 0.5; give another --workdir"
+        == f"{folder} contains a run of another config (values there and here: optim.peak_lr: 0.01 and 0.5); give another --workdir"
     )
     assert (folder / "config.json").read_bytes() == before
 

@@ -128,10 +128,10 @@ def test_without_an_intact_checkpoint_nothing_is_moved(saved, tmp_path):
     for reading in (restored, load):
         with pytest.raises(
             UserError,
-            match=r"no checkpoint in .* is whole \(6: \S+ has changed; 3: \S+ has changed\)",
+            match=r"no checkpoint in .* is intact \(6: \S+ has changed; 3: \S+ has changed\)",
         ):
             reading(tmp_path)
-    with pytest.raises(UserError, match=r"is whole \(6: \S+ has changed\)"):
+    with pytest.raises(UserError, match=r"is intact \(6: \S+ has changed\)"):
         load(tmp_path, step=6)
     with pytest.raises(UserError, match="there is no checkpoint in"):
         load(tmp_path, step=9)
@@ -189,7 +189,7 @@ def test_the_newest_unsealed_checkpoint_is_incomplete(saved, tmp_path, capsys):
     shutil.copytree(saved, tmp_path / "b")
     for step in (3, 6):
         (tmp_path / "b" / "checkpoints" / str(step) / "SHA256SUMS").unlink()
-    with pytest.raises(UserError, match=r"is whole \(3: it has no SHA256SUMS"):
+    with pytest.raises(UserError, match=r"is intact \(3: it has no SHA256SUMS"):
         restored(tmp_path / "b")
 
 
@@ -229,7 +229,7 @@ def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
         read.params["token_embedding"], model(6).params["token_embedding"]
     )
     flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
-    with pytest.raises(UserError, match=r"no checkpoint in .* is whole \(6: \S+ has changed\)"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(6: \S+ has changed\)"):
         imported(tmp_path, runs.MODEL, runs.mesh())
     with pytest.raises(
         CheckpointError,
@@ -250,7 +250,7 @@ def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     for reading in (load, lambda folder: imported(folder, runs.MODEL, runs.mesh())):
         with pytest.raises(
             UserError,
-            match=r"is damaged: .* has changed.*; delete .*result.json and give the command of the run again",
+            match=r"is damaged: .* has changed.*; delete .*result.json and run the command of the run again",
         ):
             reading(run)
     with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):

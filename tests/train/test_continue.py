@@ -40,7 +40,7 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     result = pretrain.run(e, tmp_path / "run")
     said = capsys.readouterr().err
     assert (
-        f"{tmp_path / 'grown'} is no run of ours: what its model has cost is not known, and not counted"
+        f"{tmp_path / 'grown'} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
         in said
     )
     assert [(p["kind"], p["flops"] > 0) for p in result["phases"]] == [
@@ -95,15 +95,16 @@ def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
 
     says(
         Continue("nowhere"),
-        r"there is no finished run in .*nowhere, nor another model; run its config first",
+        r"there is neither a finished run nor another model in .*nowhere; run its config first",
     )
     (tmp_path / "empty").mkdir()
     says(Continue("empty"), r"empty is neither a finished run nor a Hugging Face folder")
     wider = replace(config, mlp=2 * config.mlp)
     with pytest.raises(
-        UserError, match=rf"another than the one asked for, there and here: mlp: {config.mlp} and"
+        UserError,
+        match=rf"does not have the expected config .values there and here: mlp: {config.mlp} and",
     ):
         imported(folder, wider, runs.mesh())
     e = runs.experiment(tmp_path, name="begun", method=Scratch(), checkpoint_every=2)
     runs.killed(e, tmp_path / "begun", 2)
-    says(Continue("begun"), r"there is no finished run in .*begun")
+    says(Continue("begun"), r"there is neither a finished run nor another model in .*begun")

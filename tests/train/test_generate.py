@@ -147,7 +147,8 @@ def test_models_of_something_else_are_refused(tmp_path, run):
         run(written(tmp_path / "bert", BERTConfig(**SIZES)), "--prompt", "a")
     image = ViTConfig(image=8, patch=4, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     with pytest.raises(
-        UserError, match="is a ViTConfig of images: this is for models that predict tokens"
+        UserError,
+        match="contains a ViTConfig for images, but this command needs a model that predicts tokens",
     ):
         run(written(tmp_path / "vit", image), "--prompt", "a")
     with pytest.raises(UserError, match="there is no folder"):

@@ -169,13 +169,17 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     assert mine == outcomes(dead, -signal.SIGKILL)
     stopped, loss, finished, unlike, pmap = mine
     assert re.fullmatch(
-        r"stopped by SIGTERM, saved at step [34] of train large; .*", stopped["Preempted"]
+        r"stopped by SIGTERM; saved a checkpoint at step [34] of train large; .*",
+        stopped["Preempted"],
     )
     assert loss == finished and "loss" in loss
     assert unlike["UserError"] == (
-        "processes 0 and 1 have other configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; start all by the same command"
+        "processes 0 and 1 have different configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; start all processes with the same command"
     ).replace("0.005", repr(e.optim.peak_lr))
-    assert pmap["UserError"] == "pmap is for one process, but this run has 2: set parallel=mesh"
+    assert (
+        pmap["UserError"]
+        == "parallel=pmap supports only one process, but this run has 2: set parallel=mesh"
+    )
     runs.assert_close(tmp_path / "run", alone)
     assert survivor[2].splitlines()[-1] == hosts.LOST
     said = [
@@ -290,7 +294,9 @@ def test_processes_that_slurm_starts_train_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("process", "says"),
     [
-        pytest.param("0", "not all of the 2 processes came within 1 s", marks=pytest.mark.slow),
+        pytest.param(
+            "0", "not all of the 2 processes connected within 1 s", marks=pytest.mark.slow
+        ),
         ("1", "does not answer within 1 s"),
     ],
 )
@@ -342,8 +348,8 @@ def test_processes_wait_for_each_other_at_the_start(tmp_path):
     [
         (("host:1", None, 0), "--coordinator, --processes and --process belong together"),
         ((None, 2, 0), "--coordinator, --processes and --process belong together"),
-        (("host", 2, 0), "--coordinator is HOST:PORT of process 0, not 'host'"),
-        (("host:1", 2, 2), "--process of 2 lies between 0 and 1, but is 2"),
+        (("host", 2, 0), "--coordinator must be HOST:PORT of process 0, not 'host'"),
+        (("host:1", 2, 2), "--process must be between 0 and 1 for 2 processes, but is 2"),
     ],
 )
 def test_what_names_no_process_is_refused(given, says):
@@ -386,8 +392,6 @@ def test_one_of_several_stays_alone_only_if_told(monkeypatch):
 
     monkeypatch.setattr(hosts.jax.distributed, "initialize", finds_no_cluster)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(
-        UserError, match="JAX does not find them; say where they are by --coordinator"
-    ):
+    with pytest.raises(UserError, match="JAX does not find them; give --coordinator"):
         hosts.join()
     hosts.join(processes=1)

@@ -108,7 +108,8 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
     here = batches.identity(data, runs.MODEL)
     before = contents(folder)
     with pytest.raises(
-        UserError, match=r"was begun with other data: there .*, here .*; bring those back"
+        UserError,
+        match=r"was started with other data: .* there, .* here; restore the original data",
     ) as refused:
         pretrain.run(replace(experiment, data=data), folder)
     changed = [key for key in ("train", "valid", "tokenizer") if began[key] != here[key]]
@@ -140,7 +141,7 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
     again = replace(moved, path=str(shutil.copytree(elsewhere, tmp_path / "again")))
     assert pretrain.run(replace(experiment, data=again), folder) == result
     reverse_lines(again, tmp_path)
-    with pytest.raises(UserError, match="was begun with other data"):
+    with pytest.raises(UserError, match="was started with other data"):
         pretrain.run(replace(experiment, data=again), folder)
 
 

@@ -84,7 +84,8 @@ def test_a_model_of_other_labels_or_of_another_task_is_refused(run, home, tmp_pa
     ):
         score(other, Labelled("cola", str(home / "cola"), length=14))
     with pytest.raises(
-        UserError, match="has learned cola, but the data are rte: evaluate it on cola, or fine-tune"
+        UserError,
+        match="was trained on cola, but the data are rte: evaluate it on cola, or fine-tune",
     ):
         order(learned(run), Head("rte", ("entailment", "not_entailment")), run)
 

@@ -145,12 +145,12 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
     [
         (
             {"mesh": Mesh(3)},
-            "a mesh of data=3 x fsdp=1 x tensor=1 does not take 4 devices: set mesh.data",
+            "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data",
         ),
-        ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not take 4 devices"),
+        ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),
         (
             {"batch": 6, "mesh": Mesh(2, 2)},
-            "a batch of 6 cannot be divided among 4 devices; use a multiple of 4",
+            "a batch of 6 is not divisible by 4 devices; use a multiple of 4",
         ),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
     assert whole / 4 < divided < whole / 2
     monkeypatch.setattr(programs, "made", None)
     monkeypatch.setattr(memory, "limit", lambda: divided)
-    says = rf"keeps {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, before any activation: "
+    says = rf"needs {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, and activations are not yet counted: "
     with pytest.raises(UserError, match=says + "with --set mesh.data=1 --set mesh.fsdp=4 it is"):
         pretrain.run(e, tmp_path / "run")
     monkeypatch.setattr(memory, "limit", lambda: divided - 1)

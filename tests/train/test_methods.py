@@ -540,16 +540,16 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
     missing = small_run.parent / "small-seed3"
     with pytest.raises(
         UserError,
-        match=rf"there is no finished run in {missing}, nor another model; run its config first",
+        match=rf"there is neither a finished run nor another model in {missing}; run its config first",
     ):
         pretrain.run(e, small_run.parent / "refused")
     (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
     with pytest.raises(
-        UserError, match=f"there is no finished run in {tmp_path}, nor another model"
+        UserError, match=f"there is neither a finished run nor another model in {tmp_path}"
     ):
         imported(tmp_path, SMALL, runs.mesh())
-    says = f"the model in {small_run} is another than the one asked for, there and here: eps: 1e-05 and 0.01; mlp: 8 and 16"
-    with pytest.raises(UserError, match=says):
+    says = f"the model in {small_run} does not have the expected config (values there and here: eps: 1e-05 and 0.01; mlp: 8 and 16)"
+    with pytest.raises(UserError, match=re.escape(says)):
         imported(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
     run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
     assert imported(small_run, run_otherwise, runs.mesh())[0].config == run_otherwise

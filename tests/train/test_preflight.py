@@ -410,9 +410,9 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("on", "says"),
     [
-        ("b200:8", "--on takes kind:size, as h100:8"),
-        ("h100:many", "--on takes kind:size, as h100:8"),
-        ("cpu:64", "this process has 4 CPU devices already, and cannot have 64"),
+        ("b200:8", "--on must be kind:size, such as h100:8"),
+        ("h100:many", "--on must be kind:size, such as h100:8"),
+        ("cpu:64", "this process already has 4 CPU devices and cannot create 64"),
     ],
 )
 def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, on, says):
@@ -426,7 +426,7 @@ def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, o
 
 def test_a_mesh_that_does_not_fit_the_machine_is_refused():
     with pytest.raises(
-        UserError, match="cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not take 4 devices"
+        UserError, match="cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not fit 4 devices"
     ):
         rehearsed(mesh=Mesh(fsdp=3))
 

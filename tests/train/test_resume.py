@@ -73,7 +73,10 @@ def test_runs_stopped_between_phases_end_bitwise_identical(tmp_path, monkeypatch
 def test_a_finished_run_is_not_run_again_and_says_so(monkeypatch, capsys, whole):
     monkeypatch.setattr(programs, "step", None)
     assert pretrain.run(*whole)["steps"] == 10
-    assert capsys.readouterr().err == f"the run in {whole[1]} has finished: nothing is left to do\n"
+    assert (
+        capsys.readouterr().err
+        == f"the run in {whole[1]} has already finished: there is nothing to do\n"
+    )
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
@@ -85,7 +88,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
         save(self, step, *rest)
         with pytest.raises(
             UserError,
-            match=r"another process runs in .*run; wait until it has saved, or give another",
+            match=r"another process uses .*run; wait until it has saved its checkpoint, or give another",
         ):
             pretrain.run(experiment, tmp_path / "run")
         inner.append(step)
@@ -195,7 +198,8 @@ def test_a_signal_saves_says_so_and_exits_with_its_code(
     assert signal.getsignal(number) == before
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert (
-        said == f"stopped by {name}, saved at step 2 of train coarse1; the same command continues"
+        said
+        == f"stopped by {name}; saved a checkpoint at step 2 of train coarse1; run the same command to continue"
     )
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
     pretrain.run(experiment, tmp_path / "run")
@@ -211,7 +215,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
         assert stop.asked(2) and codes == []
         assert "a second Ctrl-C ends at once" in capfd.readouterr().err
         signal.raise_signal(signal.SIGINT)
-        assert codes == [130] and "ended without saving" in capfd.readouterr().err
+        assert codes == [130] and "exited without saving" in capfd.readouterr().err
     before = signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # as nohup and shells do for processes in the background
@@ -313,7 +317,7 @@ def test_without_a_whole_checkpoint_the_run_stops_with_one_line(tmp_path, whole,
         cut(path)
     before = runs.log(run)
     with pytest.raises(
-        UserError, match=r"no checkpoint in .* is whole \(5: .*; 4: .*\); move the folder away"
+        UserError, match=r"no checkpoint in .* is intact \(5: .*; 4: .*\); move the folder away"
     ):
         pretrain.run(whole[0], run)
     assert runs.log(run) == before

@@ -144,7 +144,8 @@ def test_replicas_are_whole_hosts():
             [2, 3],
         ]
         with pytest.raises(
-            ValueError, match=r"mesh\.replica=8 divides the devices of a host: 4 hosts"
+            ValueError,
+            match=r"mesh\.replica=8 would split the devices of a host: the number of hosts \(4\)",
         ):
             Mesh(replica=8).over(devices)
 
@@ -210,7 +211,7 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token():
 def test_a_batch_that_devices_cannot_share_is_refused():
     assert rows(8, runs.mesh()).tolist() == list(range(8))
     with pytest.raises(
-        ValueError, match="a batch of 6 cannot be divided among 4 devices; use a multiple of 4"
+        ValueError, match="a batch of 6 is not divisible by 4 devices; use a multiple of 4"
     ):
         rows(6, runs.mesh())
 

@@ -80,7 +80,7 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path, capsys, monkeypatch):
     fails, kept = Kept(fails_at=1), Kept()
     recorded(tmp_path, fails, kept)
     assert (
-        "Kept failed (no route) and gets no more numbers; the log has all of them"
+        "Kept failed (no route) and does not get any more numbers; the log contains all of them"
         in capsys.readouterr().err
     )
     assert (len(fails.points), len(kept.points)) == (0, 2)
@@ -89,7 +89,8 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path, capsys, monkeypatch):
 def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"loggers=mlflow needs the package mlflow: pip install -e '.\[mlflow\]'"
+        UserError,
+        match=r"loggers=mlflow needs the package mlflow: run pip install -e '.\[mlflow\]'",
     ):
         trackers.opened(replace(experiment, loggers=("mlflow",)), tmp_path)
 

@@ -1,1 +1,1 @@
-"""Ahead-of-time compilation: does a plan fit a machine that is absent?"""
+"""Ahead-of-time (AOT) compilation: check whether a plan fits a machine that is not present."""

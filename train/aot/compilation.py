@@ -1,4 +1,4 @@
-"""A plan without its machine: every program that it would run is compiled, and shapes stand for the models."""
+"""Compile every program of a plan for a machine that is not present, with shapes as the models."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -36,20 +36,36 @@ from train.plan.training import Train
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program, and what one device of the machine does in a run of it. Sizes in bytes."""
+    """A compiled program, and the memory, compute and exchanges of one device in one run of it.
+
+    Attributes:
+      phase: label of the phase.
+      what: "step", "evaluation", "initialisation", or the kind of the phase.
+      steps: number of times that the plan runs the program.
+      tokens: tokens of one run on all devices.
+      flops: FLOPs of one run on all devices.
+      parameters: bytes of the parameters on one device.
+      moments: bytes of the optimizer state on one device.
+      other: bytes of the other inputs on one device, such as batches and other models.
+      temporary: bytes of activations, gradients and outputs on one device.
+      collectives: exchanges between devices.
+      conditionals: number of conditionals in the program.
+      kernels: names of the kernels that XLA did not generate.
+      roofline: lower bound of the time of one run.
+    """
 
     phase: str
-    what: str  # step, evaluation, or the kind of the phase
-    steps: int  # how often the plan runs it
-    tokens: int  # of a run, on all devices
-    flops: float  # of a run, on all devices
+    what: str
+    steps: int
+    tokens: int
+    flops: float
     parameters: float
     moments: float
-    other: float  # batches, other models
-    temporary: float  # activations, gradients, what comes out
+    other: float
+    temporary: float
     collectives: tuple[hlo.Collective, ...]
     conditionals: int
-    kernels: tuple[str, ...]  # not XLA's own
+    kernels: tuple[str, ...]
     roofline: Roofline
 
     @property
@@ -57,14 +73,18 @@ class Program:
         return self.parameters + self.moments + self.other + self.temporary
 
 
-# steps of a phase, evenly, and as many at its begin, where schedules change: they stand for all
+# Number of steps of a phase that are examined in place of all of them. They are evenly spaced. The
+# same number of steps at the beginning is examined too, because schedules change there.
 LOOKED_AT = 64
 
 
 def _kinds(
     phase: Train, plans: Callable[[int, int], StepPlan]
 ) -> Iterator[tuple[int, list[StepPlan]]]:
-    """``(number of steps, some of them)`` for each program of the phase: for steps with inputs of the same shapes."""
+    """Yield ``(number of steps, some of their plans)`` for each program of the phase.
+
+    Steps whose inputs have the same shapes share a program.
+    """
     if phase.begin == phase.end:
         return
     begin, last = phase.begin, phase.end - 1
@@ -81,7 +101,7 @@ def _kinds(
 
 
 def _named(plans: list[StepPlan], depth: int) -> str:
-    """What the program of these steps is called: with the layers that it runs, if it drops some."""
+    """The name of the program of these steps, with the number of its layers if it drops some."""
     layers = {plan.layers for plan in plans}
     if min(layers) == depth:
         return "step"
@@ -89,10 +109,17 @@ def _named(plans: list[StepPlan], depth: int) -> str:
 
 
 class Rehearsal:
-    """What a run offers its phases (`train.plan.phase.Context`), where nothing is there but the machine's description.
+    """Compile all programs of a plan for a machine that need not be present.
+
+    It provides the interface that a run offers to its phases (`train.plan.phase.Context`).
+
+    Args:
+      experiment: experiment with the plan.
+      machine: description of the machine.
+      say: function that prints a line for each program.
 
     Raises:
-      UserError: the mesh does not fit the machine, or the batch the mesh.
+      UserError: the mesh does not fit the machine, or the batch does not fit the mesh.
     """
 
     resumed = False
@@ -115,14 +142,14 @@ class Rehearsal:
         self._known: dict[str, tuple[Any, str]] = {}
 
     def run(self) -> list[Program]:
-        """Every program of the plan, in the order of their first runs."""
+        """Compile and return all programs of the plan, in the order of their first runs."""
         plan = self.experiment.plan
         for number, phase in enumerate(plan):
             self._phase = phase
             self.models = after(plan, number, self.models, phase.run(self))
         return self.programs
 
-    # --- what phases ask for ---
+    # --- the interface for phases ---
 
     def begin(self, phase: Phase, made: Any) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
@@ -133,9 +160,9 @@ class Rehearsal:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx)
-        what = "born" if isinstance(self._phase, Train) else self._phase.kind
+        what = "initialisation" if isinstance(self._phase, Train) else self._phase.kind
         made, cost = self._compiled(program, arguments, what, 1, 0)
-        if made.sensitivity is not None:  # is looked at
+        if made.sensitivity is not None:  # later phases read its values
             made = replace(made, sensitivity=np.linspace(0, 1, made.config.depth, dtype=np.float32))
         return made, cost
 
@@ -150,7 +177,7 @@ class Rehearsal:
         )
         program = over_mesh(make, self.mesh, donate=True)
         batch = self._batch(e.batch)
-        # Phases look at numbers that a model has, as Adam's count: there they are 0.
+        # Phases read scalars of a model, such as Adam's step count. They are 0 here.
         known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
         setting = Setting(
             self.models, phase.begin, e.batch, e.accumulate, e.seed, batch_devices(self.mesh)
@@ -207,7 +234,11 @@ class Rehearsal:
         )
 
     def _placed(self, tree: Tree) -> Tree:
-        """Shapes, with where they lie on the machine's mesh: models divided, anything else whole, unless it says where."""
+        """Add the shardings on the machine's mesh to shapes.
+
+        Models are sharded. Other arrays keep their sharding if they have one, and are replicated
+        otherwise.
+        """
 
         def where(node: Any) -> Tree:
             if isinstance(node, Model):
@@ -228,7 +259,7 @@ class Rehearsal:
         tokens: int,
         cost: float | None = None,
     ) -> tuple[Any, float]:
-        """Compiles, notes, and returns ``(shapes of the first result, FLOPs)``."""
+        """Compile a program, record it, and return ``(shapes of the first result, FLOPs)``."""
         self.say(f"compiling: {self._phase.label}, {what}")
         with jax.set_mesh(self.mesh):
             traced = program.trace(*arguments)
@@ -271,7 +302,7 @@ class Rehearsal:
         return (self._placed(made) if isinstance(made, Model) else made), cost
 
     def _compiled_once(self, lowered: jax.stages.Lowered) -> tuple[Any, str]:
-        """Memory and text of a program: a plan comes back to the same ones."""
+        """Return memory analysis and text of a program; both are cached, as plans repeat programs."""
         source = lowered.as_text()
         if source not in self._known:
             compiled = lowered.compile()
@@ -280,5 +311,5 @@ class Rehearsal:
 
 
 def _each(tree: Tree) -> float:
-    """Bytes of it on one device."""
+    """Bytes that one device holds of a tree."""
     return on_each(tree, jax.tree.map(lambda x: x.sharding, tree))

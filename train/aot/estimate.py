@@ -1,4 +1,4 @@
-"""What compiled programs take on a machine, at least: memory, time, and what would fit if they do not."""
+"""Lower bounds of the memory and time of compiled programs, and settings that fit a machine."""
 
 import itertools
 import math
@@ -13,17 +13,17 @@ from train.aot.machines import Chip, Machine
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 
-REMATS = get_args(Remat)  # the later, the less a layer saves
+REMATS = get_args(Remat)  # in descending order of the memory that a layer uses
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds of a run of a program that no implementation of this program is below.
+    """A lower bound of the seconds of one run of a compiled program, for any implementation of it.
 
     Attributes:
       parts: seconds of the kernels of each part of the step (`train.aot.roofline`), the longest
         first.
-      products: seconds that the products of the model take at the peak of all devices.
+      products: seconds that the matrix products of the model take at the peak of all devices.
       links: seconds that the links within a host and between hosts are busy.
     """
 
@@ -33,24 +33,27 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """Kernels run one after the other; what is exchanged may overlap with all of them."""
+        """The lower bound: kernels run one after the other, and exchanges overlap with all of them."""
         return max(sum(self.parts.values()), self.products, self.links)
 
     @property
     def by(self) -> str:
-        """The part that takes longest, or "links" where they are busy for longer than all kernels together."""
+        """The part that takes longest, or "links" if they are busy longer than all kernels."""
         if self.links >= max(sum(self.parts.values()), self.products) or not self.parts:
             return "links"
         return max(self.parts, key=lambda name: self.parts[name])
 
     @property
     def utilisation(self) -> float:
-        """Model FLOPs utilisation (MFU) that no run of this program exceeds."""
+        """The model FLOPs utilisation (MFU) that no run of this program exceeds."""
         return self.products / self.seconds if self.seconds else 0.0
 
 
 def bound(program: Program, machine: Machine) -> Bound | None:
-    """The least time of a run of a program; None for a machine whose figures its manufacturer does not state."""
+    """Return the lower bound of the time of one run of a program.
+
+    It is None if the manufacturer does not publish the figures of the machine.
+    """
     chip = machine.chip
     if not (chip.flops and chip.bandwidth and chip.links):
         return None
@@ -61,10 +64,10 @@ def bound(program: Program, machine: Machine) -> Bound | None:
 
 
 def _seconds(c: Collective, chip: Chip) -> float:
-    """Seconds that an exchange takes at least.
+    """The least number of seconds that an exchange takes.
 
-    Between hosts, every device of a group sends its share through the adapter of its own: the more
-    of the group are on one host, the more adapters its host has for what all of them send.
+    Between hosts, every device of a group sends its share through its own adapter. If more devices
+    of the group are on one host, the host has more adapters for the traffic of all of them.
     """
     inside = c.sent / (chip.links or math.inf)
     if not c.local or chip.network is None:
@@ -72,18 +75,18 @@ def _seconds(c: Collective, chip: Chip) -> float:
     return max(inside, c.sent / (c.local * chip.network))
 
 
-# What helps where a part of the step takes longest.
+# Advice for each part of the step, for the case that it takes longest.
 HELP = {
-    "copies of scans": "model.scan_layers=False keeps no stacked copies of what layers save",
-    "optimizer": "a larger batch, or accumulate, spreads an update over more tokens",
-    "links": "fewer micro-batches (accumulate) gather and add less often; mesh.data gathers no parameters, mesh.fsdp does",
-    "head": "a smaller vocabulary, or more layers for the same head: the logits are read and written in float32",
+    "copies of scans": "model.scan_layers=False avoids the stacked copies of saved activations",
+    "optimizer": "a larger batch, also by accumulate, has more tokens per update",
+    "links": "fewer micro-batches (accumulate) need fewer exchanges; mesh.data does not gather parameters, but mesh.fsdp does",
+    "head": "use a smaller vocabulary, or more layers for the same head: the logits are read and written in float32",
     "attention": "model.attention=auto uses a fused kernel where the shapes allow it",
-    "other": "model.remat saves or recomputes what lies between the products",
+    "other": "model.remat decides whether the values between the matrix products are saved or recomputed",
 }
 
 
-# What ``model.remat=auto`` tries, the fastest first: ``(remat, whether layers are scanned)``.
+# The settings that ``model.remat=auto`` tries, the fastest first: ``(remat, scan_layers)``.
 CHOICES: tuple[tuple[Remat, bool], ...] = (
     ("none", False),
     ("products", False),
@@ -101,18 +104,22 @@ def settled(
     say: Callable[[str], None],
     compiled: Callable[[Experiment], list[Program]] | None = None,
 ) -> tuple[Experiment, list[Program]]:
-    """The experiment without ``model.remat=auto`` and ``mesh.gradients=auto``, and its programs where they were compiled.
+    """Replace ``model.remat=auto`` and ``mesh.gradients=auto`` by settings that fit the machine.
 
-    ``remat`` becomes the first of `choices` with which every program fits the memory of the
-    machine, or the last one; and ``gradients``, of the two ways that fit, the one of the lower
-    bound. Where the platform states no limit of its memory, as a CPU, they are "products" with
-    scanned layers, and "layer".
+    ``remat`` becomes the first one of `choices` with which every program fits the memory of the
+    machine, or the last one if none fits. ``gradients`` becomes, among the ways that fit, the one
+    with the lower bound. If the platform does not report the size of its memory (CPU), the settings
+    are "products" with scanned layers, and "layer".
 
     Args:
-      experiment: what is to run.
-      machine: what it is compiled for.
-      say: what to do with a line about each attempt.
-      compiled: makes the programs of an experiment; by default all of its plan.
+      experiment: experiment to run.
+      machine: machine to compile for.
+      say: function that prints a line about each attempt.
+      compiled: function that compiles the programs of an experiment; by default it compiles the
+        plan.
+
+    Returns:
+      The experiment without "auto", and its programs if they were compiled.
     """
     compiled = compiled or (lambda e: Rehearsal(e, machine, say).run())
     if machine.limit is None and machine.chip.memory is None:
@@ -129,7 +136,7 @@ def settled(
         found = [(text, chosen, compiled(chosen)) for text, chosen in same]
         for text, _, programs in found:
             say(
-                f"{text}: {max(p.memory for p in programs) / 1e9:.3g} of {machine.memory / 1e9:.3g} GB"
+                f"{text}: needs {max(p.memory for p in programs) / 1e9:.3g} of {machine.memory / 1e9:.3g} GB"
             )
         fitting = [each for each in found if fits(each[2], machine)]
         if fitting or same is tried[-1]:
@@ -137,21 +144,22 @@ def settled(
     text, chosen, programs = min(
         fitting or found[-1:], key=lambda each: days(each[2], machine) or 0.0
     )
-    say(f"takes {text}")
+    say(f"chosen: {text}")
     if (
         _can_add_once(experiment)
         and chosen.mesh.gradients == "layer"
         and experiment.mesh.gradients == "auto"
     ):
-        why = "would take longer at least" if len(fitting) > 1 else "does not fit"
+        why = "has a higher time bound" if len(fitting) > 1 else "does not fit the memory"
         say(
-            f"gradients are added for each layer and micro-batch, in the dtype of activations: once a step {why}"
+            "gradients are reduced for each layer and micro-batch, in the dtype of activations: "
+            f"mesh.gradients=step {why}"
         )
     return chosen, programs
 
 
 def choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
-    """``(what is set, the experiment with it)`` for what its "auto" may become, the fastest first."""
+    """Yield ``(settings, experiment with them)`` for the "auto" settings, the fastest first."""
     model, mesh = experiment.model, experiment.mesh
     automatic = model.remat == "auto"
     deep = model.depth > UNROLLED_LAYERS
@@ -194,7 +202,7 @@ def fits(programs: list[Program], machine: Machine) -> bool:
 
 
 def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], Experiment]]:
-    """``(what is set, the experiment with it)``, the cheapest changes first, that need less memory."""
+    """Yield ``(settings, experiment with them)`` with less memory, the cheapest changes first."""
     mesh = experiment.mesh
     meshes = [([], mesh)]
     inner = mesh.tensor * mesh.expert * mesh.context * mesh.replica
@@ -220,7 +228,10 @@ def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], E
 
 
 def larger(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
-    """``(what is set, the experiment with it)`` that takes more memory and less time, the largest changes first."""
+    """Yield ``(settings, experiment with them)`` that use more memory to save time.
+
+    The largest changes come first.
+    """
     remats = REMATS[: REMATS.index(experiment.model.remat) + 1]
     for accumulate in (
         experiment.accumulate // 4,
@@ -244,25 +255,37 @@ def larger(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
 def using(
     experiment: Experiment, programs: list[Program], machine: Machine, say: Callable[[str], None]
 ) -> str | None:
-    """A setting that uses the memory that is left and lowers the bound of the plan, with both times; None, if none does.
+    """Find a setting that uses free memory and lowers the time bound of the plan.
 
-    Only where at least half of the memory is left, and at most three settings are tried: each
-    compiles the plan again.
+    It tries at most three settings, and only if at least half of the memory is free, because each
+    one compiles the plan again.
+
+    Returns:
+      A line with the setting and both times, or None if no setting helps.
     """
     before = days(programs, machine)
     if before is None or max(p.memory for p in programs) > machine.memory / 2:
         return None
     for changes, other in itertools.islice(larger(experiment), 3):
-        say(f"{machine.name} has memory left: trying {' '.join(changes)}")
+        say(f"{machine.name} has free memory: trying {' '.join(changes)}")
         found = Rehearsal(other, machine).run()
         after = days(found, machine)
         if fits(found, machine) and after is not None and after < before:
-            return f"{' '.join(changes)} uses the memory that is left: {after:.3g} in place of {before:.3g} days at least"
+            return f"{' '.join(changes)} uses the free memory and lowers the time bound from {before:.3g} to {after:.3g} days"
     return None
 
 
 def days(programs: list[Program], machine: Machine, utilisation: float = 1.0) -> float | None:
-    """Days that all programs take at least, or longer, where products reach no more than a part of the peak."""
+    """Return the lower bound of the time of all programs, in days.
+
+    Args:
+      programs: programs of the plan.
+      machine: machine that runs them.
+      utilisation: fraction of the peak that matrix products reach; below 1 it raises the bound.
+
+    Returns:
+      Days, or None if the manufacturer does not publish the figures of the machine.
+    """
     total = 0.0
     for program in programs:
         found = bound(program, machine)
@@ -275,7 +298,7 @@ def days(programs: list[Program], machine: Machine, utilisation: float = 1.0) ->
 def fitting(
     experiment: Experiment, machine: Machine, say: Callable[[str], None]
 ) -> list[str] | None:
-    """The first changes with which every program fits, or None."""
+    """Return the first settings of `smaller` with which every program fits, or None."""
     for changes, other in smaller(experiment, len(machine.devices)):
         say(f"trying {' '.join(changes)}")
         try:

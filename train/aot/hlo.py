@@ -1,4 +1,4 @@
-"""What a compiled program says of itself in XLA's text: which data its devices exchange, and how often."""
+"""Read XLA's text of a compiled program: which data do its devices exchange, and how often?"""
 
 import itertools
 import math
@@ -26,28 +26,43 @@ _GROUPS = re.compile(
     r"replica_groups=(?:\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?|\{\{([\d,]+)\})"
 )
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}?(?:,|$)")
-_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # as TPUs have it
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # the format for TPUs
 
 
 class Collective(NamedTuple):
-    """An exchange, as one device takes part in it."""
+    """An exchange of data between devices, as seen by one of them.
+
+    Attributes:
+      kind: name of the collective, such as "all-reduce".
+      size: bytes of the full array that is exchanged.
+      devices: number of devices in the group.
+      times: number of times that it runs in one run of the program.
+      asynchronous: whether the device computes during the exchange.
+      local: number of devices of the group on one host; 0 if all of them are on one host.
+    """
 
     kind: str
-    size: float  # bytes of the whole that is exchanged
-    devices: int  # that exchange it
-    times: int  # a run of the program
-    asynchronous: bool = False  # the device computes meanwhile
-    local: int = 0  # how many of these devices are on one host; 0: all of them
+    size: float
+    devices: int
+    times: int
+    asynchronous: bool = False
+    local: int = 0
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends in a run of the program, if the devices stand in a ring."""
+        """Bytes that a device sends in one run of the program, with a ring of devices."""
         share = 1.0 if self.kind == "collective-permute" else (self.devices - 1) / self.devices
         return self.times * self.size * share * (2 if self.kind == "all-reduce" else 1)
 
 
 def collectives(text: str, devices: int, hosts: int = 1) -> list[Collective]:
-    """Those of a program for so many devices on so many hosts. What is in a branch counts as if it were taken."""
+    """Return the collectives of a compiled program. Every branch of a conditional counts as taken.
+
+    Args:
+      text: XLA's text of the program.
+      devices: number of devices.
+      hosts: number of hosts with equally many devices.
+    """
     lines = dict(computations(text))
     counts = times(lines)
     out = []
@@ -66,7 +81,10 @@ def collectives(text: str, devices: int, hosts: int = 1) -> list[Collective]:
 
 
 def _local(line: str, group: list[int], each: int) -> int:
-    """How many devices of a group one host has; 0 where it has all. Of a permutation, 1 where any pair is of two hosts."""
+    """Number of devices of a group on one host; 0 if one host has all of them.
+
+    For a permutation, it is 1 if any pair of devices is on two hosts.
+    """
     if found := _PAIRS.search(line):
         ids = [int(n) for n in re.findall(r"\d+", found[1])]
         return (
@@ -83,7 +101,7 @@ def conditionals(text: str) -> int:
 
 
 def kernels(text: str) -> tuple[str, ...]:
-    """What a program calls that XLA did not make, such as cuDNN's attention and Pallas' kernels."""
+    """Return the kernels that XLA did not generate, such as cuDNN attention and Pallas kernels."""
     return tuple(sorted(set(_KERNEL.findall(text))))
 
 
@@ -101,7 +119,7 @@ def computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def times(lines: dict[str, list[str]]) -> Counter[str]:
-    """How often each computation runs: loops whose count is known, within loops."""
+    """Return how often each computation runs, with the trip counts of nested loops."""
     calls: dict[str, list[tuple[str, int]]] = {}
     for name, body in lines.items():
         for line in body:
@@ -124,13 +142,17 @@ def times(lines: dict[str, list[str]]) -> Counter[str]:
 
 class _Operation(NamedTuple):
     kind: str
-    operands: list[str]  # names, or what a constant is
-    of: int  # which of a tuple is taken
-    text: str = ""  # the line
+    operands: list[str]  # names, or the value of a constant
+    of: int  # index into a tuple
+    text: str = ""  # line of the operation
 
 
 def _trips(line: str, lines: dict[str, list[str]]) -> int:
-    """How often a loop turns, as XLA says; not of TPUs, where it is read off what the counter, from 0, grows by and up to."""
+    """The trip count of a loop.
+
+    XLA states it, except for TPUs. There it follows from the increment and the limit of the loop's
+    counter, which starts at 0.
+    """
     if known := _TRIPS.search(line):
         return int(known[1])
     called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", line))
@@ -147,9 +169,10 @@ def _trips(line: str, lines: dict[str, list[str]]) -> int:
 
 
 def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> int:
-    """How often a loop turns whose condition is a fusion that compares its counter with a constant,
-    as pipelined loops of GPUs have it. The counter grows by one, from 0 where its first value is
-    not found; a loop of unknown length turns once.
+    """The trip count of a loop whose condition is a fusion of its counter and a constant.
+
+    Pipelined loops on GPUs have this form. The counter grows by one. It starts at 0 if its first
+    value is not found. A loop of unknown length counts once.
     """
     called = re.search(r"calls=%?([\w.\-]+)", root.text) if root.kind == "fusion" else None
     ends = (
@@ -171,7 +194,7 @@ def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> 
 
 
 def _operations(lines: list[str]) -> dict[str, _Operation]:
-    """By their names; the last one is ROOT, too."""
+    """The operations of a computation by name. The last one also has the name ROOT."""
     found = {}
     for line in lines:
         if operation := _OPERATION.match(line):
@@ -184,17 +207,16 @@ def _operations(lines: list[str]) -> dict[str, _Operation]:
 
 
 def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
-    """Bytes of what is reduced, gathered or scattered, from the type of the instruction."""
-    if (
-        start and kind != "all-reduce" and shapes.startswith("(")
-    ):  # what goes in, what comes out, and perhaps more
+    """Bytes of the full array that is reduced, gathered or scattered, from the type."""
+    # The type of an asynchronous start is a tuple of the input, the output, and perhaps more.
+    if start and kind != "all-reduce" and shapes.startswith("("):
         return max(size(part) for part in itertools.islice(_parts(shapes), 2))
     total = size(shapes)
     return total * devices if kind == "reduce-scatter" else total
 
 
 def _parts(shapes: str) -> Iterator[str]:
-    """Of a tuple's type."""
+    """The parts of the type of a tuple."""
     depth = begin = 0
     for i, letter in enumerate(shapes):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(letter, 0)
@@ -204,12 +226,12 @@ def _parts(shapes: str) -> Iterator[str]:
 
 
 def shapes(text: str) -> list[tuple[str, list[int]]]:
-    """``(dtype, sizes)`` of every array in a type."""
+    """Return ``(dtype, sizes)`` of every array in a type."""
     return [(kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _SHAPE.findall(text)]
 
 
 def size(text: str) -> float:
-    """Bytes of all arrays in a type."""
+    """Return the bytes of all arrays in a type."""
     each = {
         kind: BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8
         for kind, _ in _SHAPE.findall(text)
@@ -218,7 +240,7 @@ def size(text: str) -> float:
 
 
 def _group(line: str, devices: int) -> list[int]:
-    """The first of the groups of devices that exchange something."""
+    """The first of the groups of devices that exchange data."""
     if found := _GROUPS.search(line):
         number, size, dims, order, listed = found.groups()
         if listed:

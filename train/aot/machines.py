@@ -1,8 +1,9 @@
-"""Machines that programs are compiled for, whether or not they are there: what their makers say of them.
+"""Descriptions of the machines that programs are compiled for, with their manufacturers' figures.
 
-``h100:8``, ``h100:4x8`` (4 hosts of 8), ``h200:8``, ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``,
-``cpu:4``. GPUs need JAX's CUDA plugin, TPUs libtpu, but no device: ``pip install -e '.[aot]'`` in a
-clone.
+The machine need not be present. Its name is ``kind:size``: ``h100:8``, ``h100:4x8`` (4 hosts with 8
+devices each), ``h200:8``, ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``, ``cpu:4``. GPUs need JAX's CUDA
+plugin and TPUs need libtpu, but neither needs a device. ``pip install -e '.[aot]'`` in a clone
+installs both.
 """
 
 import contextlib
@@ -18,23 +19,31 @@ from train.common.errors import UserError
 
 @dataclass(frozen=True)
 class Chip:
-    """One device. Figures are the manufacturer's, of dense products in bfloat16; links in one direction.
+    """One device, with its manufacturer's figures for dense products in bfloat16.
 
-    The network between hosts is no part of a chip: its figure is that of the manufacturer's
-    reference systems (DGX), one adapter of 400 Gb/s for each H100 and H200 and of 200 Gb/s for each
-    A100.
+    The network between hosts is not a part of a chip. Its figure is that of the manufacturer's
+    reference systems (DGX): one adapter of 400 Gb/s for each H100 and H200, and of 200 Gb/s for
+    each A100.
+
+    Attributes:
+      platform: "cuda", "tpu" or "cpu".
+      flops: peak FLOP/s.
+      memory: bytes of memory.
+      bandwidth: bandwidth of the memory in bytes/s.
+      links: bandwidth to the other devices of the host in one direction, bytes/s.
+      kinds: JAX's names of such a device.
+      target: description of a GPU for XLA.
+      network: bandwidth to other hosts in bytes/s per device; None if the links also reach them.
     """
 
-    platform: str  # cuda, tpu or cpu
-    flops: float | None  # FLOP/s
-    memory: float | None  # bytes
-    bandwidth: float | None  # of the memory, bytes/s
-    links: float | None  # to the other devices of its host, bytes/s
-    kinds: tuple[str, ...] = ()  # what JAX calls such a device
-    target: str = ""  # how XLA is told of a GPU
-    network: float | None = (
-        None  # to other hosts, bytes/s for each device: None where the links reach them, too
-    )
+    platform: str
+    flops: float | None
+    memory: float | None
+    bandwidth: float | None
+    links: float | None
+    kinds: tuple[str, ...] = ()
+    target: str = ""
+    network: float | None = None
 
 
 def _gpu(
@@ -90,12 +99,10 @@ class Machine:
     name: str
     chip: Chip
     devices: tuple[Any, ...]
-    hosts: int = (
-        1  # that have equally many devices each; the devices of a TPU slice count as those of one
-    )
-    limit: float | None = (
-        None  # bytes of a device that XLA may use, where they are fewer than the device has
-    )
+    # Number of hosts, which have equally many devices. A TPU slice counts as one host.
+    hosts: int = 1
+    # Bytes of a device that XLA may use, if they are fewer than the device has.
+    limit: float | None = None
 
     @property
     def memory(self) -> float:
@@ -107,8 +114,8 @@ class Machine:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
 
 
-# libtpu would ask the cloud which machine this is, and complain of what it does not find. Compiling
-# needs none of it.
+# Without these variables, libtpu would query the cloud for the kind of this machine and print
+# errors. Compilation does not need this information.
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -118,10 +125,10 @@ _NO_TPU = {
 
 
 def described(text: str) -> Machine:
-    """The machine ``kind:size``.
+    """Return the machine ``kind:size``.
 
     Raises:
-      UserError: there is no such machine, or what compiles for it is not installed.
+      UserError: the machine is unknown, or its compiler is not installed.
     """
     kind, _, size = text.partition(":")
     known = ", ".join(CHIPS)
@@ -129,7 +136,7 @@ def described(text: str) -> Machine:
     counts = size.split("x") if size else ["1"]
     if chip is None or not all(n.isdigit() and int(n) for n in counts):
         raise UserError(
-            f"--on takes kind:size, as h100:8, h100:4x8, v5e:2x4 or cpu:4, of {known}; not {text!r}"
+            f"--on must be kind:size, such as h100:8, h100:4x8, v5e:2x4 or cpu:4, with a kind of {known}; not {text!r}"
         )
     hosts = 1
     if chip.platform == "cpu":
@@ -147,16 +154,19 @@ def described(text: str) -> Machine:
                 target_config=chip.target,
                 topology=f"1x{hosts}x{each}",
             )
-    except Exception as error:  # plugins raise whatever they come across
+    except Exception as error:  # plugins raise errors of many types
         raise UserError(
-            f"nothing here compiles for {text} ({' '.join(str(error).split())[:200]}); "
-            "in a clone of jaxgrow, pip install -e '.[aot]' installs the compilers"
+            f"there is no working compiler for {text} ({' '.join(str(error).split())[:200]}); "
+            "run pip install -e '.[aot]' in a clone of jaxgrow to install the compilers"
         ) from error
     return Machine(text, chip, tuple(described.devices), hosts)
 
 
 def present() -> Machine:
-    """The devices of this process; where nobody states the figures of their kind, without figures."""
+    """Return the machine of this process.
+
+    It does not have figures if the manufacturer of its devices does not publish them.
+    """
     devices = tuple(jax.devices())
     name, chip = next(
         ((n, c) for n, c in CHIPS.items() if devices[0].device_kind in c.kinds),
@@ -167,11 +177,11 @@ def present() -> Machine:
 
 
 def _cpus(count: int) -> tuple[Any, ...]:
-    with contextlib.suppress(RuntimeError):  # the devices are there already
+    with contextlib.suppress(RuntimeError):  # JAX has created its CPU devices already
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise UserError(
-            f"this process has {len(devices)} CPU devices already, and cannot have {count}"
+            f"this process already has {len(devices)} CPU devices and cannot create {count}; start a new process"
         )
     return tuple(devices[:count])

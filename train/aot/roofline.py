@@ -1,10 +1,12 @@
-"""How long a compiled program takes at least: the sum over its kernels of max(FLOPs / peak, bytes / bandwidth).
+"""A lower bound of the time of a compiled program.
 
-A kernel is an instruction that the device runs on its own: a fusion, a matrix product, a copy, a
-call of a library. Within a kernel, compute and memory traffic overlap perfectly, and intermediate
-results cost nothing; between kernels, everything goes through memory, as XLA's text says. The body
-of a loop counts once for each of its turns, and a conditional as if every branch were taken. Real
-kernels reach neither figure, so no step of this program is faster.
+The bound is the sum over its kernels of ``max(FLOPs / peak, bytes / bandwidth)``.
+
+A kernel is an instruction that the device runs separately: a fusion, a matrix product, a copy, or a
+library call. Within a kernel, compute and memory traffic overlap perfectly, and intermediate
+results are free. Between kernels, all data go through memory, as XLA's text states. The body of a
+loop counts once per iteration, and every branch of a conditional counts as taken. Real kernels do
+not reach either figure, so no step of this program is faster than the bound.
 """
 
 import math
@@ -24,7 +26,8 @@ _PATH = re.compile(r'op_name="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[\[{]([\d", ]*)[\]}]')
 _ATTENTION = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]')
 
-# Instructions that move no data, and those whose work is in the computations that they call.
+# Instructions that do not move data, and instructions whose work is in the computations that they
+# call.
 _FREE = frozenset(
     {
         "parameter",
@@ -46,27 +49,27 @@ class Instruction(NamedTuple):
     """A line of a computation."""
 
     name: str
-    shapes: str  # the type of its result, as XLA writes it
+    shapes: str  # type of its result in XLA's notation
     kind: str
-    operands: tuple[str, ...]  # names
-    text: str  # everything behind the opening parenthesis
+    operands: tuple[str, ...]  # names of the operands
+    text: str  # text after the opening parenthesis
     root: bool
 
     @property
     def number(self) -> int:
-        """Of a parameter."""
+        """The index of a parameter."""
         return int(self.text.split(")")[0])
 
 
 class Kernel(NamedTuple):
-    """An instruction that a device runs on its own.
+    """An instruction that a device runs as a separate kernel.
 
     Attributes:
-      path: where in the program it comes from, as JAX names it.
-      flops: of its matrix products, in one run.
-      moved: bytes that it reads from memory and writes to it, in one run.
-      narrow: whether its products are of 16-bit numbers, for which the peak of the chip is stated.
-      times: how often it runs in a run of the program.
+      path: JAX's name of the place in the program that it comes from.
+      flops: FLOPs of its matrix products in one run.
+      moved: bytes that it reads from memory and writes to memory in one run.
+      narrow: whether its products have 16-bit operands, for which the peak of the chip is stated.
+      times: number of times that it runs in one run of the program.
     """
 
     path: str
@@ -98,7 +101,11 @@ class _Computation:
 
 
 def kernels(text: str) -> list[Kernel]:
-    """Every kernel of a compiled program, from XLA's text of it."""
+    """Return every kernel of a compiled program.
+
+    Args:
+      text: XLA's text of the program.
+    """
     lines = dict(hlo.computations(text))
     times = hlo.times(lines)
     programs = {name: _Computation(tuple(_parsed(body))) for name, body in lines.items()}
@@ -128,7 +135,7 @@ def _parsed(body: list[str]) -> Iterator[Instruction]:
 
 
 def _arguments(rest: str) -> str:
-    """What stands before the closing parenthesis."""
+    """The text before the closing parenthesis."""
     depth = 1
     for i, letter in enumerate(rest):
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -138,7 +145,7 @@ def _arguments(rest: str) -> str:
 
 
 def _within(instruction: Instruction) -> list[str]:
-    """Computations that are part of this instruction, and not run on their own."""
+    """Names of the computations that are a part of this instruction and do not run separately."""
     return [] if instruction.kind == "call" else _CALLED.findall(instruction.text)
 
 
@@ -149,7 +156,7 @@ def _free(i: Instruction) -> bool:
 
 
 def _path(i: Instruction, programs: dict[str, _Computation]) -> str:
-    """The path of the instruction; a fusion without one has the path of its first instruction that has one."""
+    """The path of an instruction, or of the first instruction with a path inside of a fusion."""
     if found := _PATH.search(i.text):
         return found[1]
     for name in _within(i):
@@ -190,9 +197,10 @@ def _products(
 
 
 def _attention(i: Instruction, where: _Computation, scores: list[int]) -> float:
-    """Of a fused kernel, from the shape of its scores [batch, heads, queries, keys]: half of the square, if it is causal.
+    """FLOPs of fused attention, from the shape of its scores [batch, heads, queries, keys].
 
-    Two products forward; five backward, of which one computes the scores again (Dao et al., 2022).
+    Causal attention computes half of the square. There are two products in the forward pass. There
+    are five in the backward pass, one of which computes the scores again (Dao et al., 2022).
     """
     query = where.by_name[i.operands[0]]
     head_dim = math.prod(hlo.shapes(query.shapes)[0][1]) / math.prod(scores[:3])
@@ -216,7 +224,10 @@ def _moved(i: Instruction, where: _Computation, programs: dict[str, _Computation
 
 
 def _of_fusion(i: Instruction, where: _Computation, programs: dict[str, _Computation]) -> float:
-    """Bytes of a fusion. It reads only the slices of an operand that it slices, and writes only the part that it updates."""
+    """Bytes that a fusion moves.
+
+    It reads only the slices of an operand that it uses, and writes only the part that it updates.
+    """
     (name,) = _within(i)
     inside = programs[name]
     parameters = sorted((p for p in inside.lines if p.kind == "parameter"), key=lambda p: p.number)
@@ -244,7 +255,7 @@ def _read(parameter: Instruction, inside: _Computation) -> float:
 
 
 def _consumers(instruction: Instruction, inside: _Computation) -> Iterator[tuple[str, Instruction]]:
-    """``(name under which it is read, instruction that reads it)``, through changes of the type alone."""
+    """Yield ``(name that is read, instruction that reads it)``, through type conversions."""
     for user in inside.users.get(instruction.name, []):
         if user.kind in ("bitcast", "convert", "copy") and not user.root:
             yield from _consumers(user, inside)
@@ -274,7 +285,7 @@ def _size(where: _Computation, name: str) -> float:
 
 # --- time ---
 
-# The first that a path contains names the part of the step that a kernel belongs to.
+# A kernel belongs to the first part with a word that its path contains.
 PARTS = {
     "optimizer": ("optimizer",),
     "head": ("head", "logits", "vocabulary"),
@@ -290,7 +301,11 @@ PARTS = {
 
 
 def part(path: str) -> str:
-    """The part of a step that a kernel belongs to, by its path: one of `PARTS`, or "other"."""
+    """Return the part of a step that a kernel belongs to: a key of `PARTS`, or "other".
+
+    Args:
+      path: path of the kernel.
+    """
     return next(
         (name for name, words in PARTS.items() if any(word in path.lower() for word in words)),
         "other",
@@ -299,11 +314,11 @@ def part(path: str) -> str:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of a run of a program that are spent at least, by part of the step; and in all."""
+    """The least number of seconds of one run of a program, by part of the step and in total."""
 
     parts: dict[str, float] = field(default_factory=dict)
-    compute: float = 0.0  # seconds of the kernels that compute is the limit of
-    moved: float = 0.0  # bytes
+    compute: float = 0.0  # seconds of the kernels that are limited by compute
+    moved: float = 0.0  # bytes read and written
 
     @property
     def seconds(self) -> float:
@@ -311,13 +326,13 @@ class Roofline:
 
 
 def roofline(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
-    """The least time of a program's kernels on a chip.
+    """Return the least time of a program's kernels on a chip.
 
     Args:
-      found: as of `kernels`.
-      peak: FLOP/s of matrix products of 16-bit numbers; products of 32-bit numbers (TF32) run at
+      found: kernels of the program (`kernels`).
+      peak: FLOP/s of matrix products of 16-bit numbers. Products of 32-bit numbers (TF32) run at
         half of it.
-      bandwidth: of its memory, bytes/s.
+      bandwidth: bandwidth of the memory in bytes/s.
     """
     parts: dict[str, float] = defaultdict(float)
     compute = moved = 0.0

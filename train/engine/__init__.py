@@ -1,1 +1,1 @@
-"""The engine: how does a phase run, and what does it leave on disk?"""
+"""Engine: run the phases of a plan and write their results to disk."""

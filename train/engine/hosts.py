@@ -1,8 +1,9 @@
-"""The processes of a run: how they find each other, agree, and end together. A run of one process needs none of it.
+"""How do the processes of a run find each other, agree, and end together?
 
-What lies on devices is agreed on by the programs, which are the same everywhere. The rest is here:
-folders, which process 0 alone writes; errors, which are everyone's; and the end of one process,
-which must not leave the others waiting for it.
+Compiled programs already agree on the arrays on devices, because all processes run the same
+programs. This module handles the rest: files, which process 0 alone writes; errors, which all
+processes raise; and the end of one process, which must not leave the others waiting for it. A run
+with one process does not need this module.
 """
 
 import atexit
@@ -31,13 +32,13 @@ from jax.sharding import PartitionSpec as P
 
 from train.common.errors import UserError
 
-ANSWER = 300.0  # seconds that processes wait for each other at the start, and at the end
-# XLA gives up after 30 and 40 s, but a loaded machine and programs found in a cache separate
-# processes by more.
+ANSWER = 300.0  # seconds that processes wait for each other at the start and at the end
+# XLA's default timeouts are 30 and 40 s. Processes can be further apart than that on a loaded
+# machine, or if only some of them find their programs in the cache.
 PATIENCE = f"--xla_cpu_collective_timeout_seconds={ANSWER:.0f} --xla_cpu_collective_call_terminate_timeout_seconds={ANSWER:.0f}"
-SILENCE = 60  # seconds without a sign of life, after which JAX ends the processes that are left
-BY_HAND = "say where they are by --coordinator, --processes and --process"
-LOST = "another process of this run has ended: see why there; the same command, started again in all, continues"
+SILENCE = 60  # seconds without a heartbeat, after which JAX ends the remaining processes
+BY_HAND = "give --coordinator, --processes and --process"
+LOST = "another process of this run has ended: its messages tell why; run the same command in all processes to continue"
 T = TypeVar("T")
 _ending = threading.Lock()
 
@@ -45,26 +46,28 @@ _ending = threading.Lock()
 def join(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None
 ) -> None:
-    """Makes this process one of several, before JAX is used: by hand, or where a cluster started it; else it stays alone.
+    """Make this process one of several, before JAX is used.
 
-    The process ends with one line and code 2 if the others do not come, and with 75 as soon as one
-    of them is gone.
+    The other processes are found by the three arguments or, without arguments, by the cluster that
+    started the process (SLURM, Open MPI, Kubernetes or TPU). Otherwise the process runs alone. If
+    the other processes do not connect, the process prints one line and exits with code 2. If one of
+    them ends during the run, the process exits with code 75.
 
     Args:
-      coordinator: ``HOST:PORT`` at process 0, where the others find it.
-      processes: how many; 1: alone, whatever started it.
-      process: which of them this is.
+      coordinator: ``HOST:PORT`` at process 0, where the other processes connect.
+      processes: number of processes; 1 alone makes the process run alone, even in a cluster.
+      process: index of this process.
 
     Raises:
-      UserError: some are given and others are not, or they fit no process.
+      UserError: only some of the arguments are given, an argument is invalid, or JAX does not find
+        or cannot start the processes.
     """
     by_hand = (coordinator, processes, process)
     if by_hand == (None, 1, None) or (by_hand == (None, None, None) and not _in_a_cluster()):
         return
     _check(*by_hand)
-    os.environ["XLA_FLAGS"] = (
-        f"{PATIENCE} {os.environ.get('XLA_FLAGS', '')}"  # of two equal flags the last one counts
-    )
+    # If a flag occurs twice, the last one takes effect.
+    os.environ["XLA_FLAGS"] = f"{PATIENCE} {os.environ.get('XLA_FLAGS', '')}"
     what = f"--coordinator {coordinator}" if coordinator else "the processes of this job"
     late = threading.Timer(ANSWER, _end, [_late(what, process, processes), 2])
     late.daemon = True
@@ -72,31 +75,32 @@ def join(
     try:
         jax.distributed.initialize(
             *by_hand,
-            initialization_timeout=round(ANSWER)
-            + 60,  # what JAX does then is no line: our own comes first
+            # JAX would not end with a one-line message, so our own timeout must come first.
+            initialization_timeout=round(ANSWER) + 60,
             heartbeat_timeout_seconds=SILENCE,
             shutdown_timeout_seconds=round(ANSWER),
         )
-    except ValueError as error:  # JAX finds no cluster
+    except ValueError as error:  # JAX does not find a cluster
         if not _has_peers():
             return
         raise UserError(
-            f"{what}: JAX does not find them; {BY_HAND}, or --processes 1 for each alone"
+            f"{what}: JAX does not find them; {BY_HAND}, or --processes 1 to run each of them alone"
         ) from error
     except RuntimeError as error:
-        way = "give a port of process 0's host that is free" if coordinator else BY_HAND
+        way = "give a free port of the host of process 0" if coordinator else BY_HAND
         raise UserError(f"{what}: {error}; {way}") from error
     finally:
         late.cancel()
     if jax.process_count() > 1:
-        # Of a pod, others know the full name alone.
+        # Other pods can resolve only the full name of a pod.
         own = socket.getfqdn() if "JOB_COMPLETION_INDEX" in os.environ else socket.gethostname()
         _watch((coordinator or "").rpartition(":")[0] or own)
 
 
 def _in_a_cluster() -> bool:
-    """Whether what started this process may have started others with it; which, JAX finds out."""
-    # libtpu alone is no TPU: it compiles for them, too.
+    """Whether a cluster may have started several processes. JAX finds out which cluster it is."""
+    # An installed libtpu does not prove that there is a TPU, because it can also compile without
+    # one.
     tpu = find_spec("libtpu") is not None and any(
         [*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")]
     )
@@ -104,7 +108,10 @@ def _in_a_cluster() -> bool:
 
 
 def _has_peers() -> bool:
-    """Whether SLURM or Open MPI says so. Not by ``SLURM_NTASKS``, which the shell of an allocation has, too."""
+    """Whether SLURM or Open MPI started several processes.
+
+    ``SLURM_NTASKS`` is not read, because the shell of an allocation has it as well.
+    """
     return any(
         int(os.environ.get(name, 1)) > 1
         for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
@@ -116,29 +123,32 @@ def _check(coordinator: str | None, processes: int | None, process: int | None) 
         return
     if coordinator is None or processes is None or process is None:
         raise UserError(
-            "--coordinator, --processes and --process belong together: give all three, or, where SLURM, Open MPI, Kubernetes "
-            "or a TPU starts the processes, none"
+            "--coordinator, --processes and --process belong together: give all three, or none of them if SLURM, Open MPI, "
+            "Kubernetes or a TPU starts the processes"
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
-        raise UserError(f"--coordinator is HOST:PORT of process 0, not {coordinator!r}")
+        raise UserError(f"--coordinator must be HOST:PORT of process 0, not {coordinator!r}")
     if not 0 <= process < processes:
         raise UserError(
-            f"--process of {processes} lies between 0 and {processes - 1}, but is {process}"
+            f"--process must be between 0 and {processes - 1} for {processes} processes, but is {process}"
         )
 
 
 def _late(what: str, process: int | None, processes: int | None) -> str:
     if process == 0:
-        return f"error: {what}: not all of the {processes} processes came within {ANSWER:g} s; start them at the same time"
-    return f"error: {what} does not answer within {ANSWER:g} s: see whether process 0 runs and can be reached"
+        return f"error: {what}: not all of the {processes} processes connected within {ANSWER:g} s; start them at the same time"
+    return f"error: {what} does not answer within {ANSWER:g} s: check that process 0 is running and can be reached"
 
 
 def connect(mesh: jax.sharding.Mesh) -> None:
-    """Connects the processes along every combination of axes of ``mesh``, before they compile programs.
+    """Connect the processes along every combination of axes of ``mesh`` before compiling.
 
     Gloo makes a connection when the first program needs it, and then waits only 30 s, which no
-    setting changes. Once it is there, the processes wait `ANSWER` seconds for each other.
+    setting changes. Once the connection exists, the processes wait `ANSWER` seconds for each other.
+
+    Args:
+      mesh: mesh of all devices of the run.
     """
     if jax.process_count() == 1:
         return
@@ -155,7 +165,8 @@ def _connect_along(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> None:
     ones = jax.make_array_from_callback(
         shape, divided, lambda part: np.ones(shape, np.float32)[part]
     )
-    gathered(None)  # compiling may have taken different times
+    # A barrier: the processes may have compiled for different times.
+    gathered(None)
     jax.block_until_ready(program(ones))
 
 
@@ -163,23 +174,35 @@ def _connect_along(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> None:
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which writes and speaks for all."""
+    """Whether this is process 0, which writes the files and prints the messages of the run."""
     return jax.process_index() == 0
 
 
 def gathered(value: Any) -> list[Any]:
-    """JSON of every process, in all of them. Every process must call this, as everything below, at the same point."""
+    """Return the values of all processes, in the order of the processes.
+
+    Every process must call this function, and all functions below, at the same point of the
+    program.
+
+    Args:
+      value: JSON value of this process.
+    """
     if jax.process_count() == 1:
         return [value]
     content = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(content))))
-    room = -(-int(sizes.max()) // 4096) * 4096  # few sizes, for each is a program
+    # Sizes are rounded up, because every new size compiles another program.
+    room = -(-int(sizes.max()) // 4096) * 4096
     rows = multihost_utils.process_allgather(np.pad(content, (0, room - len(content))))
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def once(act: Callable[[], T]) -> T:
-    """What ``act`` gives, JSON, by process 0, which alone does it; its `UserError` is raised in all."""
+    """Call ``act`` in process 0 only, and return its result in all processes.
+
+    Args:
+      act: function that returns a JSON value. If it raises a `UserError`, all processes raise it.
+    """
     if jax.process_count() == 1:
         return act()
     result, error = None, None
@@ -195,7 +218,11 @@ def once(act: Callable[[], T]) -> T:
 
 
 def everywhere(act: Callable[[], T]) -> T:
-    """What ``act`` gives here; every process does it, and a `UserError` of one is raised in all."""
+    """Call ``act`` in every process, and return the result of this process.
+
+    Args:
+      act: function to call. If it raises a `UserError` in one process, all processes raise it.
+    """
     if jax.process_count() == 1:
         return act()
     result, error = None, None
@@ -216,13 +243,14 @@ def everywhere(act: Callable[[], T]) -> T:
 
 
 def _watch(host: str) -> None:
-    """Ends this process when another is gone: what waits for it on a device may wait for ever.
+    """End this process when another one has ended, because it might wait forever for its results.
 
-    Each of the others holds a connection with process 0, which the system closes however a process
-    ends; who ends well says so first. A host that is cut off closes nothing: then JAX ends the
-    others (`SILENCE`).
+    Each process keeps a connection to process 0. The operating system closes it however a process
+    ends, and a process that ends normally sends a goodbye first. A host that loses its network
+    closes nothing; JAX then ends the other processes after `SILENCE` seconds.
     """
-    key = secrets.token_bytes()  # who else connects is not of the run
+    # Connections from outside of the run do not know the key and are refused.
+    key = secrets.token_bytes()
     if is_first():
         listener = Listener(("", 0), backlog=jax.process_count(), authkey=key)
         once(lambda: [host, listener.address[1], key.hex()])
@@ -233,8 +261,8 @@ def _watch(host: str) -> None:
         _follow(Client((host, port), authkey=bytes.fromhex(known)))
     except OSError as error:
         print(
-            f"process {jax.process_index()} cannot connect to process 0 at {host}:{port} ({error}): if another process dies, "
-            f"this one notices only {SILENCE} s later",
+            f"process {jax.process_index()} cannot connect to process 0 at {host}:{port} ({error}). If another process dies, "
+            f"this one notices it only after {SILENCE} s",
             file=sys.stderr,
         )
 
@@ -247,10 +275,10 @@ def _accept(listener: Listener) -> None:
             continue
 
 
-def _follow(connection: Any) -> None:  # of `multiprocessing`
+def _follow(connection: Any) -> None:  # a connection of `multiprocessing`
     def listen() -> None:
         try:
-            connection.recv_bytes()  # a goodbye
+            connection.recv_bytes()  # the goodbye
         except (OSError, EOFError):
             _end(LOST, os.EX_TEMPFAIL)
 
@@ -258,12 +286,14 @@ def _follow(connection: Any) -> None:  # of `multiprocessing`
         with suppress(OSError):
             connection.send_bytes(b"goodbye")
 
-    atexit.register(goodbye)  # which those that die never come to
+    # A process that is killed does not run this function, so the others notice it.
+    atexit.register(goodbye)
     threading.Thread(target=listen, daemon=True).start()
 
 
 def _end(message: str, code: int) -> None:
-    """Ends the process with a line, whatever its other threads wait for."""
-    _ending.acquire()  # for ever: there is one line
+    """End the process with one line and an exit code, even if its other threads are waiting."""
+    # The lock is never released, so that only one thread prints its line.
+    _ending.acquire()
     print(message, file=sys.stderr, flush=True)
     os._exit(code)

@@ -1,8 +1,8 @@
-"""How XLA compiles the programs of a run and what it tells of them: flags for GPUs, the cache of compiled programs, profiles.
+"""How does XLA compile the programs of a run? Flags for GPUs, the compilation cache, and profiles.
 
-This is the one place that sets flags of XLA. They are options of each program, so preflight
-compiles with the flags of the run. A flag that the environment variable XLA_FLAGS names is left as
-it says there. ``result.json`` and the rows of benchmarks record both.
+This module is the only place that sets XLA flags. They are compiler options of each program, so
+preflight compiles with the same flags as the run. A flag in the environment variable XLA_FLAGS
+takes precedence. ``result.json`` and the rows of benchmarks record both.
 """
 
 import os
@@ -13,28 +13,35 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-# What `options` adds for GPUs.
+# The compiler options that `options` sets for GPUs.
 GPU_FLAGS: dict[str, bool | int | str] = {
-    # The scheduler starts exchanges between devices early, and computes until they are needed.
+    # The scheduler starts collectives early and computes until their results are needed.
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_highest_priority_async_stream": True,
-    # In a loop, exchanges of one turn run beside the compute of the turn before or after it.
+    # In a loop, collectives of one iteration overlap with compute of the neighbouring iterations.
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_enable_pipelined_all_reduce": True,
     "xla_gpu_enable_pipelined_reduce_scatter": True,
-    # Exchanges are combined up to these sizes: large enough for the bandwidth, small enough to
-    # begin before all are there.
+    # Collectives are combined up to these sizes. They are large enough to use the bandwidth, and
+    # small enough to start before all of the operands are computed.
     "xla_gpu_all_gather_combine_threshold_bytes": 128 * 2**20,
     "xla_gpu_all_reduce_combine_threshold_bytes": 128 * 2**20,
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 64 * 2**20,
-    # Command buffers (CUDA graphs) launch many kernels at once. XLA has them on; with fewer kernels
-    # than this it launches them one by one.
+    # Command buffers (CUDA graphs) launch many kernels at once, and XLA enables them by default.
+    # It launches fewer kernels than this one by one.
     "xla_gpu_graph_min_graph_size": 5,
 }
 
 
 def options(mesh: Mesh) -> dict[str, bool | int | str]:
-    """The compiler options of programs on these devices; for ``jax.jit(..., compiler_options=)``."""
+    """Return the XLA compiler options for the devices of ``mesh``.
+
+    Args:
+      mesh: mesh of the devices that run the program. Only GPUs get options.
+
+    Returns:
+      `GPU_FLAGS` without the flags that XLA_FLAGS names, for ``jax.jit(..., compiler_options=)``.
+    """
     if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
         return {}
     given = os.environ.get("XLA_FLAGS", "")
@@ -42,19 +49,20 @@ def options(mesh: Mesh) -> dict[str, bool | int | str]:
 
 
 def recorded(mesh: Mesh) -> dict[str, Any]:
-    """What results say of the flags: those of `options`, and the environment variable."""
+    """Return the XLA settings that results record: `options` and the variable XLA_FLAGS."""
     return {"options": options(mesh), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 
 def keep_programs(folder: Path | None = None) -> Path | None:
-    """Keeps compiled programs in a folder, so that a run that starts again compiles nothing.
+    """Enable JAX's persistent compilation cache, so that a restarted run compiles nothing.
 
     Args:
-      folder: where; by default ``~/.cache/jaxgrow/programs`` for accelerators, and none for CPUs.
-        The environment variable JAX_COMPILATION_CACHE_DIR, if it is set, stands for both.
+      folder: folder of the cache. By default it is ``~/.cache/jaxgrow/programs`` for accelerators,
+        and there is no cache for CPUs. If the environment variable JAX_COMPILATION_CACHE_DIR is
+        set, it overrides both.
 
     Returns:
-      The folder, or None if programs are not kept.
+      The folder, or None if compiled programs are not cached.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -66,16 +74,17 @@ def keep_programs(folder: Path | None = None) -> Path | None:
     return folder
 
 
-FIRST = 3  # steps that are not traced: they compile, and fill the queues of the devices
+# These first steps are not traced, because they compile and fill the queues of the devices.
+FIRST = 3
 
 
 class Profile:
     """A trace of some steps of a run, for xprof and Perfetto.
 
     Args:
-      steps: how many steps of this process to trace, after the first `FIRST`; 0: none.
-      folder: where the trace is written.
-      say: what to do with the line that names the files.
+      steps: number of steps of this process to trace, after the first `FIRST` steps; 0 disables it.
+      folder: folder that the trace is written to.
+      say: function that prints the line with the location of the trace.
     """
 
     def __init__(self, steps: int, folder: Path, say: Callable[[str], None]):
@@ -83,7 +92,12 @@ class Profile:
         self._done, self._tracing = 0, False
 
     def step(self, results: Any) -> None:
-        """One more step has been sent to the devices; ``results`` are what it computes."""
+        """Count one step, and start or stop the trace when its turn has come.
+
+        Args:
+          results: outputs of the step that has just been dispatched. The trace starts and stops
+            after they are computed.
+        """
         self._done += 1
         if not self._steps or not FIRST <= self._done <= FIRST + self._steps:
             return
@@ -95,13 +109,13 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Writes the trace, if one has begun."""
+        """Write the trace if it has been started."""
         if not self._tracing:
             return
         self._tracing = False
         jax.profiler.stop_trace()
         traces = sorted(self._folder.rglob("perfetto_trace.json.gz"))
         self._say(
-            f"the trace is in {self._folder}: `xprof --logdir {self._folder}` shows it (pip install xprof), and so does "
-            f"https://ui.perfetto.dev, which opens {traces[-1] if traces else 'its perfetto_trace.json.gz'}"
+            f"the trace is in {self._folder}. View it with `xprof --logdir {self._folder}` (pip install xprof), or open "
+            f"{traces[-1] if traces else 'its perfetto_trace.json.gz'} at https://ui.perfetto.dev"
         )

@@ -1,1 +1,1 @@
-"""Running a plan: what a step is given, the step, and what happens every so many of them."""
+"""The training loop: inputs of a step, the step itself, and periodic logging and evaluation."""

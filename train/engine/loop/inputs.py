@@ -1,4 +1,4 @@
-"""What changes each step, as one value: its arguments, what it costs, what its line in the log says."""
+"""What changes from step to step: the inputs of the step, its cost, and its values in the log."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +15,22 @@ from train.plan.training import Train
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step, as the host knows it before it is sent."""
+    """Inputs, cost and log values of one step, known to the host before it dispatches the step."""
 
     inputs: StepInputs
     flops: float
-    layers: float  # that it runs
-    log: dict[str, Any]  # beside the loss
+    layers: float  # number of layers that the step runs
+    log: dict[str, Any]  # logged values besides the loss
 
 
 def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, int], StepPlan]:
-    """``(step of the phase, step of the run) -> StepPlan``."""
+    """Return a function ``(step of the phase, step of the run) -> StepPlan``.
+
+    Args:
+      phase: phase of training, with its modifiers.
+      model: model at the begin of the phase; modifiers may read its numbers.
+      setting: settings of the run that modifiers depend on.
+    """
     sources = [modifier.begin(phase, model, setting) for modifier in phase.modifiers]
     tokens = setting.samples * phase.length
 

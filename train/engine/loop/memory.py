@@ -1,4 +1,4 @@
-"""What a run keeps on every device, known before anything is made: what cannot fit is said then, with what would."""
+"""Does a run fit the memory of its devices? This is checked before any array is created."""
 
 from dataclasses import replace
 
@@ -16,12 +16,20 @@ GB = 1e9
 
 
 def limit() -> float | None:
-    """Bytes that a device of this process has for XLA; None where nobody says, as of a CPU."""
+    """Return the bytes of a device that XLA may use, or None if they are unknown (CPU)."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def state(experiment: Experiment, mesh: jax.sharding.Mesh) -> float:
-    """Bytes on one device, at most over the plan: the models that are held, and the gradients of the one that trains."""
+    """Return the bytes that one device holds between steps, the maximum over the phases.
+
+    They are the models of a phase with their optimizer states, and the gradients of the trained
+    model.
+
+    Args:
+      experiment: experiment with the plan and the optimizer.
+      mesh: mesh that the models are sharded over.
+    """
     plan, most = experiment.plan, 0.0
     for phase, models in zip(plan, states(plan, experiment.tx), strict=True):
         lies = {name: shardings(model, mesh) for name, model in models.items()}
@@ -33,7 +41,12 @@ def state(experiment: Experiment, mesh: jax.sharding.Mesh) -> float:
 
 
 def on_each(tree: Tree, lies: Tree) -> float:
-    """Bytes of shapes on one device, under these shardings."""
+    """Return the bytes that one device holds of a tree.
+
+    Args:
+      tree: arrays or shapes.
+      lies: sharding of each leaf.
+    """
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(lies), strict=True)
     return float(
         sum(np.prod(s.shard_shape(x.shape), dtype=float) * x.dtype.itemsize for x, s in leaves)
@@ -41,8 +54,10 @@ def on_each(tree: Tree, lies: Tree) -> float:
 
 
 def check(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
-    """Raises:
-    UserError: what is kept between the steps alone is more than a device has.
+    """Check that the models and gradients of ``experiment`` fit the memory of a device.
+
+    Raises:
+      UserError: the models and gradients that are held between steps exceed the memory of a device.
     """
     has = limit()
     if has is None or (needs := state(experiment, mesh)) <= has:
@@ -52,13 +67,13 @@ def check(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
     other = replace(
         own, data=1, fsdp=len(devices) // (own.replica * own.context * own.tensor * own.expert)
     )
-    way = "take more devices, or a smaller model"
+    way = "use more devices or a smaller model"
     if (
         experiment.parallel == "mesh"
         and (least := state(replace(experiment, mesh=other), other.over(devices))) <= has
     ):
-        way = f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it is {least / GB:.3g} GB"
+        way = f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it needs {least / GB:.3g} GB"
     raise UserError(
-        f"{experiment.name} keeps {needs / GB:.3g} GB of models, moments and gradients on each device, which has "
-        f"{has / GB:.3g} GB, before any activation: {way} (python -m train.preflight says what fits)"
+        f"{experiment.name} needs {needs / GB:.3g} GB for models, optimizer state and gradients on each device, which has "
+        f"{has / GB:.3g} GB, and activations are not yet counted: {way}. python -m train.preflight finds settings that fit"
     )

@@ -1,4 +1,4 @@
-"""How the programs of a run get onto its devices: by ``jit`` over a mesh of any size, or by ``pmap`` on one host."""
+"""How do programs run on several devices: by ``jit`` over a mesh, or by ``pmap`` on one host?"""
 
 import math
 from collections.abc import Callable
@@ -14,15 +14,23 @@ from train.engine.state.mesh import AXIS, How, put
 def mapped(
     make: Callable[..., Callable], how: How, mesh: jax.sharding.Mesh, *, donate: bool = False
 ) -> Callable:
-    """``function(state, batch, *rest)`` on every device of the mesh, where ``function = make(axis=..)``.
+    """Map ``function(state, batch, *rest)`` over the devices of the mesh.
 
-    By ``jit``, where parameters are divided, the function is that of the whole batch and ``axis``
-    is None; XLA divides the work as the state and the batch lie. Where they are not, and by
-    ``pmap``, it is that of one device's part, and takes its means over ``axis``. All give the same
-    numbers, to the rounding of sums in another order.
+    With ``jit``, the function is mapped over the data axis if that has several devices. It then
+    gets its part of the batch and averages over ``axis``; otherwise it gets the full batch, and
+    ``axis`` is None. XLA divides the work along the other mesh axes by the shardings of state and
+    batch. With ``pmap``, the function gets the batch part of one device and averages over ``axis``.
+    All ways give the same numbers up to the rounding of sums in a different order.
 
-    The batch is a pytree of NumPy arrays of this process's `rows`, [rows, ...]. ``donate`` lets the
-    result take the place of the state.
+    Args:
+      make: function that returns ``function`` for an ``axis``: ``function = make(axis=...)``.
+      how: "mesh" for ``jit`` over a mesh, or "pmap".
+      mesh: mesh of the devices.
+      donate: whether the result may reuse the memory of the state.
+
+    Returns:
+      A function of the state, a batch, and further arguments. The batch is a pytree of NumPy arrays
+      with this process's `rows`, [rows, ...].
     """
     donated = (0,) if donate else ()
     if how == "mesh":
@@ -51,7 +59,10 @@ def mapped(
 def over_mesh(
     make: Callable[..., Callable], mesh: jax.sharding.Mesh, *, donate: bool = False
 ) -> jax.stages.Wrapped:
-    """The program behind `mapped` on a mesh: to be called, or lowered, with that mesh set."""
+    """Return the jitted program that `mapped` uses for "mesh".
+
+    Call or lower it while the mesh is set (`jax.set_mesh`).
+    """
     return jax.jit(
         _of_the_batch(make, mesh),
         donate_argnums=(0,) if donate else (),
@@ -62,9 +73,10 @@ def over_mesh(
 def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Callable:
     if mesh.shape[AXIS] == 1:
         return make(axis=None)
-    # Devices that hold the same of the model take the gradients of their parts of the batch, which
-    # are added once a step, in float32: left to XLA, they would be once a layer and micro-batch, in
-    # the dtype of activations. With check_vma, once more. What the other axes divide is XLA's.
+    # Along the data axis the model is replicated. Each device computes the gradients of its part of
+    # the batch, and they are reduced once per step, in float32. XLA alone would reduce them for
+    # each layer and micro-batch, in the dtype of activations. check_vma would add one more
+    # reduction. XLA handles the other axes.
     function = make(axis=AXIS)
 
     def spread(state, batch, *rest):

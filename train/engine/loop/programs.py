@@ -1,7 +1,7 @@
-"""The programs that runs are made of, each compiled once in a process for all runs that do the same.
+"""The compiled programs of runs. Each one is compiled once per process and shared between runs.
 
-What decides a program is an argument here; what differs between runs that share it (seed, learning
-rate, number of steps) is an argument of the program.
+The arguments of these functions decide which program is compiled. Values that differ between runs
+that share a program (seed, learning rate, number of steps) are arguments of the program itself.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def step(
     mesh: Mesh,
     once: bool = False,
 ) -> Callable:
-    """The mapped train step; it takes the place of the model that it is given."""
+    """Return the mapped train step. It donates the model that it gets."""
     return mapped(partial(train_step, tx, accumulate, modifiers, once=once), how, mesh, donate=True)
 
 
@@ -41,7 +41,7 @@ def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
 def made(
     function: Callable[..., Model], phase: Phase, tx: optax.GradientTransformation
 ) -> jax.stages.Wrapped:
-    """``function(phase, tx, ...)``: what a phase makes of models, where it belongs on the mesh."""
+    """Return the jitted ``function(phase, tx, ...)``, which makes the sharded model of a phase."""
     return jax.jit(lambda *arguments: placed(function(phase, tx, *arguments)))
 
 

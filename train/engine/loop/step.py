@@ -1,9 +1,8 @@
-"""The train step and the evaluation step: pure functions of a batch.
+"""The train step and the evaluation step: pure functions of a model and a batch.
 
-`train.engine.loop.parallel` maps them over devices, each with its part of the batch.
-
-Gradients, update, hold: one function for each, and in each of them the phase's modifiers
-(`train.plan.modifiers`) have their say.
+`train.engine.loop.parallel` maps them over devices, each with its part of the batch. A train step
+has three parts, each in a function: gradients, update, and hold. The modifiers of the phase
+(`train.plan.modifiers`) can change each part.
 """
 
 import math
@@ -37,12 +36,12 @@ from train.plan.modifiers import Micro, Modifier
 
 @struct.dataclass
 class StepInputs:
-    """What changes from step to step, or from run to run, besides the batch; the same on all devices."""
+    """Inputs of a step besides model and batch, equal on all devices."""
 
     lr: Any
-    number: Any = np.uint32(0)  # of the step: what is drawn depends on it
-    seed: Any = np.uint32(0)  # .. and on it
-    given: tuple[Any, ...] = ()  # to each modifier
+    number: Any = np.uint32(0)  # index of the step; random numbers depend on it
+    seed: Any = np.uint32(0)  # seed of the run; random numbers depend on it
+    given: tuple[Any, ...] = ()  # inputs of each modifier
 
 
 def train_step(
@@ -52,13 +51,20 @@ def train_step(
     axis: str | None = None,
     once: bool = False,
 ):
-    """``(model, batch, inputs) -> (model, metrics)``, of the whole batch or, with ``axis``, of one device's part.
+    """Build the train step ``(model, batch, inputs) -> (model, metrics)``.
 
-    ``once``: as ``mesh.gradients=step`` (`gradients_once`).
+    Gradients are the mean over devices and micro-batches, so the division of a batch changes only
+    rounding. The learning rate and the seed are arguments of the step, so phases and runs share one
+    compiled program.
 
-    Gradients are the mean over devices and ``accumulate`` micro-batches: how a batch is divided
-    changes rounding only. The learning rate and the seed are arguments, so that phases and runs
-    share one compilation.
+    Args:
+      tx: optimizer without its learning rate (`train.engine.state.optim.transformation`).
+      accumulate: number of micro-batches per step.
+      modifiers: modifiers of the phase. ``inputs.given`` holds the inputs of each one.
+      axis: name of the mapped axis if the step gets one device's part of the batch; None if it gets
+        the whole batch.
+      once: whether gradients are reduced once per step, as with ``mesh.gradients=step``
+        (`gradients_once`).
     """
     tx = optax.with_extra_args_support(tx)
 
@@ -90,14 +96,22 @@ def gradients(
     accumulate: int,
     pairs: Sequence[tuple[Modifier, Any]],
 ) -> tuple[jax.Array, Tree]:
-    """``(cross-entropy, gradients of the objective)``, means over micro-batches; ``rows`` are the samples' places in the batch.
+    """Return ``(cross-entropy, gradients of the objective)``, the means over micro-batches.
 
-    A micro-batch is every so many-th sample, so that the same samples are together on any number of
-    devices.
+    With ``n = accumulate``, micro-batch ``i`` holds the samples ``i, i + n, i + 2 n, ...``, so the
+    same samples are together on any number of devices.
+
+    Args:
+      model: model to differentiate.
+      batch: inputs and targets, each [samples, ...].
+      rows: index of each sample in the batch of all devices, int [samples].
+      key: random key of the step.
+      accumulate: number of micro-batches.
+      pairs: modifiers of the phase, each with its inputs of this step.
     """
 
     def objective(params: Tree, batch: Batch, micro: Micro):
-        """``(what is minimised, cross-entropy)``."""
+        """Return ``(objective, cross-entropy)``."""
         inputs, targets = batch = cut(batch, math.prod(modifier.windows for modifier, _ in pairs))
         options = {
             name: x
@@ -131,7 +145,7 @@ def gradients(
 
 
 def _zeros(x: jax.Array) -> jax.Array:
-    """What sums of numbers like ``x`` begin with, in float32 or better."""
+    """Zeros of the shape of ``x`` for a sum, in float32 or a wider dtype."""
     return jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -143,10 +157,11 @@ def gradients_once(
     accumulate: int,
     pairs: Sequence[tuple[Modifier, Any]],
 ) -> tuple[jax.Array, Tree]:
-    """`gradients`, where devices of ``fsdp`` gather all weights before the micro-batches, and add gradients once after them.
+    """Compute `gradients` with one gather of the weights and one gradient reduction per step.
 
-    Each device sums its gradients in float32. Weights that layers only use in the dtype of
-    activations are gathered in it.
+    The devices along ``fsdp`` gather all weights before the micro-batches and reduce the gradients
+    after them. Each device sums its gradients in float32. Weights that layers use only in the dtype
+    of activations are gathered in this dtype.
     """
     mesh = jax.sharding.get_abstract_mesh()
     lies = jax.tree.map(lambda s: only(s, [FSDP]), specs(model, mesh).params)
@@ -171,8 +186,8 @@ def gradients_once(
         value, grads = gradients(whole, batch, rows, key, accumulate, found)
         return jax.lax.pmean(value, FSDP), jax.tree.map(reduce, grads, lies)
 
-    # Mapped over every axis, also over those of one device: kernels of cuDNN refuse to be mapped
-    # over some axes alone.
+    # All axes are mapped, including axes of size 1, because kernels of cuDNN do not support a map
+    # over only some of the axes.
     over = set(mesh.axis_names) - set(mesh.manual_axes)
     in_specs = lies, P(FSDP), P(FSDP), P(), P()
     mapped = jax.shard_map(
@@ -182,12 +197,12 @@ def gradients_once(
 
 
 def micro_batches(batch: Tree, accumulate: int) -> Tree:
-    """[accumulate, samples of each, ...]: the devices keep the samples that they have."""
+    """Reshape to [accumulate, samples per micro-batch, ...]; samples stay on their devices."""
     return jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
 def cut(batch: Tree, windows: int) -> Tree:
-    """Every sample as so many shorter ones."""
+    """Cut every sample into ``windows`` shorter ones."""
     return (
         batch
         if windows == 1
@@ -203,7 +218,7 @@ def updated(
     lr: Any,
     pairs: Sequence[tuple[Modifier, Any]],
 ) -> Model:
-    """``model`` after one update of the optimizer."""
+    """Return ``model`` after one update of the optimizer."""
     updates, opt = tx.update(grads, model.opt, model.params, axes=model.axes)
     rates = jax.tree.map(lambda _: lr, model.params)
     for modifier, given in pairs:
@@ -214,7 +229,14 @@ def updated(
 
 
 def eval_step(accumulate: int = 1, axis: str | None = None):
-    """``(model, batch) -> {"val_loss", "val_accuracy"}``, means over micro-batches and devices; targets are classes."""
+    """Build the evaluation step ``(model, batch) -> {"val_loss", "val_accuracy"}``.
+
+    Both values are means over micro-batches and devices; the targets are class indices.
+
+    Args:
+      accumulate: number of micro-batches.
+      axis: name of the mapped axis, or None, as in `train_step`.
+    """
 
     def judged(model: Model, batch: Batch):
         loss, accuracy = scores(model, batch)

@@ -1,4 +1,4 @@
-"""Runs a plan: phase after phase, step after step, and every so often a line, an evaluation, a checkpoint."""
+"""The training loop of a run: phases, steps, and periodic logging, evaluation and checkpoints."""
 
 import sys
 import time
@@ -38,19 +38,25 @@ from train.plan.training import Train
 
 
 def run(experiment: Experiment, folder: str | Path, profile: int = 0) -> dict[str, Any]:
-    """Runs the plan, or what is left of it, in ``folder``; returns the result, which is in its ``result.json`` then.
+    """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
 
-    ``profile``: how many steps to trace (`train.engine.xla.Profile`).
+    Args:
+      experiment: experiment to run.
+      folder: folder of the run.
+      profile: number of steps to trace (`train.engine.xla.Profile`).
+
+    Returns:
+      The result, which is then also in ``result.json`` of the folder.
 
     Raises:
-      UserError: bad input, a loss that is not finite, or another process in the folder.
-      Preempted: SIGTERM or Ctrl-C came, and a checkpoint was saved.
+      UserError: the input is invalid, a loss is not finite, or another process runs in the folder.
+      Preempted: the run was stopped by SIGTERM or Ctrl-C, and a checkpoint was saved.
     """
     workdir = Workdir(folder)
     _same("configs", as_json(experiment))
     once(lambda: workdir.claim(experiment))
     if result := once(lambda: workdir.result if workdir.finished else None):
-        _say(f"the run in {workdir.folder} has finished: nothing is left to do")
+        _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
         return result
     with workdir.alone():
         return _run(experiment, workdir, profile)
@@ -108,9 +114,10 @@ def _run(asked: Experiment, workdir: Workdir, profile: int) -> dict[str, Any]:
 
 
 class _Data:
-    """What an experiment trains on, is validated on, and measures sensitivities on; the same samples always.
+    """The training data, validation data and sensitivity batches of an experiment.
 
-    Of each batch this process reads what lies on its devices.
+    The samples of each batch are the same in every run. This process reads only the samples of a
+    batch that belong to its devices.
     """
 
     def __init__(self, experiment: Experiment, mesh: Mesh):
@@ -133,7 +140,7 @@ class _Data:
 
 
 class Trainer:
-    """A run in progress: what its phases share (`train.plan.phase.Context`)."""
+    """A run in progress: the state that its phases share (`train.plan.phase.Context`)."""
 
     def __init__(
         self,
@@ -158,17 +165,18 @@ class Trainer:
         self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
         self.profile = profile
         self.ledger, self.log, self.finite = recorder.ledger, recorder.log, recorder.finite
-        self.models = models  # those that are still needed
+        self.models = models  # the models that later phases still need
+        # The index of the current phase, and of its next step.
         self.number, self.first = (
             record["phase"],
             record["step"],
-        )  # of the phase, and of the step in it that comes next
-        self.validation: dict[str, float] = record["judged"]  # the last one
+        )
+        self.validation: dict[str, float] = record["judged"]  # the last validation
         self.best: dict[str, Any] = record.get("best", {})
-        self.saved = time.monotonic()  # when the last checkpoint was begun
+        self.saved = time.monotonic()  # time at which the last checkpoint was started
 
     def run(self) -> Model:
-        """Every phase that is left; returns the model that the plan is for."""
+        """Run all remaining phases, and return the model that the plan trains."""
         while self.number < len(self.plan):
             phase = self.plan[self.number]
             self.recorder.progress.phase(phase.label)
@@ -182,14 +190,15 @@ class Trainer:
     # --- training ---
 
     def train(self, phase: Train, model: Model) -> Model:
-        """``model`` after the steps of ``phase`` that are left."""
+        """Run the remaining steps of ``phase`` on ``model``, and return the trained model."""
         e, tokens, first = (
             self.experiment,
             self.experiment.batch * phase.length,
             max(self.first, phase.begin),
         )
         self.recorder.progress.phase(phase.label, phase.end)
-        self.models.pop(phase.name, None)  # the step takes its memory
+        # The step donates the memory of the model, so nothing else may refer to it.
+        self.models.pop(phase.name, None)
         modifiers = tuple(m.program() for m in phase.modifiers)
         step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once)
         plans = step_plans(
@@ -218,15 +227,18 @@ class Trainer:
                 self.save(done, model, notes)
             if stopping:
                 self.checkpoints.wait()
-                said = f"stopped by {self.stop.reason}, saved at step {done} of {phase.label}; the same command continues"
-                raise Preempted(said, self.stop.code)
+                raise Preempted(
+                    f"stopped by {self.stop.reason}; saved a checkpoint at step {done} of {phase.label}; "
+                    "run the same command to continue",
+                    self.stop.code,
+                )
         return model
 
     def overdue(self, step: int) -> bool:
-        """Whether ``checkpoint_minutes`` have passed since the last checkpoint, the same in every process.
+        """Whether ``checkpoint_minutes`` have passed since the last checkpoint.
 
-        Several processes have to agree on it, so they look only when they also write a line of the
-        log.
+        Several processes have to agree on the answer, so they check it only at steps that write a
+        line of the log.
         """
         e = self.experiment
         if not e.checkpoint_minutes or (jax.process_count() > 1 and step % e.log_every):
@@ -234,20 +246,20 @@ class Trainer:
         return once(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
 
     def validate(self, step: int, model: Model) -> None:
-        """Evaluates ``model`` on the held-out batches, at no cost, and logs it."""
+        """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it."""
         evaluate = programs.evaluation(
             self.experiment.accumulate, self.experiment.parallel, self.mesh
         )
-        model = jax.block_until_ready(
-            replace(model, opt=None)
-        )  # what still runs is a cost, what follows is none
+        # The training steps that are still running must count towards the cost, so the host waits
+        # for them before it pauses the ledger.
+        model = jax.block_until_ready(replace(model, opt=None))
         with self.ledger.paused():
             values = [jax.device_get(evaluate(model, batch)) for batch in self.data.validation]
         self.validation = self.finite(step, jax.tree.map(lambda *x: np.mean(x), *values))
         self.log(step, **self.validation)
 
     def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
-        """A checkpoint at ``step`` of the phase."""
+        """Save a checkpoint at ``step`` of the phase."""
         record = {
             "phase": self.number,
             "step": step,
@@ -264,7 +276,7 @@ class Trainer:
         self.saved = time.monotonic()
         self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
-    # --- what else phases ask for ---
+    # --- the other methods that phases use ---
 
     @property
     def key(self) -> jax.Array:
@@ -302,7 +314,7 @@ class Trainer:
         model, result = everywhere(lambda: imported(where, config, self.mesh, headless))
         if result is None:
             _say(
-                f"{where} is no run of ours: what its model has cost is not known, and not counted"
+                f"{where} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
             )
         return model, result
 
@@ -310,7 +322,7 @@ class Trainer:
 def _mesh(experiment: Experiment) -> Mesh:
     if experiment.parallel == "pmap" and jax.process_count() > 1:
         raise UserError(
-            f"pmap is for one process, but this run has {jax.process_count()}: set parallel=mesh"
+            f"parallel=pmap supports only one process, but this run has {jax.process_count()}: set parallel=mesh"
         )
     try:
         mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
@@ -324,14 +336,21 @@ def _mesh(experiment: Experiment) -> Mesh:
 
 
 def _same(what: str, value: Any) -> None:
-    """Raises:
-    UserError: processes have other values, as JSON; it names what differs.
+    """Check that all processes have the same ``value``.
+
+    Args:
+      what: noun for the value in the message.
+      value: JSON value of this process.
+
+    Raises:
+      UserError: the value differs between processes. The message lists the differences.
     """
     values = gathered(value)
     for process, other in enumerate(values):
         if wrong := differences(values[0], other):
             raise UserError(
-                f"processes 0 and {process} have other {what}: {'; '.join(wrong[:8])}; start all by the same command"
+                f"processes 0 and {process} have different {what}: {'; '.join(wrong[:8])}; "
+                "start all processes with the same command"
             )
 
 

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its checkpoints, its log, and what it has cost."""
+"""A run on disk: its folder, checkpoints and log, and the ledger of its cost."""

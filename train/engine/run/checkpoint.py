@@ -1,9 +1,9 @@
-"""Checkpoints of a run: its models, and a record with the position in the data.
+"""Checkpoints of a run: its models, the position in the data, and a record of its progress.
 
 All processes write a checkpoint together, in the background, and any number of processes can
-continue from it. Orbax writes into the hidden folder ``.saving-STEP``; then come the checksums
-(`jaxgrow.checkpoints.io.checksums`), and renaming the folder to ``STEP`` is the last action. A
-process that is killed therefore never leaves a visible checkpoint that is incomplete.
+continue from it. Orbax writes into the hidden folder ``.saving-STEP``. Then the checksums are
+written (`jaxgrow.checkpoints.io.checksums`), and renaming the folder to ``STEP`` is the last
+action. A killed process therefore never leaves a visible checkpoint that is incomplete.
 """
 
 import shutil
@@ -27,19 +27,23 @@ from train.common.files import appears_whole
 from train.engine.hosts import is_first, once
 from train.engine.state.model import Model, shardings
 
+# Prefixes of folders that are not valid checkpoints.
 _SAVING, _OLD, _DAMAGED = (
     ".saving-",
     ".old-",
     "damaged-",
-)  # prefixes of the step, of folders that are no checkpoints
+)
 _LOG = "log"  # the name of its copy in a checkpoint
 
 
 class Checkpoints:
-    """The ``keep`` newest checkpoints in ``folder``. ``record`` is JSON: where the run is, and what it has cost so far.
+    """The newest checkpoints of a run.
 
-    Each contains a copy of the file ``log``, if one is named: a log that was damaged is restored
-    with the checkpoint.
+    Args:
+      folder: folder of the checkpoints; it is created if it does not exist.
+      log: log file. Each checkpoint contains a copy of it, from which `restore` repairs a damaged
+        log.
+      keep: number of checkpoints to keep.
     """
 
     def __init__(self, folder: Path, log: Path | None = None, keep: int = 2):
@@ -49,7 +53,16 @@ class Checkpoints:
         self._sealed: Future[None] | None = None
 
     def save(self, step: int, models: dict[str, Model], data: Any, record: dict[str, Any]) -> None:
-        """Starts saving when the previous save has finished; returns as soon as the arrays may change."""
+        """Start saving a checkpoint, after the previous save has finished.
+
+        The function returns as soon as the arrays may change.
+
+        Args:
+          step: step of the run; it is the name of the checkpoint.
+          models: models by name.
+          data: data iterator, whose position is saved.
+          record: JSON with the position of the run and its cost so far.
+        """
         self.wait()
         trees = {name: _tree(model) for name, model in models.items()}
         new = self.folder / f"{_SAVING}{step}"
@@ -74,20 +87,27 @@ class Checkpoints:
 
     def _delete_old(self) -> None:
         for step in _complete(self.folder)[: -self._keep]:
-            # Renamed first, so that a kill does not leave a part of it under the name of a
-            # checkpoint.
+            # The folder is renamed first. If the process is killed during the deletion, the
+            # remaining files do not look like a checkpoint.
             old = (self.folder / str(step)).rename(self.folder / f"{_OLD}{step}")
             shutil.rmtree(old)
 
     def restore(
         self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, mesh: Mesh
     ) -> tuple[dict[str, Model], dict[str, Any]] | None:
-        """``(models, record)`` of the newest whole checkpoint, or None if there is none; ``data`` moves to its position.
+        """Load the newest intact checkpoint.
 
-        ``shapes`` tells from a record which models its checkpoint holds; they come onto the mesh as
-        `specs` of `train.engine.state.model` says, whatever mesh they were saved from. An
-        incomplete checkpoint is deleted. A damaged one is renamed, and replaces the one that was
-        renamed before. Both are reported on stderr.
+        Incomplete checkpoints are deleted. A damaged one is renamed and replaces the damaged one
+        that was kept before. Both are reported on stderr.
+
+        Args:
+          shapes: function that returns the expected models, as shapes, for a record.
+          data: data iterator; it is moved to the saved position.
+          mesh: mesh that the models are placed on, with the `specs` of `train.engine.state.model`.
+            The checkpoint may have been saved from another mesh.
+
+        Returns:
+          ``(models, record)``, or None if there is no checkpoint.
 
         Raises:
           UserError: there are complete checkpoints, but all of them are damaged.
@@ -118,7 +138,7 @@ class Checkpoints:
         return models, record
 
     def _chosen(self) -> int | None:
-        """The step of the newest whole checkpoint, or None if there is no checkpoint."""
+        """Return the step of the newest intact checkpoint, or None if there is no checkpoint."""
         complete = _complete(self.folder)
         self._delete_incomplete(complete)
         step, damaged = newest_whole(self.folder, complete)
@@ -144,7 +164,7 @@ class Checkpoints:
             print(f"{self._log} was damaged; restored it from checkpoint {step}", file=sys.stderr)
 
     def _delete_incomplete(self, complete: list[int]) -> None:
-        """Deletes what killed processes left: unfinished saves, and parts of old checkpoints that were being deleted."""
+        """Delete unfinished saves and partly deleted checkpoints of killed processes."""
         for old in self.folder.glob(f"{_OLD}*"):
             shutil.rmtree(old)
         unsealed = [self.folder / str(step) for step in _steps(self.folder) if step not in complete]
@@ -157,7 +177,7 @@ class Checkpoints:
             )
 
     def wait(self) -> None:
-        """Until what was saved last is whole."""
+        """Wait until the last save is complete."""
         if self._sealed is not None:
             self._sealed.result()
 
@@ -181,18 +201,28 @@ def _tree(model: Model) -> dict[str, Any]:
 
 
 def _writing() -> ocp.Context:
-    """Replicas share the writing of large arrays only: for small ones they would just compile slices."""
+    """Return the Orbax settings for saving.
+
+    Replicas share the writing of large arrays only, because for small arrays they would compile
+    slices without any gain.
+    """
     context = ocp.Context()
     context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
-    context.array.saving.enable_write_sharding_file = False  # `restore` says where arrays go
+    # `restore` decides the sharding of the arrays.
+    context.array.saving.enable_write_sharding_file = False
     return context
 
 
 def load(folder: Path, name: str, step: int | None = None) -> Tree:
-    """The parameters of the model ``name`` in the newest whole checkpoint in ``folder``, or in that of ``step`` alone.
+    """Load the parameters of one model from a checkpoint, as NumPy arrays.
+
+    Args:
+      folder: folder of the checkpoints.
+      name: name of the model.
+      step: step of the checkpoint; None uses the newest intact one.
 
     Raises:
-      UserError: there is no such checkpoint, or none that is whole.
+      UserError: there is no such checkpoint, or it is damaged.
     """
     found, _ = newest_whole(folder, [s for s in _complete(folder) if step in (None, s)])
     if found is None:
@@ -212,12 +242,19 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
 
 
 def newest_whole(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:
-    """The newest of ``steps`` whose checkpoint in ``folder`` is whole, and the later ones, newest first.
+    """Find the newest intact checkpoint.
 
-    Those are damaged, which is reported on stderr. The step is None if ``steps`` is empty.
+    Args:
+      folder: folder of the checkpoints.
+      steps: steps of the checkpoints to try.
+
+    Returns:
+      ``(step, damaged)``: the step of the newest intact checkpoint, and the later steps, newest
+      first. The later checkpoints are damaged, which is reported on stderr. The step is None if
+      ``steps`` is empty.
 
     Raises:
-      UserError: all of them are damaged.
+      UserError: all of the checkpoints are damaged.
     """
     damaged: dict[int, str] = {}
     for step in sorted(steps, reverse=True):
@@ -230,21 +267,21 @@ def newest_whole(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]
     if damaged:
         whys = "; ".join(f"{step}: {why}" for step, why in damaged.items())
         raise UserError(
-            f"no checkpoint in {folder} is whole ({whys}); move the folder away to start anew"
+            f"no checkpoint in {folder} is intact ({whys}); move the folder away to start from the beginning"
         )
     return None, []
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps of all checkpoints in ``folder``, ascending."""
+    """The steps of all checkpoints in ``folder``, in ascending order."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 
 def _complete(folder: Path) -> list[int]:
-    """`_steps` without the newest one if it has no checksums: they are written last.
+    """`_steps` without the newest one if it does not have checksums, which are written last.
 
-    An earlier checkpoint without checksums has lost them: a save begins only when the one before is
-    complete.
+    An earlier checkpoint without checksums has lost them, because a save starts only when the
+    previous one is complete.
     """
     steps = _steps(folder)
     return steps[:-1] if steps and not (folder / str(steps[-1]) / NAME).exists() else steps

@@ -1,4 +1,4 @@
-"""What a run has cost so far: tokens, FLOPs and seconds, in all and by phase."""
+"""The cost of a run so far: tokens, FLOPs and seconds, in total and by phase."""
 
 import time
 from contextlib import contextmanager
@@ -8,11 +8,13 @@ import jax
 
 
 class Ledger:
-    """Counts over all phases, and of the seconds those that compiling took.
+    """Counters over all phases and per phase; ``compile_seconds`` are contained in ``seconds``.
 
-    Validation is a measurement, not a cost: its time is left out, and that of compiling it.
+    Validation is a measurement and not a cost, so its time and its compilation time are not
+    counted.
 
-    ``record`` is what `record()` returned when a checkpoint was saved: counting goes on from there.
+    Args:
+      record: return value of `record` from the time of a checkpoint; counting continues from it.
     """
 
     def __init__(self, record: dict[str, Any] | None = None):
@@ -24,7 +26,8 @@ class Ledger:
             "steps": 0,
             "phases": [],
         }
-        record = begun | (record or {})  # one of before compiling was counted lacks it
+        # Old records do not contain compile_seconds.
+        record = begun | (record or {})
         self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
         self.phases: list[dict[str, Any]] = [{"compile_seconds": 0.0} | p for p in record["phases"]]
         self._before, self._start = record["seconds"], time.monotonic()
@@ -40,14 +43,21 @@ class Ledger:
 
     @contextmanager
     def paused(self):
-        """Time spent inside does not count."""
+        """Do not count the time that is spent inside of the block."""
         before, compiled = self.seconds, self.compile_seconds
         yield
         self._before, self._start = before, time.monotonic()
         self._compiled = compiled - self._compiling.seconds
 
     def begin(self, phase: str, kind: str, model: str, parameters: int) -> None:
-        """Opens the account of a phase of that kind, which makes or trains ``model``, and closes the one before."""
+        """Close the account of the previous phase and open one for the next phase.
+
+        Args:
+          phase: label of the phase.
+          kind: kind of the phase.
+          model: name of the model that the phase makes or trains.
+          parameters: number of parameters of this model.
+        """
         self._settle()
         self.phases.append(
             {"phase": phase, "kind": kind, "model": model, "parameters": parameters}
@@ -62,7 +72,14 @@ class Ledger:
         )
 
     def add(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
-        """``layers``: how many ran, the sum over steps."""
+        """Add costs to the totals and to the current phase.
+
+        Args:
+          flops: FLOPs.
+          tokens: tokens.
+          steps: steps.
+          layers: number of layers that were run, summed over the steps.
+        """
         self.flops, self.tokens, self.steps = (
             self.flops + flops,
             self.tokens + tokens,
@@ -75,7 +92,12 @@ class Ledger:
         account["layers"] += layers
 
     def charge(self, seconds: float, compile_seconds: float) -> None:
-        """Time that was spent elsewhere, and what of it on compiling: an earlier run's, for the open phase."""
+        """Add the time of an earlier run to the current phase.
+
+        Args:
+          seconds: total time in seconds.
+          compile_seconds: the part of it that was compilation, in seconds.
+        """
         self._before += seconds
         self._compiled += compile_seconds
 
@@ -87,7 +109,7 @@ class Ledger:
         return {"steps": self.steps, "tokens": self.tokens, "flops": self.flops} | spent
 
     def record(self) -> dict[str, Any]:
-        """Everything that a run needs to go on counting from here, as JSON."""
+        """Return the state that a resumed run needs to continue counting, as JSON."""
         self._settle()
         return {
             "tokens": self.tokens,
@@ -99,7 +121,7 @@ class Ledger:
         }
 
     def _settle(self) -> None:
-        """The open phase took what no earlier one did."""
+        """Assign the time that no earlier phase used to the current phase."""
         if self.phases:
             for unit, total in (
                 ("seconds", self.seconds),
@@ -112,11 +134,14 @@ class Ledger:
 
 
 class Compiling:
-    """The seconds that tracing, lowering and compiling took since it was made; what is traced within a trace counts once."""
+    """Seconds of tracing, lowering and compiling since the object was created.
+
+    A trace inside of another trace is counted once.
+    """
 
     def __init__(self):
         self.seconds = 0.0
-        self._spans: list[tuple[float, float]] = []  # (begin, seconds), one after the other
+        self._spans: list[tuple[float, float]] = []  # (begin, seconds), in order
         jax.monitoring.register_event_duration_secs_listener(self._ended)
 
     def _ended(self, event: str, duration_secs: float, **_: Any) -> None:

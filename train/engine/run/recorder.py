@@ -1,6 +1,6 @@
-"""What a run tells of itself: a log of one JSON object a line, the same in TensorBoard, and a bar where somebody looks.
+"""The output of a run: a log with one JSON object per line, TensorBoard, and a progress bar.
 
-Numbers that are not finite end a run: nothing that follows from them is worth its cost.
+Numbers that are not finite end a run, because further training would be wasted.
 """
 
 import json
@@ -22,17 +22,23 @@ from train.engine.run.ledger import Ledger
 from train.engine.run.trackers import TensorBoard, Tracker
 from train.engine.run.workdir import Workdir
 
-# seconds without a line, after which a run without a terminal writes one at the next step that is
-# logged
+# Seconds without a progress line. After this time, a run without a terminal writes one at the next
+# logged step.
 SILENCE = 60.0
 
 
 class Recorder:
-    """The ledger of a run, and everything that is said of it; of several processes, by the first.
+    """Write the log, TensorBoard's files, trackers and progress lines, and keep the ledger.
 
-    ``record`` is what `record()` returned when a checkpoint was saved: lines and TensorBoard's
-    points that were logged later are cut off, for they will come again. ``trackers`` get the same
-    numbers as TensorBoard.
+    If there are several processes, only the first one writes.
+
+    Args:
+      folder: folder of the run.
+      record: return value of `record` from the time of a checkpoint. Later lines of the log and
+        later points of TensorBoard are cut off, because the run computes them again.
+      flops: FLOPs of the whole plan, for the progress bar.
+      trackers: trackers, which get the same numbers as TensorBoard.
+      run: fields that identify the run in progress lines, such as ``{"run": "demo", "seed": 0}``.
     """
 
     def __init__(
@@ -54,12 +60,16 @@ class Recorder:
         self._waiting: tuple[int, dict[str, float], dict[str, Any]] | None = None
 
     def step(self, step: int, metrics: Mapping[str, Any], log: Mapping[str, Any]) -> None:
-        """A line of training. It is written when the next one comes, or at `flush`: the device need not wait for the host."""
+        """Schedule a line of training for the log.
+
+        The line is written at the next call or at `flush`, so that the device does not wait for the
+        host.
+        """
         self.flush()
         self._waiting = step, self.ledger.totals(), {**metrics, **log}
 
     def flush(self) -> None:
-        """Writes the line that waits.
+        """Write the scheduled line.
 
         Raises:
           Diverged: a number in it is not finite.
@@ -73,16 +83,16 @@ class Recorder:
         self.progress.show(step, totals, numbers["loss"])
 
     def log(self, step: int, **values: float | list[float]) -> None:
-        """Writes a line: what the run has cost, and ``values``, at ``step`` of the phase."""
+        """Write a line with the cost of the run and ``values``, at ``step`` of the phase."""
         self._write(step, self.ledger.totals(), values)
 
     def _write(
         self, step: int, totals: dict[str, float], values: Mapping[str, float | list[float]]
     ) -> None:
-        """A line of when the run had cost ``totals``.
+        """Write a line with the costs ``totals``.
 
-        TensorBoard's tags are ``model/value``, of points at the run's steps then; those of totals
-        have no model.
+        TensorBoard's tags are ``model/value``, and its steps are the steps of the run. The tags of
+        totals do not contain a model.
         """
         if self._files is None:
             return
@@ -99,7 +109,7 @@ class Recorder:
         )
 
     def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
-        """The values as numbers.
+        """Convert the values to floats.
 
         Raises:
           Diverged: one of them is NaN or infinite.
@@ -114,7 +124,7 @@ class Recorder:
         return numbers
 
     def record(self) -> dict[str, Any]:
-        """Everything that a run needs to go on from here, as JSON."""
+        """Return the state that a resumed run needs to continue, as JSON."""
         return self.ledger.record() | (self._files.sizes() if self._files else {})
 
     def close(self) -> None:
@@ -141,16 +151,19 @@ class _Files:
         for tracker in [*self._trackers]:
             try:
                 tracker.write(int(steps), tagged)
-            except Exception as error:  # a service that fails must not end the training
+            except Exception as error:  # a failing service must not end the training
                 self._trackers.remove(tracker)
                 name, why = type(tracker).__name__, " ".join(str(error).split())
                 print(
-                    f"{name} failed ({why}) and gets no more numbers; the log has all of them",
+                    f"{name} failed ({why}) and does not get any more numbers; the log contains all of them",
                     file=sys.stderr,
                 )
 
     def sizes(self) -> dict[str, Any]:
-        """What there is now, and lasts: a checkpoint must not outlive the lines that it counts."""
+        """Flush the files to the disk and return their sizes in bytes.
+
+        A checkpoint must not outlive the lines that it counts.
+        """
         os.fsync(self._log.fileno())
         return {"bytes": self._log.tell(), "events": self._board.sizes()}
 
@@ -162,11 +175,16 @@ class _Files:
 
 
 class Progress:
-    """A bar in FLOPs, so that the time left is right for small and large models alike; and lines that say where the run is.
+    """A progress bar in FLOPs, and progress lines.
 
-    The bar needs a terminal. The lines come with every validation and, without a terminal, when
-    none came for `SILENCE` seconds. ``run`` says which run it is, such as
-    ``{"run": "demo", "seed": 0}``.
+    FLOPs make the estimate of the remaining time right for small and large models. The bar needs a
+    terminal. Lines are written at every validation and, without a terminal, at a logged step if
+    none was written for `SILENCE` seconds.
+
+    Args:
+      total: FLOPs of the plan.
+      done: FLOPs that the run has used already.
+      run: fields that identify the run, such as ``{"run": "demo", "seed": 0}``.
     """
 
     def __init__(self, total: float, done: float, run: Mapping[str, Any] | None = None):
@@ -175,17 +193,24 @@ class Progress:
         self._bar = tqdm(
             total=total, initial=done, disable=None if is_first() else True, bar_format=form
         )
-        self._first: dict[str, Any] | None = None  # what the run had cost at the phase's first line
+        self._first: dict[str, Any] | None = None  # cost at the first line of the phase
         self._loss: float | None = None
         self._said = time.monotonic()
 
     def phase(self, name: str, steps: int = 0) -> None:
-        """A phase begins; ``steps``: how many it has."""
+        """Start a phase with ``steps`` steps."""
         self._phase, self._steps, self._first, self._loss = name, steps, None, None
         self._bar.set_description_str(": ".join([*map(str, [*self._run.values()][:1]), name]))
 
     def show(self, step: int, totals: dict[str, Any], loss: float) -> None:
-        """``totals``: what the run had cost at ``step``. The speed is since the phase's first line, without compiling."""
+        """Update the bar.
+
+        Args:
+          step: step of the phase.
+          totals: cost of the run at this step. The speed is measured since the first line of the
+            phase and excludes compilation.
+          loss: training loss.
+        """
         self._bar.n = totals["flops"]
         self._first, self._loss = self._first or totals, loss
         speed, _ = self._speed(totals)
@@ -196,7 +221,10 @@ class Progress:
             self.say(step, totals)
 
     def say(self, step: int, totals: dict[str, Any], **losses: float) -> None:
-        """Writes one line for people and programs: time, run, phase, step, losses, tokens per second, time left."""
+        """Write one line for people and programs.
+
+        Its fields are time, run, phase, step, losses, tokens per second, and the remaining time.
+        """
         self._said = time.monotonic()
         if not is_first():
             return
@@ -215,7 +243,7 @@ class Progress:
         )
 
     def _speed(self, totals: dict[str, Any]) -> tuple[float, float]:
-        """Tokens and FLOPs per second since the phase's first line, without compiling; 0 if that is not known yet."""
+        """Tokens and FLOPs per second since the phase's first line, without compilation."""
         first = self._first or totals
         spent = {
             unit: totals[unit] - first[unit]
@@ -233,10 +261,10 @@ def _quoted(text: str) -> str:
 
 
 def _continued(path: Path, size: int) -> BinaryIO:
-    """The log, cut to its first ``size`` bytes.
+    """Open the log, cut to its first ``size`` bytes.
 
     Raises:
-      UserError: it is shorter, and the checkpoint has no copy of it.
+      UserError: the log is shorter, and the checkpoint does not have a copy of it.
     """
     log = path.open("a+b")
     if log.tell() < size:
@@ -244,7 +272,7 @@ def _continued(path: Path, size: int) -> BinaryIO:
         log.close()
         raise UserError(
             f"{path} is damaged: it has {there} bytes, but the checkpoint counts {size}; restore it from a backup, or give "
-            "another --workdir to start anew"
+            "another --workdir to start from the beginning"
         )
     log.truncate(size)
     log.seek(0, os.SEEK_END)

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-AT_ONCE = "interrupted again: ended without saving; the same command continues from the last checkpoint, if there is one"
+AT_ONCE = "interrupted again: exited without saving; run the same command to continue from the last checkpoint, if any"
 
 
 class Stop:
-    """Whether SIGTERM or Ctrl-C came within the block. A second Ctrl-C ends the process at once.
+    """Record whether SIGTERM or Ctrl-C arrives within the block. A second Ctrl-C exits at once.
 
-    Of several processes, JAX watches for SIGTERM from their start to their end, and finds a step
-    that none of them is past; Ctrl-C in one of them counts as SIGTERM there.
+    If there are several processes, JAX handles SIGTERM from their start to their end, and finds a
+    step that none of them has passed. Ctrl-C in one of them is sent to it as SIGTERM.
     """
 
     def __init__(self):
@@ -23,7 +23,10 @@ class Stop:
 
     @property
     def code(self) -> int:
-        """The exit code of the process: 130 after Ctrl-C; 75 (EX_TEMPFAIL) says that the run has to be started again."""
+        """The exit code of the process: 130 after Ctrl-C, and 75 (EX_TEMPFAIL) after SIGTERM.
+
+        Code 75 tells a scheduler to start the run again.
+        """
         return 130 if self.interrupted else os.EX_TEMPFAIL
 
     @property
@@ -31,7 +34,10 @@ class Stop:
         return "Ctrl-C" if self.interrupted else "SIGTERM"
 
     def asked(self, step: int) -> bool:
-        """Whether to stop after ``step``, the same in every process; to be asked at each step, in ascending order."""
+        """Whether to stop after ``step``. The answer is the same in every process.
+
+        Call it at each step, in ascending order.
+        """
         if jax.process_count() == 1:
             return self.interrupted or self._terminated
         return multihost_utils.reached_preemption_sync_point(step)
@@ -42,7 +48,7 @@ class Stop:
             signal.SIGINT: self._interrupt,
             signal.SIGTERM: self._terminate,
         }.items():
-            # A shell that starts a background process may have told it to ignore Ctrl-C.
+            # A shell may start a background process with Ctrl-C ignored, and this stays so.
             if (alone or number == signal.SIGINT) and signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, handler)
         return self
@@ -59,6 +65,9 @@ class Stop:
             os.write(2, f"{AT_ONCE}\n".encode())
             os._exit(130)
         self.interrupted = True
-        os.write(2, b"Ctrl-C: saves after this step, then ends; a second Ctrl-C ends at once\n")
+        os.write(
+            2,
+            b"Ctrl-C: saving a checkpoint after this step, then exiting; press Ctrl-C again to exit at once\n",
+        )
         if jax.process_count() > 1:
             signal.raise_signal(signal.SIGTERM)

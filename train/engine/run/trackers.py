@@ -1,4 +1,7 @@
-"""Trackers: services that show the numbers of a run. TensorBoard always; W&B and MLflow if the experiment names them."""
+"""Trackers: services that show the numbers of a run.
+
+TensorBoard is always used, and W&B and MLflow if the experiment names them.
+"""
 
 import os
 import secrets
@@ -17,27 +20,31 @@ from train.common.files import read_json, write_json
 from train.config.experiment import Experiment, as_json
 
 PROJECT = "jaxgrow"
-# in the folder of a run: its id in each tracker, so that a resumed run continues there
+# File in the folder of a run with its id in each tracker, so that a resumed run continues there.
 IDS = "trackers.json"
 
 
 class Tracker(Protocol):
-    """Where the numbers of a run go."""
+    """A service that receives the numbers of a run."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the numbers that the run had at its ``step``."""
+        """Add the numbers of the run at ``step``."""
         ...
 
     def close(self) -> None:
-        """Waits until everything is written."""
+        """Wait until everything is written."""
         ...
 
 
 def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
-    """The trackers that the experiment names in ``loggers``, for its run in ``folder``.
+    """Open the trackers in ``experiment.loggers`` for the run in ``folder``.
 
-    The name of the run is that of its folder, its group the name of the experiment. The config
-    contains the seed.
+    The name of the run is the name of its folder, and its group is the name of the experiment. The
+    config contains the seed.
+
+    Args:
+      experiment: experiment of the run.
+      folder: folder of the run.
 
     Raises:
       UserError: the package of a tracker is not installed.
@@ -45,11 +52,11 @@ def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
     for name in experiment.loggers:
         if find_spec(name) is None:
             raise UserError(
-                f"loggers={name} needs the package {name}: pip install -e '.[{name}]', from a clone of jaxgrow"
+                f"loggers={name} needs the package {name}: run pip install -e '.[{name}]' in a clone of jaxgrow"
             )
     file = folder / IDS
     ids = (
-        read_json(file, f"delete it; the run is then a new one in {', '.join(experiment.loggers)}")
+        read_json(file, f"delete it; a new run then starts in {', '.join(experiment.loggers)}")
         if file.exists()
         else {}
     )
@@ -67,10 +74,10 @@ class TensorBoard:
     """Event files in the folder of the run.
 
     Args:
-      folder: of the files.
-      sizes: bytes of each file when a checkpoint was saved; later points are cut off, for they will
-        come again.
-      steps: of the run so far.
+      folder: folder of the event files.
+      sizes: size of each file in bytes at the time of a checkpoint. Later points are cut off,
+        because the run computes them again.
+      steps: number of steps of the run so far.
     """
 
     def __init__(self, folder: Path, sizes: Mapping[str, int], steps: int):
@@ -90,7 +97,7 @@ class TensorBoard:
         self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file, all of which are on the disk."""
+        """Flush the files to the disk and return the size of each file in bytes."""
         self._events.flush()
         return {p.name: p.stat().st_size for p in sorted(self._folder.iterdir())}
 
@@ -99,10 +106,11 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases. ``WANDB_MODE=offline`` writes to the folder of the run, for ``wandb sync``;
-    ``WANDB_PROJECT`` names the project.
+    """Weights & Biases.
 
-    Points that a resumed run computes again have steps that W&B has already, and are ignored there.
+    ``WANDB_MODE=offline`` writes to the folder of the run, for ``wandb sync``. ``WANDB_PROJECT``
+    names the project. A resumed run computes some points again; W&B has their steps already and
+    ignores them.
     """
 
     def __init__(self, experiment: Experiment, folder: Path, id: str | None):
@@ -127,7 +135,7 @@ class WandB:
 
 
 class MLflow:
-    """MLflow, at ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME``."""
+    """MLflow at ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME``."""
 
     def __init__(self, experiment: Experiment, folder: Path, id: str | None):
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
@@ -147,7 +155,7 @@ class MLflow:
         where = known.experiment_id if known else self._client.create_experiment(project)
         self.id = self._client.create_run(where, run_name=folder.name, tags=tags).info.run_id
         params = [Param(name, str(value)) for name, value in flat(as_json(experiment)).items()]
-        for i in range(0, len(params), 100):  # the most that one request may have
+        for i in range(0, len(params), 100):  # the limit of one request
             self._client.log_batch(self.id, params=params[i : i + 100])
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -166,7 +174,7 @@ KINDS: dict[str, Callable[[Experiment, Path, str | None], Any]] = {"wandb": Wand
 
 
 def flat(node: Any, name: str = "") -> dict[str, Any]:
-    """``{"optim.peak_lr": 0.01, ..}`` of nested dicts."""
+    """Flatten nested dicts to ``{"optim.peak_lr": 0.01, ...}``."""
     if not isinstance(node, dict):
         return {name: node}
     return {

@@ -1,11 +1,13 @@
-"""A run's folder: what lies where in it, whose it is, and how a finished run is read.
+"""The folder of a run: which files it contains, which run owns it, and how to read a finished run.
 
-``config.json`` says what the run is, and on which data; ``metrics.jsonl`` and ``tensorboard/`` are
-its log, ``checkpoints/`` what it goes on from, ``maps.npz``, ``lora.npz`` and ``adapter.npz`` what
-it learned of that kind, if any. A finished run has ``result.json`` and, as `jaxgrow.checkpoints`
-reads them, the parameters of its last model: ``params/`` and ``jaxgrow.json``, beside the tokenizer
-of its text, ``tokenizer.json``, with the files that define its special tokens; of a task, also
-``scores.json``; and ``evaluated.json``, if `train.compare` has evaluated it.
+``config.json`` contains the config of the run and the identity of its data. ``metrics.jsonl`` and
+``tensorboard/`` are its log. A run is resumed from ``checkpoints/``. ``maps.npz``, ``lora.npz`` and
+``adapter.npz`` contain the learned maps or adapters, if there are any.
+
+A finished run has ``result.json`` and the parameters of its last model in the format of
+`jaxgrow.checkpoints`: ``params/`` and ``jaxgrow.json``. A run on text also has its tokenizer,
+``tokenizer.json``, with the files that define its special tokens. A run on a task also has
+``scores.json``. If `train.compare` has evaluated the run, there is an ``evaluated.json``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,12 +34,14 @@ from train.engine.state.heads import split
 from train.engine.state.model import Model
 from train.plan.methods import LARGE
 
-_HOW = ("cache", "workers")  # of Data and Images: how they are read, not what
+# Settings of Data and Images that decide how the data are read, and where they are stored.
+_HOW = ("cache", "workers")
 _WHERE = ("path", "valid_path", "tokenizer")
-# Of a model's config: what another task may have otherwise.
+# Settings of a model's config that may differ for another task.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
 _COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
-_WHAT = ("train", "valid", "tokenizer")  # of an identity: hashes; equal data may have other names
+# Hashes in the identity of data. The names of equal data may differ.
+_WHAT = ("train", "valid", "tokenizer")
 
 
 class Workdir:
@@ -67,7 +71,8 @@ class Workdir:
 
     @property
     def config(self) -> dict[str, Any]:
-        """
+        """The content of ``config.json``.
+
         Raises:
           UserError: ``config.json`` is missing or damaged.
         """
@@ -80,7 +85,7 @@ class Workdir:
 
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
-        """What its last model scores on the data that judge its task, if somebody has asked: split -> metric -> value."""
+        """The scores of the last model on its task, by split and metric; None if not evaluated."""
         return read_json(self._scores, _COMPUTED_AGAIN) if self._scores.exists() else None
 
     def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
@@ -88,7 +93,7 @@ class Workdir:
 
     @property
     def evaluated(self) -> dict[str, dict[str, Any]]:
-        """What its last model scores without training, by what was asked; nothing, if nobody has."""
+        """The scores of the last model without further training, by evaluation."""
         return read_json(self._evaluated, _COMPUTED_AGAIN) if self._evaluated.exists() else {}
 
     def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
@@ -96,17 +101,18 @@ class Workdir:
 
     @property
     def result(self) -> dict[str, Any]:
-        """
+        """The content of ``result.json``.
+
         Raises:
           UserError: ``result.json`` is missing or damaged.
         """
         return read_json(self._result, self.again)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of the log of a finished run.
+        """Return the lines of the log of a finished run.
 
         Raises:
-          UserError: the log is missing or damaged, or lines of it are lost.
+          UserError: the log is missing or damaged, or does not contain all lines.
         """
         content, size = (
             self.log.read_bytes() if self.log.exists() else b"",
@@ -114,7 +120,7 @@ class Workdir:
         )
         if len(content) < size:
             raise UserError(
-                f"{self.log} is damaged: {len(content)} of its {size} bytes are there; {self.again}"
+                f"{self.log} is damaged: only {len(content)} of its {size} bytes exist; {self.again}"
             )
         lines = []
         for n, line in enumerate(content.splitlines(), 1):
@@ -127,10 +133,10 @@ class Workdir:
         return lines
 
     def params(self) -> Tree:
-        """The parameters that a finished run ended with, as NumPy arrays.
+        """Return the final parameters of a finished run, as NumPy arrays.
 
         Raises:
-          UserError: they are not there, or not whole.
+          UserError: the parameters are missing or damaged.
         """
         if not (self.folder / "params").is_dir():  # finished by a version that did not export them
             return checkpoint.load(self.checkpoints, LARGE, self.result["steps"])
@@ -141,17 +147,19 @@ class Workdir:
 
     @property
     def again(self) -> str:
-        """How to get back files of a finished run that are damaged."""
-        return f"delete {self._result} and give the command of the run again: it restores its files from the last checkpoint"
+        """The part of a message that explains how to restore damaged files of a finished run."""
+        return f"delete {self._result} and run the command of the run again: it restores its files from the last checkpoint"
 
     # --- claiming ---
 
     def claim(self, experiment: Experiment) -> None:
-        """Makes the folder if need be, and sees that it is free for ``experiment``: its own, or one where no run got far.
+        """Create the folder if necessary, and check that ``experiment`` may use it.
+
+        It may use its own folder, or a folder in which no run has written a log line, checkpoint or
+        result.
 
         Raises:
-          UserError: it holds a run that computes something else, or one that has ended with other
-            data.
+          UserError: the folder contains a run of another config, or a finished run with other data.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.begun:
@@ -161,17 +169,21 @@ class Workdir:
         other = conflicts(_comparable(there, known), _comparable(mine, known))
         if other:
             raise UserError(
-                f"{self.folder} belongs to another config, there and here: {'; '.join(other[:8])}; give another --workdir"
+                f"{self.folder} contains a run of another config (values there and here: {'; '.join(other[:8])}); "
+                "give another --workdir"
             )
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
             self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A job that was started again while the one before still saves must not write into its checkpoints.
+        """Lock the folder within the block.
+
+        A job that is started again while the previous one still saves must not write into its
+        checkpoints.
 
         Raises:
-          UserError: another process is in the folder.
+          UserError: another process uses the folder.
         """
         with ExitStack() as held:
 
@@ -180,30 +192,40 @@ class Workdir:
                     held.enter_context(lock(self.folder / ".lock", wait=False))
                 except BlockingIOError as error:
                     raise UserError(
-                        f"another process runs in {self.folder}; wait until it has saved, or give another --workdir"
+                        f"another process uses {self.folder}; wait until it has saved its checkpoint, or give another --workdir"
                     ) from error
 
             once(take)
             yield
 
     def begin(self, experiment: Experiment, corpus: dict[str, Any]) -> None:
-        """Writes down what the run is; only when it can begin, for what cannot is no run.
+        """Write ``config.json``, once the run can start.
+
+        Args:
+          experiment: experiment of the run.
+          corpus: identity of its data.
 
         Raises:
-          UserError: it was begun with other data than those that ``corpus`` identifies.
+          UserError: the run was started with other data.
         """
         if self.begun:
             self.same_data(self.config.get("corpus", corpus), corpus)
         write_json(self._config, as_json(experiment) | {"corpus": corpus})
 
     def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-        """Raises:
-        UserError: the run was begun with other data than those here.
+        """Check that the data of the run have not changed.
+
+        Args:
+          there: identity of the data that the run was started with.
+          here: identity of the present data.
+
+        Raises:
+          UserError: the identities differ.
         """
         if any(there.get(key) != here.get(key) for key in _WHAT):
             raise UserError(
-                f"{self.folder} was begun with other data: there {_named(there)}, here {_named(here)}; bring those back, or "
-                "give another --workdir"
+                f"the run in {self.folder} was started with other data: {_named(there)} there, {_named(here)} here; restore "
+                "the original data, or give another --workdir"
             )
 
     # --- ending ---
@@ -216,12 +238,18 @@ class Workdir:
         tokenizer: str | None,
         head: Mapping[str, Any] | None = None,
     ) -> None:
-        """Exports the run's last model, and its tokenizer if it is of text, and then writes the result.
+        """Export the last model of the run and the tokenizer, and then write the result.
 
-        The result comes last because it marks the run as finished. ``head`` records the task and
-        the labels of the head.
+        The result is written last, because it marks the run as finished.
+
+        Args:
+          result: result of the run.
+          config: config of the model.
+          params: parameters of the model.
+          tokenizer: tokenizer of the data; None if the data are not text.
+          head: task and labels of the head, which are recorded with the model.
         """
-        # One process does it on the host, where nothing is compiled.
+        # A single process exports from the host, because this does not compile any program.
         orbax.export(
             self.folder,
             config,
@@ -235,27 +263,35 @@ class Workdir:
             with appears_whole(self.folder / "tokenizer.json") as part:
                 text.tokenizer(tokenizer).save(str(part))
             special.copied(text.folder_of(tokenizer), self.folder)
-        sync(self.folder)  # everything that the result is of
+        # Everything that the result describes must be on the disk before it.
+        sync(self.folder)
         write_json(self._result, result)
 
 
 def imported(
     folder: Path, config: Config, mesh: Mesh, headless: bool = False
 ) -> tuple[Model, dict[str, Any] | None]:
-    """A model that somebody has, on the devices of a mesh, in parameters of float32 or better, and the result of its run.
+    """Load an existing model onto a mesh, with its parameters in float32 or a wider dtype.
 
-    ``folder``: of a run that has ended, or whatever `jaxgrow.checkpoints.open_checkpoint` reads: a
-    Hugging Face folder, or one that ``jaxgrow`` wrote. What such a model has cost nobody knows:
-    then the result is None. ``headless``: it may have another head, which is left out.
+    Args:
+      folder: folder of a finished run, or any folder that `jaxgrow.checkpoints.open_checkpoint`
+        reads: a Hugging Face checkpoint, or one that ``jaxgrow`` wrote.
+      config: expected config of the model.
+      mesh: mesh that the model is placed on.
+      headless: whether the head is left out; it may then differ from ``config``.
+
+    Returns:
+      The model and the result of its run. The result is None if the model is not from a run,
+      because its training cost is then unknown.
 
     Raises:
-      UserError: there is no such thing, the run has not ended, its model is another than
-        ``config``, or damaged.
+      UserError: there is no model, its run has not finished, the model does not have ``config``, or
+        it is damaged.
     """
     run = Workdir(folder)
     if not run.finished and (run.begun or not folder.is_dir()):
         raise UserError(
-            f"there is no finished run in {folder}, nor another model; run its config first, with the same seed"
+            f"there is neither a finished run nor another model in {folder}; run its config first, with the same seed"
         )
     try:
         source = _stored(run, config) or open_checkpoint(folder)
@@ -281,7 +317,7 @@ def imported(
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:
         raise UserError(
-            f"the model in {folder} is another than the one asked for, there and here: {'; '.join(wrong)}"
+            f"the model in {folder} does not have the expected config (values there and here: {'; '.join(wrong)})"
         )
     return Model(params, None, config), run.result if run.finished else None
 
@@ -297,13 +333,18 @@ def _stored(run: Workdir, config: Config) -> Source | None:
 
 
 def load(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
-    """Parameters of a run, as NumPy arrays: those that it ended with, or, of one that has not ended, in its newest checkpoint.
+    """Load parameters of a run, as NumPy arrays.
 
-    ``name`` asks for another model than the one that the run is for, and ``step`` for a certain
-    checkpoint.
+    Without ``name`` and ``step``, they are the final parameters of a finished run, or the
+    parameters in the newest checkpoint of an unfinished one.
+
+    Args:
+      folder: folder of the run.
+      name: name of the model in the checkpoint; None takes the model that the run trains.
+      step: step of the checkpoint; None takes the newest one.
 
     Raises:
-      UserError: there is nothing of that kind, or it is not whole.
+      UserError: the model or the checkpoint does not exist or is damaged.
     """
     run = Workdir(folder)
     if run.finished and name is None and step is None:
@@ -312,7 +353,11 @@ def load(folder: str | Path, name: str | None = None, step: int | None = None) -
 
 
 def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
-    """A ``config.json`` without how its data are read and, where their identity is ``known``, without where from."""
+    """Drop the settings of ``config.json`` that may change when a run is resumed.
+
+    These are the settings that decide how data are read and, if the identity of the data is
+    ``known``, where they are stored.
+    """
     left_out = (*_HOW, *_WHERE, "corpus") if known else (*_HOW, "corpus")
     data = {
         kind: {k: v for k, v in d.items() if k not in left_out}
@@ -322,6 +367,6 @@ def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
 
 
 def _named(identity: Mapping[str, Any]) -> str:
-    """``wiki (train 0123456789ab, valid 0123456789ab, tokenizer bytes)``."""
+    """Format an identity: ``wiki (train 0123456789ab, valid 0123456789ab, tokenizer bytes)``."""
     keys = ("python", *_WHAT)
     return f"{identity['name']} ({', '.join(f'{k} {identity[k][:12]}' for k in keys if k in identity)})"

@@ -1,1 +1,1 @@
-"""What training changes: models, and their optimizer."""
+"""The state that training changes: models, optimizer state, and their placement on devices."""

@@ -1,6 +1,6 @@
-"""How the parameters of a model are made of what trains and of what stands still, where they are not what trains themselves.
+"""How are the parameters of a model computed if they are not trained directly?
 
-A new way to train a model by something smaller is a class here, and a phase that begins it
+A new parameter-efficient way to train a model is a new class here, and a phase that starts it
 (`train.plan.learning`, `train.plan.adapting`).
 """
 
@@ -20,31 +20,31 @@ from train.engine.state.heads import split
 class Made:
     """How the parameters of a model are assembled from trained and frozen ones.
 
-    ``trained`` and ``base`` are the `train.engine.state.model.Model.params` and `Model.base`.
+    ``trained`` is `train.engine.state.model.Model.params`, and ``base`` is `Model.base`.
     """
 
     def axes(self, config: Config) -> Axes | None:
-        """The axis names of what trains; None of what is not named by the model's axes."""
+        """Return the axis names of the trained parameters, or None if they do not have any."""
         raise NotImplementedError
 
     def base_axes(self, config: Config) -> Axes:
-        """Those of what stands still."""
+        """Return the axis names of the frozen parameters."""
         raise NotImplementedError
 
     def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
-        """What the model computes with."""
+        """Return the parameters that the model computes with."""
         raise NotImplementedError
 
     def plain(self, config: Config, trained: Tree, base: Params) -> Params:
-        """Parameters of the same function, of the structure that ``config`` has."""
+        """Return parameters of the same function with the tree structure of ``config``."""
         return self.parameters(config, trained, base)
 
 
 @dataclass(frozen=True)
 class ByMaps(Made):
-    """LiGO: coefficients of maps train, and grow a small model that stands still."""
+    """LiGO: the coefficients of the growth maps are trained, and grow a frozen small model."""
 
-    source: Config  # the small model's
+    source: Config  # config of the small model
 
     def axes(self, config: Config) -> None:
         return None
@@ -59,7 +59,7 @@ class ByMaps(Made):
 
 @dataclass(frozen=True)
 class ByLoRA(Made):
-    """An adapter trains, and the head; the body stands still."""
+    """LoRA: the adapter and the head are trained, and the body is frozen."""
 
     lora: LoRA
 
@@ -81,12 +81,16 @@ class ByLoRA(Made):
 
 @dataclass(frozen=True)
 class ByAdapter(Made):
-    """Bottleneck adapters train, and the head; the body stands still. Of adapters that are fused, what composes them trains."""
+    """Bottleneck adapters: the adapters and the head are trained, and the body is frozen.
+
+    With fused adapters (AdapterFusion), the fusion layers are trained and the adapters are frozen
+    too.
+    """
 
     adapter: Adapter
 
     def apart(self, body: Tree) -> tuple[Tree, Tree]:
-        """``(what stands still, what trains)`` of a model's body with adapters."""
+        """Split the body of a model with adapters into ``(frozen, trained)`` parameters."""
         return adapters.detach(body, (ADAPTER,) if self.adapter.fused is None else (FUSION,))
 
     def axes(self, config: Config) -> Axes:

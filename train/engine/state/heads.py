@@ -1,4 +1,4 @@
-"""What stands above the body of a model, and is another for another task."""
+"""Task heads: the layers on top of the model body, which differ between tasks."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ HEADS = (
 
 
 def split(tree: Tree) -> tuple[Tree, Tree]:
-    """``(body, head)`` of parameters, or of what has their structure."""
+    """Split parameters, or a tree of their structure, into ``(body, head)``."""
     return {n: of for n, of in tree.items() if n not in HEADS}, {
         n: of for n, of in tree.items() if n in HEADS
     }
@@ -35,7 +35,7 @@ def split(tree: Tree) -> tuple[Tree, Tree]:
 
 @partial(jax.jit, static_argnums=0)
 def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
-    """The parameters of the head."""
+    """Return freshly initialised parameters of the head."""
     return split(config.init(key))[1]
 
 
@@ -43,10 +43,10 @@ def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
 
 
 def learned(folder: Path) -> Head:
-    """The task and the labels of the head of the model in ``folder``, as far as they are known.
+    """Return the task and labels of the head of the model in ``folder``, as far as they are known.
 
     Raises:
-      UserError: the folder does not hold a model.
+      UserError: the folder does not contain a model.
     """
     try:
         found = head(open_checkpoint(folder).head)
@@ -56,7 +56,7 @@ def learned(folder: Path) -> Head:
 
 
 def _of_older_run(folder: Path) -> dict[str, Any]:
-    """The head of a run that was finished before heads recorded their tasks."""
+    """The head of a run that finished before runs recorded the tasks of their heads."""
     config, result = folder / "config.json", folder / "result.json"
     if not config.is_file() or not result.is_file():
         return {}
@@ -67,13 +67,13 @@ def _of_older_run(folder: Path) -> dict[str, Any]:
 
 
 def keeps(there: Head, wanted: Head, kind: str) -> bool:
-    """Whether a model keeps the head that it has.
+    """Whether the existing head of a model is kept for new data.
 
     Args:
       there: the head of the model.
-      wanted: the head that the data ask for, of the same size.
-      kind: the kind of both predictions. Heads for spans without a recorded task are kept; heads
-        for classes or numbers without labels are not.
+      wanted: the head that the data need, of the same size.
+      kind: the kind of the predictions of both heads. Heads for spans without a recorded task are
+        kept; heads for classes or numbers without labels are not.
     """
     same = _names(there) == _names(wanted)
     if there.task is not None and wanted.task is not None:
@@ -84,14 +84,25 @@ def keeps(there: Head, wanted: Head, kind: str) -> bool:
 
 
 def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
-    """The classes of ``there`` in the order of ``wanted``, matched by name; None: one of them has no names.
+    """Return the permutation that puts the classes of ``there`` into the order of ``wanted``.
+
+    Classes are matched by name.
+
+    Args:
+      there: the head of the model.
+      wanted: the head that the data need.
+      folder: folder of the model, for messages.
+
+    Returns:
+      For each class of ``wanted`` its index in ``there``, int [classes]; None if one of the heads
+      has no class names.
 
     Raises:
-      UserError: the head of the model in ``folder`` is of another task, or has other classes.
+      UserError: the head of the model was trained for another task, or has other classes.
     """
     if there.task is not None and wanted.task is not None and there.task != wanted.task:
         raise UserError(
-            f"the head of the model in {folder} has learned {there.task}, but the data are {wanted.task}: evaluate it on "
+            f"the head of the model in {folder} was trained on {there.task}, but the data are {wanted.task}: evaluate it on "
             f"{there.task}, or fine-tune it on {wanted.task} first"
         )
     if not there.labels or not wanted.labels:
@@ -100,7 +111,7 @@ def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
     if set(mine) != set(theirs) or len(set(mine)) < len(mine):
         raise UserError(
             f"the model in {folder} has the classes {', '.join(there.labels)}, but the data have {', '.join(wanted.labels)}: "
-            "rename the labels of the one or the other (id2label of config.json), or fine-tune the model on these data first"
+            "rename the labels of the model (id2label of config.json) or of the data, or fine-tune it on these data first"
         )
     return np.array([theirs.index(name) for name in mine])
 

@@ -1,4 +1,4 @@
-"""The devices of a run, and what of it lies where on them."""
+"""The device mesh of a run, and the sharding of batches over it."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,28 +18,36 @@ How = Literal["mesh", "pmap"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """How many devices share what: ``replica x data x fsdp x context x tensor x expert`` of them.
+    """Shape of the device mesh: ``replica x data x fsdp x context x tensor x expert`` devices.
 
-    The batch is divided among all but ``context`` and ``tensor``. Over ``replica`` and ``data``,
-    gradients are added once a step, in float32. ``replica`` counts the groups of hosts, or the
-    slices, between which the network is slow: the devices of each group are on hosts of its own.
-    ``context`` divides the positions of each sequence, whose attention is ring attention. ``fsdp``
-    divides parameters and optimizer state by the width of the residual stream, and gathers them
-    layer by layer; ``tensor`` divides heads, units of MLPs and the vocabulary (`jaxgrow.sharding`);
-    ``expert`` divides the experts of a mixture, whose devices exchange tokens
-    (`jaxgrow.models.mixture.Experts`).
+    The batch is sharded along all axes except ``context`` and ``tensor``. Gradients are reduced
+    over ``replica`` and ``data`` once per step, in float32.
+
+    Attributes:
+      data: number of data-parallel groups; 0 uses all remaining devices.
+      fsdp: number of devices that parameters and optimizer state are sharded over, along the width
+        of the residual stream. They are gathered layer by layer.
+      tensor: number of devices that heads, MLP units and the vocabulary are sharded over
+        (`jaxgrow.sharding`).
+      expert: number of devices that the experts of a mixture are sharded over. These devices
+        exchange tokens (`jaxgrow.models.mixture.Experts`).
+      replica: number of groups of hosts, or of slices, with a slow network between them. No host
+        belongs to two groups.
+      context: number of devices that the positions of each sequence are sharded over. Their
+        attention is ring attention.
+      gradients: how often ``fsdp`` reduces gradients. "layer" reduces them for each layer of each
+        micro-batch, in the dtype of activations. "step" reduces them once per step, in float32;
+        each device then holds all weights and gradients during the step. "auto" takes the one with
+        the lower bound of the step time, among those whose compiled step fits the memory
+        (`train.aot.estimate.settled`).
     """
 
-    data: int = 0  # 0: as many as are left
+    data: int = 0
     fsdp: int = 1
     tensor: int = 1
     expert: int = 1
     replica: int = field(default=1, metadata=LATER)
     context: int = field(default=1, metadata=LATER)
-    # When ``fsdp`` adds gradients: "layer", for each layer of each micro-batch, in the dtype of
-    # activations; "step", once, in float32, for which each device holds all weights and gradients
-    # during the step. "auto": the one of the lower bound, of those whose compiled step fits the
-    # memory (`train.aot.estimate.settled`).
     gradients: Literal["auto", "layer", "step"] = field(default="auto", metadata=LATER)
 
     def __post_init__(self):
@@ -58,19 +66,27 @@ class Mesh:
                 )
         if self.gradients == "step" and self.tensor * self.context * self.expert > 1:
             raise ValueError(
-                "mesh.gradients=step divides by data and fsdp alone: set mesh.gradients=layer"
+                "mesh.gradients=step supports only the axes replica, data and fsdp: set mesh.gradients=layer"
             )
 
     @property
     def once(self) -> bool:
-        """Whether ``fsdp`` adds gradients once a step."""
+        """Whether ``fsdp`` reduces gradients once per step."""
         return self.gradients == "step" and self.fsdp > 1
 
     def over(self, devices: list[Any], how: How = "mesh") -> jax.sharding.Mesh:
-        """The mesh of ``devices``. That of ``pmap`` has one axis, as its results do: else its step would be compiled twice.
+        """Return the mesh of ``devices``.
+
+        With ``pmap`` the mesh has one axis, like the results of ``pmap``. With another mesh the
+        step would be compiled twice.
+
+        Args:
+          devices: devices of the run.
+          how: "mesh" or "pmap".
 
         Raises:
-          ValueError: they are another number.
+          ValueError: the number of devices does not fit the sizes of the axes, or ``replica``
+            divides the devices of a host.
         """
         inner = self.fsdp * self.context * self.tensor * self.expert
         data = self.data or max(1, len(devices) // (self.replica * inner))
@@ -81,7 +97,7 @@ class Mesh:
             "tensor": self.tensor,
         }
         sizes["expert"] = self.expert
-        # Most meshes have neither of these axes.
+        # Most runs do not use these two axes, so the mesh omits them if their size is 1.
         sizes = {
             name: size
             for name, size in sizes.items()
@@ -90,8 +106,8 @@ class Mesh:
         names, shape = tuple(sizes), tuple(sizes.values())
         if math.prod(shape) != len(devices):
             raise ValueError(
-                f"a mesh of {self._spelled()} does not take {len(devices)} devices: set mesh.data, mesh.fsdp and mesh.tensor "
-                "so that their product is that"
+                f"a mesh of {self._spelled()} does not fit {len(devices)} devices: set mesh.data, mesh.fsdp and mesh.tensor "
+                "so that the product of all axes is the number of devices"
             )
         if how == "pmap":
             return jax.sharding.Mesh(np.array(devices), (AXIS,))
@@ -115,7 +131,7 @@ class Mesh:
 
 
 def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
-    """The devices, those of each replica together.
+    """Sort the devices so that the devices of each replica are adjacent.
 
     Raises:
       ValueError: the devices of a host or slice would belong to several replicas.
@@ -130,7 +146,7 @@ def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
     every = set.union(*hosts)
     if len(every) > 1 and sum(map(len, hosts)) > len(every):
         raise ValueError(
-            f"mesh.replica={replicas} divides the devices of a host: {len(every)} hosts must be a multiple of it"
+            f"mesh.replica={replicas} would split the devices of a host: the number of hosts ({len(every)}) must be a multiple"
         )
     return devices
 
@@ -140,32 +156,45 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
 
 
 def divided(mesh: jax.sharding.Mesh, dim: int = 0) -> NamedSharding:
-    """Of batches: samples, their axis ``dim``, are divided among the devices."""
+    """Return the sharding of batches, whose samples (axis ``dim``) are split over the devices."""
     return NamedSharding(mesh, P(*[None] * dim, tuple(a for a in BATCH if a in mesh.axis_names)))
 
 
 def batch_devices(mesh: jax.sharding.Mesh) -> int:
-    """Among how many devices a batch is divided."""
+    """Return the number of devices that a batch is sharded over."""
     return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
 def rows(batch: int, mesh: jax.sharding.Mesh) -> np.ndarray:
-    """Of a batch, those that lie on devices of this process. Where ``tensor`` spans processes, others have the same.
+    """Return the indices of the samples of a batch that this process reads, int [rows].
+
+    They are the samples on devices of this process. If ``tensor`` spans several processes, these
+    processes read the same samples.
+
+    Args:
+      batch: number of samples of the whole batch.
+      mesh: mesh of the run.
 
     Raises:
-      ValueError: the batch cannot be divided equally among the devices.
+      ValueError: the batch size is not divisible by the number of devices.
     """
     devices = batch_devices(mesh)
     if batch % devices:
         raise ValueError(
-            f"a batch of {batch} cannot be divided among {devices} devices; use a multiple of {devices}"
+            f"a batch of {batch} is not divisible by {devices} devices; use a multiple of {devices}"
         )
     parts = divided(mesh).addressable_devices_indices_map((batch,))
     return np.unique([np.arange(batch)[part] for part in parts.values()])
 
 
 def put(batch: Any, mesh: jax.sharding.Mesh, dim: int = 0) -> Any:
-    """A batch of which every process has its `rows`, on the devices; samples are axis ``dim``."""
+    """Put a batch on the devices; every process passes its own `rows`.
+
+    Args:
+      batch: pytree of NumPy arrays with the samples of this process.
+      mesh: mesh of the run.
+      dim: axis of the samples.
+    """
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(divided(mesh, dim), x), batch
     )

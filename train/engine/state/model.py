@@ -1,4 +1,4 @@
-"""Models, as a run keeps them, and what they compute: logits and the loss."""
+"""The models of a run with their training state, and the functions that evaluate them."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,27 +22,38 @@ from train.engine.state.assembly import Made
 
 @struct.dataclass
 class Model:
-    """What is trained, transformed, and kept under a name between phases."""
+    """A model with its training state, as a run keeps it under a name between phases.
 
-    params: Any  # what trains: the model's own, or, with a ``base``, what makes them of it
-    opt: Any  # optimizer state; None: the next phase of training starts a fresh one
+    Attributes:
+      params: trained parameters: those of the model itself or, with a ``base``, those that compute
+        the model's parameters from it.
+      opt: optimizer state; if it is None, the next phase of training starts a fresh one.
+      config: config of the model.
+      sensitivity: last measured sensitivity of each layer for layer dropping, float32 [layers].
+      base: frozen parameters: the small model that LiGO grows, or the body that an adapter belongs
+        to.
+      made: how the parameters of the model are computed from ``params`` and ``base``; None if
+        ``params`` are the parameters.
+    """
+
+    params: Any
+    opt: Any
     config: Config = struct.field(pytree_node=False)
-    sensitivity: Any = None  # float32 [layers], as last measured for layer dropping
-    # Parameters that stand still: of the small model that LiGO grows, or of the body that an
-    # adapter is of.
+    sensitivity: Any = None
     base: Any = None
-    made: Made | None = struct.field(
-        pytree_node=False, default=None
-    )  # how ``params`` and ``base`` make the parameters
+    made: Made | None = struct.field(pytree_node=False, default=None)
 
     @property
     def axes(self) -> Tree | None:
-        """The axis names of ``params``; None of maps, which are not named by the model's axes."""
+        """The axis names of ``params``; None for LiGO's maps, which have other axes."""
         return self.config.axes() if self.made is None else self.made.axes(self.config)
 
 
 def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
-    """How a model, or its shapes, is divided among the devices of a mesh (`jaxgrow.sharding`). Learned maps are not."""
+    """Return the partition specs of a model, or of its shapes, on a mesh (`jaxgrow.sharding`).
+
+    Learned growth maps are replicated.
+    """
     axes, everywhere = model.axes, lambda tree: jax.tree.map(lambda _: P(), tree)
     base = (
         None
@@ -63,23 +74,25 @@ def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
 
 
 def shardings(model: Model, mesh: Mesh) -> Model:
-    """`specs`, on this mesh."""
+    """Return `specs` as shardings on ``mesh``."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
 
 
 def placed(model: Model) -> Model:
-    """``model``, divided by `specs` among the devices of the mesh that is set, if any; for traced code."""
+    """Constrain ``model`` to its `specs` on the current mesh, if one is set; for traced code."""
     return sharding.constrained(model, specs(model, jax.sharding.get_abstract_mesh()))
 
 
 def constrained_like(grads: Tree, model: Model) -> Tree:
-    """Gradients, which lie as the parameters of ``model`` do; for traced code."""
+    """Constrain gradients to the shardings of the parameters of ``model``; for traced code."""
     return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
 
 
 def narrow_leaves(model: Model) -> Tree:
-    """Of each leaf of ``params``, whether the model uses it in the dtype of activations alone: the
-    kernels of the layers of models of text, but for experts, whose gates are computed in float32.
+    """Return for each leaf of ``params`` whether it is used only in the dtype of activations.
+
+    These are the kernels of the layers of text models. Models with experts do not have such leaves,
+    because the router is computed in float32.
     """
     plain = (
         model.made is None
@@ -96,11 +109,10 @@ def narrow_leaves(model: Model) -> Tree:
     return jax.tree_util.tree_map_with_path(narrow, model.axes, is_leaf=is_names)
 
 
-@partial(
-    jax.jit, static_argnums=(0, 2)
-)  # traced once a config, though every look at a plan's shapes asks
+# Under jit, it is traced once per config, although many callers ask for the shapes of a plan.
+@partial(jax.jit, static_argnums=(0, 2))
 def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
-    """Fresh parameters; with a ``base``, each at CompleteP's scale."""
+    """Return freshly initialised parameters; with a ``base``, each one at CompleteP's scale."""
     params = config.init(key)
     if base is None:
         return params
@@ -109,14 +121,14 @@ def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
 
 
 def parameters(model: Model) -> Any:
-    """The parameters that ``model.config`` computes with."""
+    """Return the parameters that ``model.config`` computes with."""
     if model.made is None:
         return model.params
     return model.made.parameters(model.config, model.params, jax.lax.stop_gradient(model.base))
 
 
 def plain(model: Model) -> Any:
-    """Parameters of the same function, of the structure that ``model.config`` has."""
+    """Return parameters of the same function with the tree structure of ``model.config``."""
     return (
         model.params
         if model.made is None
@@ -129,16 +141,18 @@ def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:
 
 
 def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
-    """``(mean loss, share of the targets that are met)``; logits over a vocabulary are never whole.
+    """Return ``(mean loss, accuracy)`` of a batch.
 
-    The loss is the cross-entropy, and what is most likely meets its target, of a span at both ends;
-    of a model that says one number, the squared error, and within a half is met.
+    The loss is the cross-entropy, and a prediction is correct if the target is the most likely
+    class. A span is correct if both of its ends are. If the model predicts one number, the loss is
+    the squared error, and errors below 0.5 are correct. If the model predicts tokens, the logits
+    over the vocabulary are never materialised as one array.
     """
     inputs, targets = batch
     if model.config.predicts == "tokens":
         return logits(model, inputs, targets=targets, **options)  # type: ignore[return-value]
     output = logits(model, inputs, **options)
-    if model.config.predicts == "spans":  # over the places, for each end
+    if model.config.predicts == "spans":  # classes are the positions, for each end
         output = output.swapaxes(1, 2)
         return cross_entropy(output, targets), (output.argmax(-1) == targets).all(-1).mean()
     if output.shape[-1] == 1:
@@ -149,12 +163,23 @@ def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.A
 
 
 def loss(model: Model, batch: Batch, kept: Kept | None = None) -> jax.Array:
-    """Mean cross-entropy of the targets of ``batch``, nats; ``kept`` as in `Kept`."""
+    """Return the mean cross-entropy of the targets of ``batch`` in nats.
+
+    Args:
+      model: model to evaluate.
+      batch: inputs and targets.
+      kept: layers and tokens that the model keeps (`Kept`); None keeps all of them.
+    """
     return scores(model, batch, kept=kept)[0]
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The mean; ``targets`` are classes, int [...], or probabilities of each, float [..., classes]."""
+    """Return the mean cross-entropy in nats.
+
+    Args:
+      logits: float [..., classes].
+      targets: class indices, int [...], or class probabilities, float [..., classes].
+    """
     if jnp.issubdtype(targets.dtype, jnp.integer):
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
     return optax.softmax_cross_entropy(logits, targets).mean()

@@ -17,57 +17,71 @@ from train.config.overrides import LATER
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW, Muon beside it, or SGD, with a warm-up and a decay over the steps of one phase."""
+    """AdamW, Muon with AdamW, or SGD, with a warm-up and a decay over the steps of one phase."""
 
-    # Muon: of the layers' matrices (`jaxgrow.optim.muon`); all else is AdamW's. SGD: with
-    # Nesterov's momentum b1, and the decay of weights added to their gradient, as vision has it.
+    # Muon updates the matrices of the layers (`jaxgrow.optim.muon`), and AdamW all other
+    # parameters. SGD has Nesterov momentum b1, and weight decay is added to the gradient, as is
+    # usual in vision.
     name: Literal["adamw", "muon", "sgd"] = field(default="adamw", metadata=LATER)
     peak_lr: float = 6e-4
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup: int = 100  # steps of linear warm-up
     floor: float = 0.0  # the last learning rate, as a fraction of the peak
-    decay: float = 0.2  # of the steps, for "wsd": warm-up, stable, then this part decays linearly
+    # For "wsd" (warmup, stable, decay): the fraction of the steps with the linear decay at the end.
+    decay: float = 0.2
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = 0.1  # of kernels and embeddings
-    clip: float = 1.0  # global norm of the gradient
+    weight_decay: float = 0.1  # applied to kernels and embeddings only
+    clip: float = 1.0  # largest global norm of the gradient
     muon_momentum: float = field(default=0.95, metadata=LATER)
-    # Of Muon's update of a matrix, over the rate; 0.2 is about Adam's.
+    # RMS of Muon's update of a matrix, divided by the learning rate; Adam's is about 0.2.
     muon_rms: float = field(default=0.2, metadata=LATER)
-    # The model that the rate was tuned on: others have CompleteP's multipliers then
-    # (`jaxgrow.optim.completep`), from birth on.
+    # The model that the learning rate was tuned on. Models of other sizes then get CompleteP's
+    # multipliers (`jaxgrow.optim.completep`), from initialisation on.
     base: Config | None = field(default=None, metadata=LATER)
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon", "sgd"):
-            raise ValueError(f"name is 'adamw', 'muon' or 'sgd', not {self.name!r}")
+            raise ValueError(f"name must be 'adamw', 'muon' or 'sgd', not {self.name!r}")
         if self.schedule not in ("cosine", "linear", "wsd"):
-            raise ValueError(f"schedule is 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
+            raise ValueError(f"schedule must be 'cosine', 'linear' or 'wsd', not {self.schedule!r}")
         if self.base is not None and self.name == "sgd":
             raise ValueError(
-                "CompleteP's multipliers are of adamw and muon, not of sgd: leave base out"
+                "base (CompleteP) is supported for adamw and muon, not for sgd: leave base out"
             )
         for name in ("floor", "decay"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} lies between 0 and 1, but is {getattr(self, name)}")
+                raise ValueError(f"{name} must be between 0 and 1, but is {getattr(self, name)}")
         for name in ("b1", "b2", "muon_momentum"):
-            if (
-                not 0 <= getattr(self, name) < 1
-            ):  # at 1 an average would never move, and its correction divides by 0
+            # At 1 the average would never change, and its bias correction would divide by 0.
+            if not 0 <= getattr(self, name) < 1:
                 raise ValueError(
-                    f"{name} is at least 0 and less than 1, but is {getattr(self, name)}"
+                    f"{name} must be at least 0 and less than 1, but is {getattr(self, name)}"
                 )
         for name in ("peak_lr", "clip", "muon_rms"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is positive and finite, but is {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be positive and finite, but is {getattr(self, name)}"
+                )
         for name in ("weight_decay", "eps", "warmup"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is finite and not negative, but is {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be finite and not negative, but is {getattr(self, name)}"
+                )
 
 
 def learning_rate(optim: Optim, steps: int, step: int) -> float:
-    """The learning rate of step ``step = 0 .. steps - 1``; the first step moves, after the last it would be the floor."""
+    """Return the learning rate of step ``step = 0 .. steps - 1``.
+
+    The learning rate of the first step is above 0. The schedule would reach the floor at step
+    ``steps``, one step after the last.
+
+    Args:
+      optim: settings of the optimizer.
+      steps: number of steps of the phase.
+      step: index of the step in the phase.
+    """
     warm = min(1.0, (step + 1) / max(optim.warmup, 1))
     done = min(1.0, max(0.0, (step - optim.warmup) / max(steps - optim.warmup, 1)))
     shape = {
@@ -79,12 +93,19 @@ def learning_rate(optim: Optim, steps: int, step: int) -> float:
 
 
 def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTransformationExtraArgs:
-    """The optimizer without its rate, which the step multiplies in: the schedule restarts with each phase, Adam need not.
+    """Return the optimizer without its learning rate; the train step multiplies the update by it.
 
-    ``axes``, the axis names of a run's models, tell Muon which leaves are matrices; AdamW does
-    without. ``update(.., axes=axes)`` takes those of the parameters at hand, by which they decay,
-    and have their multipliers where the settings name a base; with None, nothing does. The same
-    object for settings that differ in the schedule only, so that their runs share compiled steps.
+    The schedule thus restarts with each phase, while Adam's state need not. Settings that differ
+    only in the schedule get the same object, so that their runs share compiled steps.
+
+    The ``update`` function of the optimizer takes ``axes``, the axis names of the current
+    parameters. They decide which leaves have weight decay and, if the settings name a base, their
+    multipliers. With ``axes=None``, there is neither weight decay nor a multiplier.
+
+    Args:
+      optim: settings of the optimizer; the schedule is not used.
+      axes: axis names of the models of a run. Muon needs them to find the matrices; the other
+        optimizers do not.
     """
     base = None if optim.base is None else tuple(optim.base.sizes().items())
     if optim.name == "adamw":
@@ -104,7 +125,7 @@ def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTran
     return _muon(matrices, *own, base)
 
 
-Base: TypeAlias = tuple[tuple[str, int], ...] | None  # sizes by axis, to be hashed
+Base: TypeAlias = tuple[tuple[str, int], ...] | None  # sizes by axis name, hashable
 
 
 @cache
@@ -143,7 +164,10 @@ def _muon(
 def _by_size(
     inner: optax.GradientTransformationExtraArgs, base: Base
 ) -> optax.GradientTransformationExtraArgs:
-    """``inner``, told the multipliers of the parameters at hand: a model that grows has others from its next step on."""
+    """Pass CompleteP's multipliers of the current parameters to ``inner``.
+
+    The multipliers of a grown model therefore change with its next step.
+    """
     if base is None:
         return inner
 
@@ -153,7 +177,7 @@ def _by_size(
         )
         return inner.update(updates, state, params, axes=axes, multipliers=found)
 
-    return optax.GradientTransformationExtraArgs(inner.init, update)  # type: ignore[arg-type]  # as of `_decay`
+    return optax.GradientTransformationExtraArgs(inner.init, update)  # type: ignore[arg-type]  # see `_decay`
 
 
 @cache
@@ -166,10 +190,12 @@ def _sgd(
 
 
 def decays(axes: Tree) -> Tree:
-    """Of each leaf, whether it decays: kernels and tables do; what is added, or multiplies unit by unit, does not.
+    """Return for each leaf whether it has weight decay.
+
+    Kernels and embeddings decay. Parameters that are added, or that multiply unit by unit, do not.
 
     Raises:
-      ValueError: a leaf does not say its role (`jaxgrow.axes`).
+      ValueError: the axis names of a leaf do not state its role (`jaxgrow.axes`).
     """
     return jax.tree_util.tree_map_with_path(
         lambda p, names: role(path(p), names) in ("kernel", "table"), axes, is_leaf=is_names
@@ -187,4 +213,4 @@ def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
             return updates, state
         return optax.masked(plain, decays(axes)).update(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]  # axes has no default: forgotten, it raises
+    return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]  # axes has no default, so omitting it raises an error

@@ -1,4 +1,4 @@
-"""Models of text that somebody has, with their tokenizers: to be judged and used."""
+"""Existing text models with their tokenizers, for evaluation and generation."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ class TextModel(NamedTuple):
     params: Params  # on the devices of the mesh
     tokenizer: Any  # a `tokenizers.Tokenizer`
     mesh: jax.sharding.Mesh
-    folder: Path | None = None  # of the tokenizer's files; None: there is only the tokenizer
+    # Folder with the files of the tokenizer; None if there is only the tokenizer itself.
+    folder: Path | None = None
 
     @property
     def special(self) -> Special:
@@ -28,23 +29,23 @@ class TextModel(NamedTuple):
 
 
 def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None) -> TextModel:
-    """The model of a finished run, or of an Orbax or Hugging Face folder, on all devices.
+    """Open a text model on all devices: a finished run, or an Orbax or Hugging Face folder.
 
     Args:
-      folder: as of `jaxgrow.checkpoints.open_checkpoint`.
-      tokenizer: as of `train.data.text.Data`; None: the one that lies in the folder.
-      mesh: how the devices share it; None: each has all of it.
+      folder: folder of the model (`jaxgrow.checkpoints.open_checkpoint`).
+      tokenizer: tokenizer (`train.data.text.Data`); None uses the tokenizer in the folder.
+      mesh: mesh that the model is sharded over; None replicates it on every device.
 
     Raises:
-      UserError: there is no such model, it is none that predicts tokens, or its tokenizer is
-        missing or too large for it.
+      UserError: the folder does not contain a model, the model does not predict tokens, or its
+        tokenizer is missing or has too many tokens for the model.
     """
     source = _source(folder)
     config = source.config
     if not isinstance(config, TextConfig) or config.predicts != "tokens":
         what = "images" if not isinstance(config, TextConfig) else config.predicts
         raise UserError(
-            f"{folder} is a {type(config).__name__} of {what}: this is for models that predict tokens"
+            f"{folder} contains a {type(config).__name__} for {what}, but this command needs a model that predicts tokens"
         )
     beside = text.folder_of(tokenizer) if tokenizer else Path(folder).expanduser()
     loaded = (
@@ -56,21 +57,23 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
 
 
 def config_of(folder: str | Path) -> Config:
-    """
+    """Return the config of the model in ``folder``.
+
     Raises:
-      UserError: there is no model.
+      UserError: the folder does not contain a model.
     """
     return _source(folder).config
 
 
 def fits(tokenizer: Any, config: TextConfig) -> None:
-    """
+    """Check that the vocabulary of the model contains every token of the tokenizer.
+
     Raises:
-      UserError: the tokenizer has tokens that the model has not.
+      UserError: the tokenizer has more tokens than the model.
     """
     if (size := tokenizer.get_vocab_size()) > config.vocab:
         raise UserError(
-            f"the tokenizer has {size} tokens, but the model {config.vocab}: it is not the model's own"
+            f"the tokenizer has {size} tokens, but the model has only {config.vocab}: use the tokenizer of the model"
         )
 
 
