@@ -165,7 +165,8 @@ def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
     said = refused(runs.script(tmp_path, experiment), *options)
     assert (
         said
-        == f"{folder} contains a run of another config (values there and here: optim.peak_lr: 0.01 and 0.5); give another --workdir"
+        == f"{folder} contains a run of another config (values there and here: optim.peak_lr: 0.01 and 0.5); "
+        "give another --workdir"
     )
     assert (folder / "config.json").read_bytes() == before
 

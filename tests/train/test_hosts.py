@@ -174,7 +174,8 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     )
     assert loss == finished and "loss" in loss
     assert unlike["UserError"] == (
-        "processes 0 and 1 have different configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; start all processes with the same command"
+        "processes 0 and 1 have different configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; "
+        "start all processes with the same command"
     ).replace("0.005", repr(e.optim.peak_lr))
     assert (
         pmap["UserError"]

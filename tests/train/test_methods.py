@@ -548,7 +548,8 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
         UserError, match=f"there is neither a finished run nor another model in {tmp_path}"
     ):
         imported(tmp_path, SMALL, runs.mesh())
-    says = f"the model in {small_run} does not have the expected config (values there and here: eps: 1e-05 and 0.01; mlp: 8 and 16)"
+    says = f"the model in {small_run} does not have the expected config "
+    says += "(values there and here: eps: 1e-05 and 0.01; mlp: 8 and 16)"
     with pytest.raises(UserError, match=re.escape(says)):
         imported(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
     run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
