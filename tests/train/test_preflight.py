@@ -347,9 +347,11 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
     monkeypatch.undo()
     assert chosen(55, mesh=Mesh(fsdp=4))[:3] == ("none", False, "step")
     remat, _, gradients, lines = chosen(41, mesh=Mesh(fsdp=4))
-    assert (remat, gradients) == ("none", "layer") and "once a step does not fit" in lines[-1]
+    assert (remat, gradients) == ("none", "layer") and "mesh.gradients=step does not fit" in lines[
+        -1
+    ]
     _, _, gradients, lines = chosen(55, faster="layer", mesh=Mesh(fsdp=4))
-    assert gradients == "layer" and "once a step would take longer" in lines[-1]
+    assert gradients == "layer" and "mesh.gradients=step has a higher time bound" in lines[-1]
     assert chosen(55, mesh=Mesh(fsdp=4, gradients="layer"))[2] == "layer"
 
 
@@ -401,7 +403,7 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
     assert "train large, evaluation" in out and "1 devices" not in out
     everything = json.loads((tmp_path / "all.json").read_text())
     (programs,) = everything["configs"].values()
-    assert {p["what"] for p in programs} == {"born", "step", "evaluation"} and everything[
+    assert {p["what"] for p in programs} == {"initialisation", "step", "evaluation"} and everything[
         "devices"
     ] == 4
     assert (tmp_path / "memory.png").stat().st_size > 1000
