@@ -217,7 +217,7 @@ def test_a_tiny_plan_is_compiled_and_priced(machine):
         "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
     )
     found = Rehearsal(e, at := described(machine)).run()
-    assert fits(found, at) and {p.what for p in found if not p.flops} <= {"born"}
+    assert fits(found, at) and {p.what for p in found if not p.flops} <= {"initialisation"}
     assert {"step", "coalesce", "evaluation"} <= {p.what for p in found}
     for program in found:
         least = bound(program, at)
