@@ -213,7 +213,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
         assert not stop.asked(1)
         signal.raise_signal(signal.SIGINT)
         assert stop.asked(2) and codes == []
-        assert "a second Ctrl-C ends at once" in capfd.readouterr().err
+        assert "press Ctrl-C again to exit at once" in capfd.readouterr().err
         signal.raise_signal(signal.SIGINT)
         assert codes == [130] and "exited without saving" in capfd.readouterr().err
     before = signal.signal(
