@@ -302,7 +302,7 @@ class Rehearsal:
         return (self._placed(made) if isinstance(made, Model) else made), cost
 
     def _compiled_once(self, lowered: jax.stages.Lowered) -> tuple[Any, str]:
-        """Return memory analysis and text of a program; both are cached, as plans repeat programs."""
+        """Return memory analysis and text of a program; both are cached."""
         source = lowered.as_text()
         if source not in self._known:
             compiled = lowered.compile()

@@ -33,7 +33,7 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """The lower bound: kernels run one after the other, and exchanges overlap with all of them."""
+        """The lower bound: kernels run in sequence, and exchanges overlap with all of them."""
         return max(sum(self.parts.values()), self.products, self.links)
 
     @property
