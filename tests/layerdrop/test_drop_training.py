@@ -623,7 +623,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
             (base, finished("other", drop, disturbed, batch=4)),
             "differ in more than in dropping layers: batch: 8 and 4",
         ),
-        ((base, tmp_path), "there is neither a finished run nor another model"),
+        ((base, tmp_path), "there is no finished run"),
         ((base, finished("flat", drop, lambda t: 2.0)), "at least three points"),
     ):
         with pytest.raises(UserError, match=says):

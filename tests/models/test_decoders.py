@@ -206,7 +206,7 @@ def test_a_phi3_that_is_scaled_otherwise_is_refused():
         "max_position_embeddings": 8,
     }
     family = FAMILIES["Phi3ForCausalLM"]
-    with pytest.raises(ValueError, match=r"rope_type is "linear", but Phi-3 supports only longrope"):
+    with pytest.raises(ValueError, match='rope_type is "linear", but Phi-3 supports only longrope'):
         family.inferred(said | {"rope_scaling": {"type": "linear", "factor": 2.0}})
     with pytest.raises(KeyError, match="long_factor"):
         family.inferred(said | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0]}})
