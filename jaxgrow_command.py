@@ -1,4 +1,4 @@
-"""The command ``jaxgrow``, which imports nothing at first: Ctrl-C ends it quietly also while JAX is being imported."""
+"""The entry point of the command ``jaxgrow``: handles Ctrl-C also while JAX is imported."""
 
 import os
 import signal
@@ -6,11 +6,11 @@ import sys
 
 
 def main() -> int:
-    """Runs `jaxgrow.cli.checkpoint_commands.main`; returns its exit status."""
+    """Run `jaxgrow.cli.checkpoint_commands.main` and return its exit status."""
 
     def leave(number, frame):
-        # No exception: what is being imported may catch it, or be left half initialised. Nothing
-        # was begun.
+        # Exit without an exception: a module that is being imported might catch it, or be left
+        # partly initialised. No work has started yet.
         os.write(2, b"interrupted; nothing was written\n")
         os._exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""What the command ``jaxgrow`` may be told."""
+"""Which subcommands and options does the command ``jaxgrow`` have?"""
 
 import argparse
 import re
@@ -15,29 +15,43 @@ from jaxgrow.cli.suggest import factor
 from jaxgrow.integrations.formats import FORMATS
 from jaxgrow.integrations.torch_optimizer import POLICIES
 
-TITLE = "Checkpoints on disk: grown, coalesced, pruned, interpolated, compared and converted."
-# The axes that an option names, and what their units are.
+TITLE = "Grow, coalesce, prune, interpolate, compare and convert checkpoints on disk."
+# The axes that have an option, with the meaning of their size for the help text.
 AXES = {
     "layers": "layers",
     "embed": "features of the residual stream (the hidden size)",
     "heads": "query heads",
     "kv_heads": "key and value heads",
-    "mlp": "units of each MLP (the intermediate size)",
+    "mlp": "hidden units of each MLP (the intermediate size)",
 }
-MODEL = "a model: a Hugging Face folder with safetensors, a finished run, or a folder that this command wrote"
+MODEL = (
+    "the checkpoint directory of a model: from Hugging Face (safetensors), of a finished run, or "
+    "written by this command"
+)
 _FOLDERS = {
-    "SRC": f"{MODEL}; it is only read",
-    "BEFORE": "the model whose weight is 1 - alpha",
-    "UP": "the model whose weight is alpha, of the same sizes",
+    "SRC": f"{MODEL}; it is not modified",
+    "BEFORE": "the model with weight 1 - alpha",
+    "UP": "the model with weight alpha; it has the same sizes as BEFORE",
 }
-DATA = "text, for the tokenizer.json in {}; or token ids, as .npy; for a model of images: images, as .npy"
-COMPLETION = "print a script with which a shell completes commands, options and methods"
-_STARTUP = "For bash: jaxgrow completion bash >> ~/.bash_completion; for zsh: jaxgrow completion zsh >> ~/.zshrc"
+DATA = (
+    "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
+    "(.npy) for "
+    "a vision model"
+)
+COMPLETION = "print a shell script that completes commands, options and methods"
+_STARTUP = (
+    "For bash: jaxgrow completion bash >> ~/.bash_completion; "
+    "for zsh: jaxgrow completion zsh >> ~/.zshrc"
+)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
-    """Of the commands by their names; ``run`` of what it parses is that of the command."""
+    """Build the parser.
+
+    Args:
+      runs: the function of each subcommand, by name; parsed arguments have it as ``run``.
+    """
     parser = argparse.ArgumentParser(prog="jaxgrow", description=TITLE)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -51,75 +65,106 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
                 folder.lower(), metavar=folder, type=Path, help=_FOLDERS.get(folder, MODEL)
             )
         if writes:
-            p.add_argument("dst", metavar="DST", type=Path, help="a folder to be made")
+            p.add_argument("dst", metavar="DST", type=Path, help="the directory to create")
             p.add_argument(
                 "--to",
                 choices=["hf", "orbax"],
-                help="the kind of DST (default: that of the source)",
+                help="the format of DST (default: the format of the source)",
             )
             p.add_argument(
                 "--dtype",
                 choices=DTYPES,
-                help="the dtype of the parameters in DST; they are computed in float32 or better and rounded once, at the end "
-                "(default: the dtype of the source)",
+                help="the dtype of the parameters in DST; they are computed in float32 or a wider "
+                "dtype, and "
+                "rounded once at the end (default: the dtype of the source)",
             )
             p.add_argument(
                 "--shard-size",
                 type=_bytes,
                 default=SHARD,
                 metavar="N",
-                help="the largest file of weights, such as 500MB, 1.5GB or 5GiB (default: 5GB)",
+                help="the maximum size of a weight file, such as 500MB, 1.5GB or 5GiB (default: "
+                "5GB)",
             )
             p.add_argument(
-                "--overwrite", action="store_true", help="replace a checkpoint in DST, at the end"
+                "--overwrite",
+                action="store_true",
+                help="replace an existing checkpoint in DST, after the new one is complete",
             )
             p.add_argument(
-                "--dry-run", action="store_true", help="say what DST would be, and write nothing"
+                "--dry-run",
+                action="store_true",
+                help="print a description of the result without writing DST",
             )
-        p.add_argument("--json", action="store_true", help="say it as JSON")
+        p.add_argument("--json", action="store_true", help="print the result as JSON")
         p.set_defaults(run=runs[name], command=name)
         return p
 
     p = command(
         "inspect",
-        "show a model: its config, and every leaf with shape, axes, dtype and place",
+        "show the config of a model and the shape, axes, dtype and location of each parameter",
         "PATH",
         writes=False,
     )
     _format(p)
     for name, help in (
-        ("coalesce", "make a model smaller: groups of heads, units and layers become one"),
-        ("decoalesce", "make a coalesced model large again; groups are those of the large model"),
+        ("coalesce", "make a model smaller by merging groups of heads, units and layers"),
+        ("decoalesce", "expand a coalesced model to its size before; give the groups of that size"),
     ):
         p = command(name, help, "SRC")
-        form = "'far', 'adjacent' (pairs), 'far:3' (threes), or groups of old units: 0+2,1+3"
-        p.add_argument(
-            "--heads", type=_groups, help=f"{form}; key heads, residual stream and MLP units follow"
+        form = (
+            "the groups of heads: 'far' or 'adjacent' (pairs), 'far:3' (groups of three), or "
+            "explicit "
+            "groups such as 0+2,1+3"
         )
         p.add_argument(
-            "--kv-heads", type=_groups, help="groups of key heads; without --heads, these follow"
+            "--heads",
+            type=_groups,
+            help=f"{form}; key/value heads, residual features and MLP units are grouped "
+            "accordingly",
         )
         p.add_argument(
-            "--embed", type=_groups, help="of the residual stream's units, if not as the heads"
+            "--kv-heads",
+            type=_groups,
+            help="the groups of key/value heads (default: derived from --heads)",
         )
-        p.add_argument("--mlp", type=_groups, help="of the MLP's units, if not as the heads")
         p.add_argument(
-            "--layers", type=_groups, help="groups of layers, or 'alike': pairs of the same kind"
+            "--embed",
+            type=_groups,
+            help="the groups of residual features (default: derived from the heads)",
+        )
+        p.add_argument(
+            "--mlp",
+            type=_groups,
+            help="the groups of hidden units of each MLP (default: derived from the heads)",
+        )
+        p.add_argument(
+            "--layers",
+            type=_groups,
+            help="the groups of layers, or 'alike': pairs of layers of the same kind",
         )
         p.add_argument(
             "--tied",
             choices=["norm", "paper"],
             default="norm",
-            help="where a tied embedding's missing factor goes: 'norm' puts it into the final norm, so that decoalesce keeps "
-            "the function; 'paper' scales the embedding, as the published code does (default: norm)",
+            help="how the scale of tied embeddings is corrected: 'norm' scales the final norm, "
+            "which makes "
+            "decoalesce function-preserving; 'paper' scales the embedding, as the published code "
+            "does "
+            "(default: norm)",
         )
         _lora(p)
-    p = command("interpolate", "(1 - alpha) BEFORE + alpha UP", "BEFORE", "UP")
-    p.add_argument("--alpha", type=float, required=True, help="the weight of UP")
+    p = command(
+        "interpolate",
+        "interpolate two models: (1 - alpha) BEFORE + alpha UP",
+        "BEFORE",
+        "UP",
+    )
+    p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
     dense = {name: about for name, about in METHODS.items() if name not in operators.EXPERTS}
     for name, help, methods, writes in (
-        ("show", "draw what grow would do: which old unit goes where, axis by axis", dense, False),
-        ("grow", "make a model larger by a published method", METHODS, True),
+        ("show", "plot the maps from old to new units that grow would apply", dense, False),
+        ("grow", "make a model larger with a published growth method", METHODS, True),
     ):
         raw = argparse.RawDescriptionHelpFormatter
         p = command(name, help, "SRC", writes=writes, formatter_class=raw, epilog=_methods(methods))
@@ -130,14 +175,14 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
                 "--seed",
                 type=int,
                 metavar="N",
-                help="the random seed of methods that choose units (default: 0)",
+                help="random seed for methods that sample units (default: 0)",
             )
             p.add_argument(
                 "--out",
                 type=Path,
                 required=True,
                 metavar="FILE",
-                help="the picture: .png, .svg, .pdf",
+                help="the image file to write (.png, .svg or .pdf)",
             )
             p.set_defaults(noise=None)
             continue
@@ -145,78 +190,91 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
             "--experts",
             type=int,
             metavar="N",
-            help="the number of experts that upcycle and virtual_groups make",
+            help="the number of experts of the new model, for upcycle and virtual_groups",
         )
         p.add_argument(
             "--active",
             type=int,
             metavar="N",
-            help="the number of experts that each token goes through (default: 2)",
+            help="the number of experts that each token is routed to (default: 2)",
         )
         p.add_argument(
             "--seed",
             type=int,
             metavar="N",
-            help="random seed of drawn units, routers, and --noise (default: 0)",
+            help="random seed for sampled units, new routers, and --noise (default: 0)",
         )
         p.add_argument(
             "--noise",
             type=float,
             metavar="DB",
-            help="tell copies apart by noise that cancels, DB below the weights",
+            help="add noise to copies, DB decibels below the weights; the noise of the copies of "
+            "a unit sums to "
+            "zero, so it breaks their symmetry without changing the function",
         )
         p.add_argument(
             "--optimizer",
             choices=["drop", *POLICIES],
-            help="grow the optimizer state in SRC by this policy; of PyTorch runs it is left out without this option",
+            help="the policy for growing the optimizer state in SRC; without this option, the "
+            "state of a PyTorch "
+            "run is dropped",
         )
         _format(p)
         p.add_argument(
             "--optimizer-state",
             type=Path,
             metavar="PATH",
-            help="an optimizer.pt or a folder of torch.distributed.checkpoint",
+            help="the optimizer state of a PyTorch run: an optimizer.pt, or a directory of "
+            "torch.distributed.checkpoint (default: found in SRC)",
         )
         _lora(p)
     p = command(
         "suggest",
-        "list the growth methods that fit a model, and what was measured for each",
+        "list the growth methods that fit a model, with the FLOPs that they saved in our "
+        "measurements",
         "SRC",
         writes=False,
     )
     p.add_argument(
-        "--to", type=_factor, metavar="2x", help="how many times as large, instead of the new sizes"
+        "--to",
+        type=_factor,
+        metavar="2x",
+        help="the growth factor, instead of new sizes; sizes that fit it are proposed",
     )
     _sizes(p)
     p.add_argument(
         "--keep-function",
         action="store_true",
-        help="list only methods that keep the model's function",
+        help="list only function-preserving methods",
     )
     p = command(
         "prune",
-        "make a model smaller: the layers and units that matter least, on some data, are left out",
+        "make a model smaller by removing the layers and units that are least important on given "
+        "data",
         "SRC",
     )
     _sizes(p)
     _lora(p)
     p.add_argument("--data", type=Path, required=True, metavar="FILE", help=DATA.format("SRC"))
     p.add_argument(
-        "--by", choices=["influence", "angular"], help="the layers that change their input least, one by one (default), or the "
-        "consecutive ones that do so together"
-    )  # fmt: skip
+        "--by",
+        choices=["influence", "angular"],
+        help="which layers are removed: 'influence' removes the layers that individually change "
+        "their input "
+        "least (default), 'angular' the consecutive layers that together change it least",
+    )
     p = command(
-        "report", "compare the functions of two models on the same inputs", "A", "B", writes=False
+        "report", "compare the outputs of two models on the same inputs", "A", "B", writes=False
     )
     p.add_argument(
         "--data", type=Path, metavar="FILE", help=f"{DATA.format('A')} (default: random inputs)"
     )
     command(
-        "convert", "write a model as another kind of folder, in another dtype or other files", "SRC"
+        "convert", "write a model in another format or dtype, or with another shard size", "SRC"
     )
     command(
         "architectures",
-        "list the architectures of transformers whose checkpoints are supported",
+        "list the supported architectures of transformers",
         writes=False,
     )
     p = commands.add_parser("completion", help=COMPLETION, description=COMPLETION, epilog=_STARTUP)
@@ -226,13 +284,13 @@ def parser(runs: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse
 
 
 def _format(p: argparse.ArgumentParser) -> None:
-    help = "the trainer that wrote an Orbax checkpoint (default: recognised by its paths)"
+    help = "the trainer that wrote the Orbax checkpoint (default: detected from its paths)"
     p.add_argument("--format", choices=sorted(FORMATS), help=help)
     p.add_argument(
         "--names",
         type=Path,
         metavar="FILE",
-        help="JSON with the axis names of an Orbax checkpoint of another program",
+        help="a JSON file with the axis names of an Orbax checkpoint in an unknown format",
     )
 
 
@@ -241,23 +299,30 @@ def _lora(p: argparse.ArgumentParser) -> None:
         "--lora",
         type=Path,
         metavar="DIR",
-        help="a LoRA of SRC in PEFT's layout, perhaps SRC itself: it becomes one of DST, and is written into that folder, too",
+        help="a LoRA of SRC in PEFT's format, for example in SRC itself; the LoRA is transformed "
+        "with the model, "
+        "and also written into DST",
     )
     p.add_argument(
-        "--lora-only", action="store_true", help="write the LoRA alone into DST, without its model"
+        "--lora-only",
+        action="store_true",
+        help="write only the LoRA into DST, without the model",
     )
 
 
 def _sizes(p: argparse.ArgumentParser) -> None:
     for axis, what in AXES.items():
-        about = f"the new number of {what}; of a model with stages (Swin) one for each stage, as 2,2,18,2"
+        about = (
+            f"the new number of {what}; for a model with stages (Swin) one per stage, such as "
+            "2,2,18,2"
+        )
         p.add_argument(f"--{axis.replace('_', '-')}", type=_stages, metavar="N", help=about)
 
 
 def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
-    """A table for people to read."""
+    """Format the methods as a table for the help text."""
     rows = [
-        ("METHOD", "GROWS", "KEEPS THE FUNCTION"),
+        ("METHOD", "GROWS", "FUNCTION-PRESERVING"),
         *((name, *about) for name, about in methods.items()),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -271,8 +336,9 @@ def _groups(text: str) -> operators.Groups:
         return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not 'far', 'adjacent', 'far:3' or groups like 0+2,1+3: a comma between new units, a plus between "
-            "old ones"
+            f"{text!r} is not 'far', 'adjacent' or 'far:3', nor a list of groups such as 0+2,1+3: "
+            "join the old "
+            "units of a group with a plus, and separate groups with a comma"
         ) from None
 
 
@@ -281,7 +347,7 @@ def _stages(text: str) -> int | tuple[int, ...]:
         sizes = [int(size) for size in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size, as 24, nor one of each stage, as 2,2,18,2"
+            f"{text!r} is not a size: give a number such as 24, or one per stage such as 2,2,18,2"
         ) from None
     return tuple(sizes) if len(sizes) > 1 else sizes[0]
 
@@ -299,6 +365,6 @@ def _bytes(text: str) -> int:
     size = int(Fraction(found[1]) * base ** (1 + "KMGT".index(found[2]))) if found else 0
     if not size:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the size of a file; give one like 500MB, 1.5GB or 5GiB"
+            f"{text!r} is not a file size: give one such as 500MB, 1.5GB or 5GiB"
         )
     return size

@@ -1,4 +1,4 @@
-"""The command ``jaxgrow``: checkpoints on disk, grown, coalesced, pruned, interpolated, compared and converted."""
+"""The command ``jaxgrow``: grow, coalesce, prune, compare and convert checkpoints on disk."""
 
 import argparse
 import json
@@ -54,36 +54,34 @@ except ImportError:  # as on Windows
     resource: Any = None
 
 METHODS = operators.DEPTH | operators.WIDTH
-LARGEST = (
-    1 << 20
-    # units of an axis that is grown: more than any model has, and what memory a growth of it takes is
-    # no matter
-)
+# The largest size of a grown axis: larger than in any model, and small enough for a growth of it to
+# fit into memory.
+LARGEST = 1 << 20
 
 
 class UsageError(CheckpointError):
-    """Arguments that are wrong whatever the files hold."""
+    """Arguments that are invalid independently of the checkpoint files."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-      The exit status: 0, 2 if the arguments are wrong whatever the files hold, 1 for any other
-      failure, and 128 plus the number of the signal that interrupted it.
+      The exit status: 0 on success; 2 if the arguments are invalid independently of the checkpoint
+      files; 1 for any other failure; 128 plus the number of the signal after an interruption.
     """
     a = parser(COMMANDS).parse_args(argv)
     try:
         if (getattr(a, "seed", None) or 0) < 0:
-            raise UsageError(f"--seed {a.seed}: a seed is a non-negative number")
+            raise UsageError(f"--seed {a.seed}: a seed must be a non-negative integer")
         with interrupting():
             if a.run not in (_report, _prune):
-                jax.config.update(
-                    "jax_platforms", "cpu"
-                )  # what works on files need not wait for an accelerator, nor hold it
+                # The other commands only transform files: they neither wait for an accelerator nor
+                # occupy it.
+                jax.config.update("jax_platforms", "cpu")
             a.run(a)
     except (CheckpointError, OSError, MemoryError) as error:
-        said = "there is not enough memory" if isinstance(error, MemoryError) else str(error)
+        said = "out of memory" if isinstance(error, MemoryError) else str(error)
         return _ended(f"error: {said}", error, 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as error:
         return _ended("interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT))
@@ -91,14 +89,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ended(said: str, error: BaseException, status: int) -> int:
-    """Says it, and what became of DST: no line without end, and nothing that a terminal would obey."""
+    """Print a message and the notes about DST to stderr, and return the exit status.
+
+    Long lines are truncated and unprintable characters are escaped, because file contents may occur
+    in the message.
+    """
     for line in "; ".join([said, *getattr(error, "__notes__", [])]).split("\n"):
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:1000])
         print(text + ("..." if len(line) > 1000 else ""), file=sys.stderr)
     return status
 
 
-# --- what the commands do ---
+# --- the commands ---
 
 
 def _inspect(a: argparse.Namespace) -> None:
@@ -142,7 +144,8 @@ def _coalesce(a: argparse.Namespace) -> None:
     groups = _grouped(a)
     with _as_typed():
         growth = operators.coalesce(source.sizes(), kinds=source.config.layer_kinds, **groups)
-    if groups.get("layers") == "alike":  # for the way back, which the small model does not tell
+    if groups.get("layers") == "alike":
+        # Record explicit groups: decoalesce cannot derive them from the small model.
         groups["layers"] = operators.alike(source.config.layer_kinds)
     _transform(a, source, growth, groups | {"tied": a.tied}, groups=_named_groups(groups, growth))
 
@@ -150,13 +153,14 @@ def _coalesce(a: argparse.Namespace) -> None:
 def _named_groups(
     groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]
 ) -> list[str]:
-    """A note for each axis of heads whose groups by name are not pairs, because its size is odd."""
+    """A note for each axis of heads that a named grouping cannot split into pairs (odd sizes)."""
     notes = []
     for axis, m in growth.items():
         name, size = groups.get("heads", groups.get("kv_heads")), m.old // m.new
         if kind(axis) in ("heads", "kv_heads") and name in ("far", "adjacent") and size > 2:
             notes.append(
-                f"{m.old} {axis} make no pairs, so {name} merged groups of {size} (as {name}:{size} does)"
+                f"{m.old} {axis} cannot be grouped in pairs, so {name!r} merged groups of {size}, "
+                f"like {name}:{size}"
             )
     return notes
 
@@ -166,8 +170,9 @@ def _decoalesce(a: argparse.Namespace) -> None:
     groups = _grouped(a)
     if groups.get("layers") == "alike":
         raise UsageError(
-            f"--layers alike: the kinds of the large model's layers are not known; give the groups that {RECORD} of the "
-            "coalesced model names, as --layers 0+2,1+3"
+            "--layers alike: the kinds of the layers of the large model are not known. Give the "
+            "groups that "
+            f"{RECORD} of the coalesced model records, such as --layers 0+2,1+3"
         )
     with _as_typed():
         growth = operators.decoalesce(_large(source.sizes(), groups), kinds=None, **groups)
@@ -176,7 +181,9 @@ def _decoalesce(a: argparse.Namespace) -> None:
 
 def _interpolate(a: argparse.Namespace) -> None:
     if not math.isfinite(a.alpha):
-        raise UsageError(f"--alpha {a.alpha} is no weight; give a number, 0 for BEFORE to 1 for UP")
+        raise UsageError(
+            f"--alpha {a.alpha} is not a finite number: give a weight from 0 (BEFORE) to 1 (UP)"
+        )
     before, up = open_checkpoint(a.before), open_checkpoint(a.up)
     mixed = Interpolated(_wide(a, before), _wide(a, up), a.alpha)
     _write(a, _typed(a, mixed), {"alpha": a.alpha}, before, up)
@@ -188,20 +195,24 @@ def _grow(a: argparse.Namespace) -> None:
     for option in ("experts", "active"):
         if getattr(a, option) is not None:
             raise UsageError(
-                f"--{option} is of {' and '.join(operators.EXPERTS)}; {a.method} makes no experts"
+                f"--{option} applies to the methods {' and '.join(operators.EXPERTS)} only; "
+                f"{a.method} does not "
+                "create experts"
             )
     if a.format or a.names or command.is_run(a.src):
         return _grow_run(a)
     source = open_checkpoint(a.src)
     growth, arguments = _growth(a, source)
     if a.noise is not None and not math.isfinite(a.noise):
-        raise UsageError(f"--noise {a.noise} is no number of decibels; give one, as 10")
+        raise UsageError(
+            f"--noise {a.noise} is not a number of decibels: give a finite number, such as 10"
+        )
     noise = {} if a.noise is None else {"noise": a.noise, "seed": a.seed or 0}
     _transform(a, source, growth, arguments | noise)
 
 
 def _grow_run(a: argparse.Namespace) -> None:
-    """Grows a checkpoint of another trainer."""
+    """Grow a checkpoint of another trainer."""
     run, target, method = (
         command.opened(a.src, a.format, a.names),
         _possible(_target(a)),
@@ -210,7 +221,8 @@ def _grow_run(a: argparse.Namespace) -> None:
     policy = a.optimizer or command.policy_of(a.method)
     if policy not in command.POLICIES:
         raise UsageError(
-            f"--optimizer {policy}: checkpoints of Orbax take {', '.join(command.POLICIES)}"
+            f"--optimizer {policy} is not supported for Orbax checkpoints: choose from "
+            f"{', '.join(command.POLICIES)}"
         )
     with _as_typed():
         growth = method(
@@ -254,16 +266,21 @@ def _show(a: argparse.Namespace) -> None:
                 "keeps": kept,
             }
         )
-    print(f"{a.out}: the maps to {_spelt(sizes)}\n{_kept(kept)}")
+    print(f"{a.out}: growth to {_spelt(sizes)}\n{_kept(kept)}")
 
 
 def _suggest(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     if a.to is not None and _given(a):
-        raise UsageError("--to says how large the model becomes: leave out the sizes, or --to")
+        raise UsageError(
+            "--to cannot be combined with explicit sizes: give either --to or the sizes"
+        )
     wanted = [_possible(_target(a))] if a.to is None else suggest.targets(source.sizes(), a.to)
     if not wanted:
-        raise UsageError("--to is too close to 1x for these sizes: give them, as --layers 24")
+        raise UsageError(
+            "--to is too close to 1x: no size of this model changes. Give new sizes, such as "
+            "--layers 24"
+        )
     found = [(target, *suggest.suggest(source, target, a.keep_function)) for target in wanted]
     if a.json:
         said = [
@@ -277,11 +294,11 @@ def _suggest(a: argparse.Namespace) -> None:
 
 
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
-    """What ``--method`` and the sizes ask for, and what it was told."""
+    """The growth that ``--method`` and the sizes define, and the arguments for its record."""
     method, target = METHODS[a.method], _possible(_target(a))
     options = suggest.taken(method, source.config.traits, a.seed or 0)
     if "seed" not in options and a.seed is not None and a.noise is None:
-        raise UsageError(f"--seed: {a.method} draws nothing; leave it out")
+        raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")
     _check_stages(source, target)
     with _as_typed():
         growth = method(source.sizes(), target, **options)
@@ -291,18 +308,22 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
 def _upcycle(a: argparse.Namespace) -> None:
     if a.lora is not None:
         raise UsageError(
-            f"--lora: PEFT has no LoRA of experts, which {a.method} makes; merge it into SRC with PEFT first"
+            f"--lora: PEFT does not support LoRA on the experts that {a.method} creates. Merge "
+            "the LoRA into "
+            "SRC with PEFT first"
         )
     source, active, seed = open_checkpoint(a.src), 2 if a.active is None else a.active, a.seed or 0
     if a.experts is None:
-        raise UsageError(f"{a.method} makes experts: give --experts, as --experts 8")
+        raise UsageError(f"{a.method} requires the number of experts, such as --experts 8")
     if a.noise is not None:
         raise UsageError(
-            "--noise: routers of experts get noise of their own, by --seed; leave it out"
+            "--noise does not apply to methods that create experts: their routers are random, by "
+            "--seed. Omit "
+            "--noise"
         )
     if not 0 < active <= a.experts:
         raise UsageError(
-            f"--active {active}: a token goes through 1 to {a.experts} of the {a.experts} experts"
+            f"--active {active}: each token is routed to at least 1 and at most {a.experts} experts"
         )
     target = _possible({"experts": a.experts, **_given(a)})
     sizes = Single(source).sizes()
@@ -319,11 +340,15 @@ def _prune(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     sizes, target, alternating = source.sizes(), _target(a), source.config.traits["alternating"]
     if a.by and a.layers is None:
-        raise UsageError(f"--by {a.by} says which layers go: give --layers")
+        raise UsageError(
+            f"--by {a.by} selects the layers to remove: give their new number with --layers"
+        )
     _check_stages(source, target)
     if source.config.predicts == "states" and "embed" in target:
         raise CheckpointError(
-            "prune measures how far the outputs change, but those of a model without a head are its features: leave out --embed"
+            "prune compares outputs before and after, but the outputs of a model without a head "
+            "are its features "
+            "on axis 'embed', which would change size. Omit --embed"
         )
     inputs, what = model_inputs.of_data(source, a.data)
     rng = np.random.default_rng(0)
@@ -337,7 +362,7 @@ def _prune(a: argparse.Namespace) -> None:
     }
     with _as_typed():
         control = operators.prune(sizes, target, drawn, alternating)
-    # What cannot be written is said before anything is measured.
+    # Detect a result that cannot be written before the expensive measurements.
     files = None if a.lora is None else lambda part: []
     _put(a, Grown(_wide(a, source), control), {}, source, dry_run=True, files=files)
 
@@ -368,7 +393,7 @@ def _prune(a: argparse.Namespace) -> None:
 
 
 def _scores(source: Source, inputs: Any, by: str, target: dict[str, int]) -> dict[str, np.ndarray]:
-    """What the units of the axes that shrink are worth."""
+    """The importance of each unit, by axis; larger is more important."""
     config, params = source.config, _wide_params(source)
     found: dict[str, Any] = {}
     if layers := list(filter(is_layers, target)):
@@ -387,7 +412,7 @@ def _scores(source: Source, inputs: Any, by: str, target: dict[str, int]) -> dic
 
 
 def _loss(source: Source, logits: Any, inputs: Any) -> float | None:
-    """Mean cross-entropy of each next token, nats; None of models that predict something else."""
+    """Mean cross-entropy per predicted token, in nats; None for other than causal models."""
     if not source.config.causal or source.config.predicts != "tokens":
         return None
     log_p = jax.nn.log_softmax(logits[:, :-1])
@@ -397,29 +422,30 @@ def _loss(source: Source, logits: Any, inputs: Any) -> float | None:
 def _compared(report: dict[str, Any], arguments: dict[str, Any]) -> str:
     lines = []
     for axis, gone in arguments.get("removed", {}).items():
-        lines += [f"{axis} that went: {', '.join(map(str, gone)) or 'none'}"]
+        lines += [f"removed {axis}: {', '.join(map(str, gone)) or 'none'}"]
         lines += [
-            f"{arguments['by']} of each: {' '.join(f'{s:.3g}' for s in report['scores'][axis])}"
+            f"{arguments['by']} per layer: {' '.join(f'{s:.3g}' for s in report['scores'][axis])}"
         ]
     lines += [
         f"on {report['inputs']}:",
-        f"{'':8}{'loss':>10}{'KL(whole || it)':>18}{'mean |difference|':>20}",
+        f"{'':8}{'loss':>10}{'KL from original':>18}{'mean |difference|':>20}",
     ]
     for name in ("whole", "pruned", "random"):
         row = report[name]
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
+        label = "original" if name == "whole" else name
         lines += [
-            f"{name:8}{loss:>10}"
+            f"{label:9}{loss:>9}"
             + (f"{row['kl']:18.3g}{row['mean_abs']:20.3g}" if "kl" in row else "")
         ]
     return "\n".join(
-        [*lines, "random: the same sizes, of units that a generator of random numbers chose"]
+        [*lines, "random: a control of the same sizes whose units were chosen at random"]
     )
 
 
 def _convert(a: argparse.Namespace) -> None:
     if a.to is None and a.dtype is None and a.shard_size == SHARD:
-        raise UsageError("convert needs --to: hf or orbax; or --dtype, or --shard-size")
+        raise UsageError("convert needs at least one of --to, --dtype and --shard-size")
     source = open_checkpoint(a.src)
     _write(a, _typed(a, source), {}, source)
 
@@ -462,7 +488,7 @@ COMMANDS = {
 }
 
 
-# --- what they share ---
+# --- shared by the commands ---
 
 
 def _given(a: argparse.Namespace) -> dict[str, int]:
@@ -479,23 +505,23 @@ def _given(a: argparse.Namespace) -> dict[str, int]:
 def _target(a: argparse.Namespace) -> dict[str, int]:
     target = _given(a)
     if not target:
-        raise UsageError(f"nothing to {a.command}: give the new size of an axis, as --layers 24")
+        raise UsageError(
+            f"nothing to {a.command}: give the new size of an axis, such as --layers 24"
+        )
     return target
 
 
 def _possible(target: dict[str, int]) -> dict[str, int]:
     for name, size in target.items():
         if size > LARGEST:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {size}: no model has more than {LARGEST:,}"
-            )
+            raise UsageError(f"--{name.replace('_', '-')} {size}: the maximum is {LARGEST:,}")
     return target
 
 
 def _check_stages(source: Source, target: Mapping[str, int]) -> None:
     """
     Raises:
-      CheckpointError: one size is given for an axis that each stage of the model has.
+      CheckpointError: a single size is given for an axis that has one size per stage.
     """
     for axis in target:
         stages = [name for name in source.sizes() if kind(name) == axis]
@@ -503,16 +529,19 @@ def _check_stages(source: Source, target: Mapping[str, int]) -> None:
             sizes = ",".join(str(target[axis]) for _ in stages)
             option = f"--{axis.replace('_', '-')}"
             raise CheckpointError(
-                f"{option} {target[axis]}: this model has {len(stages)} stages; give a size for each, as {option} {sizes}"
+                f"{option} {target[axis]}: this model has {len(stages)} stages; give one size per "
+                "stage, such as "
+                f"{option} {sizes}"
             )
 
 
 def _run(source: Source) -> Any:
-    """``inputs -> (logits, RMS of each layer's output)``."""
+    """The function ``inputs -> (logits, RMS of the output of each layer)`` of a model."""
     return partial(_program(source.config), _wide_params(source))
 
 
-@lru_cache(maxsize=4)  # models of one config share it; each holds a compiled program
+# Models with the same config share the compiled program. Programs are large, so few are cached.
+@lru_cache(maxsize=4)
 def _program(config: Config) -> Any:
     return jax.jit(
         lambda params, inputs: config.module.apply({"params": params}, inputs, observe=rms)
@@ -520,7 +549,7 @@ def _program(config: Config) -> Any:
 
 
 def _wide_params(source: Source) -> Any:
-    """Half precision would round what is computed, too."""
+    """The parameters in float32 or wider, so that intermediate results are not rounded."""
     return Cast(source, "float32", at_least=True).params()
 
 
@@ -528,24 +557,27 @@ def _grouped(a: argparse.Namespace) -> dict[str, operators.Groups]:
     groups = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
     if not groups:
         raise UsageError(
-            "no groups: give --heads, --layers or both, as --heads far; or --kv-heads, --embed, --mlp"
+            "no groups: give --heads, --layers or both, such as --heads far; or --kv-heads, "
+            "--embed, --mlp"
         )
     return groups
 
 
 def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
-    """The sizes of the model whose groups are the units of the small one."""
+    """The sizes of the large model, whose groups of units are the units of the small model."""
     large = dict(small)
     for of, units in groups.items():
         axes = [axis for axis in small if kind(axis) == of]
         if not axes:
             raise ValueError(
-                f"axis {of!r}: the model has no such axis, only {', '.join(sorted(small))}"
+                f"axis {of!r}: the model has no such axis; its axes are {', '.join(sorted(small))}"
             )
         for axis in axes:
             if not isinstance(units, str) and len(units) != small[axis]:
                 raise ValueError(
-                    f"--{of}: {len(units)} groups, but the source has {small[axis]} {axis}: one group for each of them"
+                    f"--{of}: {len(units)} groups, but the source has {small[axis]} {axis}. Give "
+                    "one group for each of "
+                    "them"
                 )
             large[axis] = (
                 operators.group_size(units) * small[axis]
@@ -559,14 +591,16 @@ def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[s
             large[axis], rest = divmod(small[axis] * large[leading], small[leading])
             if rest:
                 raise ValueError(
-                    f"axis {axis!r}: {small[axis]} units are no {small[leading]} equal blocks, one a head; name its groups"
+                    f"axis {axis!r}: {small[axis]} units cannot be divided into {small[leading]} "
+                    "equal blocks, one per "
+                    f"head. Give its groups with --{kind(axis).replace('_', '-')}"
                 )
     return large
 
 
 @contextmanager
 def _as_typed() -> Iterator[None]:
-    """What the library refuses, in the words of the command line: an axis of size 8 is ``--axis 8`` there."""
+    """Translate errors of the library to command-line notation: ``axis=8`` to ``--axis 8``."""
     try:
         yield
     except ValueError as error:
@@ -576,25 +610,25 @@ def _as_typed() -> Iterator[None]:
         )
         text = text.replace('layers="alike"', "--layers alike")
         said = CheckpointError(text)
-        for note in getattr(error, "__notes__", []):  # what became of DST
+        for note in getattr(error, "__notes__", []):  # the state of DST
             said.add_note(note)
         raise said from error
 
 
 def _typed(a: argparse.Namespace, source: Source, **options: Any) -> Source:
-    """In ``--dtype``, if it is given."""
+    """The source in ``--dtype``, if it is given."""
     return source if a.dtype is None else Cast(source, a.dtype, **options)
 
 
 def _wide(a: argparse.Namespace, source: Source) -> Source:
-    """In a dtype that holds ``--dtype``, too, so that nothing is rounded before the end."""
+    """The source in at least the width of ``--dtype``, so that it is rounded only at the end."""
     return _typed(a, source, at_least=True)
 
 
 def _transform(
     a: argparse.Namespace, root: Any, growth: Growth, arguments: dict[str, Any], **said: Any
 ) -> None:
-    """Writes what the growth makes of the root, and of its LoRA, and says what that keeps."""
+    """Write the grown model and its LoRA, and report whether the function is preserved."""
     lora = _lora(a, root, growth)
     if lora is not None:
         arguments = arguments | {"lora": str(a.lora)}
@@ -609,7 +643,9 @@ def _transform(
     if (noise := arguments.get("noise")) is not None:
         if isinstance(growth, Rules) or not kept:
             raise CheckpointError(
-                f"--noise cancels over equal copies, which {a.method} does not make here; leave it out"
+                "--noise requires a growth that preserves the function by exact copies, but "
+                f"{a.method} does not do "
+                "that for this model. Omit --noise"
             )
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = _typed(a, grown)
@@ -631,7 +667,7 @@ def _transform(
 def _beside(
     a: argparse.Namespace, root: Any, made: Source, growth: Growth, lora: peft.PeftAdapter | None
 ) -> Any:
-    """Writes the grown LoRA and the grown optimizer state into the new folder; None if neither is asked for."""
+    """The function that writes the grown LoRA and optimizer state; None without either."""
     policy = getattr(a, "optimizer", None)
     if policy in (None, "drop"):
         return None if lora is None else lambda part: peft.write_into(part, lora, made, str(a.dst))
@@ -644,10 +680,10 @@ def _beside(
 
 
 def _lora(a: argparse.Namespace, root: Any, growth: Growth) -> peft.PeftAdapter | None:
-    """The LoRA of the grown model, if there is one."""
+    """The LoRA of the grown model, if ``--lora`` is given."""
     if a.lora is None:
         if a.lora_only:
-            raise UsageError("--lora-only needs the LoRA: give its folder, as --lora DIR")
+            raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
         return None
     own = peft.load_beside(a.lora, root)
     with _as_typed():
@@ -657,7 +693,7 @@ def _lora(a: argparse.Namespace, root: Any, growth: Growth) -> peft.PeftAdapter 
 def _write_lora(
     a: argparse.Namespace, lora: peft.PeftAdapter, root: Any, growth: Growth, about: dict[str, Any]
 ) -> None:
-    """Writes a LoRA without its model."""
+    """Write a LoRA without its model."""
     sources = [root.folder, a.lora]
     if a.dry_run:
         may_become(a.dst, sources, a.overwrite)
@@ -674,7 +710,7 @@ def _write_lora(
             }
         )
     nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
-    print(f"{a.dst}: the LoRA alone, {about['modules']} modules of rank {about['rank']}{nothing}")
+    print(f"{a.dst}: only the LoRA, {about['modules']} modules of rank {about['rank']}{nothing}")
     print(_spelt(lora.config.sizes()))
 
 
@@ -714,14 +750,16 @@ def _write(
         return _say(about)
     if a.dry_run:
         print(
-            f"{a.dst}: {_amount(source, size)}; nothing was written (--dry-run)\n{_spelt(source.sizes())}"
+            f"{a.dst}: {_amount(source, size)}; nothing was written "
+            f"(--dry-run)\n{_spelt(source.sizes())}"
         )
     else:
         print(
-            f"{a.dst}: {_amount(source, size)}, in {seconds:.1f} s{peak}; how it was made: {RECORD}"
+            f"{a.dst}: {_amount(source, size)}, in {seconds:.1f} s{peak}; the arguments are "
+            f"recorded in {RECORD}"
         )
     if lora := said.get("lora"):
-        print(f"with its LoRA: {lora['modules']} modules of rank {lora['rank']}")
+        print(f"with LoRA: {lora['modules']} modules of rank {lora['rank']}")
     notes = said.get("notes", [])
     if said:
         print(_kept(said["keeps"], notes))
@@ -737,7 +775,7 @@ def _put(
     dry_run: bool,
     files: Any = None,
 ) -> int:
-    """Writes the model, or only finds out whether that is possible; returns the bytes of its tensors."""
+    """Write the model, or only check that this is possible; return the bytes of its tensors."""
     options: dict[str, Any] = {"beside": files}
     options |= {"to": a.to, "overwrite": a.overwrite, "shard": a.shard_size, "dry_run": dry_run}
     with _as_typed():
@@ -745,10 +783,10 @@ def _put(
 
 
 def _kept(kept: bool, rounded: Sequence[str] = ()) -> str:
-    """Whether the function is kept; ``rounded``: notes about numbers that are rounded."""
+    """Describe whether the function is preserved; ``rounded``: notes about rounding."""
     if not kept:
-        return "the function is changed"
-    return "the function is kept up to rounding" if rounded else "the function is kept"
+        return "the function is changed by the transformation"
+    return "the function is preserved up to rounding" if rounded else "the function is preserved"
 
 
 def _say(about: dict[str, Any]) -> None:

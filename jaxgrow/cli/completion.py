@@ -1,4 +1,4 @@
-"""Completion of the command ``jaxgrow`` in a shell, read off its parser."""
+"""Generate shell completion for the command ``jaxgrow`` from its argument parser."""
 
 import argparse
 
@@ -16,16 +16,21 @@ _jaxgrow() {{
 }}
 complete -o default -F _jaxgrow jaxgrow
 """
-# zsh runs scripts of bash's then
+# With these lines, zsh runs completion scripts written for bash.
 _ZSH = "autoload -U +X compinit bashcompinit\ncompinit\nbashcompinit\n"
 
 
 def script(commands: dict[str, argparse.ArgumentParser], shell: str) -> str:
-    """A script for a shell to read when it starts. Where it knows no words, the shell completes names of files.
+    """Generate a completion script for the startup file of a shell.
+
+    Where the script has no candidates, the shell completes file names.
 
     Args:
-      commands: their parsers by their names.
+      commands: the parser of each subcommand, by name.
       shell: ``"bash"`` or ``"zsh"``.
+
+    Returns:
+      The text of the script.
     """
     values, options = [], []
     for name, parser in commands.items():

@@ -1,4 +1,4 @@
-"""What each method of growth takes, and what it keeps of a model's function: for help, and for those who are about to grow."""
+"""Which axes does a growth method support, and does a growth preserve the function of a model?"""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +11,7 @@ from jaxgrow.growth.maps import Growth, Rules, new_sizes, preserves_function, te
 from jaxgrow.growth.matrices import Matrix, Rows
 from jaxgrow.models import Config
 
-# Of each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
+# For each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
 METHODS = {
     name: (
         ", ".join(axis.replace("_", "-") for axis in found.axes)
@@ -23,7 +23,7 @@ METHODS = {
 
 
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:
-    """Whether a growth preserves the function of a model, up to rounding.
+    """Return whether a growth preserves the function of a model, up to rounding.
 
     Args:
       growth: the growth.
@@ -43,7 +43,7 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
 
 
 def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
-    """The same for a model without a head: its outputs are the features, which must be copied equally often."""
+    """As `keeps` for a model without a head: each output feature must be copied equally often."""
     if not isinstance(growth, Rules):
         return preserves_function(growth, normed=config.normed)
     if new_sizes(growth).get("embed", 0) % config.integers()["embed"]:
@@ -56,10 +56,16 @@ def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
 def rounding(
     growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False
 ) -> list[str]:
-    """What to tell of half precision about a growth that keeps the function, a line each.
+    """Describe how half precision rounds the result of a function-preserving growth.
 
-    ``grown``: the leaves as they are computed; ``made``: as they are stored; ``noise``: whether
-    some was added.
+    Args:
+      growth: the growth.
+      grown: the leaves in the dtypes in which they are computed, by path.
+      made: the leaves in the dtypes in which they are stored, by path.
+      noise: whether noise was added to the copies.
+
+    Returns:
+      One note, or none if the stored numbers are exact.
     """
     narrower = _names(
         made[path].dtype
@@ -72,11 +78,11 @@ def rounding(
         for path, leaf in half.items()
         if noise or not _in_powers(growth, path, leaf.names)
     )
-    way_out = "`jaxgrow report` measures the difference, and --dtype float32 avoids it"
+    way_out = "`jaxgrow report` measures the difference; --dtype float32 avoids it"
     if narrower:
-        return [f"{narrower} rounds every number; {way_out}"]
+        return [f"every parameter is rounded to {narrower}; {way_out}"]
     return (
-        [f"{by_growth} rounds what is multiplied by no power of two; {way_out}"]
+        [f"{by_growth} rounds parameters whose factor is not a power of two; {way_out}"]
         if by_growth
         else []
     )
@@ -87,7 +93,7 @@ def _names(dtypes: Iterable[np.dtype]) -> str:
 
 
 def _in_powers(growth: Growth, path: str, names: Names) -> bool:
-    """Whether all that a leaf is multiplied by is a power of two, and nothing is added."""
+    """Whether the growth of a leaf is exact: only factors that are powers of two, and no sums."""
     found = terms(growth, path, names)
     return all(
         _exact(m.of(n))

@@ -1,4 +1,4 @@
-"""What commands run models on: random inputs, token ids of a file, its text, or its images."""
+"""On which inputs do commands evaluate models: random ones, or tokens or images of a file?"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +10,45 @@ import numpy as np
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.source import Checkpoint
 
-ROWS, LENGTH = 8, 128  # samples, and tokens of each, at most
-_READ = 1 << 20  # characters of a file of text, at most
+# The maximum number of samples, and of tokens per sample.
+ROWS, LENGTH = 8, 128
+# The maximum number of characters that are read from a text file.
+_READ = 1 << 20
 
 
 def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, str]:
-    """Inputs that both models take, and what they are: random ones, or those of a file, as of `of_data`."""
+    """Prepare inputs that both models accept.
+
+    Args:
+      first: a model; its tokenizer is used for text.
+      second: the other model.
+      file: an input file, as for `of_data`; None: random inputs.
+
+    Returns:
+      ``(inputs, description)``.
+
+    Raises:
+      CheckpointError: the models have different inputs, vocabularies, or numbers of output
+        features; or as `of_data`.
+    """
     example, other = (
         jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second)
     )
     if example != other:
         raise CheckpointError(
-            "the two models take different inputs, so there is nothing to compare"
+            "the two models have different inputs, so their outputs cannot be compared"
         )
     widths = [m.sizes()["embed"] for m in (first, second) if m.config.predicts == "states"]
     if len(set(widths)) > 1:
         raise CheckpointError(
-            f"the hidden states have {' and '.join(map(str, widths))} features: the two models have no head, so their outputs "
-            "cannot be compared"
+            f"the hidden states have {' and '.join(map(str, widths))} features. The two models "
+            "have no head, so "
+            "their outputs cannot be compared"
         )
     vocab, other = first.sizes().get("vocab"), second.sizes().get("vocab")
     if vocab != other:
         raise CheckpointError(
-            f"the vocabularies differ, {vocab} and {other} tokens: the logits have no common meaning"
+            f"the vocabularies differ, {vocab} and {other} tokens: the logits cannot be compared"
         )
     if file is not None:
         return of_data(first, file, second.config.length if vocab is not None else LENGTH)
@@ -44,11 +60,20 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
 
 
 def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:
-    """Inputs of a file, and what they are: token ids or images of a ``.npy`` file, or the text of
-    any other, by the model's tokenizer; of at most ``length`` tokens each.
+    """Read inputs for a model from a file.
+
+    Args:
+      source: the model.
+      file: a ``.npy`` file with token ids or images, or any other file with text, which the
+        tokenizer of the model tokenises.
+      length: maximum number of tokens per sample.
+
+    Returns:
+      ``(inputs, description)``.
 
     Raises:
-      CheckpointError: the model takes other images, has no tokenizer, or another vocabulary.
+      CheckpointError: the images have another shape, the model has no tokenizer, or a token id is
+        outside its vocabulary.
     """
     vocab = source.sizes().get("vocab")
     if vocab is None:
@@ -69,21 +94,22 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
         images = np.lib.format.open_memmap(file, mode="r")
     except OSError:
         raise
-    except Exception as error:  # NumPy raises whatever it comes across
-        raise CheckpointError(f"{file} holds no images: {error}; give them as .npy") from error
+    except Exception as error:  # NumPy raises many types of errors for damaged files.
+        raise CheckpointError(f"{file} contains no images: {error}. Give a .npy file") from error
     if images.shape[1:] != shape or not images.size or images.dtype.kind != "f":
         raise CheckpointError(
-            f"{file} holds {images.dtype} {list(images.shape)}; the model takes images of floats "
-            f"[N, {', '.join(map(str, shape))}], normalised"
+            f"{file} contains {images.dtype} {list(images.shape)}, but the model expects "
+            "normalised images as "
+            f"floats [N, {', '.join(map(str, shape))}]"
         )
     first = np.array(images[:ROWS], np.float32)
     if not np.isfinite(first).all():
-        raise CheckpointError(f"{file} holds images with numbers that are not finite")
+        raise CheckpointError(f"{file} contains images with values that are not finite")
     return first, f"the first {len(first)} images of {file}"
 
 
 def _named(source: Source, tokens: np.ndarray) -> Any:
-    """As the model's module takes them."""
+    """The tokens in the form that the module of the model expects."""
     return {"tokens": tokens} if isinstance(source.config.example, dict) else tokens
 
 
@@ -95,20 +121,21 @@ def _rows(source: Source, ids: np.ndarray, length: int, file: Path) -> tuple[Any
 
 
 def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: int) -> np.ndarray:
-    """The first ids of a file; no more of it is read than they may take."""
+    """The first token ids of a file; the rest of the file is not read."""
     try:
         ids = read(file, most)
     except (OSError, CheckpointError):
         raise
-    except Exception as error:  # NumPy raises whatever it comes across
-        raise CheckpointError(f"{file} holds no token ids: {error}") from error
+    except Exception as error:  # NumPy raises many types of errors for damaged files.
+        raise CheckpointError(f"{file} contains no token ids: {error}") from error
     if ids.size == 0 or ids.dtype.kind not in "iu":
         raise CheckpointError(
-            f"{file} holds no token ids, but {ids.size} numbers of dtype {ids.dtype}"
+            f"{file} contains no token ids, but {ids.size} numbers of dtype {ids.dtype}"
         )
     if ids.min() < 0 or ids.max() >= vocab:
         raise CheckpointError(
-            f"{file} has ids from {ids.min()} to {ids.max()}; the models know 0 .. {vocab - 1}"
+            f"{file} has token ids from {ids.min()} to {ids.max()}, but the vocabulary has ids "
+            f"from 0 to {vocab - 1}"
         )
     return ids.astype(np.int32)
 
@@ -118,27 +145,35 @@ def _array(file: Path, most: int) -> np.ndarray:
 
 
 def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
-    """The begin of a text, by the ``tokenizer.json`` beside the model; without one, the bytes of UTF-8."""
+    """Tokenise the beginning of a text with the ``tokenizer.json`` in the folder of the model.
+
+    Without that file, the tokens are the bytes of the text in UTF-8.
+    """
     with file.open(encoding="utf-8", errors="replace") as opened:
         text = opened.read(_READ)
     tokenizer = source.folder / "tokenizer.json"
     if not tokenizer.is_file():
         if vocab != 256:
             raise CheckpointError(
-                f"there is no tokenizer.json in {source.folder} to make tokens of a text; give --data as a .npy of token ids"
+                f"there is no tokenizer.json in {source.folder} to tokenise text. Give --data as "
+                "a .npy file of token "
+                "ids"
             )
         return np.frombuffer(text.encode(), np.uint8)
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise CheckpointError(
-            f"{tokenizer} is read by tokenizers: pip install tokenizers; or give --data as a .npy of token ids"
+            f"reading {tokenizer} requires the package tokenizers: pip install tokenizers. Or "
+            "give --data as a "
+            ".npy file of token ids"
         ) from None
     try:
         loaded = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the library raises nothing else
+    except Exception as error:  # The library raises plain Exception.
         raise CheckpointError(
-            f"{tokenizer} is no tokenizer: {error}; give --data as a .npy of token ids"
+            f"{tokenizer} is not a valid tokenizer: {error}. Give --data as a .npy file of token "
+            "ids"
         ) from error
     loaded.no_truncation()
     return np.array(loaded.encode(text, add_special_tokens=False).ids, np.int64)

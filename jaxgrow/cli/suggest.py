@@ -1,4 +1,4 @@
-"""Suggest growth methods for a model, with their effect on its function and optimizer state, and their measured savings.
+"""Which growth methods fit a model, and which savings were measured for them?
 
 The measurements are copied from ``train/analysis/evidence.toml``. A test compares the two.
 """
@@ -28,9 +28,10 @@ class Measurement:
       seeds: number of seeds.
       saved: FLOPs saved at an equal loss, in per cent, mean over the seeds.
       interval: half of the 95 % interval of ``saved``; None if the file has none.
-      given: FLOPs saved if the small model costs nothing; None if it was not measured.
+      given: FLOPs saved in per cent if the cost of the small model is not counted; None if it was
+        not measured.
       bounds: number of seeds whose saving is a lower bound.
-      page: where the command and all losses are.
+      page: the documentation page with the command and all losses.
     """
 
     method: str
@@ -46,11 +47,14 @@ class Measurement:
     def __str__(self) -> str:
         more = "" if self.interval is None else f" ± {self.interval:g}"
         given = (
-            "" if self.given is None else f"; {self.given:g} % if the small model is there already"
+            "" if self.given is None else f"; {self.given:g} % if the small model already exists"
         )
         seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
         setting = f"{self.optimizer}, {self.tokens_per_parameter} tokens per parameter, {seeds}"
-        return f"{'> ' * bool(self.bounds)}{self.saved:g} % of the FLOPs saved{more} ({setting}{given}): {self.page}"
+        return (
+            f"{'> ' * bool(self.bounds)}{self.saved:g} % of the FLOPs saved{more} "
+            f"({setting}{given}): {self.page}"
+        )
 
 
 _SCALE = "on GPTs of 94 thousand parameters"
@@ -71,8 +75,7 @@ _AVERAGE = (
     Measurement("ligo_start", "Muon", 20, 1, -21.7, None, None, 0, _MUON),
 )
 
-# : Of each method of `grow`: the policy of `jaxgrow.growth.moments.grow_optimizer` that suits it
-# best.
+#: The policy of `jaxgrow.growth.moments.grow_optimizer` that suits each method best.
 POLICY = {name: found.state.split()[0].strip(",;") for name, found in operators.OPERATORS.items()}
 #: The measurements by method (in order of application) and by the kinds of axes that grew.
 _EVERY = frozenset({"layers", "embed", "heads", "mlp"})
@@ -87,11 +90,11 @@ MEASURED: dict[tuple[tuple[str, ...], frozenset[str]], tuple[Measurement, ...]] 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A way from a model to larger sizes.
+    """A sequence of growth methods from a model to larger sizes.
 
     Attributes:
       methods: the methods, in the order in which they are applied.
-      targets: the new sizes that each of them is given.
+      targets: the new sizes for each method.
       keeps: whether the growth preserves the function of the model.
       policies: the policy of the optimizer state for each method.
       parameters: number of parameters of the grown model.
@@ -115,7 +118,7 @@ class Suggestion:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, as JSON has them."""
+        """The fields as a JSON object."""
         return {
             **self.__dict__,
             "measured": [measurement.__dict__ for measurement in self.measured],
@@ -156,7 +159,7 @@ def factor(text: str) -> Fraction:
 
 
 def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
-    """Propose target sizes for a model that shall become ``times`` as large.
+    """Propose target sizes for growing a model by the factor ``times``.
 
     The candidates multiply the layers, the layers and the MLP units, or all widths. Layers and
     MLP units are rounded. Widths are not rounded, because the heads divide the residual stream.
@@ -166,7 +169,7 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
       times: the factor.
 
     Returns:
-      One target for each; targets with fractional sizes, or without any growth, are left out.
+      One target per candidate; candidates with fractional sizes or without any growth are omitted.
 
     Example:
       >>> targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
@@ -188,18 +191,18 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
 def suggest(
     source: Source, target: Mapping[str, int], keep: bool = False
 ) -> tuple[list[Suggestion], dict[str, str]]:
-    """List the ways from a model to the sizes of ``target``, the best measured one first.
+    """List sequences of methods that reach the sizes of ``target``, the best measured one first.
 
-    Where a target names widths and layers, a method of width that keeps the function comes first,
-    and one of depth follows.
+    If a target contains widths and layers, a function-preserving method for width is applied first,
+    followed by a method for depth.
 
     Args:
       source: the model, as `jaxgrow.checkpoints.open_checkpoint` returns it.
       target: the new sizes, by axis.
-      keep: return only ways that preserve the function.
+      keep: return only function-preserving sequences.
 
     Returns:
-      ``(suggestions, refused)``: the second one has the reason for each method that cannot do it.
+      ``(suggestions, refused)``: ``refused`` contains the reason for each method that does not fit.
     """
     deeper = {axis: size for axis, size in target.items() if is_layers(axis)}
     wider = {axis: size for axis, size in target.items() if not is_layers(axis)}
@@ -257,42 +260,53 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
 
 
 def taken(method: Callable[..., Any], traits: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The keyword arguments of a growth method that the model's traits, or the user, decide."""
+    """The keyword arguments of a growth method that the traits of the model or the user define."""
     names = inspect.signature(method).parameters
     return {name: value for name, value in {**traits, "seed": seed}.items() if name in names}
 
 
 def questions(source: Source) -> str:
-    """Properties of a model that decide which methods fit, one per line."""
+    """Describe the properties of a model that determine which methods fit, one per line."""
     config = source.config
     norms = (
         "before each sublayer"
         if config.pre_norm
-        else "after each sublayer (post-norm): few methods keep its function"
+        else "after each sublayer (post-norm): few methods preserve its function"
     )
     experts = source.sizes().get("experts")
-    dense = "no; --method virtual_groups or upcycle of `jaxgrow grow` makes experts of its MLPs"
-    return f"Norms: {norms}\nExperts: {dense if experts is None else f'{experts}, which grow as MLPs do'}"
+    dense = (
+        "none; `jaxgrow grow` with --method virtual_groups or upcycle turns the MLPs into experts"
+    )
+    return (
+        f"Norms: {norms}\nExperts: "
+        f"{dense if experts is None else f'{experts}, whose units grow like those of an MLP'}"
+    )
 
 
 def described(
     source: Source, ways: Sequence[Suggestion], refused: Mapping[str, str], src: str
 ) -> str:
-    """Format the ways to one target: a table, the measurements, and the commands of the first way."""
+    """Format the suggestions for one target: table, measurements, commands of the first row."""
     if not ways:
         reasons = [f"  {name}: {why}" for name, why in refused.items()] or [
             "  every method changes the function here"
         ]
-        return "\n".join(["no method fits:", *reasons])
+        return "\n".join(["no method is applicable:", *reasons])
     parameters = ways[0].parameters
     rows = [("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED"), *(_row(way) for way in ways)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{parameters:,} parameters, {parameters / source.parameters:.2f} times as many"]
+    lines = [
+        f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number"
+    ]
     lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     notes = {m: f"  {', then '.join(way.methods)}: {m}" for way in ways for m in way.measured}
     lines += [f"measured in this project, {_SCALE}:", *notes.values()] * bool(notes)
     return "\n".join(
-        [*lines, "the first row:", *(f"  {command}" for command in ways[0].commands(src, "DST"))]
+        [
+            *lines,
+            "commands of the first row:",
+            *(f"  {command}" for command in ways[0].commands(src, "DST")),
+        ]
     )
 
 
@@ -300,7 +314,7 @@ def _row(way: Suggestion) -> tuple[str, str, str, str]:
     saved = f"{way.measured[0].saved:g} %" if way.measured else "-"
     return (
         ", then ".join(way.methods),
-        "kept" if way.keeps else "changed",
+        "preserved" if way.keeps else "changed",
         ", then ".join(way.policies),
         saved,
     )

@@ -1,4 +1,4 @@
-"""The commands ``jaxgrow inspect`` and ``jaxgrow grow`` on checkpoints of other trainers."""
+"""How do ``jaxgrow inspect`` and ``jaxgrow grow`` handle checkpoints of other trainers?"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,8 @@ from jaxgrow.cli.suggest import POLICY
 from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
 
-if TYPE_CHECKING:  # TensorStore takes a second to import, which other commands need not wait for
+if TYPE_CHECKING:
+    # TensorStore takes a second to import, and most commands do not need it.
     from jaxgrow.integrations.orbax_run import OrbaxRun
 
 POLICIES = ("drop", "copy", "exact")
@@ -26,7 +27,10 @@ def is_run(folder: Path) -> bool:
 
 
 def policy_of(method: str) -> str:
-    """The policy that suits a method; ``copy`` in place of ``asymmetric``, which needs an optimizer with `rebias`."""
+    """The optimizer policy that suits a method.
+
+    It is ``copy`` in place of ``asymmetric``, which requires an optimizer with `rebias`.
+    """
     return POLICY[method] if POLICY[method] in POLICIES else "copy"
 
 
@@ -34,9 +38,9 @@ def opened(folder: Path, name: str | None, names: Path | None) -> "OrbaxRun":
     """Open a checkpoint of another trainer.
 
     Args:
-      folder: a run's folder of steps, a step, or an item of a step.
-      name: the format; None: the one that fits.
-      names: a file of axis names, instead of a format.
+      folder: the folder of all steps of a run, of one step, or of one item of a step.
+      name: the name of the format; None: the format is detected.
+      names: a JSON file with axis names, used instead of a format.
 
     Raises:
       CheckpointError: no format fits.
@@ -49,14 +53,15 @@ def opened(folder: Path, name: str | None, names: Path | None) -> "OrbaxRun":
     if form is None:
         found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
         raise CheckpointError(
-            f"{folder} is an Orbax checkpoint, but of none of the known formats ({', '.join(FORMATS)}). Give the axis names in "
-            f"a file, as --names FILE. Its arrays: {listed(found)}"
+            f"{folder} is an Orbax checkpoint of an unknown format; the known formats are "
+            f"{', '.join(FORMATS)}. "
+            f"Give the axis names in a file with --names FILE. Its arrays: {listed(found)}"
         )
     return OrbaxRun(tree, form)
 
 
 def inspected(run: "OrbaxRun") -> dict[str, Any]:
-    """The contents of a checkpoint: its format, its sizes, and every leaf with names and shape."""
+    """Describe a checkpoint: its format, its sizes, and the axis names and shape of each leaf."""
     leaves = [
         {
             "path": path,
@@ -84,7 +89,7 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
 
 
 def described(folder: Path, about: Mapping[str, Any]) -> str:
-    """The same, for people to read."""
+    """Format the result of `inspected` as text."""
     rows = [
         (leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"])
         for leaf in about["leaves"]
@@ -94,7 +99,8 @@ def described(folder: Path, about: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"{folder}: an Orbax checkpoint of format {about['format']}, in {about['item']}",
-            f"parameters: {about['parameters_at']}; optimizer state: {', '.join(about['optimizer_state_at']) or 'none found'}",
+            f"parameters: {about['parameters_at']}; optimizer state: "
+            f"{', '.join(about['optimizer_state_at']) or 'none found'}",
             f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
             _spelt(about["sizes"]),
             *table,
@@ -113,16 +119,16 @@ def grown(
     overwrite: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Grow a checkpoint into ``dst``, or only find out whether that is possible.
+    """Grow a checkpoint into ``dst``, or only check that this is possible.
 
     Args:
       run: the checkpoint.
       growth: the growth.
-      policy: of the optimizer state.
+      policy: the policy for the optimizer state, one of `POLICIES`.
       dst: the new folder.
-      arguments: for the record of the new folder.
-      overwrite: whether ``dst`` may be replaced.
-      dry_run: write nothing.
+      arguments: the arguments of the command, which the record in the new folder contains.
+      overwrite: whether an existing ``dst`` may be replaced.
+      dry_run: whether to check only, without writing.
 
     Returns:
       The sizes and settings of the grown model.
@@ -148,10 +154,10 @@ def grown(
 
 
 def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
-    """The result of a growth, for people to read."""
+    """Format the result of `grown` as text."""
     settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
     nothing = "" if about["written"] else "; nothing was written (--dry-run)"
-    lines = [f"{dst}: {_spelt(about['sizes'])}{nothing}", f"keeps the function: {keeps}"]
+    lines = [f"{dst}: {_spelt(about['sizes'])}{nothing}", f"function-preserving: {keeps}"]
     lines += [f"optimizer state: {about['arguments']['optimizer']}"]
     return "\n".join(lines + [f"settings of the larger model: {settings}"] * bool(settings))
 

@@ -1,1 +1,1 @@
-"""Optimizers: how are the parameters updated?"""
+"""How are parameters updated: Muon, CompleteP, and frozen parameters?"""

@@ -1,12 +1,14 @@
-"""CompleteP (Dey et al., 2025): a rate that was tuned at one width and depth is right at others.
+"""CompleteP (Dey et al., 2025): how does a tuned learning rate transfer to other widths and depths?
 
-Every leaf has a scale at birth, a rate and an eps of its own, which follow from its axis names and
-from how often larger than those of the *base*, where the rate was tuned, the sizes are. Nothing of
-the forward pass changes: checkpoints stay what they are, and a growth is exact where it was.
+Each parameter has its own initial scale, learning rate and eps. They follow from its axis names and
+from the ratios of the sizes of the model to those of the *base* model, for which the learning rate
+was tuned. The forward pass does not change, so checkpoints keep their format, and a growth that was
+exact remains exact.
 
-**What is folded.** CompleteP multiplies in the forward pass, too: what a sublayer adds by
-``1 / m_L``, logits by ``1 / m_N``. Let a leaf W with the multiplier c have the gradient G. The
-model computes with ``W' = c W``, whose gradient is ``G' = G / c``, and
+**Folding the forward multipliers.** In the paper, CompleteP also multiplies in the forward pass:
+the output of each sublayer by ``1 / m_L``, and the logits by ``1 / m_N``. Let G be the gradient of
+a parameter W with the multiplier c. The model computes with ``W' = c W``, whose gradient is
+``G' = G / c``, and
 
 .. math::
 
@@ -14,32 +16,36 @@ model computes with ``W' = c W``, whose gradient is ``G' = G / c``, and
     \\quad\\Leftrightarrow\\quad
     W' \\leftarrow W' - c \\eta \\frac{\\hat m'}{\\sqrt{\\hat v'} + \\epsilon / c} - \\eta \\lambda W'
 
-So a leaf without a multiplier, born c times as large, with c times the rate, 1 / c times the eps,
-and the same decay a step, makes the same trajectory.
+A parameter without a multiplier therefore has the same trajectory if its initial values are c times
+as large, its learning rate is multiplied by c, its eps is divided by c, and its decay per step is
+unchanged.
 
-**What it says of each leaf.** With ``r`` how often larger an axis is than the base's, ``m_L`` for
-the layers:
+**The multipliers of each parameter.** ``r`` is the ratio of the size of an axis to its size in the
+base model; ``m_L`` is this ratio for the layers:
 
 ====================================== ============================== ======================== ===========================
-leaf                                   scale at birth                 rate                     eps
+parameter                              initial scale                  learning rate            eps
 ====================================== ============================== ======================== ===========================
-kernel of a layer                      1 / sqrt(r read)               1 / r read               1 / (r written * m_L)
-.. that writes the residual stream     1 / (sqrt(r read) * m_L)       1 / (r read * m_L)       1 / r written
-bias, norm of a layer                  1                              1                        1 / (r written * m_L)
-.. bias that is added to the stream    1 / m_L                        1 / m_L                  1 / r written
-table                                  1                              1                        1 / r written
-head, or the norm before a tied one    1 / r read                     1 / r read               1
+kernel of a layer                      1 / sqrt(r in)                 1 / r in                 1 / (r out * m_L)
+... with the residual stream as output 1 / (sqrt(r in) * m_L)         1 / (r in * m_L)         1 / r out
+bias, norm of a layer                  1                              1                        1 / (r out * m_L)
+... bias added to the residual stream  1 / m_L                        1 / m_L                  1 / r out
+embedding                              1                              1                        1 / r out
+head, or the norm before a tied head   1 / r in                       1 / r in                 1
 ====================================== ============================== ======================== ===========================
 
-With one r for all widths, these are the paper's rules at alpha = 1, folded. Decay, which is
-``lambda m_N`` beside a rate of ``eta / m_N`` there, is ``eta lambda`` a step of every leaf that
-decays. Where norms follow the sublayers it is their scale and bias that write the stream. Scores,
-which models divide by ``sqrt(head_dim)``, are divided by ``head_dim`` past the base's: the key,
-which is declared as a reader of that axis, has 1 / r, and the query sqrt(r).
+"in" refers to the input axes of a parameter, "out" to its output axes. If all widths have the same
+ratio r, these are the rules of the paper for alpha = 1, in folded form. The paper combines the
+decay ``lambda m_N`` with the learning rate ``eta / m_N``; here this is a decay of ``eta lambda``
+per step for every parameter that decays. In a post-norm model, the scale and the bias of the norms
+count as the parameters that write the residual stream. Models divide attention scores by
+``sqrt(head_dim)``; CompleteP divides them by ``head_dim`` beyond its size in the base. For this,
+the key, whose ``head_dim`` is declared as an input axis, has the factor 1 / r, and the query has
+sqrt(r).
 
-**A growth by copies trains as the model that it came from**: reading kernels of HyperCloning's are
-1 / r as large, and so are their updates here, so that growing and training commute
-(`tests/growth/test_completep.py`), whatever Adam has seen before.
+**A model grown by copies trains like its source model**: HyperCloning divides kernels by r along
+their input axes, and so does CompleteP with their updates. Growing and training therefore commute
+(`tests/growth/test_completep.py`), independently of the gradients that Adam has seen before.
 """
 
 import math
@@ -70,7 +76,15 @@ from jaxgrow.axes.names import (
 
 
 class Multiplier(NamedTuple):
-    """What multiplies a leaf at birth, its rate, and Adam's eps; ``muon`` stands for the rate where Muon moves the leaf."""
+    """The factors that CompleteP applies to one parameter, relative to the base model.
+
+    Attributes:
+      scale: factor of the initial values.
+      rate: factor of the learning rate under Adam.
+      eps: factor of the epsilon of Adam.
+      muon: factor of the learning rate under Muon; it replaces ``rate`` for parameters that Muon
+        updates.
+    """
 
     scale: float
     rate: float
@@ -81,25 +95,27 @@ class Multiplier(NamedTuple):
 def multipliers(
     axes: Axes, sizes: Mapping[str, int], base: Mapping[str, int], depth_scaled: bool = False
 ) -> dict[str, Multiplier]:
-    """What CompleteP gives every leaf of a model, folded, as the table above says.
+    """Compute the CompleteP multipliers of every parameter, in the folded form of the table above.
 
-    Muon makes all singular values of an update equal, at Adam's root mean square: of a matrix whose
-    smaller side is n, its spectral norm is sqrt(n) times less than that of Adam's of low rank, and
-    its rate is ``sqrt(n / base n)`` times greater.
+    Muon makes all singular values of an update equal and gives the update the root mean square of
+    an Adam update. Adam's updates have a low rank. For a matrix whose smaller side is ``n``, the
+    spectral norm of Muon's update is therefore ``sqrt(n)`` times smaller than that of Adam's, and
+    its learning rate is multiplied by ``sqrt(n / n of the base)``.
 
     Args:
       axes: the axis names of the parameters.
-      sizes: the size of every axis.
-      base: those of the model whose rate was tuned; each axis of the layers, at least.
-      depth_scaled: whether the model makes kernels that write the residual stream by
-        ``1 / sqrt(layers)`` smaller at birth itself (`jaxgrow.models.Config.depth_scaled`), which
-        the scale then leaves as it is in the base.
+      sizes: the size of every axis of the model.
+      base: the size of every axis of the base model, for which the learning rate was tuned. It must
+        contain at least each axis of the layers.
+      depth_scaled: whether the model itself initialises kernels that write the residual stream with
+        a factor ``1 / sqrt(layers)`` (`jaxgrow.models.Config.depth_scaled`). The scale then keeps
+        that factor at its value in the base model.
 
     Returns:
-      Path of a leaf -> its multipliers; all 1 in a model of the base's sizes.
+      The `Multiplier` of each parameter, by path. All are 1 for a model with the sizes of the base.
 
     Raises:
-      ValueError: the model has stages with layers of their own, or none; or the base lacks an axis.
+      ValueError: the model has several stages of layers, or no layers; or the base lacks an axis.
 
     Example:
       >>> axes = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed")}
@@ -113,7 +129,7 @@ def multipliers(
       NeurIPS 2025
 
       Yang et al., `A Spectral Condition for Feature Learning <https://arxiv.org/abs/2310.17813>`_,
-      2023: Muon's
+      2023 (the multipliers for Muon)
     """
     leaves = {
         path(p): names for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
@@ -121,12 +137,15 @@ def multipliers(
     stacks = sorted({axis(n) for names in leaves.values() for n in names if is_layers(axis(n))})
     if stacks != [LAYERS]:
         raise ValueError(
-            f"CompleteP is for models of one stack of {LAYERS!r}, but this one has {stacks}: leave base out"
+            f"CompleteP supports models with one stack of {LAYERS!r}, but this model has "
+            f"{stacks}. Omit base"
         )
     of_layers = {axis(n) for names in leaves.values() if layers_of(names) for n in names}
     if missing := sorted(of_layers - base.keys()):
         raise ValueError(
-            f"the base has no size for {missing}, axes of this model's layers: give a base of its family"
+            f"the base has no size for the axes {missing} of the layers of this model. Give a "
+            "base model of the "
+            "same family"
         )
     ratios = {name: sizes[name] / base[name] for name in of_layers}
     post = any(marked(names, POST) for names in leaves.values())
@@ -158,25 +177,28 @@ def multipliers(
 
 
 def _ratio(names: Names | list[str], of: Mapping[str, float]) -> float:
-    """The product over these axes; what is of no layer does not count."""
+    """The product of the ratios of these axes; axes that do not occur in the layers count as 1."""
     return math.prod(of.get(axis(n), 1) for n in names)
 
 
 def _queries(names: Names) -> list[str]:
-    """The axis that a query writes, and a key contracts away."""
+    """The ``head_dim`` axis over which queries and keys are contracted, if the leaf is a query."""
     return [n for n in names if axis(n) == "head_dim" and not reads(n) and not marked((n,), VALUE)]
 
 
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """`optax.scale_by_adam`, whose updates and eps are multiplied, leaf by leaf, by what ``update(.., multipliers=..)`` says.
+    """Scale updates as `optax.scale_by_adam`, with a learning rate factor and an eps per parameter.
+
+    The factors are passed to each update: ``update(..., multipliers=...)``.
 
     Args:
-      b1: Adam's.
-      b2: Adam's.
-      eps: Adam's, at the base's sizes.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: epsilon that is added to the root of the second moment, for the base model.
 
     Returns:
-      The transformation, with optax's state; without multipliers it is optax's.
+      The transformation. Its state is the state of `optax.scale_by_adam`. Without multipliers, its
+      updates are also the same.
 
     Example:
       >>> tx, params = scale_by_adam(0.9, 0.95, 1e-8), {"w": jnp.ones(1)}
@@ -212,20 +234,22 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """`optax.clip_by_global_norm`, of a norm that has one meaning at all sizes: ``sqrt(sum_i rate_i / eps_i |G_i|^2)``.
+    """Clip gradients by a weighted global norm that is comparable between model sizes.
 
-    A gradient shrinks with its eps, and leaves have more entries as they grow: with these weights a
-    growth by copies does not change the norm, nor does the place of a forward multiplier, so that
-    the base's clip holds, too.
+    The norm is ``sqrt(sum_i rate_i / eps_i |G_i|^2)``, with the multipliers of each parameter i.
+    Gradients decrease with the factor ``eps``, and parameters have more entries in larger models.
+    With these weights, neither a growth by copies nor the position of a forward multiplier changes
+    the norm. The threshold of the base model therefore applies to all sizes.
 
-    Deviation(CompleteP): the paper clips by the plain norm of its multiplied form, which is this
-    one at the base's sizes.
+    Deviation(CompleteP): the paper clips by the plain norm in the form with forward multipliers,
+    which is equal to this one for the sizes of the base.
 
     Args:
-      max_norm: of gradients.
+      max_norm: the maximum norm of the gradients, in the units of the base model.
 
     Returns:
-      The transformation; ``update(.., multipliers=..)`` as of `scale_by_adam`.
+      The transformation. It takes ``update(..., multipliers=...)`` as `scale_by_adam` does. Without
+      multipliers, it is `optax.clip_by_global_norm`.
 
     Example:
       >>> tx, grads = clip_by_global_norm(1.0), {"w": jnp.ones(4)}

@@ -1,4 +1,4 @@
-"""Parts of a model that do not train."""
+"""Which parameters are frozen during training, and how are they kept unchanged?"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -29,24 +29,39 @@ from jaxgrow.axes.names import (
 
 @dataclass(frozen=True)
 class Freeze:
-    """Layers by number, what is below them, and other leaves by patterns of their paths. The rest trains.
+    """A selection of frozen parameters; all other parameters are trainable.
 
-    Of layers that are frozen from the bottom up, above frozen embeddings, no backward pass is run.
+    If the lowest layers and the embeddings below them are frozen, no backward pass is run through
+    them.
+
+    Attributes:
+      layers: the indices of the frozen layers.
+      paths: glob patterns for the paths of other frozen parameters.
+      below: whether the parameters that compute the input of the layers are also frozen. They are
+        the parameters marked ``.below`` (`jaxgrow.axes`). Between stages, such a parameter is
+        frozen if the layer that follows it is frozen.
     """
 
     layers: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
-    # What makes the input of the layers: the leaves that are marked so (`jaxgrow.axes`). Of those
-    # that lie between stages, the ones whose next layer is frozen.
     below: bool = True
 
     def bottom(self, axes: Axes, sizes: Mapping[str, int] | None = None) -> int:
-        """How many layers from the bottom are frozen together with all that is below them, of a
-        model with the axis names ``axes`` and, if it has stages, these ``sizes``. Where a leaf
-        below them trains, none: 0; where one between them does, those below that one.
+        """Count the layers, from the lowest one, that need no backward pass.
+
+        These layers are frozen, together with all parameters below them. The count is 0 if a
+        parameter below the layers is trainable. If a parameter between two stages is trainable, the
+        count ends before it.
+
+        Args:
+          axes: the axis names of the model.
+          sizes: the size of every axis; needed for models with stages only.
+
+        Returns:
+          The number of layers.
 
         Raises:
-          ValueError: no leaf is marked as below the layers.
+          ValueError: no parameter is marked as below the layers.
         """
         matched = _matched(axes, self.paths)
         if not self.layers:
@@ -60,21 +75,28 @@ class Freeze:
         return next(i for i in itertools.count() if i not in self.layers or i in trains)
 
     def mask(self, layers: int) -> np.ndarray:
-        """The frozen layers, bool [layers].
+        """The frozen layers as a mask.
+
+        Args:
+          layers: the number of layers of the model.
+
+        Returns:
+          An array, bool [layers]; True where the layer is frozen.
 
         Raises:
-          ValueError: a layer that the model does not have.
+          ValueError: a layer index is outside the model.
         """
         outside = [i for i in self.layers if not 0 <= i < layers]
         if outside:
             raise ValueError(
-                f"freeze names the layers {outside}, but the model has 0 .. {layers - 1}"
+                f"freeze selects the layers {outside}, but the model has the layers 0 to "
+                f"{layers - 1}"
             )
         return np.isin(np.arange(layers), self.layers)
 
 
 def _below(axes: Axes) -> dict[str, str]:
-    """The leaves that make the input of layers, and the axis of those layers."""
+    """The parameters that compute the input of layers, with the axis of those layers."""
     found = {
         path(p): beside(next(axis(n) for n in names if marked((n,), BELOW)), LAYERS)
         for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
@@ -82,23 +104,27 @@ def _below(axes: Axes) -> dict[str, str]:
     }
     if not found:
         raise ValueError(
-            f"no leaf of this model is marked {BELOW!r}: name what makes the input of the layers so, as in 'embed{BELOW}'"
+            f"no parameter of this model is marked {BELOW!r}. Mark the parameters that compute "
+            "the input of the "
+            f"layers, such as 'embed{BELOW}'"
         )
     return found
 
 
 def _start(parts: Mapping[str, slice], layers: str) -> int:
-    """The first layer of a stage."""
+    """The index of the first layer of a stage."""
     return parts[layers].start if layers in parts else 0
 
 
 def _matched(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
-    """Of each leaf, by path, whether it matches one of ``paths``."""
+    """Whether each parameter, by path, matches one of the patterns ``paths``."""
     leaves = [path(p) for p, _ in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)]
     lost = [p for p in paths if not any(fnmatchcase(leaf, p) for leaf in leaves)]
     if lost:
         raise ValueError(
-            f"freeze names the paths {lost}, but no leaf of this model matches; it has {', '.join(leaves)}"
+            f"freeze selects the paths {lost}, but no parameter of this model matches. Its "
+            "parameters are "
+            f"{', '.join(leaves)}"
         )
     return {leaf: any(fnmatchcase(leaf, p) for p in paths) for leaf in leaves}
 
@@ -112,28 +138,28 @@ def hold(
     paths: Sequence[str] = (),
     below: bool = False,
 ) -> Tree:
-    """``after``, but as ``before`` what is held: the ``layers`` (bool [layers]), leaves that match
-    ``paths``, and, with ``below``, those that make the layers' input, and a later stage's if its
-    first layer is held.
+    """Undo a step for frozen parameters: take them from ``before``, and all others from ``after``.
 
-    Both are trees of parameters and of optimizer state, whose leaves belong to those of ``params``
-    by path and shape, as in `jaxgrow.growth.moments`. Adam's step count goes on, as for all. Weight
-    decay and momentum do not move what is held.
+    The trees may contain parameters and optimizer state. A leaf of the optimizer state belongs to
+    the parameter with its path and shape, as in `jaxgrow.growth.moments`. Neither weight decay nor
+    momentum changes frozen parameters. The step count of Adam advances as usual.
 
     Args:
       before: parameters, optimizer state, or a tree of both, before a step.
-      after: the same after it.
-      layers: those that are held, bool [layers].
-      params: the parameters, whose paths and shapes say what a leaf of state belongs to.
-      axes: their axis names.
-      paths: patterns of paths, as of a shell.
-      below: whether what makes the layers' input is held, too.
+      after: the same tree after the step.
+      layers: which layers are frozen, bool [layers].
+      params: the parameters; their paths and shapes assign the leaves of the optimizer state.
+      axes: the axis names of the parameters.
+      paths: glob patterns for the paths of other frozen parameters.
+      below: whether the parameters that compute the input of the layers are also frozen. For a
+        later stage, they are frozen if the first layer of that stage is.
 
     Returns:
-      A tree of the same structure.
+      A tree with the structure of ``after``.
 
     Raises:
-      ValueError: a path that no leaf matches, or, with ``below``, no leaf is marked so.
+      ValueError: a pattern matches no parameter; or ``below`` is True and no parameter is marked as
+        below the layers.
 
     Example:
       >>> before, after, axes = {"w": np.zeros((2, 1))}, {"w": np.ones((2, 1))}, {"w": ("layers", "embed.scale")}

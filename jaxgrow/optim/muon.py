@@ -1,9 +1,10 @@
-"""Muon: the momentum of every matrix of the layers, made orthogonal (Jordan, 2024; Liu et al., 2025); Adam for all else.
+"""Muon (Jordan, 2024; Liu et al., 2025): how are the matrices of the layers updated?
 
-Which axes of a leaf are a matrix's rows and columns follows from their names, so that one rule
-serves every family: query kernels ``[layers, embed, heads, head_dim]`` are ``layers`` matrices of
-``embed`` rows. Its momentum grows with the model like any first moment (`jaxgrow.grow_optimizer`),
-and is made orthogonal anew in the next update.
+Muon orthogonalises the momentum of every matrix of the layers; Adam updates all other parameters.
+The axis names determine which axes of a parameter are the rows and the columns of a matrix, so one
+rule covers all model families: query kernels ``[layers, embed, heads, head_dim]`` are ``layers``
+matrices with ``embed`` rows. The momentum grows with the model like any first moment
+(`jaxgrow.grow_optimizer`), and the next update orthogonalises it again.
 """
 
 import math
@@ -20,20 +21,21 @@ from jaxgrow.growth.moments import rebias
 from jaxgrow.optim.completep import Multiplier, scale_by_adam
 from jaxgrow.sharding import apart
 
-ITERATIONS = 5  # of Newton and Schulz
+#: The number of Newton-Schulz iterations per update.
+ITERATIONS = 5
 
 
 def dimension_numbers(axes: Axes) -> dict[str, MuonDimensionNumbers]:
-    """The matrices of the layers: which of its axes each reads and writes, by the paths of leaves.
+    """Find the matrices of the layers and their input and output axes.
 
-    A kernel that is stacked over blocks is one; embeddings, heads and what makes patches are none,
-    and Adam's.
+    Every kernel that is stacked over layers is a stack of matrices. Embeddings, heads and patch
+    embeddings are not included; Adam updates them.
 
     Args:
       axes: the axis names of the parameters.
 
     Returns:
-      Path of a leaf -> what `optax.contrib.muon` asks for.
+      The argument ``weight_dimension_numbers`` of `optax.contrib.muon`, by path of the parameter.
 
     Example:
       >>> axes = {"out": ("layers", "heads.in", "head_dim.in", "embed"), "norm": ("layers", "embed.norm.scale")}
@@ -64,27 +66,32 @@ def scale_by_muon_and_adam(
     b2: float = 0.95,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """Updates without a rate: ``rms sqrt(max(n, m)) U V.T`` of a matrix [n, m] whose momentum is ``U S V.T``; else Adam's.
+    """Scale updates by Muon for the given matrices and by Adam for all other parameters.
 
-    Five iterations of Newton and Schulz come near ``U V.T``, with Nesterov's momentum. A full
-    matrix then moves by ``rms`` at each entry, in root mean square, which is about what Adam does:
-    one rate and one decay serve both.
+    The result does not include the learning rate. For a matrix of shape [n, m] whose momentum has
+    the singular value decomposition ``U S V.T``, the update is ``rms sqrt(max(n, m)) U V.T``.
 
-    Differs from `optax.contrib.muon` in the leaves that Adam updates: there they have Nesterov's
-    momentum, too, because ``nesterov`` is passed on to Adam. Here they have that of Adam without
+    Five Newton-Schulz iterations approximate ``U V.T``, with Nesterov momentum. The update of a
+    matrix with full rank has the root mean square ``rms``, which is close to that of an Adam
+    update. One learning rate and one weight decay therefore serve both.
+
+    For the parameters that Adam updates, this differs from `optax.contrib.muon`, which passes
+    ``nesterov`` on to Adam, so that Adam uses Nesterov momentum as well. Here, Adam does not use
     it. The updates of matrices are the same.
 
     Args:
-      matrices: as of `dimension_numbers`; leaves of other paths are Adam's.
-      momentum: the decay of a matrix's momentum.
-      rms: root mean square of a matrix's update.
-      b1: Adam's.
-      b2: Adam's.
-      eps: Adam's, and of the norm that a momentum is divided by at first.
+      matrices: the result of `dimension_numbers`; Adam updates the parameters of all other paths.
+      momentum: decay rate of the momentum of matrices, from 0 to 1.
+      rms: root mean square of the update of a full-rank matrix, before the learning rate.
+      b1: decay rate of the first moment of Adam.
+      b2: decay rate of the second moment of Adam.
+      eps: epsilon of Adam; also added to the norm by which Muon divides a momentum before the
+        iterations.
 
     Returns:
-      The transformation. Adam's part has a clock (`jaxgrow.growth.moments.rebias`).
-      ``update(.., multipliers=..)`` as of `jaxgrow.optim.completep.scale_by_adam`.
+      The transformation. Its Adam part has a step count per entry
+      (`jaxgrow.growth.moments.rebias`). It takes ``update(..., multipliers=...)`` as
+      `jaxgrow.optim.completep.scale_by_adam` does.
 
     Example:
       >>> import jax.numpy as jnp
@@ -141,34 +148,36 @@ def scale_by_muon_and_adam(
 
 
 def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``inner``, on a mesh: every matrix is whole where it is made orthogonal, and each device has its share of them.
+    """Run ``inner`` with the matrices of a stack distributed over the devices of the mesh.
 
-    XLA would have all of a stack on every device, once for each product.
+    Each matrix is complete on one device, which orthogonalises it. Without this, XLA would gather
+    the whole stack on every device for each matrix product.
     """
 
     def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, Any]:
         updates, momentum = jax.tree.map(apart, (updates, state.mu))
         updates, state = inner.update(updates, state._replace(mu=momentum), params)
-        updates, momentum = jax.tree.map(
-            apart, (updates, state.mu)
-        )  # or XLA divides what lies between as it is kept
+        # Constrain the results as well. Otherwise, XLA shards the intermediate values like the
+        # stored momentum.
+        updates, momentum = jax.tree.map(apart, (updates, state.mu))
         return updates, state._replace(mu=momentum)
 
     return optax.GradientTransformation(inner.init, update)
 
 
 def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
-    """Floating-point operations that an update's matrix products take, whatever the batch.
+    """Count the floating-point operations of the matrix products in one Muon update.
 
-    Of a matrix of sides ``n <= m``, each of five iterations computes ``A = X X.T``, ``A A`` and
-    ``(b A + c A A) X``: ``4 n^2 m + 2 n^3``.
+    The count does not depend on the batch size. For a matrix with sides ``n <= m``, each of the
+    five iterations computes ``A = X X.T``, ``A A`` and ``(b A + c A A) X``: ``4 n^2 m + 2 n^3``
+    operations.
 
     Args:
       axes: the axis names of the parameters.
       sizes: the size of every axis.
 
     Returns:
-      Floating-point operations.
+      The number of floating-point operations per update.
 
     Example:
       >>> flops({"up": ("layers", "embed.in", "mlp")}, {"layers": 2, "embed": 3, "mlp": 5})

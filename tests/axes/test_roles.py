@@ -249,12 +249,13 @@ def test_a_kernel_whose_layers_are_not_stacked_first_is_not_cut_into_matrices():
 def test_freezing_what_is_not_there_is_an_error():
     params, axes = model(FAMILIES["BERT, pre-LN"])
     with pytest.raises(
-        ValueError, match=r"no leaf of this model is marked '\.below': name what makes the input"
+        ValueError,
+        match=r"no parameter of this model is marked '\.below'\. Mark the parameters that compute",
     ):
         Freeze((0,)).bottom(without(axes, ".below"))
     with pytest.raises(
         ValueError,
-        match=r"freeze names the paths \['\*embeddings'\], but no leaf .* matches; it has blocks/",
+        match=r"freeze selects the paths \['\*embeddings'\], but no parameter .* matches\. Its parameters are blocks/",
     ):
         hold(params, params, [False, False], params, axes, ("*embeddings",))
 

@@ -813,7 +813,7 @@ def test_the_pooler_grows_with_the_model(tmp_path, architecture):
 def test_the_function_of_hidden_states_is_kept_by_even_copies_alone(tmp_path, capsys):
     """No head compensates for features that have more copies than others."""
     folder = made(tmp_path / "a", "ViTModel")
-    for embed, said in ((24, "the function is kept"), (18, "the function is changed")):
+    for embed, said in ((24, "the function is preserved"), (18, "the function is changed")):
         run(
             "grow",
             folder,
@@ -890,7 +890,8 @@ def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
         == 1
     )
     assert (
-        "this model has 2 stages; give a size for each, as --layers 8,8" in capsys.readouterr().err
+        "this model has 2 stages; give one size per stage, such as --layers 8,8"
+        in capsys.readouterr().err
     )
     run(
         "prune",
@@ -944,7 +945,7 @@ def test_a_dense_model_is_upcycled_into_experts_that_answer_the_same(
         "--seed",
         3,
     )
-    assert "the function is kept" in capsys.readouterr().out
+    assert "the function is preserved" in capsys.readouterr().out
     said = json.loads((tmp_path / "b" / "config.json").read_text())
     assert said["architectures"] == [becomes] and said["num_experts_per_tok"] == 2
     np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
@@ -1005,28 +1006,32 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         (
             "LlamaForCausalLM",
             "upcycle --experts 2 --active 3",
-            "--active 3: a token goes through 1 to 2",
+            "--active 3: each token is routed to at least 1 and at most 2 experts",
         ),
         (
             "LlamaForCausalLM",
             "upcycle --experts 8 --active 0",
-            "--active 0: a token goes through 1 to 8",
+            "--active 0: each token is routed to at least 1 and at most 8 experts",
         ),
         (
             "LlamaForCausalLM",
             "upcycle --experts 2000000",
-            "--experts 2000000: no model has more than 1,048,576",
+            "--experts 2000000: the maximum is 1,048,576",
         ),
         (
             "LlamaForCausalLM",
             "upcycle --experts 8 --noise 10",
-            "routers of experts get noise of their own",
+            "--noise does not apply to methods that create experts",
         ),
-        ("LlamaForCausalLM", "upcycle", "give --experts, as --experts 8"),
+        (
+            "LlamaForCausalLM",
+            "upcycle",
+            "upcycle requires the number of experts, such as --experts 8",
+        ),
         (
             "LlamaForCausalLM",
             "stack --layers 4 --experts 8",
-            "--experts is of upcycle and virtual_groups",
+            "--experts applies to the methods upcycle and virtual_groups only",
         ),
     ):
         if not (tmp_path / architecture).exists():
@@ -1039,7 +1044,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
             *words.split(),
         ]
         assert checkpoint_commands.main(arguments) == (
-            2 if told.startswith(("--", "give", "routers")) else 1
+            2 if told.startswith(("--", "upcycle requires")) else 1
         ), words
         assert told in capsys.readouterr().err, words
     assert not (tmp_path / "b").exists()

@@ -369,13 +369,15 @@ def test_a_header_of_eight_tebibytes_takes_no_memory(tmp_path, folder, capsys):
             )
             file.write(bytes(20))
         error = refused(capsys, "report", folder, folder, "--data", tmp_path / "ids.npy")
-        assert "ids.npy holds no token ids" in error
+        assert "ids.npy contains no token ids" in error
         assert error.count("\n") == 1
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
 def test_a_file_without_an_end_is_not_read_to_it(folder, capsys):
-    assert "is no tokenizer" in refused(capsys, "report", folder, folder, "--data", "/dev/zero")
+    assert "is not a valid tokenizer" in refused(
+        capsys, "report", folder, folder, "--data", "/dev/zero"
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,7 +389,7 @@ def test_sizes_that_no_model_has(tmp_path, folder, capsys, axis, method, size):
     error = refused(
         capsys, "grow", folder, tmp_path / "b", "--method", method, f"--{axis}", size, status=2
     )
-    assert f"--{axis} {size}: no model has more than 1,048,576" in error
+    assert f"--{axis} {size}: the maximum is 1,048,576" in error
     assert not list(tmp_path.iterdir())
 
 

@@ -243,7 +243,7 @@ def test_other_programs_have_a_file_of_names(tmp_path, capsys):
     params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
     ocp.save(tmp_path / "a", {"weights": params, "mu": params})
     assert main(["inspect", str(tmp_path / "a")]) == 1
-    assert "but of none of the known formats" in capsys.readouterr().err
+    assert "an Orbax checkpoint of an unknown format" in capsys.readouterr().err
     names = {"names": {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}, "params": "a/up"}
     (tmp_path / "names.json").write_text(json.dumps(names))
     more = ("--names", str(tmp_path / "names.json"))

@@ -412,7 +412,7 @@ def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, do
     grow_it = ("grow", base, "--method", "hypercloning", *WIDER, "--lora", tmp_path / "lora")
     assert run(*grow_it, tmp_path / "dry", "--dry-run") == 0
     assert (
-        "with its LoRA: 7 modules of rank 2" in capsys.readouterr().out
+        "with LoRA: 7 modules of rank 2" in capsys.readouterr().out
         and not (tmp_path / "dry").exists()
     )
     assert run(*grow_it, tmp_path / "both") == 0
@@ -466,10 +466,10 @@ def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
 def test_wrong_arguments_about_loras(tmp_path, capsys, plain):
     deeper = ("grow", plain / "base", tmp_path / "b", "--method", "stack", "--layers", 3)
     assert run(*deeper, "--lora-only") == 2
-    assert "--lora-only needs the LoRA" in capsys.readouterr().err
+    assert "--lora-only requires a LoRA" in capsys.readouterr().err
     experts = ("grow", plain / "base", tmp_path / "b", "--method", "upcycle", "--experts", 2)
     assert run(*experts, "--lora", plain / "lora") == 2
-    assert "PEFT has no LoRA of experts" in capsys.readouterr().err
+    assert "PEFT does not support LoRA on the experts" in capsys.readouterr().err
     assert run(*deeper, "--lora", tmp_path / "nowhere") == 1
     assert "adapter_config.json is missing" in capsys.readouterr().err
     assert run(*deeper, "--lora", plain / "lora", "--lora-only") == 0

@@ -249,19 +249,19 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         ),
         (
             ("grow", "--method", "aki", "--heads", "8", "--embed", "24", "--noise", "9"),
-            "which aki does not make here",
+            "but aki does not do that for this model",
         ),
         (
             ("grow", "--method", "fpi", "--mlp", "25", "--noise", "inf"),
-            "--noise inf is no number of decibels",
+            "--noise inf is not a number of decibels",
         ),
         (
             ("grow", "--method", "fpi", "--mlp", "25", "--seed", "-1"),
-            "--seed -1: a seed is a non-negative number",
+            "--seed -1: a seed must be a non-negative integer",
         ),
         (
             ("decoalesce", "--layers", "alike"),
-            "--layers alike: the kinds of the large model's layers are not known",
+            "--layers alike: the kinds of the layers of the large model are not known",
         ),
         (
             ("coalesce", "--layers", "far:3"),
@@ -282,10 +282,10 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("grow", "--method", "stack", "--embed", "24"), "axis 'embed': stack grows layers"),
         (
             ("grow", "--method", "stack", "--layers", "8", "--seed", "1"),
-            "--seed: stack draws nothing",
+            "--seed: stack does not use random numbers",
         ),
         (("grow", "--method", "hypercloning", "--kv-heads", "8"), "axis 'kv_heads'"),
-        (("convert",), "convert needs --to"),
+        (("convert",), "convert needs at least one of --to"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
@@ -309,18 +309,18 @@ def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
     deep = saved(tmp_path / "deep", replace(CONFIG, layers=5))
     arguments = ("interpolate", folder, deep, tmp_path / "b", "--alpha")
     assert "the two models differ: layers 4 and 5" in refused(capsys, *arguments, "0.5")
-    assert "--alpha nan is no weight" in refused(capsys, *arguments, "nan", status=2)
+    assert "--alpha nan is not a finite number" in refused(capsys, *arguments, "nan", status=2)
     assert "there is no folder" in refused(capsys, "inspect", tmp_path / "nowhere")
 
 
 def test_words_that_are_none(capsys):
     for arguments, message in (
-        (("--heads", "0-1"), "a comma between new units"),
+        (("--heads", "0-1"), "separate groups with a comma"),
         (
             ("--heads", "far", "--shard-size", "5"),
-            "'5' is not the size of a file; give one like 500MB, 1.5GB or 5GiB",
+            "'5' is not a file size: give one such as 500MB, 1.5GB or 5GiB",
         ),
-        (("--heads", "far", "--shard-size", "0GB"), "'0GB' is not the size of a file"),
+        (("--heads", "far", "--shard-size", "0GB"), "'0GB' is not a file size"),
         (("--heads", "far", "--dtype", "int8"), "choose from"),
     ):
         with pytest.raises(SystemExit) as stopped:
@@ -359,17 +359,17 @@ def test_all_architectures_are_listed(capsys):
 @pytest.mark.parametrize(
     ("command", "option", "about"),
     [
-        ("coalesce", "--tied", "where a tied embedding's missing factor goes"),
-        ("convert", "--dtype", "rounded once, at the end (default: the dtype of the source)"),
+        ("coalesce", "--tied", "how the scale of tied embeddings is corrected"),
+        ("convert", "--dtype", "rounded once at the end (default: the dtype of the source)"),
         (
             "grow",
             "--layers",
-            "the new number of layers; of a model with stages (Swin) one for each stage, as 2,2,18,2",
+            "the new number of layers; for a model with stages (Swin) one per stage, such as 2,2,18,2",
         ),
         (
             "prune",
             "src",
-            "a Hugging Face folder with safetensors, a finished run, or a folder that this command wrote",
+            "from Hugging Face (safetensors), of a finished run, or written by this command",
         ),
     ],
 )
@@ -390,7 +390,7 @@ def test_heads_that_make_no_pairs_are_told(tmp_path, capsys):
     nine = saved(tmp_path / "nine", replace(CONFIG, embed=27, heads=9, mlp=18))
     run("coalesce", nine, tmp_path / "b", "--heads", "far")
     assert (
-        "note: 9 heads make no pairs, so far merged groups of 3 (as far:3 does)"
+        "note: 9 heads cannot be grouped in pairs, so 'far' merged groups of 3, like far:3"
         in capsys.readouterr().out
     )
     run("coalesce", nine, tmp_path / "c", "--heads", "far:3", "--json")
@@ -680,7 +680,7 @@ def test_half_precision_grows_exactly_by_powers_of_two_and_otherwise_says_so(
     else:
         assert error > 1e-4 and len(notes) == 1
         assert (
-            f"{dtype} rounds what is multiplied by no power of two" in notes[0]
+            f"{dtype} rounds parameters whose factor is not a power of two" in notes[0]
             and "--dtype float32" in notes[0]
         )
     error, notes, dtypes = change("--dtype", "float32")
@@ -691,9 +691,12 @@ def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, f
     arguments = ("--method", "hypercloning", "--embed", "36", "--heads", "12", "--mlp", "60")
     run("grow", folder, tmp_path / "a", *arguments, "--dtype", "bfloat16")
     said = capsys.readouterr().out
-    assert "the function is kept up to rounding\nnote: bfloat16 rounds every number" in said
+    assert (
+        "the function is preserved up to rounding\nnote: every parameter is rounded to bfloat16"
+        in said
+    )
     run("grow", folder, tmp_path / "wide", *arguments)
-    assert "the function is kept\n" in (said := capsys.readouterr().out) and "note" not in said
+    assert "the function is preserved\n" in (said := capsys.readouterr().out) and "note" not in said
     run("convert", tmp_path / "wide", tmp_path / "b", "--dtype", "bfloat16")
     chex.assert_trees_all_equal(
         checkpoints.load(tmp_path / "a")[1], checkpoints.load(tmp_path / "b")[1]

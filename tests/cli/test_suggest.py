@@ -64,7 +64,7 @@ def test_the_first_command_reaches_the_sizes_and_keeps_what_is_said(
         40,
         ways[0].parameters,
     )
-    assert "the function is kept" in capsys.readouterr().out
+    assert "the function is preserved" in capsys.readouterr().out
 
 
 def test_a_factor_makes_targets(folder, capsys):
@@ -82,7 +82,7 @@ def test_a_factor_makes_targets(folder, capsys):
 def test_measured_ways_come_first_and_those_that_cost_more_come_last(folder, capsys):
     assert main(["suggest", str(folder), "--to", "2x"]) == 0
     out = capsys.readouterr().out
-    assert "--method interleave --layers 8" in out.split("the first row:")[1]
+    assert "--method interleave --layers 8" in out.split("commands of the first row:")[1]
     both = said(capsys, folder, "--layers", 8, "--embed", 24, "--heads", 8, "--mlp", 40)["targets"][
         0
     ]["ways"]

@@ -672,7 +672,7 @@ def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, 
     out = capsys.readouterr().out
     gone = int(np.argmin(scores["layers"]))
     assert (
-        f"layers that went: {gone}\nangular of each: " in out and "the function is changed" in out
+        f"removed layers: {gone}\nangular per layer: " in out and "the function is changed" in out
     )
     assert [line.split()[0] for line in out.splitlines()[-4:]] == [
         "whole",
@@ -722,7 +722,7 @@ def test_the_command_on_images_and_stages(tmp_path, capsys):
         ),
         (np.zeros((3, 8, 8, 2), np.uint8), r"holds uint8 \[3, 8, 8, 2\]"),
         (np.full((1, 8, 8, 2), np.inf), "not finite"),
-        (None, "holds no images: "),
+        (None, "contains no images: "),
     ],
 )
 def test_what_are_no_images_of_a_model(tmp_path, images, message):
@@ -743,7 +743,7 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
     (tmp_path / "a/tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(
         checkpoints.CheckpointError,
-        match=r"tokenizer.json is no tokenizer: .* as a .npy of token ids",
+        match=r"tokenizer.json is not a valid tokenizer: .* as a .npy file of token ids",
     ):
         of_data(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
 
@@ -751,8 +751,11 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing to prune: give the new size of an axis, as --layers 24"),
-        (("--mlp", 8, "--by", "angular"), "--by angular says which layers go: give --layers"),
+        ((), "nothing to prune: give the new size of an axis, such as --layers 24"),
+        (
+            ("--mlp", 8, "--by", "angular"),
+            "--by angular selects the layers to remove: give their new number",
+        ),
         (
             ("--layers", 7),
             "axis 'layers': prune cannot change the size from 6 to 7. The new size must be in 1 .. 6",

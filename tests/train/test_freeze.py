@@ -119,7 +119,7 @@ def test_what_is_below_the_layers_depends_on_the_family():
 
 def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
     assert Freeze((2, 0)).mask(4).tolist() == [True, False, True, False]
-    says = r"freeze names the layers \[4, -1\], but the model has 0 \.\. 3"
+    says = r"freeze selects the layers \[4, -1\], but the model has the layers 0 to 3"
     with pytest.raises(ValueError, match=says):
         Freeze((4, 0, -1)).mask(4)
     with pytest.raises(ValueError, match=says):

@@ -308,7 +308,10 @@ def test_show_draws_the_seed_that_is_asked_for(folder, tmp_path, figures):
         (["--layers", "4", "--out", "{}/x.png"], "nothing to draw"),
         (["--out", "{}/x.png"], "nothing to show: give the new size of an axis"),
         (["--layers", "2", "--out", "{}/x.png"], "stack cannot reduce the size from 4 to 2"),
-        (["--layers", "8", "--seed", "1", "--out", "{}/x.png"], "--seed: stack draws nothing"),
+        (
+            ["--layers", "8", "--seed", "1", "--out", "{}/x.png"],
+            "--seed: stack does not use random numbers",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(folder, tmp_path, capsys, arguments, says):
