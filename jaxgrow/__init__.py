@@ -1,4 +1,4 @@
-"""Grow, coalesce and interpolate Transformers: pure functions over parameter pytrees with named axes."""
+"""Grow, coalesce and interpolate Transformers: pure functions on pytrees with named axes."""
 
 from jaxgrow import (
     axes,

@@ -1,8 +1,9 @@
-"""Where leaves lie on a mesh of devices: read off the names of their axes, the same for every family and its optimizer state.
+"""How are parameters, optimizer state and samples sharded over a mesh of devices?
 
-A mesh has axes of its own. `RULES` says which axis of a model is divided among which axis of the
-mesh; samples are divided among those of `BATCH`. So there is no table of paths: a new model, and
-what grows out of one, need nothing here.
+The axis names of a parameter determine its sharding, in the same way for every model family.
+`RULES` maps each axis of a model to an axis of the mesh, and samples are sharded along the mesh
+axes `BATCH`. There is no table of parameter paths, so new models and grown models need no
+additional rules.
 """
 
 import math
@@ -15,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owner, path
 
+#: The mesh axis along which each kind of model axis is sharded. Axes that are not listed, such as
+#: ``layers`` and ``head_dim``, are replicated. Functions of this module accept other ``rules``.
 RULES: Mapping[str, str] = {
     "embed": "fsdp",
     "heads": "tensor",
@@ -23,8 +26,10 @@ RULES: Mapping[str, str] = {
     "vocab": "tensor",
     "experts": "expert",
 }
+#: The mesh axes along which samples are sharded.
 BATCH = ("data", "fsdp", "expert")
-CONTEXT = "context"  # the axis of the mesh that divides the positions of each sample
+#: The mesh axis along which the positions of each sample are sharded (context parallelism).
+CONTEXT = "context"
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
@@ -32,13 +37,18 @@ AnyMesh: TypeAlias = Mesh | AbstractMesh
 def spec(
     names: Names, shape: tuple[int, ...], mesh: AnyMesh, rules: Mapping[str, str] = RULES
 ) -> P:
-    """How one leaf is divided: its axes in order, as far as they divide among the devices; each axis of the mesh serves once.
+    """Determine along which mesh axis each axis of a parameter is sharded.
+
+    The axes are considered in order. An axis is sharded if its size is divisible by the size of its
+    mesh axis and no earlier axis of the same parameter uses that mesh axis. Otherwise, it is
+    replicated.
 
     Args:
-      names: of the leaf's axes.
-      shape: their sizes.
-      mesh: the devices, or the sizes of their axes.
-      rules: axis of the model to axis of the mesh; one that the mesh does not have divides nothing.
+      names: the axis names of the parameter.
+      shape: the shape of the parameter.
+      mesh: the device mesh, or an abstract mesh with the sizes of its axes.
+      rules: the mesh axis for each kind of model axis. Mesh axes that the mesh does not have are
+        ignored.
 
     Returns:
       A `jax.sharding.PartitionSpec`.
@@ -57,16 +67,16 @@ def spec(
 
 
 def specs(params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> Tree:
-    """`spec` of every leaf.
+    """Determine the `spec` of every parameter.
 
     Args:
       params: a pytree of arrays, or of their shapes.
-      axes: their axis names.
-      mesh: as of `spec`.
-      rules: as of `spec`.
+      axes: the axis names of each parameter.
+      mesh: the device mesh, as for `spec`.
+      rules: the mesh axis for each kind of model axis, as for `spec`.
 
     Returns:
-      A tree of the structure of ``params``.
+      A tree of `jax.sharding.PartitionSpec` with the structure of ``params``.
     """
     return jax.tree.map(
         lambda names, x: spec(names, x.shape, mesh, rules), axes, params, is_leaf=is_names
@@ -76,18 +86,18 @@ def specs(params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = 
 def optimizer_specs(
     state: Tree, params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES
 ) -> Tree:
-    """How an optimizer state is divided: a moment as its parameter, anything else not at all.
+    """Determine how an optimizer state is sharded: moments like parameters, the rest replicated.
 
     Args:
-      state: of any optax optimizer, or its shapes; a leaf belongs to the parameter whose path ends
-        its own (`jaxgrow.axes.owner`).
-      params: the parameters that it is the state of.
-      axes: their axis names.
-      mesh: as of `spec`.
-      rules: as of `spec`.
+      state: the state of any optax optimizer, or its shapes. A leaf belongs to the parameter whose
+        path its own path ends with (`jaxgrow.axes.owner`).
+      params: the parameters of the optimizer state.
+      axes: the axis names of each parameter.
+      mesh: the device mesh, as for `spec`.
+      rules: the mesh axis for each kind of model axis, as for `spec`.
 
     Returns:
-      A tree of the structure of ``state``.
+      A tree of `jax.sharding.PartitionSpec` with the structure of ``state``.
     """
     names = {p: (n, x.shape) for p, x, n in leaves(params, axes)}
 
@@ -103,38 +113,42 @@ def optimizer_specs(
 
 
 def whole(sizes: Mapping[str, int], mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> list[str]:
-    """A line for each axis of a model that its mesh axis cannot divide equally, so that every device holds all of it.
+    """List the axes of a model that are replicated because their size is not divisible.
 
     Args:
-      sizes: of the model's axes, as of `jaxgrow.sizes`.
-      mesh: as of `spec`.
-      rules: as of `spec`.
+      sizes: the size of each axis of the model, as `jaxgrow.sizes` returns them.
+      mesh: the device mesh, as for `spec`.
+      rules: the mesh axis for each kind of model axis, as for `spec`.
 
     Returns:
-      The lines, in the order of ``sizes``.
+      One message per axis, in the order of ``sizes``.
 
     Example:
       >>> whole({"embed": 896, "mlp": 4864}, AbstractMesh((6, 4), ("fsdp", "tensor")))
-      ["axis 'embed' of 896 does not divide among the 6 devices of fsdp: each holds all of it"]
+      ["axis 'embed' of size 896 is not divisible by the 6 devices of mesh axis fsdp, so it is replicated"]
     """
     return [
-        f"axis {name!r} of {size} does not divide among the {mesh.shape[over]} devices of {over}: each holds all of it"
+        f"axis {name!r} of size {size} is not divisible by the {mesh.shape[over]} devices of mesh "
+        f"axis {over}, "
+        "so it is replicated"
         for name, size in sizes.items()
         if (over := rules.get(kind(name))) in mesh.shape and size % mesh.shape[over]
     ]
 
 
 def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
-    """The parameters, put where `specs` says; what `jaxgrow.grow` makes of them lies there, too.
+    """Put parameters on the devices of a mesh, as `specs` determines.
+
+    `jaxgrow.grow` keeps this sharding in its result.
 
     Args:
       params: a pytree of arrays.
-      axes: their axis names.
-      mesh: the devices.
-      rules: as of `spec`.
+      axes: the axis names of each parameter.
+      mesh: the device mesh.
+      rules: the mesh axis for each kind of model axis, as for `spec`.
 
     Returns:
-      A tree of `jax.Array`.
+      A tree of `jax.Array` with the structure of ``params``.
     """
     return jax.tree.map(
         lambda x, s: jax.device_put(x, NamedSharding(mesh, s)),
@@ -144,9 +158,17 @@ def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RUL
 
 
 def constrained(tree: Tree, specs: Tree) -> Tree:
-    """``tree``, which lies under ``specs`` on the mesh of `jax.set_mesh`; for traced code. Without
-    a mesh that XLA divides work over, ``tree``. Axes of the mesh that traced code is mapped over
-    divide nothing here.
+    """Constrain the sharding of traced arrays on the mesh of `jax.set_mesh`.
+
+    Without a mesh that has automatic axes, ``tree`` is returned unchanged. Mesh axes over which the
+    traced code is mapped manually are removed from the specs.
+
+    Args:
+      tree: a pytree of traced arrays.
+      specs: the `jax.sharding.PartitionSpec` of each array.
+
+    Returns:
+      The tree with sharding constraints.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if AxisType.Auto not in mesh.axis_types:
@@ -157,7 +179,7 @@ def constrained(tree: Tree, specs: Tree) -> Tree:
 
 
 def only(spec: P, axes: Sequence[str]) -> P:
-    """``spec``, without what other axes of the mesh than these divide.
+    """Remove all mesh axes except ``axes`` from a partition spec.
 
     Example:
       >>> only(P("fsdp", None, "tensor"), ["tensor"])
@@ -167,20 +189,21 @@ def only(spec: P, axes: Sequence[str]) -> P:
 
 
 def split_batch(x: jax.Array) -> jax.Array:
-    """``x``, with samples, its first axis, divided among the `BATCH` axes of the mesh and all else whole; for traced code.
+    """Shard the first axis of a traced array, the samples, along the `BATCH` axes of the mesh.
 
-    Weights are then gathered, layer by layer, and not activations summed. Itself, where there is
-    nothing to divide.
+    All other axes are replicated. With this constraint, XLA gathers the weights of one layer at a
+    time and does not sum activations over devices. The array is returned unchanged if there is no
+    such mesh axis, or if the number of samples is not divisible.
     """
     over = batch_axes(len(x))
     return jax.lax.with_sharding_constraint(x, P(over)) if over else x
 
 
 def split_sequences(x: jax.Array) -> jax.Array:
-    """Shard the batch axis as `split_batch` does, and the second axis, the positions, over `CONTEXT`; for traced code.
+    """Shard samples as `split_batch` does, and positions (the second axis) along `CONTEXT`.
 
-    An array without a second axis, or with a number of positions that is not divisible, is sharded
-    over its batch axis only.
+    For traced arrays. An array without a second axis, or with a number of positions that is not
+    divisible, is sharded along its first axis only.
     """
     if x.ndim < 2 or sequence_parts(x.shape[1]) == 1:
         return split_batch(x)
@@ -188,7 +211,10 @@ def split_sequences(x: jax.Array) -> jax.Array:
 
 
 def split_groups(x: jax.Array) -> jax.Array:
-    """An array with a part for each device that has samples or positions of its own on the first axis; for traced code."""
+    """Shard the first axis of a traced array along the mesh axes of samples and of positions.
+
+    The first axis has one entry for each device that has different samples or positions.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     over = tuple(a for a in (*BATCH, CONTEXT) if a in _automatic(mesh))
     parts = math.prod(mesh.shape[a] for a in over)
@@ -196,14 +222,21 @@ def split_groups(x: jax.Array) -> jax.Array:
 
 
 def sequence_parts(positions: int) -> int:
-    """Among how many devices so many positions are divided: 1, where they do not divide; for traced code."""
+    """The number of devices that this number of positions is sharded over, in traced code.
+
+    It is 1 if the number of positions is not divisible.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     devices = mesh.shape[CONTEXT] if CONTEXT in _automatic(mesh) else 1
     return 1 if positions % devices else devices
 
 
 def gathered(x: jax.Array, names: Names) -> jax.Array:
-    """A leaf, with what samples share whole on each device, where a loop would gather it each time; for traced code."""
+    """Gather a traced parameter over the mesh axes of samples before a loop uses it repeatedly.
+
+    Without this, the loop would gather it in every iteration. The sharding along other mesh axes is
+    kept.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return (
         constrained(x, undivided_by_samples(names, x.shape))
@@ -213,7 +246,10 @@ def gathered(x: jax.Array, names: Names) -> jax.Array:
 
 
 def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
-    """`spec` of a leaf that devices with different samples all have, as each needs it for its own; for traced code."""
+    """The `spec` of a parameter without the mesh axes of samples, in traced code.
+
+    Devices with different samples then have the same part of the parameter.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     rules = {
         axis: over for axis, over in RULES.items() if over not in BATCH and over in _automatic(mesh)
@@ -222,7 +258,10 @@ def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
 
 
 def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
-    """What `spec` says alike of a leaf of ``shape`` and of one of ``new``, where XLA divides work; for traced code."""
+    """The part of `spec` on which a parameter of ``shape`` and one of shape ``new`` agree.
+
+    For traced code; only automatic mesh axes are considered.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     rules = {axis: over for axis, over in RULES.items() if over in _automatic(mesh)}
     before, after = spec(names, shape, mesh, rules), spec(names, tuple(new), mesh, rules)
@@ -230,15 +269,25 @@ def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
 
 
 def divided(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """``each`` on every device, of its parts alone, where XLA divides the work of traced code; else itself."""
+    """Map a function over the devices of the mesh, so that each device computes on its own shards.
+
+    For traced code. Without automatic mesh axes, the function is returned unchanged.
+
+    Args:
+      each: the function of the local shards.
+      in_specs: the partition specs of its arguments, as for `jax.shard_map`.
+      out_specs: the partition specs of its results.
+    """
     if not _automatic(jax.sharding.get_abstract_mesh()):
         return each
     return jax.shard_map(each, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def mean_of_devices(x: jax.Array) -> jax.Array:
-    """The mean over devices of what each has computed of its own samples; for code that is mapped
-    over `BATCH` axes (by `jax.pmap` or `jax.shard_map`). Elsewhere ``x`` is of all samples.
+    """Average a value over the devices that have different samples.
+
+    For code that is mapped over `BATCH` axes by `jax.pmap` or `jax.shard_map`. In other code, a
+    value already covers all samples, and it is returned unchanged.
     """
     over = tuple(
         a for a in BATCH if a in _of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual)
@@ -247,10 +296,14 @@ def mean_of_devices(x: jax.Array) -> jax.Array:
 
 
 def whole_along(x: jax.Array, dim: int) -> jax.Array:
-    """A leaf that is to be contracted along ``dim``, which no device has a part of alone; for traced code.
+    """Replicate a traced parameter along one dimension that is going to be contracted.
 
-    What divided it divides the largest other axis that it can: devices exchange their parts, and
-    none ever has all of the leaf.
+    The mesh axes then shard the largest other dimension that is divisible by them. Devices exchange
+    their shards, and no device ever has the complete parameter.
+
+    Args:
+      x: the parameter.
+      dim: the dimension that must not be sharded.
     """
     mesh = jax.sharding.get_abstract_mesh()
     over = tuple(a for a in _automatic(mesh) if a != BATCH[0])
@@ -265,35 +318,42 @@ def whole_along(x: jax.Array, dim: int) -> jax.Array:
 
 
 def apart(x: jax.Array) -> jax.Array:
-    """A leaf whose first axis is one of things that are independent, each whole on some device; for traced code.
+    """Distribute the independent entries on the first axis of a traced array over all devices.
 
-    All devices have their share of them, unequally if it must be.
+    Each entry is complete on one device. The number of entries does not have to be divisible by the
+    number of devices.
     """
     over = _automatic(jax.sharding.get_abstract_mesh())
     return jax.lax.with_sharding_constraint(x, P(over)) if over else x
 
 
 def batch_axes(samples: int) -> tuple[str, ...]:
-    """The axes of the mesh among which `split_batch` divides so many samples: none, where it leaves them; for traced code."""
+    """The mesh axes along which `split_batch` shards this number of samples, in traced code.
+
+    It is empty if the samples are not sharded.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     over = tuple(a for a in BATCH if a in _automatic(mesh))
     return () if samples % math.prod(mesh.shape[a] for a in over) else over
 
 
 def batch_parts(samples: int) -> int:
-    """Among how many devices that is."""
+    """The number of devices over which `split_batch` shards this number of samples."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[a] for a in batch_axes(samples))
 
 
 def parts(name: str) -> int:
-    """Among how many devices XLA divides an axis of a model by `RULES`, if it can; for traced code."""
+    """The number of devices over which XLA shards an axis of a model by `RULES`, in traced code.
+
+    It is 1 if the mesh has no such automatic axis.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[RULES[name]] if RULES[name] in _automatic(mesh) else 1
 
 
 def _automatic(mesh: AnyMesh) -> tuple[str, ...]:
-    """The axes over which XLA divides the work."""
+    """The mesh axes over which XLA shards the computation automatically."""
     return _of_type(mesh, AxisType.Auto)
 
 
@@ -306,6 +366,9 @@ def _of_type(mesh: AnyMesh, kind: AxisType) -> tuple[str, ...]:
 
 
 def platform() -> str:
-    """Of the devices that traced code is for, ``cpu``, ``gpu`` or ``tpu``: those of the mesh that is set, else this host's."""
+    """The platform that traced code is compiled for: ``cpu``, ``gpu`` or ``tpu``.
+
+    It is the platform of the current mesh; without a mesh, the default backend of this host.
+    """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device is not None else jax.default_backend()

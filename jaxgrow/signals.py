@@ -1,7 +1,6 @@
-"""What ends a process: Ctrl-C, SIGTERM and SIGHUP; as an exception, or put off while a step must not be left half done.
+"""How are Ctrl-C, SIGTERM and SIGHUP handled: as an exception, or deferred during a critical step?
 
-Python calls handlers in the main thread alone: in others nothing is interrupted, and both do
-nothing.
+Python runs signal handlers in the main thread only. In other threads, both contexts do nothing.
 """
 
 import signal
@@ -15,9 +14,10 @@ _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if has
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise ``KeyboardInterrupt(number)``, as Ctrl-C does without the number.
+    """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt(number)`` inside the context.
 
-    One that is ignored stays so (`nohup`), and so does another's handler.
+    Ctrl-C raises ``KeyboardInterrupt()`` without a number. Signals that are ignored, for example
+    under `nohup`, and signals with a handler of another library are not changed.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -29,7 +29,7 @@ def interrupting() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """What comes inside is put off until the end."""
+    """Defer SIGINT, SIGTERM and SIGHUP that arrive inside the context until its end."""
     came: list[int] = []
     try:
         with _handled(_ALL, lambda number, frame: came.append(number)):

@@ -1,7 +1,8 @@
-"""Assertions to put on growth operators, those here and your own. All raise `AssertionError`, by chex.
+"""Which laws should a growth operator satisfy? Assertions for the tests of your own operators.
 
-An operator is any function from a parameter tree to a parameter tree. Tolerances are absolute, for
-weights of order one in float64; choose them for your precision.
+An operator is any function from a parameter tree to a parameter tree. All assertions raise
+`AssertionError`, through chex. Tolerances are absolute, and their defaults are for weights of order
+one in float64; choose them for your precision.
 """
 
 from collections.abc import Callable
@@ -17,19 +18,39 @@ Operator: TypeAlias = Callable[[Params], Params]
 
 
 def assert_linear(operator: Operator, x: Params, y: Params, *, atol: float = 1e-12) -> None:
-    """``f(2 x - 3 y) == 2 f(x) - 3 f(y)``."""
+    """Assert that an operator is linear: ``f(2 x - 3 y) == 2 f(x) - 3 f(y)``.
+
+    Args:
+      operator: the function ``f`` from parameters to parameters.
+      x: parameters.
+      y: other parameters with the same shapes.
+      atol: absolute tolerance of each entry.
+    """
     mix = jax.tree.map(lambda a, b: 2 * a - 3 * b, x, y)
     expected = jax.tree.map(lambda a, b: 2 * a - 3 * b, operator(x), operator(y))
     chex.assert_trees_all_close(operator(mix), expected, rtol=0, atol=atol)
 
 
 def assert_inverse(down: Operator, up: Operator, small: Params, *, atol: float = 0.0) -> None:
-    """``down(up(s)) == s``; by default to the bit."""
+    """Assert that an operator inverts another one: ``down(up(s)) == s``.
+
+    Args:
+      down: the operator that makes a model smaller.
+      up: the operator that makes a model larger.
+      small: the parameters ``s`` of the small model.
+      atol: absolute tolerance of each entry; 0 requires bitwise equality.
+    """
     chex.assert_trees_all_close(down(up(small)), small, rtol=0, atol=atol)
 
 
 def assert_idempotent(operator: Operator, x: Params, *, atol: float = 1e-12) -> None:
-    """``f(f(x)) == f(x)``: what a projector does."""
+    """Assert that an operator is a projection: ``f(f(x)) == f(x)``.
+
+    Args:
+      operator: the function ``f`` from parameters to parameters.
+      x: parameters.
+      atol: absolute tolerance of each entry.
+    """
     once = operator(x)
     chex.assert_trees_all_close(operator(once), once, rtol=0, atol=atol)
 
@@ -43,7 +64,18 @@ def assert_function_preserving(
     *,
     atol: float = 1e-10,
 ) -> None:
-    """``after(operator(p), inputs) == before(p, inputs)``: the grown model computes what the old one did."""
+    """Assert that a growth preserves the function of a model.
+
+    The assertion is ``after(operator(params), inputs) == before(params, inputs)``.
+
+    Args:
+      operator: the growth, a function from parameters to parameters.
+      params: the parameters of the small model.
+      before: the small model, ``(params, inputs) -> outputs``.
+      after: the grown model, ``(params, inputs) -> outputs``.
+      inputs: inputs of both models.
+      atol: absolute tolerance of each output.
+    """
     chex.assert_trees_all_close(
         after(operator(params), inputs), before(params, inputs), rtol=0, atol=atol
     )
@@ -58,7 +90,18 @@ def assert_gradient_duality(
     *,
     atol: float = 1e-10,
 ) -> None:
-    """``grad after (operator(p)) == dual(grad before (p))``, for scalar functions ``before`` and ``after`` of parameters."""
+    """Assert that gradients grow by the dual of the growth.
+
+    The assertion is ``grad(after)(operator(params)) == dual(grad(before)(params))``.
+
+    Args:
+      operator: the growth, a function from parameters to parameters.
+      dual: the growth of gradients, for example by `jaxgrow.dual`.
+      params: the parameters of the small model.
+      before: the loss of the small model, a scalar function of its parameters.
+      after: the loss of the grown model, a scalar function of its parameters.
+      atol: absolute tolerance of each entry.
+    """
     chex.assert_trees_all_close(
         jax.grad(after)(operator(params)), dual(jax.grad(before)(params)), rtol=0, atol=atol
     )
@@ -67,7 +110,15 @@ def assert_gradient_duality(
 def assert_adjoint(
     operator: Operator, adjoint: Operator, x: Params, y: Params, *, rtol: float = 1e-12
 ) -> None:
-    """``<f(x), y> == <x, f*(y)>``."""
+    """Assert that two operators are adjoint: ``<f(x), y> == <x, f*(y)>``.
+
+    Args:
+      operator: the function ``f``.
+      adjoint: the function ``f*``.
+      x: parameters of the small model.
+      y: parameters of the grown model.
+      rtol: relative tolerance of the inner products.
+    """
 
     def inner(a: Tree, b: Tree) -> float:
         return sum(
@@ -79,7 +130,12 @@ def assert_adjoint(
 
 
 def assert_structure_kept(operator: Operator, params: Params) -> None:
-    """The result has the same leaves under the same names, each of the same rank and dtype."""
+    """Assert that an operator keeps the tree structure, and the rank and dtype of each parameter.
+
+    Args:
+      operator: the growth, a function from parameters to parameters.
+      params: the parameters of the small model.
+    """
     result = operator(params)
     chex.assert_trees_all_equal_structs(result, params)
     chex.assert_trees_all_equal_dtypes(result, params)

@@ -1,4 +1,4 @@
-"""The command ``jaxgrow``: what can a user do to a checkpoint from the shell?"""
+"""The command ``jaxgrow``: which transformations of checkpoints are available in the shell?"""
 
 from jaxgrow.cli.checkpoint_commands import main
 

@@ -1,1 +1,1 @@
-"""Parameter-efficient fine-tuning: how is a frozen model adapted?"""
+"""Parameter-efficient fine-tuning: how is a frozen model adapted with few trained parameters?"""

@@ -1,24 +1,27 @@
-"""Bottleneck adapters: small networks in a model that stands still (Houlsby et al., ICML 2019), and attention over several.
+"""Bottleneck adapters: how is a frozen model adapted by small networks (Houlsby et al., ICML 2019)?
 
-What a sublayer says, ``y``, becomes ``y + f(y D + d) U + u`` before it is added to the residual
-stream (and before the norm that follows it in a post-LN model). D
-``[layers, embed.in, bottleneck]``, U ``[layers, bottleneck.in, embed]`` and the biases name their
-axes, so a model with adapters is a model like any other, and grows with them by the growth of the
-model::
+An adapter changes the output ``y`` of a sublayer to ``y + f(y D + d) U + u`` before it is added to
+the residual stream (in a post-LN model, also before the norm that follows). D
+``[layers, embed.in, bottleneck]``, U ``[layers, bottleneck.in, embed]`` and the biases have axis
+names. A model with adapters is therefore an ordinary model, and its adapters grow by the growth of
+the model::
 
     config = replace(config, adapter=Adapter(size=64))
-    params = attach(params, init(config, key))  # what `config.module` computes with; at birth the function is the model's
+    params = attach(params, init(config, key))  # parameters for `config.module`; same function at initialisation
     grow(g, params, config.axes())
     == attach(grow(g, model, model_axes), grow(growth(g, config), adapter, axes_of(config)))
 
-Where ``y' = write y`` and ``read.T write = I`` on ``embed``, as of any growth that copies units,
-the grown adapter adds ``write (f(y D + d) U + u)``: the function stays wherever the model keeps its
-own (hypercloning, staged training, LEMON at any width), and a new layer that says nothing
-(`jaxgrow.operators.llama_pro`) has an adapter that adds nothing, and can learn. Copied layers have
-copied adapters, which change the function as they do. Means of layers or of units (coalescing, AKI)
-have means of adapters, which compute something else, for f is not linear. ``bottleneck`` itself
-grows by copies, and keeps the function. AdapterFusion's query and key are a writer and a reader of
-``embed``, so that its weights stay as they are.
+**Function preservation.** For a growth that copies units, ``y' = write y`` and ``read.T write = I``
+hold on ``embed``. The grown adapter then adds ``write (f(y D + d) U + u)``, so the function is
+preserved wherever the growth preserves that of the model (hypercloning, staged training, LEMON at
+any width). A new layer whose output is zero (`jaxgrow.operators.llama_pro`) has an adapter that
+adds nothing and can learn. Copied layers have copied adapters, which change the function as the
+layers do. Means of layers or of units (coalescing, AKI) have means of adapters, which compute a
+different function because f is not linear. The axis ``bottleneck`` itself can be grown by copies,
+which preserves the function. The query and the key of AdapterFusion have ``embed`` as output and
+input axis, so the attention weights do not change.
+
+`fused` combines several adapters by attention (AdapterFusion, Pfeiffer et al., EACL 2021).
 """
 
 from collections.abc import Sequence
@@ -36,18 +39,19 @@ from jaxgrow.models.config import Config
 
 __all__ = ["Adapter", "attach", "axes_of", "detach", "fused", "growth", "init"]
 
-BLOCKS = "blocks"  # the module of layers, in every family
+# The name of the module with the layers, in every model family.
+BLOCKS = "blocks"
 
 
 def detach(tree: Tree, kinds: tuple[str, ...] = (ADAPTER, FUSION)) -> tuple[Tree, Tree]:
-    """A tree without the modules of adapters, and these alone.
+    """Separate the modules of adapters from the other parameters.
 
     Args:
-      tree: parameters, or what has their structure.
-      kinds: how the names of the modules end.
+      tree: parameters, or a tree with their structure.
+      kinds: suffixes of the module names that count as adapters.
 
     Returns:
-      ``(the model's, the adapters')``. `attach` is the inverse.
+      ``(tree without adapters, tree of the adapters)``. `attach` is the inverse.
 
     Example:
       >>> detach({"blocks": {"mlp": 1, "mlp_adapter": 2}, "head": 3})
@@ -61,17 +65,17 @@ def detach(tree: Tree, kinds: tuple[str, ...] = (ADAPTER, FUSION)) -> tuple[Tree
 
 
 def attach(params: Params, adapter: Params) -> Params:
-    """The parameters of a model with its adapters, for its module to compute with.
+    """Add adapters to the parameters of a model, for its module to compute with.
 
     Args:
-      params: of the model.
-      adapter: of the structure of `init`.
+      params: the parameters of the model.
+      adapter: the parameters of the adapters, with the structure of `init`.
 
     Returns:
-      The leaves of both, of the structure that a config with that ``adapter`` has.
+      The parameters of both, with the structure for a config that has this ``adapter``.
 
     Raises:
-      ValueError: they have another number of layers.
+      ValueError: the model and the adapters have different numbers of layers.
 
     Example:
       >>> attach({"blocks": {"w": np.ones(2)}}, {"blocks": {"mlp_adapter": np.ones(2)}})["blocks"].keys()
@@ -80,20 +84,21 @@ def attach(params: Params, adapter: Params) -> Params:
     layers = {np.shape(x)[0] for tree in (params, adapter) for x in jax.tree.leaves(tree[BLOCKS])}
     if len(layers) > 1:
         raise ValueError(
-            f"a model and its adapters have the same layers, but these have {' and '.join(map(str, sorted(layers)))}; grow "
-            "the adapters with their model (jaxgrow.peft.adapters.growth)"
+            "a model and its adapters must have the same number of layers, not "
+            f"{' and '.join(map(str, sorted(layers)))}. Grow the adapters with their model "
+            "(jaxgrow.peft.adapters.growth)"
         )
     return {**params, BLOCKS: {**params[BLOCKS], **adapter[BLOCKS]}}
 
 
 def axes_of(config: Config) -> Axes:
-    """The axis names of the adapters of a config.
+    """Determine the axis names of the adapters of a config.
 
     Args:
-      config: with an ``adapter``.
+      config: a config with an ``adapter``.
 
     Returns:
-      A tree of the structure that `init` gives.
+      A tree with the structure that `init` returns.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -104,14 +109,16 @@ def axes_of(config: Config) -> Axes:
 
 
 def init(config: Config, key: jax.Array) -> Params:
-    """Fresh adapters, float32: U and u are zero, so that the function is the model's (not of a fusion: `fused`).
+    """Initialise adapters in float32 such that they do not change the function of the model.
+
+    U and u are zero. A fusion of adapters does change the function; see `fused`.
 
     Args:
-      config: with an ``adapter``.
-      key: what is drawn goes by it.
+      config: a config with an ``adapter``.
+      key: random key for D and the fusion.
 
     Returns:
-      A tree ``{"blocks": {"mlp_adapter": {"down": .., "up": ..}, ..}}``.
+      A tree ``{"blocks": {"mlp_adapter": {"down": ..., "up": ...}, ...}}``.
 
     Raises:
       ValueError: the config has no adapter.
@@ -130,28 +137,29 @@ def init(config: Config, key: jax.Array) -> Params:
     """
     if config.adapter is None:
         raise ValueError(
-            "this config has no adapter: give it one, replace(config, adapter=Adapter(size=64))"
+            "this config has no adapter. Add one: replace(config, adapter=Adapter(size=64))"
         )
     return jax.jit(lambda key: detach(config.init(key))[1])(key)
 
 
 def fused(adapters: Sequence[Params], fusion: Params) -> Params:
-    """Several adapters of one model, and the attention that composes them (AdapterFusion, Pfeiffer et al., EACL 2021).
+    """Combine several adapters of one model with attention over them (AdapterFusion).
 
-    ``y + sum_n s_n z_n V`` with ``z_n = f(y D_n + d_n) U_n + u_n`` and
-    ``s = softmax_n (y Q) . (z_n K)``. V begins near the identity: of one adapter, or of several
-    that are alike, it is that adapter, and else at first nearly their mean.
+    The output is ``y + sum_n s_n z_n V``, with ``z_n = f(y D_n + d_n) U_n + u_n`` and
+    ``s = softmax_n (y Q) . (z_n K)``. V is initialised close to the identity. At first, the
+    combination of several adapters is close to their mean; for one adapter, or for several equal
+    ones, it is that adapter.
 
     Args:
-      adapters: each of the structure of `init`, without fusion.
-      fusion: as `init` gives it where the config's adapter has ``fused=len(adapters)``, whose
-        query, key and value are taken.
+      adapters: the parameters of each adapter, with the structure of `init` without fusion.
+      fusion: the result of `init` for a config whose adapter has ``fused=len(adapters)``. Its
+        query, key and value are used.
 
     Returns:
-      A tree of the structure of ``fusion``.
+      A tree with the structure of ``fusion``.
 
     Raises:
-      ValueError: the adapters are not of the shapes that those of ``fusion`` have.
+      ValueError: the shapes of the adapters differ, or do not fit ``fusion``.
 
     Example:
       >>> one = {"blocks": {"mlp_adapter": np.ones((2, 3))}}
@@ -168,11 +176,13 @@ def fused(adapters: Sequence[Params], fusion: Params) -> Params:
         same = jax.tree.map(lambda x, y: np.shape(x) == np.shape(y), own, places)
     except ValueError as error:
         raise ValueError(
-            f"adapters that are fused are all of one shape, at the same sublayers: {error}"
+            f"fused adapters must have the same shapes at the same sublayers: {error}"
         ) from error
     if not all(jax.tree.leaves(same)):
         wrong = next(
-            f"{path(p)}: {len(adapters)} adapters make it {np.shape(x)}, but the fusion has {np.shape(y)}"
+            f"{path(p)}: {len(adapters)} adapters have the shape {np.shape(x)}, but the fusion "
+            "expects "
+            f"{np.shape(y)}"
             for (p, x), y in zip(
                 jax.tree_util.tree_leaves_with_path(own), jax.tree.leaves(places), strict=True
             )
@@ -183,17 +193,21 @@ def fused(adapters: Sequence[Params], fusion: Params) -> Params:
 
 
 def growth(of: Growth, config: Config) -> Rules:
-    """The part of a model's growth that is its adapters', as data for `jaxgrow.grow` and `jaxgrow.grow_optimizer`.
+    """Derive the growth of adapters from the growth of their model.
+
+    The result is data for `jaxgrow.grow` and `jaxgrow.grow_optimizer`.
 
     Args:
-      of: the growth of the model; learned maps must be those of the model with its adapters.
-      config: of the small model, with its adapter.
+      of: the growth of the model. Learned maps must have been learned for the model with its
+        adapters.
+      config: the config of the small model, with its adapter.
 
     Returns:
-      A rule for every leaf of the adapters.
+      Rules with one rule for every parameter of the adapters.
 
     Raises:
-      ValueError: an axis grows in the model that would stay in a leaf of the adapters.
+      ValueError: the growth changes an axis of the model, but has no map for it in a parameter of
+        the adapters.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -219,8 +233,10 @@ def growth(of: Growth, config: Config) -> Rules:
             if new.get(axis(n), old[axis(n)]) != old[axis(n)] and axis(n) not in grown
         ]:
             raise ValueError(
-                f"{leaf}: {left[0]} grows from {old[left[0]]} to {new[left[0]]} in the model, but this growth has nothing for "
-                "this leaf; take one that was made of the axes of the model with its adapters"
+                f"{leaf}: {left[0]} grows from {old[left[0]]} to {new[left[0]]} in the model, but "
+                "the growth has no "
+                "map for this parameter. Build the growth from the axes of the model with its "
+                "adapters"
             )
         rules.append(Rule(tuple(own), path=leaf))
     return Rules(tuple(rules))

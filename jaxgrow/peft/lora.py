@@ -1,18 +1,20 @@
-"""LoRA: a kernel that stands still, and beside it a product of two small ones that trains (Hu et al., ICLR 2022).
+"""LoRA: how is a frozen kernel adapted by a trained low-rank product (Hu et al., ICLR 2022)?
 
-``W + alpha / rank a b``, with a ``[layers, axes that W reads, rank]`` and b
-``[layers, rank, axes that W writes]``, of experts ``[layers, experts, ..]``. Both name their axes,
-so that all that goes by names works on them, and a LoRA grows with its model::
+The adapted kernel is ``W + alpha / rank a b``, with a of shape ``[layers, input axes of W, rank]``
+and b of shape ``[layers, rank, output axes of W]``; for experts, ``[layers, experts, ...]``. Both
+have axis names, so everything that is based on axis names supports them, and a LoRA grows with its
+model::
 
     adapter = init(lora, axes, sizes, key)
     own = growth(g, lora, axes)
     merge(grow(g, params, axes), grow(own, adapter, axes_of(lora, axes)), lora.resized(own))
     == grow(g, merge(params, adapter, lora), axes)
 
-This holds of every growth, for grow is linear in W. Where each layer of the grown model comes from
-one layer, and each leaf has one term, the rank stays: hypercloning, stacking, identity blocks,
-coalescing in width. A sum of k products, over layers that are averaged or over the terms of
-`Rules`, is one product of k times the rank, the parts side by side.
+This equation holds for every growth, because grow is linear in W. The rank stays the same if each
+layer of the grown model has one source layer and the growth of each parameter has one term. This is
+true for hypercloning, stacking, identity blocks, and coalescing in width. If a growth averages
+layers, or has several terms in `Rules`, the result is a sum of k products. It is stored as one
+product of k times the rank, with the parts side by side.
 """
 
 import itertools
@@ -40,18 +42,23 @@ RANK = "rank"
 
 @dataclass(frozen=True)
 class LoRA:
-    """Which kernels have one, and of which rank. ``alpha / rank`` multiplies the product."""
+    """The settings of a LoRA: its rank, its scale, and the kernels that it adapts.
+
+    Attributes:
+      rank: the rank of the product ``a b``.
+      alpha: numerator of the scale; the product is multiplied by ``alpha / rank``.
+      targets: glob patterns for the paths of the modules whose kernels are adapted; ``*`` also
+        matches slashes. The default is the choice of the paper, queries and values.
+    """
 
     rank: int = 8
     alpha: float = 16.0
-    # The modules whose kernels have one, as in a shell; ``*`` matches slashes, too. The paper's
-    # choice: queries and values.
     targets: tuple[str, ...] = ("*/attention/query", "*/attention/value")
 
     def __post_init__(self):
         if self.rank < 1 or not self.alpha > 0 or not self.targets:
             raise ValueError(
-                f"a LoRA has a rank of at least 1, a positive alpha, and targets, but this is {self}"
+                f"a LoRA requires a rank of at least 1, a positive alpha, and targets, not {self}"
             )
 
     @property
@@ -59,23 +66,29 @@ class LoRA:
         return self.alpha / self.rank
 
     def resized(self, growth: Growth) -> "LoRA":
-        """That of the grown adapter; ``growth`` is the LoRA's own. The product is multiplied by the same number as before."""
+        """Return the settings of the grown LoRA.
+
+        The scale ``alpha / rank`` stays the same, also if the rank changes.
+
+        Args:
+          growth: the growth of the LoRA, as returned by the function `growth`.
+        """
         rank = maps.new_sizes(growth).get(RANK, self.rank)
         return replace(self, rank=rank, alpha=self.scale * rank)
 
 
 def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
-    """The kernels that have one: the names of their axes, by the paths of their modules.
+    """Find the kernels that a LoRA adapts.
 
     Args:
-      lora: which modules.
+      lora: the settings.
       axes: the axis names of the model's parameters.
 
     Returns:
-      Path of a module -> the names of its kernel's axes.
+      The axis names of each adapted kernel, by the path of its module.
 
     Raises:
-      ValueError: a target that no module with a kernel matches.
+      ValueError: a target matches no module with a kernel.
 
     Example:
       >>> axes = {"query": {"kernel": ("layers", "embed.in", "heads", "head_dim")}, "norm": {"scale": ("embed.norm.scale",)}}
@@ -93,7 +106,9 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
     ]
     if lost:
         raise ValueError(
-            f"the LoRA is for {lost}, but no such module has a kernel; those that have: {', '.join(every)}"
+            f"the targets {lost} of the LoRA match no module with a kernel. The modules with a "
+            "kernel are "
+            f"{', '.join(every)}"
         )
     return {
         module: n
@@ -103,14 +118,16 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
 
 
 def axes_of(lora: LoRA, axes: Axes) -> Axes:
-    """The axis names of an adapter: ``a`` reads what its kernel reads, and ``b`` writes what that writes.
+    """Determine the axis names of a LoRA.
+
+    ``a`` has the input axes of its kernel, and ``b`` has the output axes.
 
     Args:
-      lora: which modules have one.
+      lora: the settings.
       axes: the axis names of the model's parameters.
 
     Returns:
-      A tree of the structure that `init` gives.
+      A tree with the structure that `init` returns.
 
     Raises:
       ValueError: as `kernels`.
@@ -123,7 +140,7 @@ def axes_of(lora: LoRA, axes: Axes) -> Axes:
 
 
 def _leaves(kernel: Kernel) -> dict[str, Names]:
-    """``a`` has the axes that lead and are read, ``b`` the rest."""
+    """The axis names of ``a`` (stacked and input axes) and ``b`` (stacked and output axes)."""
     return {
         "a": (*kernel.stacked, *kernel.read, RANK),
         "b": (*kernel.stacked, RANK + READ, *kernel.written),
@@ -131,20 +148,22 @@ def _leaves(kernel: Kernel) -> dict[str, Names]:
 
 
 def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
-    """A fresh adapter, float32: ``a`` uniform in ``+- 1 / sqrt(what it reads)``, ``b`` zero: the function is the model's.
+    """Initialise a LoRA in float32 such that it does not change the function of the model.
 
-    The published code's distribution (``kaiming_uniform_`` with ``a = sqrt(5)``); the paper has a
-    normal one of no stated deviation. What is drawn for a kernel goes by its path: other targets
-    change nothing in it.
+    ``b`` is zero. ``a`` is uniform in ``[-1 / sqrt(n), 1 / sqrt(n)]``, where n is the product of
+    the sizes of the input axes. This is the distribution of the published code
+    (``kaiming_uniform_`` with ``a = sqrt(5)``); the paper specifies a normal distribution without a
+    standard deviation. The random numbers of a kernel depend on its path only, so other targets do
+    not change them.
 
     Args:
-      lora: its rank, and which modules have one.
+      lora: the settings.
       axes: the axis names of the model's parameters.
       sizes: the size of every axis of the model.
-      key: what is drawn goes by it.
+      key: random key for ``a``.
 
     Returns:
-      A tree ``{module: {"a": .., "b": ..}}``, of the modules' folders in the parameters.
+      A tree ``{module: {"a": ..., "b": ...}}``, nested like the parameters of the model.
 
     Raises:
       ValueError: as `kernels`.
@@ -177,28 +196,30 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
 
 
 def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
-    """How an adapter grows where its model grows by ``of``, as data for `jaxgrow.grow` and `jaxgrow.grow_optimizer`.
+    """Derive the growth of a LoRA from the growth of its model.
 
-    A term of the model's growth is ``W'_l = sum_j d_lj R W_j S.T``, with R and S products of the
-    maps of the axes that W reads and writes. For every j there is a part
-    ``a'_l = R a_j, b'_l = d_lj b_j S.T`` of the adapter, at its own place along ``rank``: exact,
-    whatever the growth. Where d is zero (`jaxgrow.operators.llama_pro`), ``a`` is a copy and ``b``
-    zero, as at birth. `LoRA.resized` tells the rank.
+    The result is data for `jaxgrow.grow` and `jaxgrow.grow_optimizer`. A term of the model's growth
+    is ``W'_l = sum_j d_lj R W_j S.T``, where R and S are products of the maps of the input and
+    output axes of W. For every j, the grown LoRA has a part ``a'_l = R a_j, b'_l = d_lj b_j S.T``
+    at its own position along ``rank``. This is exact for every growth. Where d is zero
+    (`jaxgrow.operators.llama_pro`), ``a`` is a copy and ``b`` is zero, as at initialisation.
+    `LoRA.resized` returns the new rank.
 
-    ``rank`` itself grows by any map (``{"rank": tile(8, 2)}`` keeps the product; ``LoRA.resized``
-    its scale), but copies along it stay copies.
+    The axis ``rank`` itself can be grown by any map. For example, ``{"rank": tile(8, 2)}``
+    preserves the product, and ``LoRA.resized`` preserves its scale. However, copies along ``rank``
+    receive equal gradients and remain copies.
 
     Args:
       of: the growth of the model.
-      lora: which modules have one.
+      lora: the settings of the LoRA before the growth.
       axes: the axis names of the small model's parameters.
 
     Returns:
-      A rule for every leaf of the adapter.
+      Rules with one rule for every parameter of the LoRA.
 
     Raises:
-      ValueError: a map over several axes at once, of which ``a`` has some and ``b`` the others; or
-        as `kernels`.
+      ValueError: one map acts on several axes together, of which ``a`` has some and ``b`` has
+        others; or as `kernels`.
 
     Example:
       >>> axes = {"up": {"kernel": ("layers", "embed.in", "mlp")}}
@@ -226,18 +247,20 @@ def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
 
 
 def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
-    """``W + alpha / rank a b`` in place of each kernel that has one: plain parameters, of the same function.
+    """Merge a LoRA into the kernels: ``W + alpha / rank a b``.
+
+    The result computes the same function with plain parameters.
 
     Args:
-      params: of the model. NumPy leaves stay NumPy, if the adapter's are.
-      adapter: of the structure of `init`.
-      lora: its.
+      params: the parameters of the model. NumPy arrays stay NumPy arrays if those of the LoRA are.
+      adapter: the parameters of the LoRA, with the structure of `init`.
+      lora: the settings of the LoRA.
 
     Returns:
-      A tree of the structure and dtypes of ``params``.
+      A tree with the structure and dtypes of ``params``.
 
     Raises:
-      ValueError: the adapter's shapes are not those of the model's kernels.
+      ValueError: the shapes of the LoRA do not fit the kernels of the model.
 
     Example:
       >>> adapter = {"up": {"a": np.ones((2, 1)), "b": np.ones((1, 3))}}
@@ -256,21 +279,21 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
 
 
 def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
-    """Parameters with the adapter beside its kernels, for the model's module to compute ``x W + alpha / rank (x a) b``.
+    """Put a LoRA beside the kernels, so that the module computes ``x W + alpha / rank (x a) b``.
 
-    The same function as that of `merge`, to rounding. No kernel is changed, and none has a gradient
-    where ``params`` have none: this is the form to train.
+    The function is that of `merge`, up to rounding. The kernels do not change, and they have no
+    gradient if ``params`` have none. Use this form for training.
 
     Args:
-      params: of the model.
-      adapter: of the structure of `init`.
-      lora: its.
+      params: the parameters of the model.
+      adapter: the parameters of the LoRA, with the structure of `init`.
+      lora: the settings of the LoRA.
 
     Returns:
-      The parameters, with two leaves more in every module that has a LoRA.
+      The parameters, with two additional leaves in each adapted module.
 
     Raises:
-      ValueError: the adapter's shapes are not those of the model's kernels.
+      ValueError: the shapes of the LoRA do not fit the kernels of the model.
 
     Example:
       >>> adapter = {"up": {"a": np.ones((2, 1)), "b": np.ones((1, 3))}}
@@ -299,7 +322,7 @@ def _tree(modules: dict[str, dict[str, Any]]) -> Any:
 def _pairs(
     adapter: Params, lora: LoRA, params: dict[str, Any]
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """``(module, (a, b))`` of an adapter that fits."""
+    """Iterate over ``(module, (a, b))`` of a LoRA, and check that the shapes fit the kernels."""
     leaves = _flat(adapter)
     for module in dict.fromkeys(path.rpartition("/")[0] for path in leaves):
         a, b, kernel = (
@@ -310,8 +333,10 @@ def _pairs(
         shapes = [None if x is None else np.shape(x) for x in (a, b, kernel)]
         if not _fit(*shapes, rank=lora.rank):
             raise ValueError(
-                f"{module}: a LoRA of rank {lora.rank} with a {shapes[0]} and b {shapes[1]} does not fit the kernel "
-                f"{shapes[2]}; grow it with its model (jaxgrow.peft.lora.growth), and its rank (LoRA.resized)"
+                f"{module}: a LoRA of rank {lora.rank} with a of shape {shapes[0]} and b of shape "
+                f"{shapes[1]} does "
+                f"not fit the kernel of shape {shapes[2]}. Grow the LoRA with its model "
+                "(jaxgrow.peft.lora.growth) and use the settings of LoRA.resized"
             )
         yield module, (a, b)
 
@@ -330,7 +355,7 @@ def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
 
 
 def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]:
-    """What acts on ``a`` and on ``b`` for each product whose sum is the term."""
+    """The maps of ``a`` and of ``b`` for each product in the sum that the term stands for."""
     a: dict[tuple[str, ...], AxisMap] = {}
     b: dict[tuple[str, ...], AxisMap] = {}
     over: list[list[tuple[Term, Term]]] = []
@@ -347,8 +372,9 @@ def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]
             b[key] = m
         else:
             raise ValueError(
-                f"{leaf}: one map acts on the axes {', '.join(key)} together, but a LoRA has them in two factors; merge it "
-                "into the model first (jaxgrow.peft.lora.merge)"
+                f"{leaf}: one map acts on the axes {', '.join(key)} together, but they are in "
+                "different factors of "
+                "a LoRA. Merge the LoRA into the model first (jaxgrow.peft.lora.merge)"
             )
     for each in itertools.product(*over):
         yield {**a, **_union(x for x, _ in each)}, {**b, **_union(x for _, x in each)}
@@ -359,15 +385,18 @@ def _union(of: Iterator[Term]) -> Term:
 
 
 def _one_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
-    """A map as a sum of maps by which every unit has one source: for ``a``, which is copied; for ``b``, which is weighed."""
+    """Split a map into a sum of maps in which each new unit has one source.
+
+    In each pair, the first map copies units of ``a``, and the second one multiplies units of ``b``
+    by the weight.
+    """
     write, read = _rows(m.write), _rows(m.read)
-    alike = np.array_equal(
-        write.index, read.index
-    )  # else nobody can say what share of a gradient each source has
+    # With different sources, the share of the gradient of each source is not defined.
+    same_sources = np.array_equal(write.index, read.index)
     for j in range(write.index.shape[1]):
         index, weight = write.index[:, j : j + 1], write.weight[:, j : j + 1]
         copied, weighed = Rows(index, np.ones(weight.shape), m.old), Rows(index, weight, m.old)
-        back = Rows(index, read.weight[:, j : j + 1], m.old) if alike else weighed
+        back = Rows(index, read.weight[:, j : j + 1], m.old) if same_sources else weighed
         yield AxisMap(copied, back), AxisMap(weighed, back)
 
 
@@ -376,7 +405,7 @@ def _rows(m: Matrix) -> Rows:
 
 
 def _place(i: int, count: int, rank: int) -> Term:
-    """The map of ``rank`` by which the ``i``-th of ``count`` products has its place beside the others."""
+    """The map of ``rank`` that puts the ``i``-th of ``count`` products beside the others."""
     if count == 1:
         return {}
     place, unit = np.divmod(np.arange(count * rank, dtype=np.int32), rank)

@@ -188,7 +188,7 @@ def test_what_is_fused_of_twins_is_each_of_them():
         tiny.distance(forward(together, adapters.attach(alone, both)), forward(config, params))
         < 1e-12
     )
-    with pytest.raises(ValueError, match="3 adapters make it"):
+    with pytest.raises(ValueError, match="3 adapters have the shape"):
         adapters.fused([own, own, own], like)
     with pytest.raises(ValueError, match="all of one shape"):
         adapters.fused([own, adapters.detach(model("gpt2", Adapter(4))[1])[1]], like)

@@ -243,7 +243,7 @@ def test_targets_that_are_none_and_adapters_of_another_model_are_refused():
     _, axes, params, adapter = model("gpt2")
     with pytest.raises(
         ValueError,
-        match=r"the LoRA is for \['\*/wrong'\], but no such module has a kernel; .*mlp/down",
+        match=r"the targets \['\*/wrong'\] of the LoRA match no module with a kernel\. .*mlp/down",
     ):
         lora.axes_of(LoRA(targets=("*/attention/query", "*/wrong")), axes)
     with pytest.raises(ValueError, match="a rank of at least 1"):

@@ -136,7 +136,10 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
         pretrain.run(
             runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run"
         )
-    says = "axis 'heads' of 3 does not divide among the 2 devices of tensor: each holds all of it"
+    says = (
+        "axis 'heads' of size 3 is not divisible by the 2 devices of mesh axis tensor, "
+        "so it is replicated"
+    )
     assert says in capsys.readouterr().err
 
 
